@@ -1,0 +1,73 @@
+# make run     serve http://127.0.0.1:8080 on an embedded PostgreSQL (TALLY_DATA_DIR, TALLY_PORT)
+# make test    the whole test suite            make lint     style, types, import rules
+# make bench   benchmarks (ROWS="a b" for some) make torture  long fault runs (SEED=n replays one)
+# make lock    write both lock files again from pyproject.toml
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SELF := $(PIP) install --no-deps --no-build-isolation --editable .
+
+# Stamps: a second make finds everything in place and installs nothing.
+RUNTIME := $(VENV)/.installed-runtime
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := run
+.PHONY: run test lint bench torture lock strace
+
+# exec: the service takes the place of the shell, so SIGTERM and SIGINT reach it and nothing stands between.
+run: $(RUNTIME)
+	@exec $(BIN)/tally dev
+
+test: $(DEV) strace
+	$(BIN)/python -m pytest
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(DEV)
+	$(BIN)/python -m benchmarks $(ROWS)
+
+# The tests marked torture, with many rounds instead of a few; SEED= replays one round.
+torture: $(DEV) strace
+	TORTURE_ROUNDS=$(or $(ROUNDS),200) SEED=$(SEED) $(BIN)/python -m pytest -m torture --timeout=0
+
+# The fault injection tests make single system calls fail with it.
+strace:
+	@command -v strace >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends strace >/dev/null; \
+	else \
+	  echo "The tests need strace; install it first, on Debian: sudo apt-get install strace" >&2; exit 1; \
+	fi
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): requirements.lock pyproject.toml | $(BIN)/python
+	@echo "Installing what the service needs into $(VENV) ..."
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(SELF)
+	@touch $@
+
+# The development lock holds the runtime lock whole, in the same versions.
+$(DEV): requirements-dev.lock requirements.lock pyproject.toml | $(BIN)/python
+	@echo "Installing what tests, lint and benchmarks need into $(VENV) ..."
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@$(SELF)
+	@touch $(RUNTIME) $@
+
+COMPILE = $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --generate-hashes \
+  --no-header --no-annotate --no-emit-index-url --no-emit-find-links $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
+
+lock: | $(BIN)/python
+	$(PIP) install uv
+	$(COMPILE) --group build --output-file requirements.lock
+	$(COMPILE) --group build --group test --group lint --group bench --constraint requirements.lock \
+	  --output-file requirements-dev.lock
