@@ -1,0 +1,127 @@
+"""Canonical JSON: the one sequence of bytes of a JSON value (RFC 8785), which is what gets hashed and stored.
+
+Form: no white space; keys sorted by their UTF-16 code units (RFC 8785 3.2.3); numbers as ECMAScript prints
+them (3.2.2.3); strings with the shortest escapes, all else as UTF-8 (3.2.2.2). Example::
+
+    {"b": 1.0, "a": "\\u20ac"}   ->   {"a":"€","b":1}
+
+What the ledger refuses beyond the RFC: U+0000 in any string, which PostgreSQL cannot hold, and more than
+``NESTING_MAX`` arrays and objects inside each other.
+
+    abs(integer) <= INTEGER_MAX = 2^53 - 1      nesting <= NESTING_MAX = 64
+
+Two ways lead to the same bytes. orjson serves values on which it provably agrees with the RFC: only built-in
+types, floats that both print alike, no character beyond U+FFFF (there the orders of UTF-8 and UTF-16
+part). Everything else takes the ``rfc8785`` library, fifteen times slower.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import orjson
+import rfc8785
+
+from ledger.errors import CanonicalError
+
+INTEGER_MAX = 2**53 - 1
+"""Largest magnitude of an integer: beyond it binary64 skips integers (RFC 7493 2.2)."""
+
+NESTING_MAX = 64
+"""Arrays and objects inside each other, the outermost counted."""
+
+_ORJSON_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
+_LEAF_TYPES = frozenset({str, int, bool, type(None)})
+_BACKSLASH = 0x5C
+_NUL_ESCAPE = b"\\u0000"
+_BEYOND_BMP = re.compile(rb"[\xf0-\xf4]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_PRINTED_ALIKE_MIN = 1e-5
+"""Fractions from here on are printed without exponent, and alike, by orjson and by ECMAScript."""
+
+
+def encode(value: object) -> bytes:
+    """The canonical bytes of ``value``, made of dict, list, tuple, str, int, float, bool and None.
+
+    Raises:
+        CanonicalError: ``value`` has no canonical form here; ``path`` says where in it. Nothing else is
+            ever raised for what a JSON parser can give.
+    """
+    if _is_orjson_exact(value, NESTING_MAX):
+        try:
+            data = orjson.dumps(value, option=_ORJSON_OPTIONS)
+        except TypeError:
+            return _encode_by_library(value)
+        has_nul = _BACKSLASH in data and _NUL_ESCAPE in data
+        if not has_nul and (data.isascii() or _BEYOND_BMP.search(data) is None):
+            return data
+    return _encode_by_library(value)
+
+
+def _is_orjson_exact(value: object, room: int) -> bool:
+    """Whether orjson's bytes for ``value`` are the canonical ones, its strings and integers aside."""
+    kind = type(value)
+    if kind is dict:
+        items: Any = value.values()  # type: ignore[attr-defined]
+    elif kind is list:
+        items = value
+    else:
+        return kind is float and _is_printed_alike(value)  # type: ignore[arg-type]
+    if not room:
+        return False
+    for item in items:
+        if type(item) in _LEAF_TYPES:
+            continue
+        if not _is_orjson_exact(item, room - 1):
+            return False
+    return True
+
+
+def _is_printed_alike(number: float) -> bool:
+    return _PRINTED_ALIKE_MIN <= abs(number) < math.inf and not number.is_integer()
+
+
+def _encode_by_library(value: object) -> bytes:
+    _refuse_what_has_no_form(value, ())
+    return rfc8785.dumps(value)  # type: ignore[arg-type]
+
+
+def _refuse_what_has_no_form(value: object, path: tuple[str | int, ...]) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, str):
+        _refuse_text(value, path)
+    elif isinstance(value, int):
+        if abs(value) > INTEGER_MAX:
+            raise CanonicalError("an integer is beyond 2^53 - 1; send it as a string", path)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise CanonicalError("NaN and infinity have no JSON form", path)
+    elif isinstance(value, (dict, list, tuple)):
+        if len(path) == NESTING_MAX:
+            raise CanonicalError(f"arrays and objects are nested more than {NESTING_MAX} deep", path)
+        _refuse_items(value, path)
+    else:
+        raise CanonicalError(f"a value of type {type(value).__name__} has no JSON form", path)
+
+
+def _refuse_items(value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: tuple[str | int, ...]) -> None:
+    if not isinstance(value, dict):
+        for index, item in enumerate(value):
+            _refuse_what_has_no_form(item, (*path, index))
+        return
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise CanonicalError(f"an object key is of type {type(key).__name__}, not a string", path)
+        _refuse_text(key, path)
+        _refuse_what_has_no_form(item, (*path, key))
+
+
+def _refuse_text(text: str, path: tuple[str | int, ...]) -> None:
+    if "\0" in text:
+        raise CanonicalError("a string holds U+0000, which PostgreSQL cannot store", path)
+    if _SURROGATE.search(text) is not None:
+        raise CanonicalError("a string holds half of a surrogate pair", path)

@@ -1,0 +1,185 @@
+"""Every error the project raises on purpose, under one root.
+
+Each says what happened, where, and what to do; none carries a secret, so its text may go to a log
+or, where the HTTP layer maps it to a problem, to a client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ledger.events import Durability
+
+
+class LedgerError(Exception):
+    """Root of all errors raised on purpose."""
+
+
+class InvalidInputError(LedgerError):
+    """A value from outside is not allowed; ``path`` names the field, such as ``("spec", "image")``."""
+
+    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class CanonicalError(InvalidInputError):
+    """A value has no RFC 8785 form: a number out of range, a lone surrogate, U+0000, too deep."""
+
+
+class ClockSkewError(LedgerError):
+    """A remote HLC is further ahead of the wall clock than allowed; the clock was left untouched."""
+
+
+class ProofError(LedgerError):
+    """A Merkle proof does not prove what it is said to prove."""
+
+
+class ConfigurationError(LedgerError):
+    """A setting is missing or wrong; the text names it and says what is allowed."""
+
+
+class StartRefusedError(LedgerError):
+    """The node must not start as things are; the text says why and what the operator can do."""
+
+
+class WalError(LedgerError):
+    """Root of what can go wrong with a write-ahead log."""
+
+
+class WalLockedError(WalError):
+    """Another process holds the WAL folder."""
+
+
+class WalCorruptError(WalError):
+    """Damage that is not a torn tail. Nothing was changed; names segment, offset and reason."""
+
+    def __init__(self, segment: str, offset: int, reason: str) -> None:
+        super().__init__(
+            f"WAL segment {segment} is corrupt at byte {offset}: {reason}. Nothing was changed. "
+            "Restore the WAL folder from a copy, or start once with --accept-lost-wal to give up what is past "
+            "the last chained record."
+        )
+        self.segment = segment
+        self.offset = offset
+        self.reason = reason
+
+
+class WalPoisonedError(WalError):
+    """A write or fsync failed earlier; this writer takes nothing any more and the process must restart."""
+
+
+class WalFullError(WalError):
+    """The bounded queue has no room; nothing was queued. Try again later."""
+
+
+class RecordTooLargeError(WalError, InvalidInputError):
+    """One record is over ``wal.record_bytes_max``; nothing was queued."""
+
+    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
+        InvalidInputError.__init__(self, message, path)
+
+
+class FencedError(LedgerError):
+    """Another process took a higher epoch on this WAL; this one must stop writing."""
+
+
+class DatabaseWentBackError(LedgerError):
+    """Postgres is older than what this node has seen: a restore or a bad failover."""
+
+
+class DurabilityTimeoutError(LedgerError):
+    """The asked level was not reached in ``write.timeout``; the event is in the WAL and may still reach it.
+
+    The attributes name the event, the last one if there were several; None where nothing is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        job_id: str | None = None,
+        hlc: str | None = None,
+        epoch: int | None = None,
+        lsn: int | None = None,
+        achieved: Durability | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        self.hlc = hlc
+        self.epoch = epoch
+        self.lsn = lsn
+        self.achieved = achieved
+
+
+class NotFoundError(LedgerError):
+    """The thing asked for does not exist."""
+
+
+class SignatureError(LedgerError):
+    """A signature or a signed document does not hold."""
+
+
+class UnknownKeyError(SignatureError):
+    """No key that the verifier holds made this signature, or the key had expired or been revoked."""
+
+
+class SigningUnavailableError(LedgerError):
+    """The signer cannot be reached or has no key; chaining goes on, signing catches up."""
+
+
+class JobNotFoundError(NotFoundError):
+    """No such job, neither chained nor waiting on this node."""
+
+
+class TenantNotFoundError(NotFoundError):
+    """No such tenant; a tenant begins with its first write."""
+
+
+class JobEndedError(LedgerError):
+    """The job is known to have ended; it takes no more events."""
+
+
+class IdempotencyReusedError(LedgerError):
+    """An Idempotency-Key came back with another body than its first request had."""
+
+
+class InvalidEventError(InvalidInputError):
+    """A line of an NDJSON request is not a valid event; ``line`` counts from 1."""
+
+    def __init__(self, message: str, line: int, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message, path)
+        self.line = line
+
+
+class SeqOutOfRangeError(InvalidInputError):
+    """A seq or tree size lies outside what the chain, or its newest checkpoint, covers."""
+
+
+class SessionNotCaughtUpError(LedgerError):
+    """The writes of a session token were not chained in ``read.wait``; they may be later."""
+
+
+class TooStaleError(LedgerError):
+    """No source fresh enough for a bounded-staleness read answered in time."""
+
+
+class WriteLostError(LedgerError):
+    """A session token names a write beyond the end of its epoch: it was lost and will never appear."""
+
+
+class NotReadyError(LedgerError):
+    """The node is starting or shutting down and takes no writes."""
+
+
+class DatabaseUnavailableError(LedgerError):
+    """Postgres cannot be reached or does not answer in time; try again later."""
+
+
+class ChainBrokenError(SigningUnavailableError):
+    """Stored rows do not hold together, or are not the ones that were chained: nothing of them is signed."""
+
+
+class BundleInvalidError(LedgerError):
+    """A file is not a bundle as docs/formats/bundle.md has it, or its parts are not those its manifest names."""

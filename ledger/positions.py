@@ -1,0 +1,21 @@
+"""Positions, each a type of its own so that one cannot be taken for another.
+
+Lsn        position in one node's WAL, from 1, gapless inside an epoch
+Epoch      number of a writer's term on one WAL, from 1
+Seq        position in one tenant's chain, from 1, gapless
+LeafIndex  position in one tenant's Merkle log, from 0
+
+leaf_index == seq - 1
+"""
+
+from typing import NewType
+
+Lsn = NewType("Lsn", int)
+Epoch = NewType("Epoch", int)
+Seq = NewType("Seq", int)
+LeafIndex = NewType("LeafIndex", int)
+
+
+def leaf_index_of(seq: Seq) -> LeafIndex:
+    """The Merkle leaf that holds the chain link of ``seq``."""
+    return LeafIndex(seq - 1)

@@ -1,0 +1,93 @@
+"""The payload of a WAL record that becomes an entry.
+
+Format, all integers big-endian::
+
+    version u8 = 1 | tenant u8 length, bytes | job_id u8 length, bytes | keyed u8 (0 or 1)
+    when keyed: route u8 | key u16 length, bytes | line u32 | body_digest 32 bytes
+    payload: the rest, RFC 8785 canonical JSON
+
+Worked example, tenant ``a``, job ``j``, no key, payload ``{}``::
+
+    01 | 01 61 | 01 6a | 00 | 7b 7d
+
+The type of the record and its HLC stand in the WAL header, so they are not repeated here.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from ledger.errors import InvalidInputError
+
+RECORD_VERSION = 1
+_KEY_HEADER = struct.Struct(">BH")
+_KEY_TAIL = struct.Struct(">I32s")
+
+
+class IdempotencyKey(NamedTuple):
+    """Identity of a keyed request line: the same key with another ``body_digest`` is another request."""
+
+    route: int
+    key: str
+    line: int
+    body_digest: bytes
+
+
+class EventRecord(NamedTuple):
+    """What one WAL record says, its header aside. ``payload`` is canonical JSON bytes."""
+
+    tenant_id: str
+    job_id: str
+    payload: bytes
+    idempotency: IdempotencyKey | None = None
+
+
+def encode(record: EventRecord) -> bytes:
+    """Bytes of ``record`` as they stand in the WAL."""
+    tenant = record.tenant_id.encode()
+    job = record.job_id.encode()
+    head = b"%c%c%b%c%b" % (RECORD_VERSION, len(tenant), tenant, len(job), job)
+    if record.idempotency is None:
+        return head + b"\x00" + record.payload
+    route, key, line, body_digest = record.idempotency
+    key_bytes = key.encode()
+    return b"".join(
+        (
+            head,
+            b"\x01",
+            _KEY_HEADER.pack(route, len(key_bytes)),
+            key_bytes,
+            _KEY_TAIL.pack(line, body_digest),
+            record.payload,
+        )
+    )
+
+
+def decode(data: bytes) -> EventRecord:
+    """The record that ``data`` holds.
+
+    Raises:
+        InvalidInputError: ``data`` is not of this format.
+    """
+    try:
+        if data[0] != RECORD_VERSION:
+            raise InvalidInputError(f"record version {data[0]} is not known, only {RECORD_VERSION}")
+        at = 2 + data[1]
+        tenant_id = data[2:at].decode()
+        job_end = at + 1 + data[at]
+        job_id = data[at + 1 : job_end].decode()
+        keyed = data[job_end]
+        if keyed > 1:
+            raise InvalidInputError(f"keyed flag {keyed} is neither 0 nor 1")
+        at = job_end + 1
+        if not keyed:
+            return EventRecord(tenant_id, job_id, data[at:])
+        route, key_length = _KEY_HEADER.unpack_from(data, at)
+        at += _KEY_HEADER.size
+        key = data[at : at + key_length].decode()
+        line, body_digest = _KEY_TAIL.unpack_from(data, at + key_length)
+        payload = data[at + key_length + _KEY_TAIL.size :]
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"record payload is cut short or malformed: {error}") from error
+    return EventRecord(tenant_id, job_id, payload, IdempotencyKey(route, key, line, body_digest))
