@@ -1,0 +1,177 @@
+"""The merged state of one job: its parts and its encoded form.
+
+Encoded form, canonical JSON, in the column ``jobs.state``; what is absent was never reported::
+
+    {"job_id", "last_hlc": HLC, "last_seq", "fence",
+     "created": [*HLC, digest], "spec", "assigned_dcs": [dc],
+     "cancel": RANK, "run": RANK, "end": [*RANK, action], "final_status", "aggregate_metrics", "error",
+     "accepted": {dc: RANK}, "ack": {dc: RANK}, "progress": {dc: [*RANK, completed, failed]},
+     "workflow": {dc: {id: [*RANK, action]}}}
+
+with ``HLC = [physical_ms, logical, node_id]`` and ``RANK = [fence, *HLC, digest]``. What a caller gave
+freely (``spec``, ``aggregate_metrics``) stands no deeper here than in the payload it came from, so that
+every payload within the bound on nesting has a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from ledger import canonical
+from ledger.canonical import INTEGER_MAX, NESTING_MAX
+from ledger.errors import CanonicalError, InvalidInputError
+
+HlcParts = tuple[int, int, str]
+"""``(physical_ms, logical, node_id)``; a ``ledger.hlc.Hlc`` is one."""
+
+Rank = tuple[int, int, int, str, str]
+"""``(fence, physical_ms, logical, node_id, payload digest as hex)``."""
+
+
+class Created(NamedTuple):
+    """The first JobCreated; ``order`` is its ``(*HLC, digest)``, the lowest wins."""
+
+    order: tuple[int, int, str, str]
+    spec: Any
+    assigned_dcs: list[str]
+
+
+class End(NamedTuple):
+    """The winning end; ``outcome`` holds what it gave of final_status, aggregate_metrics and error."""
+
+    rank: Rank
+    action: str
+    outcome: Mapping[str, Any]
+
+
+class Progress(NamedTuple):
+    """The winning progress report of one data centre."""
+
+    rank: Rank
+    completed: int
+    failed: int
+
+
+class Workflow(NamedTuple):
+    """The winning fact about one workflow; ``action`` is DISPATCH or WORKFLOW_COMPLETE."""
+
+    rank: Rank
+    action: str
+
+
+class JobState(NamedTuple):
+    """All that is known of one job. Never change one in place: states share their parts."""
+
+    job_id: str
+    last_hlc: HlcParts
+    last_seq: int
+    fence: int
+    """Highest fence token seen."""
+    created: Created | None = None
+    cancel: Rank | None = None
+    run: Rank | None = None
+    end: End | None = None
+    accepted: Mapping[str, Rank] = {}
+    ack: Mapping[str, Rank] = {}
+    progress: Mapping[str, Progress] = {}
+    workflow: Mapping[str, Mapping[str, Workflow]] = {}
+
+
+def to_json(state: JobState) -> bytes:
+    """Canonical bytes of ``state``: equal states have equal bytes.
+
+    Raises:
+        CanonicalError: a value in it has no canonical form, which only an edited payload can hold.
+    """
+    value: dict[str, Any] = {
+        "job_id": state.job_id,
+        "last_hlc": list(state.last_hlc),
+        "last_seq": state.last_seq,
+        "fence": state.fence,
+    }
+    _, _, _, _, created, cancel, run, end, accepted, ack, progress, workflow = state
+    if created is not None:
+        value["created"] = list(created.order)
+        value["spec"] = created.spec
+        value["assigned_dcs"] = created.assigned_dcs
+    if cancel is not None:
+        value["cancel"] = list(cancel)
+    if run is not None:
+        value["run"] = list(run)
+    if end is not None:
+        value["end"] = [*end.rank, end.action]
+        value.update(end.outcome)
+    if accepted:
+        value["accepted"] = {dc: list(rank) for dc, rank in accepted.items()}
+    if ack:
+        value["ack"] = {dc: list(rank) for dc, rank in ack.items()}
+    if progress:
+        value["progress"] = {dc: [*rank, done, failed] for dc, (rank, done, failed) in progress.items()}
+    if workflow:
+        value["workflow"] = {
+            dc: {name: [*rank, action] for name, (rank, action) in facts.items()} for dc, facts in workflow.items()
+        }
+    try:
+        return canonical.encode(value)
+    except CanonicalError:
+        return canonical.encode(_binary64(value, NESTING_MAX))
+
+
+def _binary64(value: Any, depth_left: int) -> Any:
+    """``value`` with integers beyond 2^53 as the floats they were before canonical JSON printed them."""
+    if depth_left == 0:
+        raise CanonicalError(f"nested deeper than {NESTING_MAX}")
+    if value.__class__ is int and abs(value) > INTEGER_MAX:
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise CanonicalError(f"an integer of {value.bit_length()} bits is not a binary64") from error
+    if isinstance(value, dict):
+        return {name: _binary64(part, depth_left - 1) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_binary64(part, depth_left - 1) for part in value]
+    return value
+
+
+def from_json(data: bytes | str) -> JobState:
+    """The state that ``to_json`` made ``data`` from.
+
+    Raises:
+        InvalidInputError: ``data`` is not of this form.
+    """
+    try:
+        return _from_value(orjson.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InvalidInputError(f"not the state of a job: {error!r}") from error
+
+
+def _from_value(value: dict[str, Any]) -> JobState:
+    get = value.get
+    created, cancel, run, end = get("created"), get("cancel"), get("run"), get("end")
+    return JobState(
+        value["job_id"],
+        tuple(value["last_hlc"]),
+        value["last_seq"],
+        value["fence"],
+        None if created is None else Created(tuple(created), value["spec"], value["assigned_dcs"]),
+        None if cancel is None else tuple(cancel),
+        None if run is None else tuple(run),
+        None if end is None else End(tuple(end[:5]), end[5], _outcome(value)),
+        {dc: tuple(rank) for dc, rank in get("accepted", _NOTHING).items()},
+        {dc: tuple(rank) for dc, rank in get("ack", _NOTHING).items()},
+        {dc: Progress(tuple(fact[:5]), fact[5], fact[6]) for dc, fact in get("progress", _NOTHING).items()},
+        {
+            dc: {name: Workflow(tuple(fact[:5]), fact[5]) for name, fact in facts.items()}
+            for dc, facts in get("workflow", _NOTHING).items()
+        },
+    )
+
+
+def _outcome(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value[name] for name in ("final_status", "aggregate_metrics", "error") if name in value}
+
+
+_NOTHING: Final[Mapping[str, Any]] = {}

@@ -1,0 +1,287 @@
+"""The state of a job, merged from its events: a semilattice, so order and repetition do not matter.
+
+Every event is one small ``JobState``; ``merge`` joins two states field by field::
+
+    merge(a, b) == merge(b, a)      merge(a, merge(b, c)) == merge(merge(a, b), c)      merge(a, a) == a
+
+Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest)``.
+Only ``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest.
+
+The parts of a state and its encoded form are in :mod:`ledger.job_state`.
+
+A fact is recorded whatever it says; a field of the wrong type counts as not given. So the fold is
+total over payloads, also over those of a chain that someone has edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from ledger.canonical import INTEGER_MAX
+from ledger.errors import InvalidInputError
+from ledger.events import EVENTS_BY_ACTION
+from ledger.job_state import (
+    Created,
+    End,
+    HlcParts,
+    JobState,
+    Progress,
+    Rank,
+    Workflow,
+    from_json,
+    to_json,
+)
+
+__all__ = [
+    "STATUSES",
+    "JobState",
+    "event_fact",
+    "from_json",
+    "is_ended",
+    "merge",
+    "status",
+    "to_json",
+    "touches_job",
+    "view",
+]
+
+SUBMITTED: Final = "SUBMITTED"
+ACCEPTED: Final = "ACCEPTED"
+RUNNING: Final = "RUNNING"
+CANCELLING: Final = "CANCELLING"
+CANCELLED: Final = "CANCELLED"
+COMPLETED: Final = "COMPLETED"
+FAILED: Final = "FAILED"
+TIMED_OUT: Final = "TIMED_OUT"
+
+STATUSES: Final = (SUBMITTED, ACCEPTED, RUNNING, CANCELLING, CANCELLED, COMPLETED, FAILED, TIMED_OUT)
+"""Every status a job can have."""
+
+_ENDED: Final = frozenset((CANCELLED, COMPLETED, FAILED, TIMED_OUT))
+_STATUS_OF_END: Final = {"COMPLETE": COMPLETED, "FAIL": FAILED, "TIMEOUT": TIMED_OUT}
+
+_Fact = TypeVar("_Fact", Progress, Workflow)
+
+
+def touches_job(action: str) -> bool:
+    """Whether entries with ``action`` are events of a job; others leave the state of every job alone."""
+    return action in EVENTS_BY_ACTION
+
+
+def is_ended(status: str) -> bool:
+    """Whether a job of this status takes no more events at the edge."""
+    return status in _ENDED
+
+
+# --- one event as a state -------------------------------------------------------------------------
+
+
+def event_fact(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str, seq: int) -> JobState:
+    """The state that one event is by itself.
+
+    ``digest`` is the payload's SHA-256 as lowercase hex, ``seq`` the event's place in the chain (0 when it
+    has none yet). Never raises for what ``payload`` holds.
+
+    Raises:
+        InvalidInputError: ``action`` is not that of a job event.
+    """
+    build = _BUILD.get(action)
+    if build is None:
+        raise InvalidInputError(f"{action} is not the action of a job event")
+    physical_ms, logical, node_id = hlc
+    fence = _count(payload.get("fence_token"))
+    rank = (fence, physical_ms, logical, node_id, digest)
+    blank = (job_id, (physical_ms, logical, node_id), seq, fence)
+    return build(blank, rank, action, payload)
+
+
+Blank = tuple[str, HlcParts, int, int]
+Build = Callable[[Blank, Rank, str, Mapping[str, Any]], JobState]
+
+
+def _created(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
+    assigned = payload.get("assigned_dcs")
+    if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
+        assigned = []
+    return JobState(*blank, Created(rank[1:], payload.get("spec", {}), assigned))
+
+
+def _cancelled(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
+    return JobState(*blank, None, rank)
+
+
+def _ended(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
+    outcome: dict[str, Any] = {}
+    if action == "COMPLETE":
+        for name in ("final_status", "aggregate_metrics"):
+            if name in payload:
+                outcome[name] = payload[name]
+    else:
+        name = "error" if action == "FAIL" else "timeout_type"
+        if name in payload:
+            outcome["error"] = payload[name]
+    return JobState(*blank, None, None, None, End(rank, action, outcome))
+
+
+def _accepted(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
+    dc = payload.get("dc_id")
+    if dc.__class__ is not str:
+        return JobState(*blank)
+    return JobState(*blank, None, None, None, None, {dc: rank})
+
+
+def _acknowledged(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
+    dc = payload.get("dc_id")
+    if dc.__class__ is not str:
+        return JobState(*blank)
+    return JobState(*blank, None, None, None, None, {}, {dc: rank})
+
+
+def _progressed(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
+    dc = payload.get("dc_id")
+    if dc.__class__ is not str:
+        return JobState(*blank, None, None, rank)
+    report = Progress(rank, _count(payload.get("completed")), _count(payload.get("failed")))
+    return JobState(*blank, None, None, rank, None, {}, {}, {dc: report})
+
+
+def _ran_workflow(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
+    dc, workflow_id = payload.get("dc_id"), payload.get("workflow_id")
+    if dc.__class__ is not str or workflow_id.__class__ is not str:
+        return JobState(*blank, None, None, rank)
+    fact = Workflow(rank, action)
+    return JobState(*blank, None, None, rank, None, {}, {}, {}, {str(dc): {str(workflow_id): fact}})
+
+
+def _count(value: Any) -> int:
+    return int(value) if value.__class__ is int and 0 <= value <= INTEGER_MAX else 0
+
+
+_BUILD: Final[dict[str, Build]] = {
+    "ENQUEUE": _created,
+    "DEQUEUE": _accepted,
+    "EXECUTE": _progressed,
+    "CANCEL": _cancelled,
+    "CANCEL_ACK": _acknowledged,
+    "COMPLETE": _ended,
+    "FAIL": _ended,
+    "TIMEOUT": _ended,
+    "DISPATCH": _ran_workflow,
+    "WORKFLOW_COMPLETE": _ran_workflow,
+}
+assert _BUILD.keys() == EVENTS_BY_ACTION.keys()
+
+
+# --- merging --------------------------------------------------------------------------------------
+
+
+def merge(a: JobState, b: JobState) -> JobState:
+    """The join of two states of one job.
+
+    Raises:
+        InvalidInputError: they are of different jobs.
+    """
+    job_id, a_hlc, a_seq, a_fence, a_created, a_cancel, a_run, a_end, a_acc, a_ack, a_progress, a_flow = a
+    b_id, b_hlc, b_seq, b_fence, b_created, b_cancel, b_run, b_end, b_acc, b_ack, b_progress, b_flow = b
+    if job_id != b_id:
+        raise InvalidInputError(f"states of two jobs cannot be merged: {job_id} and {b_id}")
+    if a_created is None or (b_created is not None and b_created.order < a_created.order):
+        a_created = b_created
+    if a_cancel is None or (b_cancel is not None and b_cancel > a_cancel):
+        a_cancel = b_cancel
+    if a_run is None or (b_run is not None and b_run > a_run):
+        a_run = b_run
+    if a_end is None or (b_end is not None and b_end.rank > a_end.rank):
+        a_end = b_end
+    if b_flow:
+        a_flow = _merge_workflows(a_flow, b_flow) if a_flow else b_flow
+    return JobState(
+        job_id,
+        a_hlc if a_hlc >= b_hlc else b_hlc,
+        a_seq if a_seq >= b_seq else b_seq,
+        a_fence if a_fence >= b_fence else b_fence,
+        a_created,
+        a_cancel,
+        a_run,
+        a_end,
+        _merge_ranks(a_acc, b_acc) if b_acc else a_acc,
+        _merge_ranks(a_ack, b_ack) if b_ack else a_ack,
+        _merge_facts(a_progress, b_progress) if b_progress else a_progress,
+        a_flow,
+    )
+
+
+def _merge_ranks(a: Mapping[str, Rank], b: Mapping[str, Rank]) -> Mapping[str, Rank]:
+    merged = dict(a)
+    for name, rank in b.items():
+        held = merged.get(name)
+        if held is None or rank > held:
+            merged[name] = rank
+    return merged
+
+
+def _merge_facts(a: Mapping[str, _Fact], b: Mapping[str, _Fact]) -> Mapping[str, _Fact]:
+    merged = dict(a)
+    for name, fact in b.items():
+        held = merged.get(name)
+        if held is None or fact.rank > held.rank:
+            merged[name] = fact
+    return merged
+
+
+def _merge_workflows(
+    a: Mapping[str, Mapping[str, Workflow]], b: Mapping[str, Mapping[str, Workflow]]
+) -> Mapping[str, Mapping[str, Workflow]]:
+    merged = dict(a)
+    for dc, workflows in b.items():
+        held = merged.get(dc)
+        merged[dc] = workflows if held is None else _merge_facts(held, workflows)
+    return merged
+
+
+# --- what a state means ---------------------------------------------------------------------------
+
+
+def status(state: JobState) -> str:
+    """The status: cancellation first, then the highest fence, and within it how far the job has come."""
+    if state.cancel is not None:
+        if state.end is not None or _all_acknowledged(state):
+            return CANCELLED
+        return CANCELLING
+    fence, value = -1, SUBMITTED
+    if state.end is not None:
+        fence, value = state.end.rank[0], _STATUS_OF_END[state.end.action]
+    if state.run is not None and state.run[0] > fence:
+        fence, value = state.run[0], RUNNING
+    for rank in state.accepted.values():
+        if rank[0] > fence:
+            fence, value = rank[0], ACCEPTED
+    return value
+
+
+def _all_acknowledged(state: JobState) -> bool:
+    assigned = state.created.assigned_dcs if state.created is not None else ()
+    asked = state.accepted.keys() or assigned
+    return bool(state.ack) and all(dc in state.ack for dc in asked)
+
+
+def view(state: JobState) -> dict[str, Any]:
+    """What ``GET /v1/jobs/{job_id}`` says of the job itself; tenant and consistency are the caller's."""
+    created, now = state.created, status(state)
+    outcome = state.end.outcome if state.end is not None and is_ended(now) else {}
+    result = {name: outcome[name] for name in ("final_status", "aggregate_metrics") if name in outcome}
+    return {
+        "job_id": state.job_id,
+        "status": now,
+        "spec": created.spec if created is not None else {},
+        "assigned_dcs": created.assigned_dcs if created is not None else [],
+        "fence_token": state.fence,
+        "completed": sum(report.completed for report in state.progress.values()),
+        "failed": sum(report.failed for report in state.progress.values()),
+        "created_hlc": "{}:{}:{}".format(*created.order[:3]) if created is not None else None,
+        "last_hlc": "{}:{}:{}".format(*state.last_hlc),
+        "last_seq": state.last_seq,
+        "result": result or None,
+        "error": outcome.get("error"),
+    }

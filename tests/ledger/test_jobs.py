@@ -1,0 +1,338 @@
+"""The job fold: which fact wins, what the status says, and that order and repetition change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import reduce
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger import canonical
+from ledger.errors import CanonicalError, InvalidInputError
+from ledger.events import EVENTS_BY_ACTION, JOB_EVENTS
+from ledger.jobs import JobState, event_fact, from_json, is_ended, merge, status, to_json, touches_job, view
+
+JOB = "use1-1704931200000-gate42-00001"
+
+
+def fact(name: str, physical: int, fence: int = 1, node: str = "n1", seq: int = 0, **fields: Any) -> JobState:
+    payload = {"type": name, "fence_token": fence, **fields}
+    digest = hashlib.sha256(canonical.encode(payload)).hexdigest()
+    return event_fact(JOB_EVENTS[name].action, payload, (physical, 0, node), digest, JOB, seq)
+
+
+def fold(*facts: JobState) -> JobState:
+    return reduce(merge, facts)
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+CREATED = fact("JobCreated", 1, spec={"image": "a"}, assigned_dcs=["use1", "euw1"], seq=1)
+ACCEPTED = fact("JobAccepted", 2, dc_id="use1", worker_count=3, seq=2)
+PROGRESS = fact("JobProgressReported", 3, dc_id="use1", completed=4, failed=1, seq=3)
+DISPATCHED = fact("WorkflowDispatched", 3, workflow_id="w", dc_id="use1")
+CANCEL = fact("JobCancellationRequested", 4, reason="no", requestor="me")
+COMPLETED = fact("JobCompleted", 5, final_status="SUCCEEDED", aggregate_metrics={"cpu_s": 1.5})
+FAILED = fact("JobFailed", 6, error="out of memory", failed_dc="use1")
+TIMED_OUT = fact("JobTimedOut", 7, timeout_type="STUCK", last_progress_hlc=None)
+
+
+def ack(dc: str, physical: int = 8) -> JobState:
+    return fact("JobCancellationAcked", physical, dc_id=dc, workflows_cancelled=0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ([CREATED], "SUBMITTED"),
+        ([CREATED, ACCEPTED], "ACCEPTED"),
+        ([CREATED, ACCEPTED, DISPATCHED], "RUNNING"),
+        ([CREATED, ACCEPTED, PROGRESS], "RUNNING"),
+        ([CREATED, PROGRESS, COMPLETED], "COMPLETED"),
+        ([CREATED, FAILED], "FAILED"),
+        ([CREATED, TIMED_OUT], "TIMED_OUT"),
+        ([COMPLETED], "COMPLETED"),
+        ([CREATED, CANCEL], "CANCELLING"),
+        ([CREATED, COMPLETED, CANCEL], "CANCELLED"),
+        ([CREATED, CANCEL, FAILED], "CANCELLED"),
+        ([CREATED, ack("use1")], "SUBMITTED"),
+        ([CREATED, CANCEL, ack("use1")], "CANCELLING"),
+        ([CREATED, CANCEL, ack("use1"), ack("euw1")], "CANCELLED"),
+        ([CREATED, ACCEPTED, CANCEL, ack("use1")], "CANCELLED"),
+        ([CREATED, ACCEPTED, CANCEL, ack("euw1")], "CANCELLING"),
+        ([CANCEL], "CANCELLING"),
+        ([CANCEL, ack("anywhere")], "CANCELLED"),
+    ],
+)
+def test_status_follows_from_what_was_reported(facts: list[JobState], expected: str) -> None:
+    assert status(fold(*facts)) == expected
+    assert status(fold(*reversed(facts))) == expected
+
+
+def test_the_highest_fence_decides_before_the_stage_does() -> None:
+    rerun = fact("WorkflowDispatched", 1, fence=2, workflow_id="w", dc_id="use1")
+    reaccepted = fact("JobAccepted", 1, fence=3, dc_id="euw1", worker_count=1)
+    assert status(fold(CREATED, COMPLETED, rerun)) == "RUNNING"
+    assert status(fold(CREATED, COMPLETED, rerun, reaccepted)) == "ACCEPTED"
+    assert status(fold(COMPLETED, fact("WorkflowDispatched", 9, workflow_id="w", dc_id="use1"))) == "COMPLETED"
+
+
+def test_a_job_that_runs_again_shows_no_old_result() -> None:
+    rerun = fact("WorkflowDispatched", 9, fence=2, workflow_id="w", dc_id="use1")
+    assert view(fold(CREATED, COMPLETED, rerun))["result"] is None
+
+
+def test_between_two_ends_fence_then_hlc_then_node_decides() -> None:
+    assert status(fold(COMPLETED, FAILED)) == "FAILED"
+    assert status(fold(fact("JobCompleted", 1, fence=2, final_status="S"), FAILED)) == "COMPLETED"
+    on_a, on_b = fact("JobFailed", 9, node="a", error="a"), fact("JobFailed", 9, node="b", error="b")
+    assert view(fold(on_b, on_a))["error"] == "b"
+
+
+def test_the_job_created_of_lowest_hlc_is_the_one_that_counts() -> None:
+    later = fact("JobCreated", 9, fence=7, spec={"image": "other"}, assigned_dcs=[])
+    seen = view(fold(later, CREATED))
+    assert seen["spec"] == {"image": "a"}
+    assert seen["created_hlc"] == "1:0:n1"
+    assert seen["fence_token"] == 7
+
+
+def test_between_two_job_created_of_one_hlc_the_lower_digest_counts() -> None:
+    twins = [fact("JobCreated", 1, spec={"n": n}) for n in range(2)]
+    lower = min(twins, key=lambda state: state.created.order[3] if state.created else "")
+    assert fold(*twins) == fold(*reversed(twins)) == lower
+
+
+# --- view -----------------------------------------------------------------------------------------
+
+
+def test_counters_sum_the_newest_report_of_each_data_centre() -> None:
+    newer = fact("JobProgressReported", 9, dc_id="use1", completed=10, failed=2)
+    other = fact("JobProgressReported", 5, dc_id="euw1", completed=7, failed=0)
+    seen = view(fold(PROGRESS, newer, other))
+    assert (seen["completed"], seen["failed"]) == (17, 2)
+
+
+def test_a_view_has_the_fields_of_the_api() -> None:
+    assert view(fold(CREATED, ACCEPTED, PROGRESS, COMPLETED)) == {
+        "job_id": JOB,
+        "status": "COMPLETED",
+        "spec": {"image": "a"},
+        "assigned_dcs": ["use1", "euw1"],
+        "fence_token": 1,
+        "completed": 4,
+        "failed": 1,
+        "created_hlc": "1:0:n1",
+        "last_hlc": "5:0:n1",
+        "last_seq": 3,
+        "result": {"final_status": "SUCCEEDED", "aggregate_metrics": {"cpu_s": 1.5}},
+        "error": None,
+    }
+
+
+def test_a_view_names_the_error_or_the_timeout() -> None:
+    assert view(FAILED)["error"] == "out of memory"
+    assert view(TIMED_OUT)["error"] == "STUCK"
+
+
+def test_a_job_known_only_by_later_events_has_no_creation() -> None:
+    seen = view(ACCEPTED)
+    assert (seen["created_hlc"], seen["spec"], seen["assigned_dcs"]) == (None, {}, [])
+
+
+def test_only_ended_jobs_are_ended() -> None:
+    ended = {"CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT"}
+    assert {name for name in (*ended, "SUBMITTED", "ACCEPTED", "RUNNING", "CANCELLING") if is_ended(name)} == ended
+
+
+def test_entries_about_the_ledger_touch_no_job() -> None:
+    assert touches_job("ENQUEUE")
+    assert not touches_job("REFUSED")
+    with pytest.raises(InvalidInputError):
+        event_fact("REFUSED", {}, (1, 0, "n1"), "00", JOB, 1)
+
+
+def test_states_of_two_jobs_do_not_merge() -> None:
+    with pytest.raises(InvalidInputError):
+        merge(CREATED, CREATED._replace(job_id="another"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("JobAccepted", {"dc_id": "use1", "worker_count": 1}),
+        ("JobProgressReported", {"dc_id": "use1", "completed": 1, "failed": 0}),
+        ("JobCancellationRequested", {}),
+        ("JobCancellationAcked", {"dc_id": "use1"}),
+        ("JobCompleted", {}),
+        ("WorkflowDispatched", {"workflow_id": "w", "dc_id": "use1"}),
+    ],
+)
+def test_of_two_facts_for_one_field_the_one_of_higher_fence_stays_then_of_higher_hlc(
+    name: str, fields: dict[str, Any]
+) -> None:
+    early, late, fenced = fact(name, 1, **fields), fact(name, 9, **fields), fact(name, 1, fence=2, **fields)
+    for lower, higher in ((early, late), (late, fenced), (early, fenced)):
+        merged = merge(lower, higher)
+        assert merge(higher, lower) == merged
+        assert merged[4:] == higher[4:]
+
+
+# --- the semilattice ------------------------------------------------------------------------------
+
+small = st.integers(0, 2)
+dcs = st.sampled_from(["use1", "euw1"])
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00"), max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "JobCreated": {"spec": json_values, "assigned_dcs": st.lists(dcs, max_size=2)},
+    "JobAccepted": {"dc_id": dcs, "worker_count": small},
+    "JobProgressReported": {"dc_id": dcs, "completed": small, "failed": small},
+    "JobCancellationRequested": {"reason": st.just("r"), "requestor": st.just("q")},
+    "JobCancellationAcked": {"dc_id": dcs, "workflows_cancelled": small},
+    "JobCompleted": {"final_status": st.sampled_from("AB"), "aggregate_metrics": json_values},
+    "JobFailed": {"error": json_values, "failed_dc": dcs},
+    "JobTimedOut": {"timeout_type": json_values, "last_progress_hlc": st.none()},
+    "WorkflowDispatched": {"workflow_id": st.sampled_from("vw"), "dc_id": dcs},
+    "WorkflowCompleted": {"workflow_id": st.sampled_from("vw"), "dc_id": dcs},
+}
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> JobState:
+    """One event out of a space small enough that ranks tie on fence, on HLC and on both."""
+    name = draw(st.sampled_from(sorted(FIELDS)))
+    payload = {"type": name, "fence_token": draw(small)}
+    for field, values in FIELDS[name].items():
+        value = draw(st.none() | st.just(False) | values if draw(st.integers(0, 9)) == 0 else values)
+        payload[field] = value
+    text = canonical.encode(payload)
+    hlc = (draw(small), draw(small), draw(st.sampled_from("ab")))
+    seq = draw(st.integers(0, 9))
+    digest = hashlib.sha256(text).hexdigest()
+    return event_fact(JOB_EVENTS[name].action, orjson.loads(text), hlc, digest, JOB, seq)
+
+
+@given(st.lists(facts(), min_size=1, max_size=8), st.data())
+def test_any_order_repetition_and_grouping_gives_the_same_state_and_bytes(
+    events: list[JobState], data: st.DataObject
+) -> None:
+    straight = fold(*events)
+    mixed = data.draw(st.permutations(events + data.draw(st.lists(st.sampled_from(events), max_size=4))))
+    pending = list(mixed)
+    while len(pending) > 1:
+        at = data.draw(st.integers(0, len(pending) - 2))
+        pending[at : at + 2] = [merge(pending[at], pending[at + 1])]
+    assert pending[0] == straight
+    assert to_json(pending[0]) == to_json(straight)
+    assert status(pending[0]) == status(straight)
+
+
+@given(st.lists(facts(), min_size=1, max_size=8), facts())
+def test_a_state_survives_its_encoded_form_and_goes_on_merging(events: list[JobState], more: JobState) -> None:
+    state = fold(*events)
+    restored = from_json(to_json(state))
+    assert restored == state
+    assert to_json(restored) == to_json(state)
+    assert merge(restored, more) == merge(state, more)
+    assert view(restored) == view(state)
+
+
+@given(st.lists(facts(), min_size=1, max_size=8))
+def test_the_status_is_that_of_a_naive_reading_of_the_rule(events: list[JobState]) -> None:
+    assert status(fold(*events)) == naive_status(events)
+
+
+def naive_status(events: list[JobState]) -> str:
+    """DESIGN section 6, read clause by clause over the facts themselves, without merging."""
+    created = min((e.created for e in events if e.created), key=lambda c: c.order, default=None)
+    accepted = {dc for e in events for dc in e.accepted}
+    acked = {dc for e in events for dc in e.ack}
+    ends = [e.end for e in events if e.end]
+    if any(e.cancel for e in events):
+        asked = accepted or set(created.assigned_dcs if created else [])
+        return "CANCELLED" if ends or (acked and asked <= acked) else "CANCELLING"
+    stages = [(e.end.rank[0], 3) for e in events if e.end]
+    stages += [(e.run[0], 2) for e in events if e.run]
+    stages += [(rank[0], 1) for e in events for rank in e.accepted.values()]
+    stage = max(stages, default=(0, 0))[1]
+    if stage == 3:
+        names = {"COMPLETE": "COMPLETED", "FAIL": "FAILED", "TIMEOUT": "TIMED_OUT"}
+        return names[max(ends, key=lambda end: end.rank).action]
+    return ("SUBMITTED", "ACCEPTED", "RUNNING")[stage]
+
+
+# --- odd payloads ---------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(sorted(EVENTS_BY_ACTION)),
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "fence_token",
+                "dc_id",
+                "workflow_id",
+                "completed",
+                "failed",
+                "spec",
+                "assigned_dcs",
+                "error",
+                "final_status",
+                "aggregate_metrics",
+                "timeout_type",
+            ]
+        ),
+        json_values,
+    ),
+)
+def test_a_payload_of_any_types_has_a_state(action: str, payload: dict[str, Any]) -> None:
+    stored = orjson.loads(canonical.encode(payload))
+    state = event_fact(action, stored, (1, 0, "n1"), "00", JOB, 1)
+    assert from_json(to_json(state)) == state
+    assert isinstance(status(state), str)
+
+
+def test_a_float_that_prints_as_a_large_integer_has_a_state() -> None:
+    payload = orjson.loads(canonical.encode({"spec": {"n": 1e17}}))
+    assert payload == {"spec": {"n": 10**17}}
+    state = event_fact("ENQUEUE", payload, (1, 0, "n1"), "00", JOB, 1)
+    assert b'"spec":{"n":100000000000000000}' in to_json(state)
+    assert to_json(from_json(to_json(state))) == to_json(state)
+
+
+def test_a_spec_as_deep_as_a_payload_may_hold_it_has_a_state() -> None:
+    deep: Any = 1
+    for _ in range(62):
+        deep = [deep]
+    payload = {"spec": {"d": deep}}
+    canonical.encode(payload)
+    assert from_json(to_json(event_fact("ENQUEUE", payload, (1, 0, "n1"), "00", JOB, 1))).created is not None
+    metrics = event_fact("COMPLETE", {"aggregate_metrics": {"d": deep}}, (1, 0, "n1"), "00", JOB, 1)
+    assert from_json(to_json(metrics)).end is not None
+
+
+@pytest.mark.parametrize("value", [10**400, "\x00", [[[[]]]] * 1], ids=["huge", "nul", "deep"])
+def test_what_has_no_canonical_form_is_refused_with_one_kind_of_error(value: Any) -> None:
+    if isinstance(value, list):
+        for _ in range(900):
+            value = [value]
+    with pytest.raises(CanonicalError):
+        to_json(event_fact("ENQUEUE", {"spec": value}, (1, 0, "n1"), "00", JOB, 1))
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"1", b"{}", b'{"job_id":"j","last_hlc":1}', b'{"job_id":"j"}', b"\xff"])
+def test_what_is_not_a_state_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidInputError):
+        from_json(text)
