@@ -1,0 +1,220 @@
+"""Checking the entries of one chain: each row by itself, and each against the row before it.
+
+A row is compared with what its own columns say, so that one edit shows as one kind of break::
+
+    payload_digest == SHA-256(payload)                                   else payload-digest
+    t_hlc == hlc_physical:hlc_logical:hlc_node                           else hlc-columns
+    prev_chain_link == chain_link of the row before, as stored           else prev-link
+    chain_link == link over the row's stored columns                     else link
+
+A batch that is in order throughout is judged column by column, which is fast; any other row by row, which names
+what is wrong. Both judge alike, which a property test says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from ledger.chain import Linker, link_v1
+from ledger.errors import InvalidInputError
+from ledger.merkle import HASH_BYTES
+from ledger.verdict import Findings
+
+ENTRY_COLUMNS: Final = (
+    "seq",
+    "t_hlc",
+    "hlc_physical",
+    "hlc_logical",
+    "hlc_node",
+    "job_id",
+    "action",
+    "link_version",
+    "prev_chain_link",
+    "chain_link",
+    "payload_digest",
+    "payload",
+    "origin",
+)
+"""Columns of one row as readers give it; ``payload`` and ``origin`` are the stored text."""
+
+EntryRow = Sequence[Any]
+"""One row in the order of ``ENTRY_COLUMNS``: a tuple, or a record that unpacks like one."""
+
+_LINK = re.compile(r"[0-9a-f]{64}")
+_SEPARATOR = ":"
+
+
+class Run(NamedTuple):
+    """Entries that follow one another without gap; ``links`` are raw, one for each of ``rows``."""
+
+    first_seq: int
+    rows: Sequence[EntryRow]
+    links: list[bytes]
+
+
+class EntryChecker:
+    """Walks one chain in seq order, batch by batch; keeps nothing of the rows it has passed."""
+
+    def __init__(
+        self,
+        tenant_id: str,
+        findings: Findings,
+        *,
+        first_seq: int,
+        prev_link: str | None,
+        is_prev_known: bool = True,
+        may_be_v1: bool = True,
+    ) -> None:
+        """``prev_link`` is the link of the row before ``first_seq``, None at the start of a chain.
+
+        ``may_be_v1`` is whether all rows before ``first_seq`` have version 1: only then may more follow.
+        """
+        self.entries_checked = 0
+        self._linker = Linker(tenant_id)
+        self._findings = findings
+        self._next_seq = first_seq
+        self._prev_hex = prev_link
+        self._prev_raw = _raw(prev_link) or b""
+        self._is_prev_known = is_prev_known
+        self._may_be_v1 = may_be_v1
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last entry passed."""
+        return self._next_seq - 1
+
+    def check(self, rows: Sequence[EntryRow]) -> list[Run]:
+        """Judge the next rows, at least one; returns them without duplicates, parted where entries are missing."""
+        self.entries_checked += len(rows)
+        links = self._links_when_in_order(rows)
+        if links is None:
+            return self._check_one_by_one(rows)
+        run = Run(self._next_seq, rows, links)
+        self._next_seq += len(rows)
+        self._prev_hex, self._prev_raw = rows[-1][9], links[-1]
+        self._may_be_v1 = False
+        return [run]
+
+    def _links_when_in_order(self, rows: Sequence[EntryRow]) -> list[bytes] | None:
+        """The links of ``rows``, None when anything at all is wrong with them or has version 1."""
+        count = len(rows)
+        (seqs, hlcs, physical, logical, nodes, jobs, actions, versions, prevs, stored, digests, texts, origins) = zip(
+            *rows, strict=True
+        )
+        # 1. What compares without hashing.
+        if (
+            seqs != tuple(range(self._next_seq, self._next_seq + count))
+            or versions != (2,) * count
+            or prevs != (self._prev_hex, *stored[:-1])
+            or hlcs != tuple([f"{p}:{c}:{node}" for p, c, node in zip(physical, logical, nodes, strict=True)])
+        ):
+            return None
+        # 2. Payloads.
+        raw_digests = [sha256(text.encode()).digest() for text in texts]
+        if _spelt(raw_digests) != _SEPARATOR.join(digests):
+            return None
+        # 3. Links. That what is stored follows one another is known from 1.
+        sources = [b"" if origin is None else origin.encode() for origin in origins]
+        links = self._linker.links(self._next_seq, self._prev_raw, hlcs, jobs, actions, raw_digests, sources)
+        return links if _spelt(links) == _SEPARATOR.join(stored) else None
+
+    def _check_one_by_one(self, rows: Sequence[EntryRow]) -> list[Run]:
+        runs: list[Run] = []
+        links: list[bytes] = []
+        begin, first_seq = 0, self._next_seq
+        for at, row in enumerate(rows):
+            expected_seq = self._next_seq
+            link = self._examine(row)
+            if link is None or row[0] != expected_seq:
+                runs.append(Run(first_seq, rows[begin:at], links))
+                begin, first_seq, links = (at + 1 if link is None else at), self._next_seq, []
+            if link is not None:
+                links.append(link)
+                self._next_seq += 1
+        runs.append(Run(first_seq, rows[begin:], links))
+        return [run for run in runs if run.links]
+
+    def _examine(self, row: EntryRow) -> bytes | None:
+        """Report all that is wrong with ``row``; its link as raw bytes, None when it has no place here.
+
+        Leaves ``_next_seq`` at the seq of the row.
+        """
+        seq, stored_link = row[0], row[9]
+        if seq < self._next_seq:
+            self._findings.add(
+                "duplicate-seq",
+                seq,
+                f"another entry stands at seq {seq}",
+                expected=self._next_seq,
+                actual=seq,
+            )
+            return None
+        if seq > self._next_seq:
+            missing = seq - self._next_seq
+            self._findings.add(
+                "gap",
+                self._next_seq,
+                f"{missing} entries are missing: after seq {self._next_seq - 1} comes {seq}",
+                expected=self._next_seq,
+                actual=seq,
+            )
+            self._next_seq, self._is_prev_known = seq, False
+        computed = self._examine_columns(row)
+        self._prev_hex = stored_link
+        leaf = _raw(stored_link)
+        self._prev_raw = leaf or b""
+        self._is_prev_known = True
+        return leaf or computed
+
+    def _examine_columns(self, row: EntryRow) -> bytes:
+        seq, hlc, physical, logical, node, _, _, version, prev, stored, digest, text, _ = row
+        add = self._findings.add
+        payload_digest = sha256(text.encode()).hexdigest()
+        if digest != payload_digest:
+            detail = f"the payload of seq {seq} does not have the digest stored with it"
+            add("payload-digest", seq, detail, expected=digest, actual=payload_digest)
+        if hlc != f"{physical}:{logical}:{node}":
+            detail = f"the HLC columns of seq {seq} are not those of its t_hlc"
+            add("hlc-columns", seq, detail, expected=hlc, actual=f"{physical}:{logical}:{node}")
+        if self._is_prev_known and prev != self._prev_hex:
+            detail = f"seq {seq} does not name the link of seq {seq - 1} as the one before it"
+            add("prev-link", seq, detail, expected=self._prev_hex, actual=prev)
+        computed, problem = self._link_of(row)
+        if problem is None and computed.hex() != stored:
+            problem = f"the link of seq {seq} is not that of its columns"
+        if problem is not None:
+            add("link", seq, problem, expected=computed.hex() or None, actual=stored)
+        self._may_be_v1 = self._may_be_v1 and version == 1
+        return computed
+
+    def _link_of(self, row: EntryRow) -> tuple[bytes, str | None]:
+        """The link over the stored columns, and why there can be none."""
+        seq, hlc, _, _, _, job, action, version, prev, _, digest, _, origin = row
+        if version == 1:
+            if not self._may_be_v1:
+                return b"", f"seq {seq} has a version 1 link after a later version began"
+            return link_v1(hlc, job, action, prev, digest), None
+        if version != 2:
+            return b"", f"link version {version} of seq {seq} is not known"
+        prev_raw = b"" if prev is None else _raw(prev)
+        digest_raw = _raw(digest)
+        if prev_raw is None or digest_raw is None:
+            return b"", f"prev_chain_link or payload_digest of seq {seq} is not 64 lowercase hex digits"
+        source = b"" if origin is None else origin.encode()
+        try:
+            return self._linker.link(seq, hlc, job, action, prev_raw, digest_raw, source), None
+        except InvalidInputError as error:
+            return b"", str(error)
+
+
+def _spelt(hashes: list[bytes]) -> str:
+    """``hashes`` in hex, separated, so that texts joined alike are equal only if each is."""
+    return b"".join(hashes).hex(_SEPARATOR, HASH_BYTES)
+
+
+def _raw(link: str | None) -> bytes | None:
+    """The bytes that ``link`` spells, None when it is not 64 lowercase hex digits."""
+    return bytes.fromhex(link) if link is not None and _LINK.fullmatch(link) else None

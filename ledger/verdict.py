@@ -1,0 +1,171 @@
+"""What a verification found: eight verdicts, the first break, and how many breaks of each kind.
+
+Each kind of break belongs to one aspect of the ledger, and each aspect has one verdict::
+
+    ok           all of it that there is was checked and holds
+    broken       at least one break
+    unknown_key  signatures only: made by a key that is not held, had expired or was revoked
+    not_checked  at least part of it could not be checked, and nothing wrong was found in the rest
+
+The first break is the one of lowest seq, then of the first kind in the order of ``KINDS``. Whatever the length
+of the chain, one break of each kind is kept, and a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+ASPECT_OF_KIND: Final[Mapping[str, str]] = {
+    "gap": "links",
+    "duplicate-seq": "links",
+    "payload-digest": "payloads",
+    "hlc-columns": "links",
+    "prev-link": "links",
+    "link": "links",
+    "head": "head",
+    "tail-truncated": "head",
+    "snapshot-root": "snapshots",
+    "snapshot-signature": "signatures",
+    "snapshot-chain": "snapshots",
+    "tree": "tree",
+    "projection": "projection",
+    "rollback": "checkpoint",
+}
+"""Kinds of break, in the order that decides between breaks of one seq, and the aspect each belongs to."""
+
+KINDS: Final = tuple(ASPECT_OF_KIND)
+ASPECTS: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
+
+_CHAIN_KINDS: Final = ("gap", "duplicate-seq", "prev-link", "link")
+_TEXT_MAX: Final = 400
+"""Characters kept of an expected or actual value: an edited row can hold a megabyte."""
+
+
+class Break(NamedTuple):
+    """One place where the ledger is not what it must be."""
+
+    seq: int
+    kind: str
+    detail: str
+    expected: str | int | None
+    actual: str | int | None
+
+
+class Findings:
+    """Collects what the checks find, in bounded memory, in any order."""
+
+    def __init__(self) -> None:
+        self._lowest: dict[str, Break] = {}
+        self._counts: dict[str, int] = {}
+        self._begun: set[str] = set()
+        self._undecided: set[str] = set()
+        self._has_broken_signature = False
+
+    def begin(self, aspect: str) -> None:
+        """This aspect is being checked."""
+        self._begun.add(aspect)
+
+    def leave_undecided(self, aspect: str) -> None:
+        """Part of this aspect cannot be checked, so it is not ``ok``."""
+        self._undecided.add(aspect)
+
+    def add(
+        self,
+        kind: str,
+        seq: int,
+        detail: str,
+        expected: str | int | None = None,
+        actual: str | int | None = None,
+        *,
+        is_key_unknown: bool = False,
+    ) -> None:
+        """A break; ``is_key_unknown`` marks a signature that nobody here can judge."""
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        if kind == "snapshot-signature" and not is_key_unknown:
+            self._has_broken_signature = True
+        held = self._lowest.get(kind)
+        if held is None or seq < held.seq:
+            self._lowest[kind] = Break(seq, kind, detail, _shortened(expected), _shortened(actual))
+
+    def has(self, *aspects: str) -> bool:
+        """Whether any of these aspects has a break."""
+        return any(ASPECT_OF_KIND[kind] in aspects for kind in self._lowest)
+
+    def chain_broken_by(self, seq: int) -> bool:
+        """Whether the chain itself breaks at or below ``seq``, which explains what does not fit there."""
+        lowest = self._lowest
+        return any(kind in lowest and lowest[kind].seq <= seq for kind in _CHAIN_KINDS)
+
+    def first_break(self) -> Break | None:
+        """The break of lowest seq, then of the first kind."""
+        return min(self._lowest.values(), key=lambda found: (found.seq, KINDS.index(found.kind)), default=None)
+
+    def counts(self) -> dict[str, int]:
+        """Number of breaks by kind, those with any."""
+        return {kind: self._counts[kind] for kind in KINDS if kind in self._counts}
+
+    def verdicts(self) -> dict[str, str]:
+        """The verdict on each aspect."""
+        return {aspect: self._verdict(aspect) for aspect in ASPECTS}
+
+    def _verdict(self, aspect: str) -> str:
+        if self.has(aspect):
+            is_judged = aspect != "signatures" or self._has_broken_signature
+            return "broken" if is_judged else "unknown_key"
+        return "ok" if aspect in self._begun and aspect not in self._undecided else "not_checked"
+
+
+def _shortened(value: str | int | None) -> str | int | None:
+    if isinstance(value, str) and len(value) > _TEXT_MAX:
+        return f"{value[:_TEXT_MAX]}… ({len(value)} characters)"
+    return value
+
+
+class Head(NamedTuple):
+    """The end of a chain: its row in ``chain_heads``, or its last entry. Empty at seq 0."""
+
+    seq: int
+    chain_link: str | None
+    hlc: str | None
+
+
+class Verdict(NamedTuple):
+    """The outcome of one verification. ``from_seq..to_seq`` is what was read, ``to_seq`` below it when empty."""
+
+    tenant_id: str
+    entries_checked: int
+    from_seq: int
+    to_seq: int
+    head: Head
+    """The last entry there is, also when ``to_seq`` stopped earlier."""
+    verdicts: Mapping[str, str]
+    first_break: Break | None
+    breaks: Mapping[str, int]
+    compared_with: str | None
+    """Where the checkpoints came from that the chain was compared with, None when with none."""
+    signed_to: Head
+    """The last entry that an unbroken snapshot covers; seq ``from_seq - 1`` when none was seen."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Nothing is broken and no key is unknown; what was not checked does not count."""
+        return not {"broken", "unknown_key"} & set(self.verdicts.values())
+
+    def to_json(self, duration_ms: float) -> dict[str, Any]:
+        """The verdict object of the interfaces, and ``breaks``, the number of breaks by kind."""
+        return {
+            "tenant_id": self.tenant_id,
+            "valid": self.is_valid,
+            "entries_checked": self.entries_checked,
+            "from_seq": self.from_seq,
+            "to_seq": self.to_seq,
+            "head": self.head._asdict(),
+            "verdicts": dict(self.verdicts),
+            "first_break": self.first_break._asdict() if self.first_break is not None else None,
+            "breaks": dict(self.breaks),
+            "compared_with": self.compared_with,
+            "signed_to_seq": self.signed_to.seq,
+            "unsigned_entries": max(0, self.to_seq - self.signed_to.seq),
+            "duration_ms": round(duration_ms, 1),
+        }

@@ -1,0 +1,265 @@
+"""Verification of one tenant's ledger: one pure algorithm over a reader, wherever the rows come from.
+
+The reader MUST show one consistent state of the ledger throughout. Rows stream by in batches; what is kept
+does not grow with their number. Between batches the event loop gets its turn.
+
+What is checked depends on the range. Entries, and the snapshots that lie wholly inside it, always; the head
+when the range reaches the end; the stored tree, roots of the whole tree and checkpoints when it begins at seq 1;
+the projection when it is the whole chain. The rest is ``not_checked``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Protocol
+
+from ledger.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow, Run
+from ledger.merkle import Frontier
+from ledger.projection_check import FOLD_COLUMNS, JOB_COLUMNS, Rows, check_projection
+from ledger.snapshot_check import (
+    SNAPSHOT_COLUMNS,
+    OpenedSnapshot,
+    OpenSnapshot,
+    SnapshotChecker,
+    SnapshotRow,
+)
+from ledger.tree_check import TILES_AT_ONCE, StoredTree, TreeChecker, TreeHead
+from ledger.verdict import ASPECTS, KINDS, Break, Findings, Head, Verdict
+
+__all__ = [
+    "ASPECTS",
+    "ENTRY_COLUMNS",
+    "FOLD_COLUMNS",
+    "JOB_COLUMNS",
+    "KINDS",
+    "SNAPSHOT_COLUMNS",
+    "Break",
+    "ChainReader",
+    "Head",
+    "OpenSnapshot",
+    "OpenedSnapshot",
+    "StoredTree",
+    "TreeHead",
+    "Verdict",
+    "verify",
+]
+
+
+class ChainReader(Protocol):
+    """Reads one tenant's ledger, in one consistent state. Text is well-formed Unicode; batches are not empty."""
+
+    async def head(self) -> Head | None:
+        """The row of ``chain_heads``, None when there is none."""
+
+    async def last_entry(self) -> Head | None:
+        """The entry of highest seq, None when there is none."""
+
+    def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[EntryRow]]:
+        """Batches of ``ENTRY_COLUMNS`` by seq, in order of storage where seqs repeat; None is no bound."""
+
+    def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[SnapshotRow]]:
+        """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots wholly in the range."""
+
+    async def tree(self) -> StoredTree | None:
+        """The stored tree's size and root, None when there is none."""
+
+    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
+        """Stored tiles ``first..last`` of a level, those there are; None when this form of a ledger stores none."""
+
+    def jobs(self) -> Rows:
+        """Batches of ``JOB_COLUMNS`` by job id."""
+
+    def entries_by_job(self) -> Rows:
+        """Batches of ``FOLD_COLUMNS`` by job id and seq."""
+
+
+async def verify(
+    reader: ChainReader,
+    *,
+    tenant_id: str,
+    from_seq: int | None = None,
+    to_seq: int | None = None,
+    expected_prev: str | None = None,
+    open_snapshot: OpenSnapshot | None = None,
+    checkpoints: Sequence[TreeHead] = (),
+    projection: bool = True,
+) -> Verdict:
+    """Verify entries ``from_seq..to_seq`` of a tenant and all that hangs on them.
+
+    Args:
+        reader: the ledger, in one consistent state.
+        tenant_id: whose; it is bound by every link.
+        from_seq: first entry, from 1, by default the first there is.
+        to_seq: last entry, by default the last there is; a higher one is taken for that.
+        expected_prev: chain link that entry ``from_seq - 1`` had when it was last verified.
+        open_snapshot: opens envelopes and judges signatures; without it neither is looked at.
+        checkpoints: tree heads kept outside this ledger, which its chain must extend.
+        projection: whether to fold all entries once more and compare job states.
+    """
+    findings = Findings()
+    # 1. What there is.
+    head, last, tree = await reader.head(), await reader.last_entry(), await reader.tree()
+    last = last if last is not None else Head(0, None, None)
+    first = max(from_seq or 1, 1)
+    is_from_start = first == 1
+    is_to_end = to_seq is None or to_seq >= last.seq
+    # 2. Entries, and with them snapshots, tree and checkpoints.
+    for aspect in ("links", "payloads", "snapshots"):
+        findings.begin(aspect)
+    if open_snapshot is not None:
+        findings.begin("signatures")
+    if is_from_start:
+        findings.begin("tree")
+    walk = _Walk(
+        await _entry_checker(reader, findings, tenant_id, first, last.seq, expected_prev),
+        SnapshotChecker(tenant_id, findings, open_snapshot, is_from_start=is_from_start),
+        TreeChecker(findings, tree, reader.tiles, checkpoints, is_from_start=is_from_start),
+        reader.snapshots(first, None if is_to_end else to_seq),
+    )
+    async for rows in reader.entries(None if is_from_start else first, None if is_to_end else to_seq):
+        await walk.take(rows)
+        await asyncio.sleep(0)
+    await walk.finish(last.seq)
+    # 3. The head.
+    if is_to_end:
+        findings.begin("head")
+        reach = max(walk.snapshots.highest_seq, tree.size if tree is not None else 0)
+        reach = max(reach, first - 1 if expected_prev is not None else 0)
+        _check_head(findings, head, last, reach)
+    # 4. The projection.
+    if projection and is_from_start and is_to_end:
+        findings.begin("projection")
+        await check_projection(reader.entries_by_job(), reader.jobs(), findings)
+    return Verdict(
+        tenant_id=tenant_id,
+        entries_checked=walk.entries.entries_checked,
+        from_seq=first,
+        to_seq=walk.entries.last_seq,
+        head=last,
+        verdicts=findings.verdicts(),
+        first_break=findings.first_break(),
+        breaks=findings.counts(),
+        compared_with=", ".join(walk.tree.compared_sources()) or None,
+        signed_to=walk.snapshots.signed_to or Head(first - 1, expected_prev, None),
+    )
+
+
+class _Walk:
+    """Takes the entries through all that follows them, cut where a snapshot or a root begins or ends."""
+
+    def __init__(
+        self,
+        entries: EntryChecker,
+        snapshots: SnapshotChecker,
+        tree: TreeChecker,
+        snapshot_rows: AsyncIterator[Sequence[SnapshotRow]],
+    ) -> None:
+        self.entries = entries
+        self.snapshots = snapshots
+        self.tree = tree
+        self._snapshot_rows = snapshot_rows
+        self._are_snapshots_read = False
+        self._begin_tree_at(entries.last_seq + 1)
+
+    def _begin_tree_at(self, seq: int) -> None:
+        """Grow a new tree, of which entry ``seq`` is the first leaf."""
+        self._frontier, self._tree_from_seq = Frontier(), seq
+
+    async def take(self, rows: Sequence[EntryRow]) -> None:
+        """The next batch."""
+        runs = self.entries.check(rows)
+        await self._read_snapshots(self.entries.last_seq)
+        for run in runs:
+            if run.first_seq != self._tree_from_seq + self._frontier.size:
+                self.snapshots.lose_place()
+                self.tree.lose_place()
+                self._begin_tree_at(run.first_seq)
+            await self._grow(run)
+        await self.tree.compare_tiles(at_least=TILES_AT_ONCE)
+
+    async def finish(self, last_seq: int) -> None:
+        """No entry follows in the range; ``last_seq`` is that of the last there is."""
+        while not self._are_snapshots_read:
+            await self._read_snapshots(self.snapshots.last_waiting_from() + 1)
+            self.snapshots.finish()
+        self.snapshots.finish()
+        await self.tree.compare_tiles()
+        self.tree.finish(last_seq=last_seq)
+
+    async def _read_snapshots(self, to_seq: int) -> None:
+        """Have at hand every snapshot that begins at or below ``to_seq``."""
+        while not self._are_snapshots_read and self.snapshots.last_waiting_from() <= to_seq:
+            rows = await anext(self._snapshot_rows, None)
+            if rows is None:
+                self._are_snapshots_read = True
+            else:
+                self.snapshots.add(rows)
+
+    async def _grow(self, run: Run) -> None:
+        leaf_hashes = [sha256(b"\x00" + link).digest() for link in run.links]
+        frontier, count, done = self._frontier, len(leaf_hashes), 0
+        while done < count:
+            seq, size_before = run.first_seq + done, frontier.size
+            cuts = (self.snapshots.cut(seq, size_before), self.tree.cut(seq))
+            cut_seq = min((cut for cut in cuts if cut is not None), default=run.first_seq + count)
+            end = min(count, cut_seq - run.first_seq + 1)
+            grown = frontier.grow(leaf_hashes[done:end])
+            self.snapshots.grow(run.links[done], grown)
+            self.tree.grow(grown, size_before)
+            if run.first_seq + end - 1 == cut_seq:
+                row, link, root = run.rows[end - 1], run.links[end - 1], frontier.root()
+                tree_root = root.hex() if self._tree_from_seq == 1 else None
+                self.snapshots.reached_cut(cut_seq, link, row[1], frontier, tree_root)
+                self.tree.reached_cut(cut_seq, root)
+                await asyncio.sleep(0)
+            done = end
+
+
+async def _entry_checker(
+    reader: ChainReader,
+    findings: Findings,
+    tenant_id: str,
+    first: int,
+    last_seq: int,
+    expected_prev: str | None,
+) -> EntryChecker:
+    """A checker that starts behind entry ``first - 1``, which must still be the one verified before."""
+    if first == 1:
+        return EntryChecker(tenant_id, findings, first_seq=1, prev_link=None)
+    before: EntryRow | None = None
+    async for rows in reader.entries(first - 1, first - 1):
+        before = rows[0] if before is None else before
+    if before is None:
+        if expected_prev is not None and last_seq >= first:
+            findings.add("gap", first - 1, f"seq {first - 1}, verified before, is missing", expected=first - 1)
+        is_known = expected_prev is not None
+        return EntryChecker(tenant_id, findings, first_seq=first, prev_link=expected_prev, is_prev_known=is_known)
+    version, link = before[7], before[9]
+    if expected_prev is not None and link != expected_prev:
+        detail = f"seq {first - 1} is not the entry that was verified before"
+        findings.add("link", first - 1, detail, expected=expected_prev, actual=link)
+    return EntryChecker(tenant_id, findings, first_seq=first, prev_link=link, may_be_v1=version == 1)
+
+
+def _check_head(findings: Findings, head: Head | None, last: Head, reach: int) -> None:
+    """``reach`` is the highest seq that anything but the head says there is."""
+    if head is not None:
+        reach = max(reach, head.seq)
+    if reach > last.seq:
+        said_by = "the head says" if head is not None and head.seq == reach else "a snapshot or the tree says"
+        detail = f"entries from seq {last.seq + 1} on are missing: {said_by} that there are {reach}"
+        findings.add("tail-truncated", last.seq + 1, detail, expected=reach, actual=last.seq)
+    if head is None:
+        if last.seq > 0:
+            findings.add("head", last.seq, "the tenant has no head", expected=last.chain_link)
+    elif head.seq < last.seq:
+        detail = f"the head stands at seq {head.seq}, the chain goes on to {last.seq}"
+        findings.add("head", last.seq, detail, expected=last.seq, actual=head.seq)
+    elif head.seq == last.seq and head.chain_link != last.chain_link:
+        detail = "the head does not name the link of the last entry"
+        findings.add("head", last.seq, detail, expected=last.chain_link, actual=head.chain_link)
+    elif head.seq == last.seq and head.hlc != last.hlc:
+        detail = "the head does not name the HLC of the last entry"
+        findings.add("head", last.seq, detail, expected=last.hlc, actual=head.hlc)

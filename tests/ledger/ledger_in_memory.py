@@ -1,0 +1,275 @@
+"""A whole valid ledger of one tenant as plain rows, a reader over it, and the ways a forger would mend it.
+
+Rows are dicts by column, so that a test edits one value and says which.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ledger import canonical, jobs, merkle
+from ledger.chain import link, link_v1
+from ledger.events import JOB_EVENTS
+from ledger.projection_check import stored_form
+from ledger.snapshot import SnapshotClaim
+from ledger.tiles import TileTree
+from ledger.verification import (
+    ENTRY_COLUMNS,
+    FOLD_COLUMNS,
+    JOB_COLUMNS,
+    SNAPSHOT_COLUMNS,
+    Head,
+    OpenSnapshot,
+    StoredTree,
+    TreeHead,
+)
+from signing.keys import FileSigner, Keyring
+from signing.snapshot import open_snapshot, sign_snapshot
+
+Row = dict[str, Any]
+NODE = "node-1"
+
+
+def signer_of(seed: int) -> FileSigner:
+    """A fixed Ed25519 key, so that failures repeat."""
+    return FileSigner(Path("no-file"), Ed25519PrivateKey.from_private_bytes(seed.to_bytes(32, "big")))
+
+
+SIGNER = signer_of(1)
+STRANGER = signer_of(2)
+OPEN: OpenSnapshot = partial(open_snapshot, keyring=Keyring.of([SIGNER.public_key_pem]))
+"""Opens snapshots with the ring that holds the key of ``SIGNER`` alone."""
+
+
+@dataclass
+class Ledger:
+    """Everything stored of one tenant."""
+
+    tenant_id: str
+    entries: list[Row] = field(default_factory=list)
+    snapshots: list[Row] = field(default_factory=list)
+    jobs: list[Row] = field(default_factory=list)
+    head: Head | None = None
+    tree: StoredTree | None = None
+    tiles: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def copy(self) -> Ledger:
+        """A ledger to tamper with."""
+        return copy.deepcopy(self)
+
+    def entry(self, seq: int) -> Row:
+        """The entry that has this seq."""
+        return next(row for row in self.entries if row["seq"] == seq)
+
+    def last(self) -> Head:
+        """The end of the chain, as its head must name it."""
+        if not self.entries:
+            return Head(0, None, None)
+        row = self.entries[-1]
+        return Head(row["seq"], row["chain_link"], row["t_hlc"])
+
+    # --- made from the entries --------------------------------------------------------------------
+
+    def relink(self, from_seq: int = 1) -> None:
+        """Give every entry from ``from_seq`` on the digest and links that its other columns call for."""
+        for at, row in enumerate(self.entries):
+            if row["seq"] >= from_seq:
+                row["payload_digest"] = sha256(row["payload"].encode()).hexdigest()
+                row["prev_chain_link"] = self.entries[at - 1]["chain_link"] if at else None
+                row["chain_link"] = link_of(self.tenant_id, row)
+
+    def leaf_hashes(self, first: int = 1, last: int | None = None) -> list[bytes]:
+        """Merkle leaves of entries ``first..last``."""
+        rows = self.entries[first - 1 : last]
+        return [merkle.leaf_hash(bytes.fromhex(row["chain_link"])) for row in rows]
+
+    def checkpoint(self, size: int | None = None, source: str = "node") -> TreeHead:
+        """The tree head that an honest node would keep at ``size``, by default now."""
+        size = len(self.entries) if size is None else size
+        return TreeHead(size, merkle.root(self.leaf_hashes(1, size)), source)
+
+    def store_head(self) -> None:
+        """Make the head fit the entries."""
+        self.head = self.last()
+
+    def store_tree(self, size: int | None = None) -> None:
+        """Make the stored tree that of the first ``size`` entries, by default all."""
+        tree = TileTree(0, {})
+        tree.append_leaf_hashes(self.leaf_hashes(1, size))
+        self.tree, self.tiles = StoredTree(tree.size, tree.root().hex()), tree.changed
+
+    def store_jobs(self) -> None:
+        """Make the job states those of the entries."""
+        states: dict[str, jobs.JobState] = {}
+        for row in self.entries:
+            if jobs.touches_job(row["action"]):
+                hlc = (row["hlc_physical"], row["hlc_logical"], row["hlc_node"])
+                payload = orjson.loads(row["payload"])
+                digest = row["payload_digest"]
+                fact = jobs.event_fact(row["action"], payload, hlc, digest, row["job_id"], row["seq"])
+                known = states.get(fact.job_id)
+                states[fact.job_id] = fact if known is None else jobs.merge(known, fact)
+        self.jobs = [stored_form(states[job_id])._asdict() for job_id in sorted(states)]
+
+    def sign(self, to_seq: int, signer: FileSigner = SIGNER, **changes: Any) -> None:
+        """Append the snapshot that follows the last one and reaches to ``to_seq``."""
+        before = self.snapshots[-1] if self.snapshots else None
+        from_seq = before["to_seq"] + 1 if before else 1
+        digest = payload_digest(before) if before else None
+        self.snapshots.append(self.signed(from_seq, to_seq, digest, signer, **changes))
+
+    def signed(
+        self, from_seq: int, to_seq: int, previous: str | None, signer: FileSigner = SIGNER, **changes: Any
+    ) -> Row:
+        """The row of a snapshot over ``from_seq..to_seq``; ``changes`` to the claim are signed as well."""
+        claim = SnapshotClaim(
+            tenant_id=self.tenant_id,
+            from_seq=from_seq,
+            to_seq=to_seq,
+            from_chain_link=self.entries[from_seq - 1]["chain_link"],
+            to_chain_link=self.entries[to_seq - 1]["chain_link"],
+            entry_count=to_seq - from_seq + 1,
+            merkle_root=merkle.root(self.leaf_hashes(from_seq, to_seq)).hex(),
+            tree_size=to_seq,
+            tree_root=merkle.root(self.leaf_hashes(1, to_seq)).hex(),
+            snapshot_hlc=self.entries[to_seq - 1]["t_hlc"],
+            previous_snapshot=previous,
+            node_id=NODE,
+            key_id=signer.key_id,
+        )._replace(**changes)
+        envelope, _ = sign_snapshot(claim, signer)
+        row = {column: getattr(claim, column) for column in SNAPSHOT_COLUMNS[:-1]}
+        return {**row, "dsse_envelope": orjson.dumps(envelope).decode()}
+
+
+def payload_digest(snapshot: Row) -> str:
+    """SHA-256 of the signed payload in a snapshot's envelope."""
+    return open_snapshot(snapshot["dsse_envelope"], None).payload_sha256
+
+
+def link_of(tenant_id: str, row: Row) -> str:
+    """The link that the other columns of ``row`` call for."""
+    if row["link_version"] == 1:
+        texts = (row["t_hlc"], row["job_id"], row["action"], row["prev_chain_link"], row["payload_digest"])
+        return link_v1(*texts).hex()
+    return link(
+        tenant_id=tenant_id,
+        seq=row["seq"],
+        t_hlc=row["t_hlc"],
+        job_id=row["job_id"],
+        action=row["action"],
+        prev_chain_link=bytes.fromhex(row["prev_chain_link"] or ""),
+        payload_digest=bytes.fromhex(row["payload_digest"]),
+        origin=(row["origin"] or "").encode(),
+    ).hex()
+
+
+def build(
+    count: int,
+    *,
+    tenant_id: str = "acme",
+    snapshots_to: Iterable[int] = (),
+    version_1_until: int = 0,
+    begin_ms: int = 1_704_931_200_000,
+) -> Ledger:
+    """A valid ledger of ``count`` entries: jobs created, accepted, run and completed in turn."""
+    ledger = Ledger(tenant_id)
+    for seq in range(1, count + 1):
+        ledger.entries.append(_entry(seq, begin_ms, 1 if seq <= version_1_until else 2))
+    ledger.relink()
+    ledger.store_head()
+    ledger.store_tree()
+    ledger.store_jobs()
+    for to_seq in snapshots_to:
+        ledger.sign(to_seq)
+    return ledger
+
+
+_STEPS: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("JobCreated", {"spec": {"image": "backup:4", "cpu": 1.5}, "assigned_dcs": ["use1"]}),
+    ("JobAccepted", {"dc_id": "use1", "worker_count": 2}),
+    ("JobProgressReported", {"dc_id": "use1", "completed": 3, "failed": 1}),
+    ("JobCompleted", {"final_status": "ok", "aggregate_metrics": {"cpu_s": 2}}),
+)
+
+
+def _entry(seq: int, begin_ms: int, version: int) -> Row:
+    name, fields = _STEPS[(seq - 1) % len(_STEPS)]
+    physical, logical = begin_ms + seq // 3, seq % 3
+    return {
+        "seq": seq,
+        "t_hlc": f"{physical}:{logical}:{NODE}",
+        "hlc_physical": physical,
+        "hlc_logical": logical,
+        "hlc_node": NODE,
+        # Two jobs are always under way at once, so that job order is not chain order.
+        "job_id": f"job-{(seq - 1) // (2 * len(_STEPS)):04}-{'ba'[seq % 2]}",
+        "action": JOB_EVENTS[name].action,
+        "link_version": version,
+        "payload": canonical.encode({"type": name, "fence_token": 1, **fields}).decode(),
+        "origin": None,
+    }
+
+
+class MemoryReader:
+    """Reads a ``Ledger`` in batches of ``batch_rows``."""
+
+    def __init__(self, ledger: Ledger, batch_rows: int = 7) -> None:
+        self._ledger = ledger
+        self._batch_rows = batch_rows
+        self._entries = sorted(ledger.entries, key=lambda row: row["seq"])
+        self._entries_by_job = sorted(ledger.entries, key=lambda row: (row["job_id"], row["seq"]))
+        self._snapshots = sorted(ledger.snapshots, key=lambda row: row["from_seq"])
+        self._jobs = sorted(ledger.jobs, key=lambda row: row["job_id"])
+
+    async def head(self) -> Head | None:
+        return self._ledger.head
+
+    async def last_entry(self) -> Head | None:
+        if not self._entries:
+            return None
+        highest = self._entries[-1]
+        return Head(highest["seq"], highest["chain_link"], highest["t_hlc"])
+
+    async def tree(self) -> StoredTree | None:
+        return self._ledger.tree
+
+    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
+        return {
+            index: hashes
+            for (its_level, index), hashes in self._ledger.tiles.items()
+            if its_level == level and first <= index <= last
+        }
+
+    def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
+        wanted = (row for row in self._entries if _within(row["seq"], row["seq"], from_seq, to_seq))
+        return self._batches(wanted, ENTRY_COLUMNS)
+
+    def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
+        wanted = (row for row in self._snapshots if _within(row["from_seq"], row["to_seq"], from_seq, to_seq))
+        return self._batches(wanted, SNAPSHOT_COLUMNS)
+
+    def jobs(self) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
+        return self._batches(self._jobs, JOB_COLUMNS)
+
+    def entries_by_job(self) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
+        return self._batches(self._entries_by_job, FOLD_COLUMNS)
+
+    async def _batches(self, rows: Iterable[Row], columns: Sequence[str]) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
+        remaining = iter(rows)
+        while batch := list(islice(remaining, self._batch_rows)):
+            yield [tuple(row[name] for name in columns) for row in batch]
+
+
+def _within(first: int, last: int, from_seq: int | None, to_seq: int | None) -> bool:
+    return (from_seq is None or first >= from_seq) and (to_seq is None or last <= to_seq)
