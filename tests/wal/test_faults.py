@@ -1,0 +1,284 @@
+"""System calls that fail, fall short, are late or are the last one: each ends as the writer's contract says.
+
+The faults are real: strace injects them into a process that writes a log, one system call at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.wal.logs import NODE, Log, lsns_in, naive_segment
+from wal.inspect import dump
+from wal.recovery import recover
+from wal.segment import list_segments
+
+ROOT = Path(__file__).parents[2]
+RECORDS = 120
+SEGMENT_BYTES = 1200
+SEED = 7
+CHILD = [sys.executable, str(Path(__file__).with_name("writer_process.py"))]
+WRITE = "pwritev,pwritev2"
+CALLS = (WRITE, "fdatasync", "fsync", "rename")
+
+
+def run_writer(folder: Path, *before: str, records: int = RECORDS) -> list[str]:
+    """What the writing process said, under the command ``before``."""
+    done = subprocess.run(
+        [*before, *CHILD, str(folder), "1", "1", str(records), str(SEGMENT_BYTES), str(SEED)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        timeout=100,
+    )
+    return done.stdout.decode().splitlines()
+
+
+def durable_of(said: list[str]) -> int:
+    return max((int(line.split()[1]) for line in said if line.startswith("durable ")), default=0)
+
+
+def by_thread(trace: Path) -> dict[str, list[str]]:
+    """The lines of an strace log, thread by thread."""
+    lines: dict[str, list[str]] = {}
+    for line in trace.read_text().splitlines():
+        thread, call = line.split(maxsplit=1)
+        lines.setdefault(thread, []).append(call)
+    return lines
+
+
+def check_recovery(folder: Path, durable_lsn: int) -> None:
+    """All that was reported durable is there, the rest is whole or gone, and the log goes on."""
+    found = recover(folder, NODE, durable_lsn)
+    assert found.last_lsn >= durable_lsn
+    assert lsns_in(folder) == list(range(1, found.last_lsn + 1))
+    with Log(folder, epoch=found.last_epoch + 1, next_lsn=found.last_lsn + 1) as log:
+        log.batches([1, 2])
+    assert recover(folder, NODE, found.last_lsn + 3).last_lsn == found.last_lsn + 3
+
+
+def count_calls(strace: str, folder: Path) -> dict[str, int]:
+    """How often the busiest thread of an undisturbed run makes each call."""
+    folder.mkdir()
+    trace = folder.with_suffix(".trace")
+    said = run_writer(folder, strace, "-f", "-qq", "-e", f"trace={','.join(CALLS)}", "-o", str(trace))
+    assert said[-1] == "closed"
+    counts: dict[tuple[str, str], int] = {}
+    for thread, call in re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.MULTILINE):
+        counts[thread, call] = counts.get((thread, call), 0) + 1
+    return {call: max(number for (_, made), number in counts.items() if made in call.split(",")) for call in CALLS}
+
+
+@pytest.fixture(scope="module")
+def calls(strace: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    counts = count_calls(strace, tmp_path_factory.mktemp("calls") / "log")
+    assert counts["fdatasync"] > 10
+    assert counts["rename"] >= 4
+    return counts
+
+
+def occasions(number: int) -> list[int]:
+    """Which of ``number`` calls to break. No run makes exactly as many as another, so none of the last."""
+    return sorted({1, 2, 3, number // 3, number // 2})
+
+
+@pytest.mark.parametrize("fault", ["error=EIO", "error=ENOSPC", "signal=KILL"])
+@pytest.mark.parametrize("call", CALLS)
+def test_any_system_call_may_fail_or_be_the_last(
+    tmp_path: Path, strace: str, calls: dict[str, int], call: str, fault: str
+) -> None:
+    for number in occasions(calls[call]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        said = run_writer(
+            folder,
+            strace,
+            "-f",
+            "-qq",
+            "-o",
+            os.devnull,
+            "-e",
+            f"trace={call}",
+            "-e",
+            f"inject={call}:{fault}:when={number}",
+        )
+        if fault == "signal=KILL":
+            assert not {"closed", "poisoned"} & set(said)
+        else:
+            assert said[-1] in ("poisoned", "refused")
+        check_recovery(folder, durable_of(said))
+
+
+def test_a_failed_fsync_is_never_followed_by_another_batch(tmp_path: Path, strace: str) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    trace = tmp_path / "trace"
+    said = run_writer(
+        folder, strace, "-f", "-qq", "-e", f"trace={WRITE},fdatasync", "-o", str(trace),
+        "-e", "inject=fdatasync:error=EIO:when=5",
+    )  # fmt: skip
+    assert said[-1] == "poisoned"
+    calls = by_thread(trace)
+    (writer,) = [thread for thread, lines in calls.items() if any("EIO" in line for line in lines)]
+    assert "EIO" in calls[writer][-1]
+
+
+def test_nothing_is_reported_durable_before_its_fsync_has_returned(tmp_path: Path, strace: str) -> None:
+    # The writer thread's own calls, in their order, with every fsync made slow.
+    folder = tmp_path / "log"
+    folder.mkdir()
+    trace = tmp_path / "trace"
+    said = run_writer(
+        folder, strace, "-f", "-qq", "-e", f"trace={WRITE},fdatasync,write", "-o", str(trace),
+        "-e", "inject=fdatasync:delay_enter=3000",
+        records=300,
+    )  # fmt: skip
+    assert said[-1] == "closed"
+    (writer,) = [lines for lines in by_thread(trace).values() if any('"durable ' in line for line in lines)]
+    unsynced = synced = reports = 0
+    for line in writer:
+        if "pwritev" in line and "resumed" not in line:
+            assert unsynced == 0, "two unsynced batches"
+            unsynced = 1 if "iov_len=58" in line else 0
+        elif re.search(r"fdatasync.*= 0( |$)", line):
+            synced += unsynced
+            unsynced = 0
+        elif '"durable ' in line:
+            reports += 1
+            assert unsynced == 0, "reported before the fsync returned"
+            assert reports == synced
+    assert reports > 10
+
+
+def test_a_write_that_falls_short_is_finished(tmp_path: Path, strace: str) -> None:
+    # A file size limit makes the first write fall short. It is lifted while the second waits to begin.
+    program = """
+import os, resource, sys
+from pathlib import Path
+from tests.wal.logs import Log
+folder = Path(sys.argv[1])
+log = Log(folder)
+(segment,) = folder.glob("*.wal")
+log.wait_durable(log.append())
+limit = segment.stat().st_size + 100
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+lsn = log.append(bytes(5000))
+while segment.stat().st_size < limit:
+    os.sched_yield()
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+log.wait_durable(lsn)
+log.close()
+print("closed")
+"""
+    done = subprocess.run(
+        [strace, "-f", "-qq", "-o", os.devnull, "-e", "trace=pwrite64",
+         "-e", "inject=pwrite64:delay_enter=700000:when=1", sys.executable, "-c", program, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, timeout=100,
+    )  # fmt: skip
+    assert done.stdout == b"closed\n"
+    found = recover(tmp_path, NODE, 2)
+    assert (found.last_lsn, found.cut) == (2, None)
+
+
+@pytest.mark.parametrize("room", [1, 57, 58, 59, 100, 3000])
+def test_a_disk_that_fills_up_in_the_middle_of_a_batch_poisons(tmp_path: Path, room: int) -> None:
+    # A file size limit stands for the full disk: the write falls short, and the rest of it fails.
+    program = """
+import resource, sys
+from pathlib import Path
+from ledger.errors import WalPoisonedError
+from tests.wal.logs import Log
+folder, room = Path(sys.argv[1]), int(sys.argv[2])
+log = Log(folder)
+log.batches([1, 3])
+(segment,) = folder.glob("*.wal")
+limit = segment.stat().st_size + room
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+log.append(bytes(5000))
+print(log.wait_failure())
+try:
+    log.append()
+except WalPoisonedError:
+    print("refused")
+print(log.told)
+"""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(room)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        timeout=100,
+        check=True,
+    )
+    message, refused, told = done.stdout.decode().splitlines()
+    assert "File too large" in message
+    assert "must restart" in message
+    assert (refused, told) == ("refused", "[1, 4]")
+    (segment,) = list_segments(tmp_path)
+    assert segment.path.stat().st_size > 0
+    found = recover(tmp_path, NODE, 4)
+    assert found.last_lsn == 4
+    assert found.cut is not None
+    assert (found.cut.cut_bytes > 0) == (room > 0)
+    assert lsns_in(tmp_path) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("fault", ["error=EIO", "signal=KILL"])
+@pytest.mark.parametrize("call", [WRITE, "ftruncate", "fsync", "rename"])
+def test_a_repair_may_stop_at_any_system_call_and_is_then_made_again(
+    tmp_path: Path, strace: str, call: str, fault: str
+) -> None:
+    program = """
+import sys
+from pathlib import Path
+from wal.inspect import dump
+from wal.recovery import recover
+recover(Path(sys.argv[1]), "node-a", 5)
+"""
+    stopped = 0
+    for number in range(1, 6):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        segment = naive_segment(folder, [[1], [2, 3, 4, 5], [6, 7, 8, 9]])
+        torn = segment.read_bytes()[:-3]
+        segment.write_bytes(torn)
+        done = subprocess.run(
+            [strace, "-f", "-qq", "-o", os.devnull, "-e", f"trace={call}",
+             "-e", f"inject={call}:{fault}:when={number}", sys.executable, "-c", program, str(folder)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL, timeout=100,
+        )  # fmt: skip
+        stopped += done.returncode != 0
+        found = recover(folder, NODE, 5)
+        assert (found.last_lsn, found.records) == (8, 8)
+        assert lsns_in(folder) == list(range(1, 9))
+        # However often it was begun, a whole copy of the torn batch was kept.
+        assert any(torn.endswith(copy.read_bytes()) for copy in folder.glob("torn-*") if copy.stat().st_size > 58)
+    assert stopped > 0
+
+
+def test_what_recovery_keeps_of_the_last_batch_is_written_again_and_then_synced(tmp_path: Path, strace: str) -> None:
+    # After a failed fsync the pages may count as clean: without the write, the fsync would do nothing.
+    folder = tmp_path / "log"
+    folder.mkdir()
+    trace = tmp_path / "trace"
+    segment = naive_segment(folder, [[1], [2, 3]])
+    opening = next(item for item in dump(folder) if item["action"] == "BATCH" and item["lsn"] == 2)
+    start = int(str(opening["offset"]))
+    program = (
+        'import sys; from pathlib import Path; from wal.recovery import recover; recover(Path(sys.argv[1]), "node-a")'
+    )
+    subprocess.run(
+        [strace, "-f", "-qq", "-o", str(trace), "-e", f"trace={WRITE},fsync",
+         sys.executable, "-c", program, str(folder)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=100, check=True,
+    )  # fmt: skip
+    written, synced = trace.read_text().splitlines()[:2]
+    size = segment.stat().st_size - start
+    assert re.search(rf"pwritev2?\(.*iov_len={size}\}}\], 1, {start}", written)
+    assert re.search(r"fsync\(\d+\) += 0", synced)

@@ -1,0 +1,52 @@
+"""One writer a folder, between processes and inside one, and free again after any death."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import WalLockedError
+from wal.lock import acquire
+
+HOLDER = """
+import sys
+from pathlib import Path
+from wal.lock import acquire
+lock = acquire(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_opener_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    folder = tmp_path / "wal" / "node-a"
+    with acquire(folder), pytest.raises(WalLockedError, match=f"process {os.getpid()}"):
+        acquire(folder)
+    acquire(folder).release()
+
+
+def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(WalLockedError, match=f"process {holder.pid}"):
+            acquire(tmp_path)
+        holder.kill()
+        holder.wait()
+        acquire(tmp_path).release()
+
+
+def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
+    lock = acquire(tmp_path)
+    lock.release()
+    other = acquire(tmp_path)
+    lock.release()
+    with pytest.raises(WalLockedError):
+        acquire(tmp_path)
+    other.release()

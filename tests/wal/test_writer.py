@@ -1,0 +1,323 @@
+"""The writer: what is grouped, what is refused, what is said when, and that order holds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import (
+    InvalidInputError,
+    RecordTooLargeError,
+    WalError,
+    WalFullError,
+    WalPoisonedError,
+)
+from ledger.events import BATCH_RECORD_TYPE
+from ledger.hlc import Clock, Hlc
+from tests.wal.logs import NODE, WAIT_S, WAL_ID, Log, hlc_of, lsns_in
+from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from wal.inspect import dump
+from wal.reader import read
+from wal.recovery import recover
+from wal.segment import list_segments
+from wal.writer import WalWriter
+
+
+def batch_ranges(folder: Path) -> list[tuple[object, object]]:
+    return [(item["first_lsn"], item["last_lsn"]) for item in dump(folder) if item["type"] == BATCH_RECORD_TYPE]
+
+
+def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        for _ in range(100):
+            last = log.append()
+        log.wait_durable(last)
+        assert log.writer.durable_lsn == log.writer.written_lsn == last == log.writer.next_lsn - 1
+    assert lsns_in(tmp_path) == list(range(1, 101))
+
+
+def test_one_record_alone_is_written_at_once(tmp_path: Path) -> None:
+    # A batch that were held open for company would only be written after an hour.
+    with Log(tmp_path, batch_timeout_us=3_600_000_000) as log:
+        for _ in range(5):
+            log.wait_durable(log.append())
+        assert log.told == [1, 2, 3, 4, 5]
+
+
+def test_records_that_come_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.batches([1, 40, 3])
+        assert log.told == [1, 41, 44]
+    assert batch_ranges(tmp_path) == [(1, 1), (2, 41), (42, 44)]
+
+
+def test_behind_a_batch_of_several_the_next_is_held_open_until_as_many_are_back(tmp_path: Path) -> None:
+    with Log(tmp_path, batch_timeout_us=3_600_000_000) as log:
+        log.batches([1, 3])
+        log.append()
+        log.append()
+        assert not log.becomes_durable(5, within_s=0.1)
+        log.wait_durable(log.append())
+    assert batch_ranges(tmp_path) == [(1, 1), (2, 4), (5, 7)]
+
+
+def test_a_batch_is_not_held_open_longer_than_its_timeout(tmp_path: Path) -> None:
+    with Log(tmp_path, batch_timeout_us=2000) as log:
+        log.batches([1, 3])
+        log.wait_durable(log.append())
+    assert batch_ranges(tmp_path) == [(1, 1), (2, 4), (5, 5)]
+
+
+def test_closing_does_not_wait_for_a_batch_held_open(tmp_path: Path) -> None:
+    log = Log(tmp_path, batch_timeout_us=3_600_000_000)
+    log.batches([1, 3])
+    log.append()
+    log.close()
+    assert log.told == [1, 4, 5]
+
+
+def test_no_batch_has_more_than_the_most_entries(tmp_path: Path) -> None:
+    with Log(tmp_path, batch_max_entries=4) as log:
+        log.batches([1])
+        for _ in range(10):
+            log.append()
+    sizes = [last - first + 1 for first, last in batch_ranges(tmp_path)]  # type: ignore[operator]
+    assert sum(sizes) == 11
+    assert max(sizes) <= 4
+
+
+def test_no_batch_of_several_has_more_than_the_most_bytes(tmp_path: Path) -> None:
+    most = 4 * (RECORD_HEADER_BYTES + 100)
+    with Log(tmp_path, batch_max_bytes=most, batch_timeout_us=0) as log:
+        log.wait_durable(log.append(bytes(100)))
+        for size in (100, 100, 100, 100, 100, 1000, 100, 399, 1):
+            log.append(bytes(size))
+    for segment in list_segments(tmp_path):
+        for item in dump(tmp_path):
+            assert item["segment"] == segment.name
+    bodies = {}
+    for item in dump(tmp_path):
+        if item["type"] == BATCH_RECORD_TYPE:
+            opened = item["lsn"]
+            bodies[opened] = []
+        else:
+            bodies[opened].append(item["length"])
+    assert sum(map(len, bodies.values())) == 10
+    assert all(len(lengths) == 1 or sum(lengths) <= most for lengths in bodies.values())
+
+
+def test_local_sync_gives_each_record_its_own_batch(tmp_path: Path) -> None:
+    with Log(tmp_path, ack_mode="LOCAL_SYNC") as log:
+        for _ in range(20):
+            log.append()
+    assert batch_ranges(tmp_path) == [(lsn, lsn) for lsn in range(1, 21)]
+    assert log.told == list(range(1, 21))
+
+
+def test_local_async_still_reports_only_what_is_synced(tmp_path: Path) -> None:
+    with Log(tmp_path, ack_mode="LOCAL_ASYNC") as log:
+        log.batches([1, 5])
+    assert log.told == [1, 6]
+
+
+def test_a_full_segment_is_followed_by_another_of_the_same_epoch(tmp_path: Path) -> None:
+    with Log(tmp_path, segment_bytes=1000, batch_timeout_us=0) as log:
+        for _ in range(50):
+            log.wait_durable(log.append(bytes(150)))
+    segments = list_segments(tmp_path)
+    assert len(segments) > 5
+    assert {segment.epoch for segment in segments} == {1}
+    assert all(SEGMENT_HEADER_BYTES < segment.path.stat().st_size <= 1000 for segment in segments)
+    assert [record.lsn for record in read(tmp_path, 1, NODE)] == list(range(1, 51))
+    assert recover(tmp_path, NODE, 50).segments == len(segments)
+
+
+def test_a_record_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
+    with Log(tmp_path, segment_bytes=1000) as log:
+        for size in (10, 5000, 10):
+            log.wait_durable(log.append(bytes(size)))
+    assert [segment.base_lsn for segment in list_segments(tmp_path)] == [1, 2, 3]
+    assert recover(tmp_path, NODE, 3).last_lsn == 3
+
+
+def test_a_new_epoch_begins_a_new_segment(tmp_path: Path) -> None:
+    for epoch, next_lsn in ((1, 1), (2, 3)):
+        with Log(tmp_path, epoch=epoch, next_lsn=next_lsn) as log:
+            log.batches([1, 1])
+    assert [(segment.base_lsn, segment.epoch) for segment in list_segments(tmp_path)] == [(1, 1), (3, 2)]
+    assert recover(tmp_path, NODE, 4).epoch_ends == {1: 2, 2: 4}
+
+
+def test_an_epoch_is_not_opened_twice(tmp_path: Path) -> None:
+    Log(tmp_path, epoch=4).close()
+    with pytest.raises(WalError, match="must take a higher epoch"):
+        Log(tmp_path, epoch=4)
+
+
+def test_a_segment_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        Log(tmp_path / "missing")
+
+
+def test_a_full_queue_rejects_and_queues_nothing(tmp_path: Path) -> None:
+    with Log(tmp_path, queue_max_entries=10, batch_timeout_us=0) as log:
+        log.batches([1])
+        blocked = _hold_reports(log)
+        log.wait_durable(log.append())
+        for _ in range(10):
+            log.append()
+        with pytest.raises(WalFullError, match="10 records wait"):
+            log.append()
+        with pytest.raises(WalFullError):
+            log.writer.check_room(1)
+        assert log.writer.next_lsn == 13
+        blocked.set()
+        log.wait_durable(12)
+        log.writer.check_room(10)
+        with pytest.raises(WalFullError):
+            log.writer.check_room(11)
+        log.wait_durable(log.append())
+    assert lsns_in(tmp_path) == list(range(1, 14))
+
+
+def test_the_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    with Log(tmp_path, queue_max_bytes=1500, record_bytes_max=1000, batch_timeout_us=0) as log:
+        blocked = _hold_reports(log)
+        log.wait_durable(log.append())
+        log.append(bytes(900))
+        with pytest.raises(WalFullError, match="bytes wait"):
+            log.append(bytes(900))
+        with pytest.raises(WalFullError, match="bytes wait"):
+            log.writer.check_room(1, 1000)
+        blocked.set()
+        log.wait_durable(2)
+        log.wait_durable(log.append(bytes(900)))
+
+
+def _hold_reports(log: Log) -> threading.Event:
+    """Let the writer thread stand in its next report until the event is set."""
+    held = threading.Event()
+    log._gate = held
+    return held
+
+
+def test_a_record_over_the_bound_is_refused(tmp_path: Path) -> None:
+    with Log(tmp_path, record_bytes_max=100) as log:
+        with pytest.raises(RecordTooLargeError, match="a record of 101 bytes"):
+            log.append(bytes(101 - RECORD_HEADER_BYTES))
+        log.wait_durable(log.append(bytes(100 - RECORD_HEADER_BYTES)))
+        assert log.writer.durable_lsn == 1
+
+
+@pytest.mark.parametrize("record_type", [0, 256, -1, BATCH_RECORD_TYPE])
+def test_a_type_that_no_record_has_is_refused(tmp_path: Path, record_type: int) -> None:
+    with Log(tmp_path) as log, pytest.raises(InvalidInputError, match="not the type of a record"):
+        log.writer.append(hlc_of(1), record_type, b"")
+
+
+def test_an_hlc_that_does_not_rise_is_refused(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.writer.append(Hlc(5, 5, NODE), 1, b"")
+        for hlc in (Hlc(5, 5, NODE), Hlc(5, 4, NODE), Hlc(4, 9, NODE)):
+            with pytest.raises(InvalidInputError, match="not above"):
+                log.writer.append(hlc, 1, b"")
+        assert log.writer.append(Hlc(5, 6, NODE), 1, b"") == 2
+
+
+def test_an_hlc_of_another_node_is_refused(tmp_path: Path) -> None:
+    with Log(tmp_path) as log, pytest.raises(InvalidInputError, match="not of node"):
+        log.writer.append(Hlc(5, 5, "node-b"), 1, b"")
+
+
+def test_a_closed_writer_takes_nothing_and_closes_twice(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.append()
+    log.close()
+    log.close()
+    assert log.writer.durable_lsn == 1
+    with pytest.raises(WalPoisonedError, match="closed"):
+        log.append()
+    with pytest.raises(WalPoisonedError, match="closed"):
+        log.writer.check_room(1)
+
+
+def test_a_writer_that_cannot_report_fails_loudly(tmp_path: Path) -> None:
+    failed = threading.Event()
+
+    def broken(lsn: int) -> None:
+        raise RuntimeError("nobody listens")
+
+    writer = WalWriter(
+        tmp_path,
+        node_id=NODE,
+        wal_id=WAL_ID,
+        epoch=1,
+        next_lsn=1,
+        on_durable=broken,
+        on_failure=lambda error: failed.set(),
+    )
+    writer.append(hlc_of(1), 1, b"")
+    assert failed.wait(WAIT_S)
+    with pytest.raises(WalPoisonedError, match="nobody listens"):
+        writer.append(hlc_of(2), 1, b"")
+    with pytest.raises(WalPoisonedError):
+        writer.close(WAIT_S)
+
+
+def test_hlc_and_lsn_rise_together_whatever_threads_append(tmp_path: Path) -> None:
+    clock = Clock(NODE, 5000)
+    step = threading.Lock()
+    drawn: dict[int, Hlc] = {}
+    with Log(tmp_path, segment_bytes=100_000, queue_max_entries=10**6) as log:
+
+        def append_many(number: int) -> None:
+            for n in range(500):
+                with step:
+                    hlc = clock.tick(1_000_000 + n // 100)
+                    lsn = log.writer.append(hlc, 1, b"%d/%d" % (number, n))
+                assert lsn not in drawn
+                drawn[lsn] = hlc
+                if n % 50 == 0:
+                    log.wait_durable(lsn)
+
+        threads = [threading.Thread(target=append_many, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log.wait_durable(4000)
+        assert log.told == sorted(log.told)
+    records = list(read(tmp_path, 1, NODE))
+    assert [record.lsn for record in records] == list(range(1, 4001))
+    assert all(before.hlc < after.hlc for before, after in pairwise(records))
+    assert all(drawn[record.lsn] == record.hlc for record in records)
+    by_thread: dict[bytes, list[int]] = {}
+    for record in records:
+        thread_number, n = record.payload.split(b"/")
+        by_thread.setdefault(thread_number, []).append(int(n))
+    assert all(numbers == list(range(500)) for numbers in by_thread.values())
+
+
+def test_the_observer_hears_of_every_batch(tmp_path: Path) -> None:
+    heard: list[tuple[float, int]] = []
+    with Log(tmp_path, observe=lambda sync_s, entries: heard.append((sync_s, entries))) as log:
+        log.batches([1, 7, 2])
+    assert [entries for _, entries in heard] == [1, 7, 2]
+    assert all(sync_s > 0 for sync_s, _ in heard)
+
+
+def test_a_writer_never_leaves_descriptors_behind(tmp_path: Path) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    with Log(tmp_path, segment_bytes=500, batch_timeout_us=0) as log:
+        for _ in range(20):
+            log.wait_durable(log.append(bytes(200)))
+    recover(tmp_path, NODE, 20)
+    list(read(tmp_path, 1, NODE))
+    assert open_files() == before

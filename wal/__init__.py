@@ -1,0 +1,15 @@
+"""The write-ahead log of one node: segments, group commit, recovery, retention.
+
+A folder holds ``LOCK`` (flock, one writer), ``control`` (identity and watermarks), segments
+``<20-digit base lsn>-<epoch>.wal``, ``torn-*`` (what recovery cut, kept), and at times ``spare`` (the
+segment to come). ``wal.format`` opens with the bytes of a segment, ``wal.control`` with those of the
+control file.
+
+Order at start: ``lock.acquire``, ``control.load``, ``recovery.recover``, a higher epoch into
+``control.store``, ``writer.WalWriter``. Always true::
+
+    next_lsn > written_lsn >= durable_lsn        of a writer
+    durable_lsn >= chained_lsn >= signed_lsn     of the control file
+    a record is acknowledged  =>  its LSN <= durable_lsn
+    damage at or below what was synced stops the start; only what was never synced is cut
+"""

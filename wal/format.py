@@ -1,0 +1,229 @@
+"""The bytes of a WAL segment.
+
+A segment is one header and then batches. A batch is one BATCH record and then the records it announces.
+All integers are big-endian; CRC32 is that of zlib.
+
+Segment header, 120 bytes::
+
+    magic 8 B "TALLYWAL" | version u16 = 1 | node_id length u16 | node_id 64 B, zero-padded | wal_id 16 B
+    | epoch u64 | base_lsn u64 | previous_lsn u64 | crc32 u32 over all before it
+
+Record, a header of 34 bytes and a payload::
+
+    crc32 u32 | length u32 | lsn u64 | hlc 16 B | state u8 | type u8 | payload
+
+``crc32`` covers everything after itself, ``length`` is the whole record, ``hlc`` is the packed form of
+``ledger.hlc``, ``state`` is PENDING = 0, the state when written, and never patched.
+
+BATCH record, type 16, takes no LSN: its ``lsn`` is that of the first record of its batch, its ``hlc``
+that of the last. Its payload, 24 bytes::
+
+    first_lsn u64 | last_lsn u64 | body_bytes u32 | body_crc32 u32
+
+``body`` is everything up to the next BATCH record; one CRC over it lets recovery check a batch at the
+speed of the CRC. After the last batch a segment may hold zeros up to its end: space written ahead.
+
+Worked example: node ``a``, one record, LSN 1, HLC 5:0:a, type 1, payload ``{}``::
+
+    1ac35ab9 0000003a 0000000000000001 0000000000000005 00000000 ca978112 00 10     BATCH, LSN 1
+             0000000000000001 0000000000000001 00000024 e6e446df                    1 to 1, 36 bytes
+    f709cce3 00000024 0000000000000001 0000000000000005 00000000 ca978112 00 01 7b7d
+
+Invariants::
+
+    RECORD_HEADER_BYTES <= length <= RECORD_BYTES_LIMIT
+    1 <= first_lsn <= last_lsn
+    (last_lsn - first_lsn + 1) * RECORD_HEADER_BYTES <= body_bytes <= BATCH_BODY_BYTES_LIMIT
+    previous_lsn < base_lsn    and base_lsn == previous_lsn + 1 inside one epoch
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+from zlib import crc32
+
+from ledger.errors import WalError
+from ledger.events import BATCH_RECORD_TYPE
+from ledger.hlc import node_hash
+
+SEGMENT_MAGIC = b"TALLYWAL"
+SEGMENT_VERSION = 1
+NODE_ID_BYTES_MAX = 64
+WAL_ID_BYTES = 16
+
+RECORD_BYTES_LIMIT = 16 << 20
+"""No record is larger, whatever the settings say; a length is held against this before anything is read."""
+
+BATCH_BODY_BYTES_LIMIT = 64 << 20
+"""No batch body is larger, whatever the settings say."""
+
+LSN_LIMIT = 2**63 - 1
+"""Largest LSN: what a PostgreSQL ``bigint`` holds."""
+
+_SEGMENT = struct.Struct(f">8sHH{NODE_ID_BYTES_MAX}s{WAL_ID_BYTES}sQQQ")
+CRC = struct.Struct(">I")
+RECORD = struct.Struct(">IIQQI4sBB")
+"""crc32, length, lsn, hlc physical, hlc logical, node hash, state, type."""
+RECORD_TAIL = struct.Struct(">IQQI4sBB")
+"""What the CRC of a record covers first: ``RECORD`` without its CRC."""
+BATCH = struct.Struct(">IIQ16sBBQQII")
+"""crc32, length, lsn, packed hlc, state, type, first_lsn, last_lsn, body_bytes, body_crc32."""
+
+SEGMENT_HEADER_BYTES = _SEGMENT.size + CRC.size
+RECORD_HEADER_BYTES = RECORD.size
+BATCH_RECORD_BYTES = BATCH.size
+CRC_BYTES = CRC.size
+HLC_AT = slice(16, 32)
+"""Where the packed HLC stands in a record."""
+
+assert SEGMENT_HEADER_BYTES == 120
+assert RECORD_HEADER_BYTES == 34 == RECORD_TAIL.size + CRC_BYTES
+assert BATCH_RECORD_BYTES == 58
+assert RECORD_BYTES_LIMIT <= BATCH_BODY_BYTES_LIMIT < 2**32
+
+
+class RecordState(IntEnum):
+    """State of an entry. Records are written PENDING; the later states follow from the watermarks."""
+
+    PENDING = 0
+    REGIONAL = 1
+    GLOBAL = 2
+    APPLIED = 3
+    COMPACTED = 4
+
+
+PENDING = int(RecordState.PENDING)
+"""The one state that is written, as a plain number: an enum member costs too much for every record."""
+
+
+class FormatError(WalError):
+    """Bytes are not of this format; the text says why. Readers of segments add the place."""
+
+
+class SegmentHeader(NamedTuple):
+    """What a segment says of itself. ``wal_id`` is 32 hex digits.
+
+    ``previous_lsn`` is the last LSN of the log when the segment was made, 0 for none: it shows a
+    missing segment even where a new epoch left LSNs out.
+    """
+
+    node_id: str
+    wal_id: str
+    epoch: int
+    base_lsn: int
+    previous_lsn: int
+
+
+class BatchRecord(NamedTuple):
+    """What a BATCH record announces. ``hlc`` is packed, that of the last record."""
+
+    first_lsn: int
+    last_lsn: int
+    hlc: bytes
+    body_bytes: int
+    body_crc32: int
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """The first ``SEGMENT_HEADER_BYTES`` bytes of a segment."""
+    node = header.node_id.encode()
+    assert 1 <= len(node) <= NODE_ID_BYTES_MAX
+    assert 0 <= header.previous_lsn < header.base_lsn <= LSN_LIMIT
+    fields = _SEGMENT.pack(
+        SEGMENT_MAGIC,
+        SEGMENT_VERSION,
+        len(node),
+        node,
+        bytes.fromhex(header.wal_id),
+        header.epoch,
+        header.base_lsn,
+        header.previous_lsn,
+    )
+    return fields + CRC.pack(crc32(fields))
+
+
+def decode_segment_header(data: bytes) -> SegmentHeader:
+    """The header at the start of ``data``.
+
+    Raises:
+        FormatError: ``data`` is short, of another format or version, or damaged.
+    """
+    if len(data) < SEGMENT_HEADER_BYTES:
+        raise FormatError(f"the segment header is cut short at {len(data)} of {SEGMENT_HEADER_BYTES} bytes")
+    magic, version, node_bytes, node, wal_id, epoch, base_lsn, previous_lsn = _SEGMENT.unpack_from(data)
+    if magic != SEGMENT_MAGIC:
+        raise FormatError(f"the segment header does not begin with {SEGMENT_MAGIC.decode()}")
+    if CRC.unpack_from(data, _SEGMENT.size)[0] != crc32(data[: _SEGMENT.size]):
+        raise FormatError("the CRC of the segment header does not match")
+    if version != SEGMENT_VERSION:
+        raise FormatError(f"segment version {version} is not known, only {SEGMENT_VERSION}")
+    if not 1 <= node_bytes <= NODE_ID_BYTES_MAX or not previous_lsn < base_lsn <= LSN_LIMIT:
+        raise FormatError("the segment header contradicts itself")
+    return SegmentHeader(node[:node_bytes].decode(), wal_id.hex(), epoch, base_lsn, previous_lsn)
+
+
+def encode_record(lsn: int, hlc: bytes, record_type: int, payload: bytes) -> bytes:
+    """One record, PENDING, with its packed HLC; the writer has its own faster way to the same bytes."""
+    tail = struct.pack(">IQ16sBB", RECORD_HEADER_BYTES + len(payload), lsn, hlc, RecordState.PENDING, record_type)
+    return CRC.pack(crc32(payload, crc32(tail))) + tail + payload
+
+
+def encode_batch(batch: BatchRecord) -> bytes:
+    """The BATCH record that opens a batch."""
+    payload = struct.pack(">QQII", batch.first_lsn, batch.last_lsn, batch.body_bytes, batch.body_crc32)
+    return encode_record(batch.first_lsn, batch.hlc, BATCH_RECORD_TYPE, payload)
+
+
+def decode_batch(data: bytes | bytearray, at: int, end: int) -> BatchRecord:
+    """The BATCH record at ``at``; ``data`` counts up to ``end``.
+
+    Raises:
+        FormatError: there is none, or it is damaged or contradicts itself.
+    """
+    if end - at < BATCH_RECORD_BYTES:
+        raise FormatError("the BATCH record is cut short")
+    crc, length, lsn, hlc, state, kind, first, last, body_bytes, body_crc32 = BATCH.unpack_from(data, at)
+    if length != BATCH_RECORD_BYTES or kind != BATCH_RECORD_TYPE or state != RecordState.PENDING:
+        raise FormatError("a BATCH record should stand here")
+    if crc != crc32(memoryview(data)[at + CRC_BYTES : at + BATCH_RECORD_BYTES]):
+        raise FormatError("the CRC of the BATCH record does not match")
+    if (
+        lsn != first
+        or not 1 <= first <= last <= LSN_LIMIT
+        or not (last - first + 1) * RECORD_HEADER_BYTES <= body_bytes <= BATCH_BODY_BYTES_LIMIT
+    ):
+        raise FormatError("the BATCH record contradicts itself")
+    return BatchRecord(first, last, hlc, body_bytes, body_crc32)
+
+
+def node_of(hlc: bytes) -> bytes:
+    """The node's hash in a packed HLC."""
+    return hlc[12:]
+
+
+def check_record(data: bytes, at: int, *, lsn: int, node_id: str, available: int) -> int:
+    """Length of the record at ``at``, which must be sound, have this LSN and this node's HLC.
+
+    ``available`` is how many bytes of its batch there are from ``at`` on.
+
+    Raises:
+        FormatError: says what is wrong with it.
+    """
+    if available < RECORD_HEADER_BYTES:
+        raise FormatError("the record is cut short")
+    crc, length, found_lsn, _, _, hashed, state, kind = RECORD.unpack_from(data, at)
+    if not RECORD_HEADER_BYTES <= length <= RECORD_BYTES_LIMIT:
+        raise FormatError(f"a record of {length} bytes is out of bounds")
+    if length > available:
+        raise FormatError(f"the record is cut short: {length} bytes long, {available} there")
+    if crc != crc32(memoryview(data)[at + CRC_BYTES : at + length]):
+        raise FormatError("the CRC of the record does not match")
+    if found_lsn != lsn:
+        raise FormatError(f"the record has LSN {found_lsn} where {lsn} should stand")
+    if kind == BATCH_RECORD_TYPE or state != RecordState.PENDING:
+        raise FormatError(f"a record of type {kind}, state {state} does not belong inside a batch")
+    if hashed != node_hash(node_id):
+        raise FormatError(f"the HLC of the record is not of node {node_id}")
+    return int(length)

@@ -1,0 +1,141 @@
+"""Segments as files: their names, how they are made, and writing that is whole and synced.
+
+A segment is made under another name, gets its header, is synced, and only then takes its own name; the
+folder is synced before the first batch goes in. So::
+
+    a segment has its name  =>  its header is synced, and all batches of earlier segments are
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ledger.errors import WalError
+from wal.format import (
+    SEGMENT_HEADER_BYTES,
+    FormatError,
+    SegmentHeader,
+    decode_segment_header,
+    encode_segment_header,
+)
+
+SPARE_NAME = "spare"
+UNNAMED_SUFFIX = ".tmp"
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+_NAME = re.compile(r"([0-9]{20})-([1-9][0-9]{0,18})\.wal")
+
+
+class Segment(NamedTuple):
+    """One segment file by what its name says; tuple order is log order."""
+
+    base_lsn: int
+    epoch: int
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def segment_name(base_lsn: int, epoch: int) -> str:
+    """``<20-digit base lsn>-<epoch>.wal``."""
+    return f"{base_lsn:020d}-{epoch}.wal"
+
+
+def list_segments(folder: Path) -> list[Segment]:
+    """All segments of ``folder`` in log order; other files are none of our business."""
+    found = (_NAME.fullmatch(entry) for entry in os.listdir(folder))
+    return sorted(Segment(int(name[1]), int(name[2]), folder / name[0]) for name in found if name)
+
+
+def read_header(segment: Segment) -> SegmentHeader:
+    """The header of ``segment``.
+
+    Raises:
+        FormatError: damaged, cut short, or of another segment than the name says.
+    """
+    with open(segment.path, "rb") as file:
+        header = decode_segment_header(file.read(SEGMENT_HEADER_BYTES))
+    if (header.base_lsn, header.epoch) != (segment.base_lsn, segment.epoch):
+        raise FormatError(
+            f"the header is that of segment {segment_name(header.base_lsn, header.epoch)}, not of this name"
+        )
+    return header
+
+
+def create_segment(folder: Path, header: SegmentHeader, *, prepared: bool = False) -> int:
+    """Make a segment, its header and name synced, and return its descriptor, open for writing.
+
+    With ``prepared`` the file ``spare`` is taken as it is: zeros, written ahead.
+
+    Raises:
+        WalError: a segment of this name is there already.
+        OSError: the file system refuses.
+    """
+    path = folder / segment_name(header.base_lsn, header.epoch)
+    if path.exists():
+        raise WalError(f"WAL segment {path} is there already; a start must take a higher epoch")
+    unnamed = folder / SPARE_NAME if prepared else path.with_name(path.name + UNNAMED_SUFFIX)
+    flags = os.O_RDWR | os.O_CLOEXEC | (0 if prepared else os.O_CREAT | os.O_TRUNC)
+    descriptor = os.open(unnamed, flags, FILE_MODE)
+    try:
+        write_fully(descriptor, (encode_segment_header(header),), 0)
+        os.fsync(descriptor)
+        os.rename(unnamed, path)
+        sync_folder(folder)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def remove_unnamed(folder: Path) -> None:
+    """Remove segments that a crash left without their name; nothing was ever written to them."""
+    (folder / SPARE_NAME).unlink(missing_ok=True)
+    for path in folder.glob(f"*.wal{UNNAMED_SUFFIX}"):
+        path.unlink()
+
+
+def write_fully(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
+    """Write all of ``parts`` one after the other at ``offset``: one system call, more when it falls short.
+
+    Raises:
+        OSError: some of it may have been written.
+    """
+    total = sum(map(len, parts))
+    written = os.pwritev(descriptor, parts, offset)
+    if written == total:
+        return
+    rest = memoryview(b"".join(parts))
+    while written < total:
+        step = os.pwrite(descriptor, rest[written:], offset + written)
+        if step == 0:
+            raise OSError(f"a write of {total - written} bytes wrote nothing")
+        written += step
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def store_file(path: Path, data: bytes) -> None:
+    """Put ``data`` into ``path`` so that a crash leaves either the old file or the new one, whole."""
+    temporary = path.with_name(path.name + UNNAMED_SUFFIX)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    try:
+        write_fully(descriptor, (data,), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, path)
+    sync_folder(path.parent)

@@ -1,0 +1,158 @@
+"""Judging a whole log: where it ends, and whether what is wrong is a torn tail or corruption.
+
+Nothing here changes anything.
+
+What proves that bytes had been synced, so that damage to them is corruption:
+
+    a sound BATCH record behind them      the writer never has two unsynced batches
+    a later segment                       it is made only when all before it is synced
+    a known durable position at or above  somebody was told so
+
+Damage that nothing of this covers is the torn tail of the last batch. Segments of another WAL or node,
+missing segments and epochs that go down are corruption: no crash makes them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from ledger.hlc import Hlc, unpack16
+from wal.control import Control
+from wal.format import FormatError, SegmentHeader
+from wal.scan import Damage, find_batch, scan_segment
+from wal.segment import Segment, list_segments, read_header
+
+
+class Finding(NamedTuple):
+    """What is wrong with a log, at its first place. ``later`` are the segments behind it.
+
+    ``corruption`` says why it cannot be a torn tail; None when it is one.
+    """
+
+    segment: Segment
+    damage: Damage
+    later: tuple[Segment, ...]
+    corruption: str | None
+
+
+@dataclass(slots=True)
+class Survey:
+    """One log as it stands. ``last_lsn`` is that of its last sound record, 0 for an empty log.
+
+    ``end`` and ``last_batch_offset`` are places in ``last_segment``, the last one with a sound header.
+    ``highest_hlc`` counts what a torn batch announced, too: nobody must be given that time again.
+    ``epoch_ends`` has the last LSN of the log at the end of each epoch.
+    """
+
+    node_id: str
+    wal_id: str | None = None
+    first_lsn: int = 0
+    last_lsn: int = 0
+    last_epoch: int = 0
+    segments: int = 0
+    records: int = 0
+    highest_hlc: Hlc | None = None
+    epoch_ends: dict[int, int] = field(default_factory=dict)
+    last_segment: Segment | None = None
+    end: int = 0
+    last_batch_offset: int | None = None
+    finding: Finding | None = None
+
+    def saw(self, hlc: bytes | None) -> None:
+        """Raise ``highest_hlc`` to a packed one of this node."""
+        if hlc is None:
+            return
+        physical_ms, logical, _ = unpack16(hlc)
+        seen = Hlc(physical_ms, logical, self.node_id)
+        if self.highest_hlc is None or seen > self.highest_hlc:
+            self.highest_hlc = seen
+
+
+def survey(folder: Path, node_id: str, control: Control | None, known_durable_lsn: int) -> Survey:
+    """Read the log in ``folder`` to its end or to the first thing wrong with it.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    result = Survey(node_id, control.wal_id if control else None)
+    segments = list_segments(folder)
+    for index, segment in enumerate(segments):
+        later = tuple(segments[index + 1 :])
+        damage, corruption = _read_segment(result, segment)
+        if damage is not None:
+            corruption = corruption or _proof_of_sync(result, segment, damage, later, known_durable_lsn)
+            result.finding = Finding(segment, damage, later, corruption)
+            return result
+    return result
+
+
+def _read_segment(result: Survey, segment: Segment) -> tuple[Damage | None, str | None]:
+    """Add ``segment`` to ``result``; what is wrong with it, and why that is surely corruption."""
+    first = result.segments == 0
+    if first:
+        result.first_lsn = segment.base_lsn
+        result.last_lsn = segment.base_lsn - 1
+    next_lsn = result.last_lsn + 1
+    try:
+        header = read_header(segment)
+    except FormatError as error:
+        result.last_epoch = max(result.last_epoch, segment.epoch)
+        return Damage(0, next_lsn, str(error), 0), None
+    misplaced = _misplaced(result, header, first)
+    if misplaced is not None:
+        return Damage(0, next_lsn, misplaced, 0), "no crash does that"
+    descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        scan = scan_segment(descriptor, header.base_lsn, result.node_id)
+    finally:
+        os.close(descriptor)
+    result.wal_id = header.wal_id
+    result.segments += 1
+    result.records += scan.last_lsn - header.base_lsn + 1
+    result.last_lsn = result.epoch_ends[header.epoch] = scan.last_lsn
+    result.last_epoch = header.epoch
+    result.last_segment = segment
+    result.end = scan.end
+    result.last_batch_offset = scan.last_batch_offset
+    result.saw(scan.highest_hlc)
+    if scan.damage is not None and scan.damage.batch is not None:
+        result.saw(scan.damage.batch.hlc)
+    return scan.damage, None
+
+
+def _misplaced(result: Survey, header: SegmentHeader, first: bool) -> str | None:
+    """Why a segment with this sound header cannot follow what was read so far."""
+    if header.node_id != result.node_id:
+        return f"the segment belongs to node {header.node_id}, not to {result.node_id}"
+    if result.wal_id is not None and header.wal_id != result.wal_id:
+        return f"the segment belongs to WAL {header.wal_id}, not to {result.wal_id}"
+    if first:
+        return None
+    if header.epoch < result.last_epoch:
+        return f"the epoch goes down from {result.last_epoch} to {header.epoch}"
+    if header.previous_lsn != result.last_lsn:
+        return f"the segment follows LSN {header.previous_lsn}, but {result.last_lsn} is the one before it"
+    if header.epoch == result.last_epoch and header.base_lsn != header.previous_lsn + 1:
+        return f"the segment begins with LSN {header.base_lsn} where {header.previous_lsn + 1} should stand"
+    return None
+
+
+def _proof_of_sync(
+    result: Survey, segment: Segment, damage: Damage, later: tuple[Segment, ...], known_durable_lsn: int
+) -> str | None:
+    """Why ``damage`` cannot be a torn tail; None when it can."""
+    if later:
+        return f"segment {later[0].name} was begun later, so this one had been synced"
+    if damage.lsn <= known_durable_lsn:
+        return f"LSN {known_durable_lsn} is known to be durable"
+    descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        behind = find_batch(descriptor, damage.offset + 1, result.last_lsn, result.node_id)
+    finally:
+        os.close(descriptor)
+    if behind is not None:
+        return f"the batch at byte {behind} was written later, so this had been synced"
+    return None
