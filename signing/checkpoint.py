@@ -1,0 +1,119 @@
+"""Checkpoints (c2sp.org/tlog-checkpoint): the signed head of one tenant's Merkle log.
+
+The text of a signed note, three lines, then lines that may follow and are ignored::
+
+    origin     names the log; also the key name of the log's signature
+    tree size  decimal, no leading zeros
+    root hash  base64 of 32 bytes, RFC 9162 root at that size
+
+Invariants::
+
+    0 <= size <= SIZE_MAX        len(root) == 32        origin holds no space, plus or control character
+    a log never signs two checkpoints of which neither's tree extends the other's (kept by the caller)
+
+An origin holds no space, and what DSSE signs begins with ``DSSEv1`` and a space: so one key can sign both.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ledger.errors import SignatureError
+from signing import note
+from signing.keys import ED25519, Keyring, Signer
+from signing.note import VerifierKey
+from signing.strict import decode_base64
+
+ROOT_BYTES = 32
+SIZE_MAX = 2**63 - 1
+
+_SIZE = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+class Checkpoint(NamedTuple):
+    """The head of the log ``origin``: ``size`` leaves under ``root`` (32 bytes)."""
+
+    origin: str
+    size: int
+    root: bytes
+
+
+def body(checkpoint: Checkpoint) -> str:
+    """The text that is signed."""
+    assert 0 <= checkpoint.size <= SIZE_MAX
+    assert len(checkpoint.root) == ROOT_BYTES
+    return f"{checkpoint.origin}\n{checkpoint.size}\n{base64.b64encode(checkpoint.root).decode()}\n"
+
+
+def parse(text: str) -> Checkpoint:
+    """The checkpoint that the text of a note is; lines after the third are ignored.
+
+    Raises:
+        SignatureError: malformed.
+    """
+    lines = text.split("\n")
+    if len(lines) < 4 or lines.pop() != "" or "" in lines:
+        raise SignatureError("a checkpoint is three or more lines, none of them empty")
+    origin, size, root_base64 = lines[:3]
+    if not _SIZE.fullmatch(size) or int(size) > SIZE_MAX:
+        raise SignatureError(f"tree size {size[:40]!r} of the checkpoint is no number up to {SIZE_MAX}")
+    root = decode_base64(root_base64, "root hash of the checkpoint")
+    if len(root) != ROOT_BYTES:
+        raise SignatureError(f"root hash of the checkpoint has {len(root)} bytes, not {ROOT_BYTES}")
+    return Checkpoint(origin, int(size), root)
+
+
+def sign_checkpoint(checkpoint: Checkpoint, signer: Signer) -> str:
+    """The signed note of ``checkpoint``; the key's name is the origin.
+
+    The caller MUST make sure that the tree extends every tree it signed before under this origin.
+
+    Raises:
+        InvalidInputError: the origin is not allowed, or the key is not Ed25519.
+        SigningUnavailableError: the signer cannot be reached.
+    """
+    return note.sign(body(checkpoint), checkpoint.origin, signer)
+
+
+def open_checkpoint(
+    text: str | bytes, keys: Keyring | Iterable[VerifierKey | str], *, origin: str | None = None
+) -> Checkpoint:
+    """The checkpoint in a signed note, once its log is found to have signed it.
+
+    ``keys`` are verifier keys, or a ring: its Ed25519 keys then count under the name of any log, and its
+    ``log_verifier_keys`` under their own. A checkpoint carries no time, so a revoked key of a ring does not
+    count. With ``origin``, a checkpoint of any other log is refused.
+
+    Raises:
+        UnknownKeyError: none of the keys signed it in the log's name.
+        SignatureError: malformed, of another log, or a known key's signature does not hold.
+        InvalidInputError: a verifier key is malformed.
+    """
+    # 1. A note that holds a checkpoint of the log in question.
+    parsed = note.parse(text)
+    checkpoint = parse(parsed.text)
+    if origin is not None and checkpoint.origin != origin:
+        raise SignatureError(f"the checkpoint is of log {checkpoint.origin[:200]!r}, not of {origin!r}")
+    if not note.is_name(checkpoint.origin):
+        raise SignatureError(f"origin {checkpoint.origin[:200]!r} of the checkpoint cannot name a key")
+    # 2. Signed by a known key, and that in the log's name: a witness alone does not make a checkpoint.
+    verifiers = _verifiers(keys, checkpoint.origin) if isinstance(keys, Keyring) else tuple(keys)
+    named = [key for key in map(_parsed, verifiers) if key.name == checkpoint.origin]
+    note.signers_of(parsed, named)
+    # 3. Signatures of other known keys, witnesses, hold as well.
+    note.signers_of(parsed, verifiers)
+    return checkpoint
+
+
+def _verifiers(keyring: Keyring, origin: str) -> tuple[VerifierKey, ...]:
+    revoked = {key.key_id for key in keyring if key.revoked_from_hlc is not None}
+    verifiers = [VerifierKey.of(origin, key) for key in keyring if key.algorithm == ED25519]
+    verifiers += map(VerifierKey.parse, keyring.log_verifier_keys)
+    return tuple(key for key in verifiers if key.public_key.key_id not in revoked)
+
+
+def _parsed(key: VerifierKey | str) -> VerifierKey:
+    return VerifierKey.parse(key) if isinstance(key, str) else key

@@ -1,0 +1,140 @@
+"""DSSE envelopes: a payload, its type, and signatures over both.
+
+Format (github.com/secure-systems-lab/dsse, envelope.md and protocol.md)::
+
+    {"payload": base64, "payloadType": text, "signatures": [{"keyid": text, "sig": base64}]}
+    signed bytes = "DSSEv1" SP LEN(type) SP type SP LEN(payload) SP payload
+
+``LEN`` counts bytes, in ASCII decimal. Worked example: type ``http://example.com/HelloWorld`` and payload
+``hello world`` are signed as ``DSSEv1 29 http://example.com/HelloWorld 11 hello world``.
+
+``keyid`` is outside the signed bytes: it only narrows which keys are tried, and may be absent.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import NamedTuple
+
+from ledger.errors import SignatureError, UnknownKeyError
+from signing.keys import Keyring, PublicKey, Signer
+from signing.strict import decode_base64
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+PAYLOAD_BYTES_MAX = 16 * 2**20
+SIGNATURES_MAX = 16
+KEY_ID_CHARACTERS_MAX = 256
+
+
+class EnvelopeSignature(NamedTuple):
+    """One signature and the unauthenticated hint at its key, empty when absent."""
+
+    key_id: str
+    signature: bytes
+
+
+class Envelope(NamedTuple):
+    """An envelope that is well-formed; nothing in it is verified."""
+
+    payload_type: str
+    payload: bytes
+    signatures: tuple[EnvelopeSignature, ...]
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """Pre-authentication encoding: the bytes that are signed (DSSE protocol.md, Signature Definition)."""
+    type_bytes = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(type_bytes), type_bytes, len(payload), payload)
+
+
+def sign(payload: bytes, signer: Signer, payload_type: str = PAYLOAD_TYPE) -> dict[str, object]:
+    """The envelope, as JSON values, with one signature by ``signer``.
+
+    Raises:
+        SigningUnavailableError: the signer cannot be reached.
+    """
+    signature = signer.sign(pae(payload_type, payload))
+    return {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": payload_type,
+        "signatures": [{"keyid": signer.key_id, "sig": base64.b64encode(signature).decode()}],
+    }
+
+
+def verify(envelope: object, keys: object, *, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """The payload, once a key of ``keys`` is found to have signed it.
+
+    ``keys`` is whatever ``Keyring.of`` takes. An envelope carries no time, so windows are not judged here,
+    and a key revoked from any time on does not count; ``snapshot.open_snapshot`` judges both by the HLC
+    that was signed.
+
+    Raises:
+        UnknownKeyError: no key that signed is held, or those that did are revoked.
+        SignatureError: malformed, of another type, or a held key's signature does not hold.
+        InvalidInputError: ``keys`` are no keys.
+    """
+    keyring = Keyring.of(keys)
+    # 1. The envelope is well-formed, and its payload of the type that the caller can read.
+    parsed = parse(envelope, payload_type)
+    # 2. A held key signed it.
+    signers = signers_of(parsed, keyring)
+    # 3. One that signed is not revoked.
+    if all(key.revoked_from_hlc is not None for key in signers):
+        raise UnknownKeyError(f"key {signers[0].key_id} is revoked from HLC {signers[0].revoked_from_hlc} on")
+    return parsed.payload
+
+
+def parse(envelope: object, payload_type: str) -> Envelope:
+    """The parts of an envelope of ``payload_type``, unverified. Fields that DSSE does not name are ignored.
+
+    Raises:
+        SignatureError: malformed, over a bound, or of another type.
+    """
+    if not isinstance(envelope, dict):
+        raise SignatureError("an envelope must be a JSON object")
+    if envelope.get("payloadType") != payload_type:
+        raise SignatureError(f"payloadType of the envelope is not {payload_type}")
+    payload = decode_base64(envelope.get("payload"), "payload", url_safe=True)
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise SignatureError(f"payload is over {PAYLOAD_BYTES_MAX} bytes")
+    signatures = envelope.get("signatures")
+    if not isinstance(signatures, list) or not 1 <= len(signatures) <= SIGNATURES_MAX:
+        raise SignatureError(f"signatures must be a list of 1 to {SIGNATURES_MAX}")
+    return Envelope(payload_type, payload, tuple(_signature(item) for item in signatures))
+
+
+def _signature(item: object) -> EnvelopeSignature:
+    if not isinstance(item, dict):
+        raise SignatureError("a signature must be a JSON object")
+    key_id = item.get("keyid")
+    if key_id is None:
+        key_id = ""
+    if not isinstance(key_id, str) or len(key_id) > KEY_ID_CHARACTERS_MAX:
+        raise SignatureError(f"keyid must be text of at most {KEY_ID_CHARACTERS_MAX} characters")
+    return EnvelopeSignature(key_id, decode_base64(item.get("sig"), "sig", url_safe=True))
+
+
+def signers_of(envelope: Envelope, keyring: Keyring) -> tuple[PublicKey, ...]:
+    """The keys of the ring that signed the envelope, at least one; their windows are not judged.
+
+    As DSSE has it, a signature that does not hold is passed over as long as another one holds.
+
+    Raises:
+        UnknownKeyError: none of the key ids is in the ring.
+        SignatureError: some are, and none of their signatures holds.
+    """
+    message = pae(envelope.payload_type, envelope.payload)
+    signers: list[PublicKey] = []
+    candidates_tried: list[str] = []
+    for key_id, signature in envelope.signatures:
+        named = keyring.get(key_id)
+        candidates = tuple(keyring) if not key_id else () if named is None else (named,)
+        candidates_tried += [key.key_id for key in candidates]
+        signers += [key for key in candidates if key.made(signature, message)]
+    if signers:
+        return tuple(signers)
+    if not candidates_tried:
+        named_ids = ", ".join(repr(key_id[:64]) for key_id, _ in envelope.signatures)
+        raise UnknownKeyError(f"none of the keys that signed is known: {named_ids}")
+    raise SignatureError(f"no signature holds; tried key {', '.join(dict.fromkeys(candidates_tried[:8]))}")

@@ -1,0 +1,218 @@
+"""C2SP signed notes (c2sp.org/signed-note): a text and Ed25519 signatures under it.
+
+Format, UTF-8, no control characters but newline::
+
+    text, one or more lines, the last one ending in a newline
+    an empty line
+    one line a signature: EM DASH, space, key name, space, base64(key hash, 4 bytes || signature)
+
+    key hash     = SHA-256(key name || 0x0A || 0x01 || 32-byte Ed25519 public key)[:4]
+    verifier key = name "+" key hash in hex "+" base64(0x01 || public key)
+
+The text is signed with its last newline, without the empty line. It may hold empty lines; the last empty
+line of the note ends it. Worked example, from golang.org/x/mod/sumdb/note::
+
+    PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
+from signing.keys import PublicKey, Signer
+from signing.strict import decode_base64
+
+NOTE_CHARACTERS_MAX = 2**20
+SIGNATURES_MAX = 100
+"""As golang.org/x/mod has it; the specification asks for 16 or more."""
+
+KEY_HASH_BYTES = 4
+ED25519_TYPE = 1
+
+_SIGNATURE_MARK = "— "
+
+
+class NoteSignature(NamedTuple):
+    """One signature line: whose, by what key hash (4 bytes), and the bytes of the signature."""
+
+    name: str
+    key_hash: bytes
+    signature: bytes
+
+    def line(self) -> str:
+        """The line as it stands in a note, newline included."""
+        return f"{_SIGNATURE_MARK}{self.name} {base64.b64encode(self.key_hash + self.signature).decode()}\n"
+
+
+class Note(NamedTuple):
+    """A note that is well-formed; nothing in it is verified. Witnesses add to ``signatures``."""
+
+    text: str
+    signatures: tuple[NoteSignature, ...]
+
+    def encode(self) -> str:
+        """The note as text."""
+        return self.text + "\n" + "".join(signature.line() for signature in self.signatures)
+
+
+class VerifierKey(NamedTuple):
+    """A public key under a name; name and hash together identify it."""
+
+    name: str
+    key_hash: bytes
+    public_key: PublicKey
+
+    @classmethod
+    def of(cls, name: str, public_key: PublicKey) -> VerifierKey:
+        """The key of ``name``.
+
+        Raises:
+            InvalidInputError: the name is not allowed, or the key is not Ed25519.
+        """
+        if not is_name(name):
+            raise InvalidInputError(f"key name {name[:100]!r} is empty or holds a space, plus or control character")
+        return cls(name, _key_hash(name, public_key), public_key)
+
+    @classmethod
+    def parse(cls, text: str) -> VerifierKey:
+        """The key that ``name+hash+base64`` spells.
+
+        Raises:
+            InvalidInputError: malformed, not of type Ed25519, or the hash is not that of name and key.
+        """
+        name, _, rest = text.partition("+")
+        hash_hex, _, encoded = rest.partition("+")
+        try:
+            typed = decode_base64(encoded, "the key")
+        except SignatureError as error:
+            raise InvalidInputError(f"verifier key {text[:200]!r} is malformed: {error}") from error
+        if len(typed) != 33 or typed[0] != ED25519_TYPE:
+            raise InvalidInputError(f"verifier key {text[:200]!r} is not of type {ED25519_TYPE}, Ed25519")
+        key = cls.of(name, PublicKey.of_ed25519(typed[1:]))
+        if key.key_hash.hex() != hash_hex:
+            raise InvalidInputError(f"verifier key {text[:200]!r} should have the hash {key.key_hash.hex()}")
+        return key
+
+    def text(self) -> str:
+        """``name+hash+base64``, as golang.org/x/mod/sumdb/note and C2SP tools read it."""
+        encoded = base64.b64encode(_typed(self.public_key)).decode()
+        return f"{self.name}+{self.key_hash.hex()}+{encoded}"
+
+
+def verifier_key(name: str, public_key: PublicKey) -> str:
+    """``name+hash+base64`` of an Ed25519 key under ``name``.
+
+    Raises:
+        InvalidInputError: the name is not allowed, or the key is not Ed25519.
+    """
+    return VerifierKey.of(name, public_key).text()
+
+
+def sign(text: str, name: str, signer: Signer) -> str:
+    """The note of ``text`` with one signature by ``signer`` under ``name``.
+
+    Raises:
+        InvalidInputError: text or name are not allowed in a note, or the key is not Ed25519.
+        SigningUnavailableError: the signer cannot be reached.
+    """
+    key = VerifierKey.of(name, signer.public_key)
+    if not text.endswith("\n") or not _is_clean(text):
+        raise InvalidInputError("a note's text must end in a newline and hold no other control character")
+    signature = NoteSignature(name, key.key_hash, signer.sign(text.encode()))
+    return Note(text, (signature,)).encode()
+
+
+def parse(note: str | bytes) -> Note:
+    """The parts of a note, unverified.
+
+    Raises:
+        SignatureError: malformed or over a bound.
+    """
+    if len(note) > NOTE_CHARACTERS_MAX:
+        raise SignatureError(f"the note is longer than {NOTE_CHARACTERS_MAX} characters")
+    try:
+        content = note.decode() if isinstance(note, bytes) else note
+    except UnicodeDecodeError as error:
+        raise SignatureError("the note is not UTF-8") from error
+    if not _is_clean(content):
+        raise SignatureError("the note holds a control character or a lone surrogate")
+    end = content.rfind("\n\n")
+    lines = content[end + 2 :].split("\n")
+    if end < 0 or len(lines) < 2 or lines.pop() != "":
+        raise SignatureError("the note has no signatures after an empty line, or its last line has no end")
+    if len(lines) > SIGNATURES_MAX:
+        raise SignatureError(f"the note has more than {SIGNATURES_MAX} signatures")
+    return Note(content[: end + 1], tuple(_signature(line) for line in lines))
+
+
+def _signature(line: str) -> NoteSignature:
+    name, _, encoded = line.removeprefix(_SIGNATURE_MARK).partition(" ")
+    if not line.startswith(_SIGNATURE_MARK) or not is_name(name):
+        raise SignatureError(f"signature line {line[:100]!r} of the note is malformed")
+    data = decode_base64(encoded, "a signature of the note")
+    if len(data) <= KEY_HASH_BYTES:
+        raise SignatureError(f"signature line {line[:100]!r} of the note holds no signature")
+    return NoteSignature(name, data[:KEY_HASH_BYTES], data[KEY_HASH_BYTES:])
+
+
+def signers_of(note: Note, verifiers: Iterable[VerifierKey | str]) -> tuple[VerifierKey, ...]:
+    """The verifiers that signed ``note``, at least one. Signatures of others are ignored.
+
+    Raises:
+        UnknownKeyError: none of them signed it.
+        SignatureError: one of them is named, and its signature does not hold.
+        InvalidInputError: a verifier key is malformed, or two share name and hash.
+    """
+    known: dict[tuple[str, bytes], VerifierKey] = {}
+    for item in verifiers:
+        key = VerifierKey.parse(item) if isinstance(item, str) else item
+        twin = known.setdefault((key.name, key.key_hash), key)
+        if twin.public_key.key_id != key.public_key.key_id:
+            raise InvalidInputError(f"two verifier keys share {key.name}+{key.key_hash.hex()}; give only one")
+    message = note.text.encode()
+    signers: list[VerifierKey] = []
+    for name, key_hash, signature in note.signatures:
+        signer = known.get((name, key_hash))
+        if signer is None:
+            continue
+        if not signer.public_key.made(signature, message):
+            raise SignatureError(f"the note's signature by {name}+{key_hash.hex()} does not hold")
+        signers.append(signer)
+    if not signers:
+        names = ", ".join(f"{name!r}+{key_hash.hex()}" for name, key_hash, _ in note.signatures[:8])
+        raise UnknownKeyError(f"none of the keys that signed the note is known: {names}")
+    return tuple(dict.fromkeys(signers))
+
+
+def open(note: str | bytes, verifiers: Iterable[VerifierKey | str]) -> str:
+    """The text of ``note``, once one of ``verifiers`` is found to have signed it.
+
+    Raises:
+        UnknownKeyError: none of them signed it.
+        SignatureError: malformed, or a known key's signature does not hold.
+        InvalidInputError: a verifier key is malformed.
+    """
+    parsed = parse(note)
+    signers_of(parsed, verifiers)
+    return parsed.text
+
+
+def _typed(public_key: PublicKey) -> bytes:
+    return bytes((ED25519_TYPE,)) + public_key.ed25519_bytes()
+
+
+def _key_hash(name: str, public_key: PublicKey) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + _typed(public_key)).digest()[:KEY_HASH_BYTES]
+
+
+def is_name(name: str) -> bool:
+    """Whether ``name`` may be the name of a key: not empty, no space, plus or control character."""
+    return bool(name) and "+" not in name and _is_clean(name) and not any(map(str.isspace, name))
+
+
+def _is_clean(text: str) -> bool:
+    return not any(("\x00" <= c < "\x20" and c != "\n") or "\ud800" <= c <= "\udfff" for c in text)

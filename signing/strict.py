@@ -1,0 +1,63 @@
+"""Strict readings of signed text: base64 with one spelling for each value, JSON without doubled names.
+
+Two readers that disagree about the same text are how signed documents get forged, so a text that
+could be read in two ways is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+
+from ledger.errors import SignatureError
+
+JSON_CHARACTERS_MAX = 24 * 2**20
+"""Longest JSON text read; room for the largest envelope."""
+
+
+def decode_base64(text: object, what: str, *, url_safe: bool = False) -> bytes:
+    """The bytes that ``text`` spells in RFC 4648 section 4, padding included.
+
+    With ``url_safe`` the alphabet of section 5 is allowed too, but not a mix of both. ``what`` names
+    the field in the error.
+
+    Raises:
+        SignatureError: ``text`` is not the one spelling of any bytes.
+    """
+    if not isinstance(text, str) or not text.isascii():
+        raise SignatureError(f"{what} is not base64 text")
+    altchars = b"-_" if url_safe and ("-" in text or "_" in text) else b"+/"
+    try:
+        data = base64.b64decode(text, altchars=altchars, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise SignatureError(f"{what} is not base64: {error}") from error
+    if base64.b64encode(data, altchars).decode() != text:
+        raise SignatureError(f"{what} is not base64: stray bits or characters")
+    return data
+
+
+def parse_json(text: str | bytes, what: str) -> object:
+    """The value of a JSON text without NaN, infinities or a name twice in one object.
+
+    Raises:
+        SignatureError: not such a text; ``what`` names it.
+    """
+    if len(text) > JSON_CHARACTERS_MAX:
+        raise SignatureError(f"{what} is longer than {JSON_CHARACTERS_MAX} characters")
+    try:
+        characters = text.decode() if isinstance(text, bytes) else text
+        return json.loads(characters, object_pairs_hook=_unique, parse_constant=_refuse)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SignatureError(f"{what} is not JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return value
+
+
+def _refuse(token: str) -> object:
+    raise ValueError(f"{token} is not a JSON number")

@@ -1,0 +1,46 @@
+"""The examples in docs/formats are real: what they show verifies with the keys they show."""
+
+import json
+import re
+from pathlib import Path
+
+from ledger import canonical
+from signing import envelope
+from signing.checkpoint import open_checkpoint
+from signing.keys import Keyring
+from signing.note import VerifierKey
+from signing.snapshot import open_snapshot
+
+FORMATS = Path(__file__).parents[2] / "docs" / "formats"
+
+
+def examples(name: str) -> list[str]:
+    """The fenced blocks of a document, in its order."""
+    return re.findall(r"```[a-z]+\n(.*?)```", (FORMATS / name).read_text(), re.DOTALL)
+
+
+def documented_ring() -> Keyring:
+    return Keyring.from_json(json.loads(examples("keys.md")[2]))
+
+
+def test_the_forms_of_a_key_are_forms_of_one_key() -> None:
+    pem, verifier_key, saved = examples("keys.md")
+    (key,) = documented_ring()
+    assert key.public_key_pem == pem
+    assert VerifierKey.parse(verifier_key.strip()).public_key.key_id == key.key_id
+    assert documented_ring().to_json() == json.loads(saved)
+    assert documented_ring().log_verifier_keys == (verifier_key.strip(),)
+
+
+def test_the_snapshot_verifies_and_its_payload_and_digest_are_as_shown() -> None:
+    stored, statement, digest = examples("snapshot.md")[:3]
+    opened = open_snapshot(stored, documented_ring())
+    assert (opened.verdict, opened.payload_sha256) == ("ok", digest.strip())
+    assert envelope.verify(json.loads(stored), documented_ring()) == canonical.encode(json.loads(statement))
+
+
+def test_the_checkpoint_opens_with_the_verifier_key_and_covers_the_snapshot() -> None:
+    checkpoint_note, verifier_key = examples("checkpoint.md")[:2]
+    checkpoint = open_checkpoint(checkpoint_note, [verifier_key.strip()], origin="log.example/acme")
+    claim = open_snapshot(examples("snapshot.md")[0], documented_ring()).claim
+    assert (checkpoint.size, checkpoint.root.hex()) == (claim.tree_size, claim.tree_root)
