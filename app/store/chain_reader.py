@@ -1,0 +1,146 @@
+"""The reader that verification reads a tenant's ledger through, on PostgreSQL.
+
+One REPEATABLE READ transaction shows one state of all tables. Rows come through server-side cursors, a batch at
+a time; while one batch is being checked the next is already on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ledger.verification import (
+    ENTRY_COLUMNS,
+    FOLD_COLUMNS,
+    JOB_COLUMNS,
+    SNAPSHOT_COLUMNS,
+    Head,
+    StoredTree,
+)
+
+if TYPE_CHECKING:
+    from asyncpg.cursor import Cursor
+
+    from app.store import Connection
+
+ENTRIES_A_BATCH = 1000
+"""Entries read at once: what is checked in a few milliseconds, so that the event loop stays free."""
+FOLDED_A_BATCH = 500
+"""The same, where each entry is folded into the state of its job, which takes longer."""
+SNAPSHOTS_A_BATCH = 50
+FETCH_TIMEOUT_S = 600.0
+"""Longest wait for one batch; sorting a long chain by job comes before the first."""
+
+_SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
+
+_ENTRIES = (
+    f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
+    " WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq"
+)
+_LAST_ENTRY = (
+    "SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq DESC LIMIT 1"
+)
+_SNAPSHOTS = (
+    f"SELECT {', '.join(SNAPSHOT_COLUMNS)} FROM scheduler.batch_snapshot"
+    " WHERE tenant_id = $1 AND from_seq >= $2 AND to_seq <= $3 ORDER BY from_seq, to_seq, id"
+)
+_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1 ORDER BY job_id"
+_ENTRIES_BY_JOB = (
+    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY job_id, seq"
+)
+_TILES = (
+    "SELECT tile_index, hashes FROM scheduler.merkle_tile"
+    " WHERE tenant_id = $1 AND level = $2 AND tile_index BETWEEN $3 AND $4"
+)
+
+
+class PostgresChainReader:
+    """A ``ledger.verification.ChainReader`` over a connection that is inside a transaction."""
+
+    def __init__(self, connection: Connection, tenant_id: str) -> None:
+        self._connection = connection
+        self._tenant_id = tenant_id
+        self._lock = asyncio.Lock()
+        """A connection does one thing at a time; batches are fetched ahead beside other reads."""
+
+    async def head(self) -> Head | None:
+        """The row of ``chain_heads``."""
+        query = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1"
+        row = await self._row(query)
+        return Head(*row) if row is not None else None
+
+    async def last_entry(self) -> Head | None:
+        """The entry of highest seq."""
+        row = await self._row(_LAST_ENTRY)
+        return Head(*row) if row is not None else None
+
+    async def tree(self) -> StoredTree | None:
+        """The stored tree's size and root."""
+        row = await self._row("SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1")
+        return StoredTree(*row) if row is not None else None
+
+    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
+        """Stored tiles ``first..last`` of a level."""
+        async with self._lock:
+            rows = await self._connection.fetch(_TILES, self._tenant_id, level, first, last, timeout=FETCH_TIMEOUT_S)
+        return {row[0]: row[1] for row in rows}
+
+    def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        """Batches of entries by seq."""
+        bounds = _bounds(from_seq, to_seq)
+        return self._batches(ENTRIES_A_BATCH, _ENTRIES, *bounds)
+
+    def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        """Batches of snapshots by ``from_seq``."""
+        bounds = _bounds(from_seq, to_seq)
+        return self._batches(SNAPSHOTS_A_BATCH, _SNAPSHOTS, *bounds)
+
+    def jobs(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        """Batches of stored jobs by job id."""
+        return self._batches(FOLDED_A_BATCH, _JOBS)
+
+    def entries_by_job(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        """Batches of entries by job id and seq."""
+        return self._batches(FOLDED_A_BATCH, _ENTRIES_BY_JOB)
+
+    async def _row(self, query: str) -> tuple[Any, ...] | None:
+        async with self._lock:
+            row = await self._connection.fetchrow(query, self._tenant_id, timeout=FETCH_TIMEOUT_S)
+        return tuple(row) if row is not None else None
+
+    async def _batches(self, rows_a_batch: int, query: str, *bounds: int) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        async with self._lock:
+            cursor = await self._connection.cursor(query, self._tenant_id, *bounds)
+        ahead = asyncio.ensure_future(self._fetch(cursor, rows_a_batch))
+        try:
+            while rows := await ahead:
+                ahead = asyncio.ensure_future(self._fetch(cursor, rows_a_batch))
+                # The request leaves now, so that Postgres works while the caller does.
+                await asyncio.sleep(0)
+                yield rows
+        finally:
+            await asyncio.gather(ahead, return_exceptions=True)
+
+    async def _fetch(self, cursor: Cursor[Any], rows_a_batch: int) -> Sequence[Sequence[Any]]:
+        async with self._lock:
+            rows: Sequence[Sequence[Any]] = await cursor.fetch(rows_a_batch, timeout=FETCH_TIMEOUT_S)
+        return rows
+
+
+@asynccontextmanager
+async def consistent_reader(connection: Connection, tenant_id: str) -> AsyncIterator[PostgresChainReader]:
+    """A reader of one state of the tenant's ledger, for as long as the context is open."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        yield PostgresChainReader(connection, tenant_id)
+
+
+async def list_tenants(connection: Connection) -> list[str]:
+    """Every tenant that has a head, in byte order."""
+    rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads ORDER BY tenant_id")
+    return [row[0] for row in rows]
+
+
+def _bounds(from_seq: int | None, to_seq: int | None) -> tuple[int, int]:
+    return (_SEQ_MIN if from_seq is None else from_seq, _SEQ_MAX if to_seq is None else to_seq)

@@ -1,0 +1,165 @@
+"""SQL of reads about chains: heads, entries, trees and tiles, snapshots, keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.store.reads import PAGE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+
+class HeadRow(NamedTuple):
+    """End of a tenant's chain, and its tree: size and root 0 and None before anything was hashed."""
+
+    head_seq: int
+    head_chain_link: str | None
+    head_hlc: str | None
+    updated_at: datetime
+    tree_size: int
+    root_hash: str | None
+    checkpoint: str | None
+    signed_seq: int
+
+
+class EntryRow(NamedTuple):
+    """One row of the log, every column; ``payload`` and ``origin`` are the stored text."""
+
+    id: int
+    tenant_id: str
+    seq: int
+    t_hlc: str
+    hlc_physical: int
+    hlc_logical: int
+    hlc_node: str
+    job_id: str
+    action: str
+    link_version: int
+    prev_chain_link: str | None
+    chain_link: str
+    payload_digest: str
+    payload: str
+    origin: str | None
+    created_at: datetime
+
+
+class SnapshotRow(NamedTuple):
+    """One batch snapshot without its envelope."""
+
+    id: int
+    tenant_id: str
+    from_seq: int
+    to_seq: int
+    snapshot_hlc: str
+    from_chain_link: str
+    to_chain_link: str
+    entry_count: int
+    merkle_root: str
+    created_at: datetime
+
+
+class KeyRow(NamedTuple):
+    """One public key and when it counts."""
+
+    key_id: str
+    algorithm: str
+    public_key_pem: str
+    not_before: datetime
+    not_after: datetime | None
+    revoked_from_hlc: str | None
+
+
+_HEAD = """
+SELECT h.head_seq, h.head_chain_link, h.head_hlc, h.updated_at,
+       coalesce(m.tree_size, 0) AS tree_size, m.root_hash, m.checkpoint,
+       coalesce((SELECT max(s.to_seq) FROM scheduler.batch_snapshot s
+                  WHERE s.tenant_id = h.tenant_id), 0) AS signed_seq
+  FROM scheduler.chain_heads h
+  LEFT JOIN scheduler.merkle_head m USING (tenant_id)
+ WHERE h.tenant_id = $1
+"""
+
+_ENTRY_COLUMNS = ", ".join(EntryRow._fields)
+_SNAPSHOT_COLUMNS = ", ".join(SnapshotRow._fields)
+
+_ENTRIES = f"""
+WITH page AS (
+    SELECT {_ENTRY_COLUMNS}, row_number() OVER ordered AS number, count(*) OVER () AS found,
+           sum(octet_length(payload::text)) OVER ordered - octet_length(payload::text) AS bytes_before
+      FROM (SELECT {_ENTRY_COLUMNS} FROM scheduler.scheduler_log
+             WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3 + 1) AS listed
+    WINDOW ordered AS (ORDER BY seq)
+)
+SELECT {_ENTRY_COLUMNS}, found FROM page WHERE number <= $3 AND bytes_before < $4 ORDER BY number
+"""
+
+
+async def head(connection: Connection, tenant_id: str) -> HeadRow | None:
+    """End of the tenant's chain; None when there is no such tenant."""
+    row = await connection.fetchrow(_HEAD, tenant_id)
+    return HeadRow(*row) if row else None
+
+
+async def tenant_exists(connection: Connection, tenant_id: str) -> bool:
+    """Whether anything was ever written for the tenant."""
+    return bool(await connection.fetchval("SELECT true FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id))
+
+
+async def list_tenants(connection: Connection, limit: int) -> list[str]:
+    """The first ``limit`` tenants by name, ``_system`` among them."""
+    rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads ORDER BY tenant_id LIMIT $1", limit)
+    return [row["tenant_id"] for row in rows]
+
+
+async def list_entries(
+    connection: Connection, tenant_id: str, from_seq: int, limit: int
+) -> tuple[list[EntryRow], bool]:
+    """Entries from ``from_seq`` on in seq order, and whether more follow."""
+    rows = await connection.fetch(_ENTRIES, tenant_id, from_seq, limit, PAGE_BYTES_MAX)
+    return [EntryRow(*list(row)[:-1]) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
+
+
+async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq: int, limit: int) -> list[SnapshotRow]:
+    """Up to ``limit`` snapshots of the tenant, newest first, from below ``below_from_seq``."""
+    rows = await connection.fetch(
+        f"SELECT {_SNAPSHOT_COLUMNS} FROM scheduler.batch_snapshot"
+        " WHERE tenant_id = $1 AND from_seq < $2"
+        " ORDER BY from_seq DESC LIMIT $3",
+        tenant_id,
+        below_from_seq,
+        limit,
+    )
+    return [SnapshotRow(*row) for row in rows]
+
+
+async def snapshot(connection: Connection, snapshot_id: int) -> tuple[SnapshotRow, str] | None:
+    """One snapshot and its DSSE envelope as stored."""
+    row = await connection.fetchrow(
+        f"SELECT {_SNAPSHOT_COLUMNS}, dsse_envelope FROM scheduler.batch_snapshot WHERE id = $1", snapshot_id
+    )
+    return (SnapshotRow(*list(row)[:-1]), row["dsse_envelope"]) if row else None
+
+
+async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[SnapshotRow, str] | None:
+    """The tenant's last snapshot and its DSSE envelope as stored."""
+    row = await connection.fetchrow(
+        f"SELECT {_SNAPSHOT_COLUMNS}, dsse_envelope FROM scheduler.batch_snapshot"
+        " WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1",
+        tenant_id,
+    )
+    return (SnapshotRow(*list(row)[:-1]), row["dsse_envelope"]) if row else None
+
+
+async def list_keys(connection: Connection) -> list[KeyRow]:
+    """Every key that ever signed for this ledger, oldest first."""
+    rows = await connection.fetch(
+        f"SELECT {', '.join(KeyRow._fields)} FROM scheduler.signing_keys ORDER BY not_before, key_id"
+    )
+    return [KeyRow(*row) for row in rows]
+
+
+async def ping(connection: Connection) -> None:
+    """Make sure that Postgres answers."""
+    await connection.fetchval("SELECT 1")

@@ -1,0 +1,197 @@
+"""SQL of the appender: everything one chaining transaction asks of Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import asyncpg
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+LOG_COLUMNS = (
+    "tenant_id",
+    "seq",
+    "t_hlc",
+    "hlc_physical",
+    "hlc_logical",
+    "hlc_node",
+    "job_id",
+    "action",
+    "link_version",
+    "prev_chain_link",
+    "chain_link",
+    "payload_digest",
+    "payload",
+)
+"""Columns of one new row, in the order of the tuples given to ``copy_entries``."""
+
+JOB_COLUMNS = (
+    "tenant_id",
+    "job_id",
+    "status",
+    "created_physical",
+    "created_logical",
+    "created_node",
+    "last_seq",
+    "state",
+)
+
+_ADVANCE_AND_LOCK = """
+WITH fence AS (
+    UPDATE scheduler.wal_positions
+       SET chained_lsn = $3, seen_durable_lsn = greatest(seen_durable_lsn, $4), updated_at = now()
+     WHERE node_id = $1 AND epoch = $2 AND chained_lsn = $5
+    RETURNING 1
+), heads AS MATERIALIZED (
+    SELECT tenant_id, head_seq, head_chain_link, head_hlc
+      FROM scheduler.chain_heads
+     WHERE tenant_id = ANY($6::text[]) AND EXISTS (SELECT FROM fence)
+     ORDER BY tenant_id
+       FOR UPDATE
+)
+SELECT NULL::text AS tenant_id, count(*) AS head_seq, NULL::text AS head_chain_link, NULL::text AS head_hlc FROM fence
+UNION ALL
+SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM heads
+"""
+
+_FINISH = """
+WITH moved AS (
+    UPDATE scheduler.chain_heads AS h
+       SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc,
+           updated_at = now()
+      FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
+           AS n(tenant_id, head_seq, head_chain_link, head_hlc)
+     WHERE h.tenant_id = n.tenant_id
+)
+INSERT INTO scheduler.jobs AS j
+       (tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state)
+SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state::json
+  FROM unnest($5::text[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::text[], $11::bigint[],
+              $12::text[])
+       AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state)
+    ON CONFLICT (tenant_id, job_id) DO UPDATE
+       SET status = excluded.status, created_physical = excluded.created_physical,
+           created_logical = excluded.created_logical, created_node = excluded.created_node,
+           last_seq = excluded.last_seq, state = excluded.state, updated_at = now()
+"""
+
+
+class ChainHead(NamedTuple):
+    """The end of one tenant's chain; link and HLC are None at seq 0."""
+
+    seq: int
+    chain_link: str | None
+    hlc: str | None
+
+
+class ChainedEntry(NamedTuple):
+    """Identity of one chained row."""
+
+    seq: int
+    prev_chain_link: str | None
+    chain_link: str
+    payload_digest: str
+
+
+class WalPosition(NamedTuple):
+    """What Postgres knows of one node's WAL."""
+
+    wal_id: str
+    epoch: int
+    chained_lsn: int
+    seen_durable_lsn: int
+
+
+async def advance_and_lock(
+    connection: Connection,
+    *,
+    node_id: str,
+    epoch: int,
+    old_chained_lsn: int,
+    new_chained_lsn: int,
+    durable_lsn: int,
+    tenant_ids: Sequence[str],
+) -> dict[str, ChainHead] | None:
+    """Pass the fence and lock the heads of ``tenant_ids`` that exist, in tenant order.
+
+    Returns:
+        Heads by tenant, or None when the fence did not let this node pass.
+    """
+    rows = await connection.fetch(
+        _ADVANCE_AND_LOCK, node_id, epoch, new_chained_lsn, durable_lsn, old_chained_lsn, tenant_ids
+    )
+    heads = {row["tenant_id"]: ChainHead(*row[1:]) for row in rows}
+    passed = heads.pop(None).seq == 1
+    return heads if passed else None
+
+
+async def create_heads(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
+    """Give each tenant a head at seq 0; returns those that had none before. All are locked afterwards."""
+    rows = await connection.fetch(
+        """
+        INSERT INTO scheduler.chain_heads (tenant_id, head_seq)
+        SELECT tenant_id, 0 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
+            ON CONFLICT (tenant_id) DO NOTHING
+        RETURNING tenant_id
+        """,
+        tenant_ids,
+    )
+    return {row["tenant_id"] for row in rows}
+
+
+async def read_position(connection: Connection, node_id: str) -> WalPosition | None:
+    """The node's row, locked until the transaction ends: waits for a commit whose answer was lost."""
+    row = await connection.fetchrow(
+        "SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions"
+        " WHERE node_id = $1 FOR UPDATE",
+        node_id,
+    )
+    return WalPosition(*row) if row else None
+
+
+async def load_job_states(connection: Connection, jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Stored state (canonical JSON) of each (tenant, job id) that has one."""
+    rows = await connection.fetch(
+        """
+        SELECT j.tenant_id, j.job_id, j.state
+          FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
+          JOIN scheduler.jobs j USING (tenant_id, job_id)
+        """,
+        [job[0] for job in jobs],
+        [job[1] for job in jobs],
+    )
+    return {(row["tenant_id"], row["job_id"]): row["state"] for row in rows}
+
+
+async def copy_entries(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:
+    """Add rows of ``LOG_COLUMNS`` to the log."""
+    await connection.copy_records_to_table("scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, records=rows)
+
+
+async def finish(
+    connection: Connection,
+    heads: Iterable[tuple[str, int, str, str]],
+    jobs: Sequence[tuple[object, ...]],
+) -> None:
+    """Move heads (tenant, seq, link, hlc) and merge-store job rows of ``JOB_COLUMNS``."""
+    head_columns: Sequence[Sequence[object]] = list(zip(*heads, strict=True)) or [()] * 4
+    job_columns: Sequence[Sequence[object]] = list(zip(*jobs, strict=True)) or [()] * len(JOB_COLUMNS)
+    await connection.execute(_FINISH, *head_columns, *job_columns)
+
+
+async def find_entry(connection: Connection, tenant_id: str, t_hlc: str) -> ChainedEntry | None:
+    """The entry that has this HLC."""
+    row = await connection.fetchrow(
+        "SELECT seq, prev_chain_link, chain_link, payload_digest FROM scheduler.scheduler_log"
+        " WHERE tenant_id = $1 AND t_hlc = $2",
+        tenant_id,
+        t_hlc,
+    )
+    return ChainedEntry(*row) if row else None
+
+
+def is_record_fault(error: asyncpg.PostgresError) -> bool:
+    """Whether Postgres refuses the data itself (classes 22, 23, 54), so that trying again cannot help."""
+    return (error.sqlstate or "")[:2] in ("22", "23", "54")

@@ -1,0 +1,46 @@
+"""SQL of the edge: what a request must ask before its event may enter the WAL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import asyncpg
+
+from app.store import idempotency
+from app.store.idempotency import ChainedLine
+from app.store.reading import reading
+from ledger import jobs
+
+LOOKUP_TIMEOUT_S = 5.0
+"""Longest that one lookup may take, the wait for a connection included."""
+
+
+class EdgeLookups:
+    """Which jobs exist, and which keyed lines are chained. All raise DatabaseUnavailableError."""
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self._pool = pool
+
+    async def find_jobs(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[int, bool]]:
+        """Highest fence of each (tenant, job id) that is chained, and whether it has ended."""
+        async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
+            rows = await connection.fetch(
+                """
+                SELECT j.tenant_id, j.job_id, j.status, j.state->>'fence' AS fence
+                  FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
+                  JOIN scheduler.jobs j USING (tenant_id, job_id)
+                """,
+                [tenant for tenant, _ in wanted],
+                [job for _, job in wanted],
+            )
+        return {(row["tenant_id"], row["job_id"]): (_fence(row["fence"]), jobs.is_ended(row["status"])) for row in rows}
+
+    async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
+        """Chained lines of a keyed request, in line order."""
+        async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
+            return await idempotency.find_lines(connection, tenants, route, key)
+
+
+def _fence(stored: str | None) -> int:
+    """The fence of a stored state; 0 where someone has damaged it, which verification tells."""
+    return int(stored) if stored is not None and stored.isdecimal() else 0

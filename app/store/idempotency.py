@@ -1,0 +1,82 @@
+"""SQL of the idempotency table: which keyed lines are chained, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+RETENTION_DAYS = 7
+
+
+class ChainedLine(NamedTuple):
+    """One chained line of a keyed request, with what its receipt needs."""
+
+    tenant_id: str
+    line: int
+    body_digest: bytes
+    seq: int
+    epoch: int
+    lsn: int
+    t_hlc: str
+    job_id: str
+    action: str
+    payload: str
+    chain_link: str
+    prev_chain_link: str | None
+
+
+async def find_lines(connection: Connection, tenant_ids: Sequence[str], route: int, key: str) -> list[ChainedLine]:
+    """Chained lines of the keyed request in line order, of any body digest."""
+    rows = await connection.fetch(
+        """
+        SELECT i.tenant_id, i.line, i.body_digest, i.seq, i.epoch, i.lsn,
+               l.t_hlc, l.job_id, l.action, l.payload, l.chain_link, l.prev_chain_link
+          FROM scheduler.idempotency i
+          JOIN scheduler.scheduler_log l USING (tenant_id, seq)
+         WHERE i.tenant_id = ANY($1::text[]) AND i.route = $2 AND i.key = $3
+         ORDER BY i.line
+        """,
+        tenant_ids,
+        route,
+        key,
+    )
+    return [ChainedLine(*row) for row in rows]
+
+
+async def find_digests(
+    connection: Connection, keys: Sequence[tuple[str, int, str]]
+) -> dict[tuple[str, int, str], dict[int, bytes]]:
+    """For each (tenant, route, key): body digest by chained line. Keys without a chained line are absent."""
+    rows = await connection.fetch(
+        """
+        SELECT i.tenant_id, i.route, i.key, i.line, i.body_digest
+          FROM unnest($1::text[], $2::smallint[], $3::text[]) AS wanted(tenant_id, route, key)
+          JOIN scheduler.idempotency i USING (tenant_id, route, key)
+        """,
+        *zip(*keys, strict=True),
+    )
+    found: dict[tuple[str, int, str], dict[int, bytes]] = {}
+    for tenant_id, route, key, line, digest in rows:
+        found.setdefault((tenant_id, route, key), {})[line] = digest
+    return found
+
+
+async def store_lines(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:
+    """Add rows of (tenant_id, route, key, line, body_digest, seq, epoch, lsn)."""
+    await connection.copy_records_to_table(
+        "idempotency",
+        schema_name="scheduler",
+        columns=("tenant_id", "route", "key", "line", "body_digest", "seq", "epoch", "lsn"),
+        records=rows,
+    )
+
+
+async def forget_old(connection: Connection) -> None:
+    """Drop keys older than the retention."""
+    await connection.execute(
+        "DELETE FROM scheduler.idempotency WHERE created_at < now() - make_interval(days => $1)",
+        RETENTION_DAYS,
+    )

@@ -1,0 +1,160 @@
+"""SQL about nodes: WAL positions and epochs, job id claims, keys, the identity of the ledger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.store.chaining import ChainHead, WalPosition
+from ledger.events import SYSTEM_TENANT, SystemAction
+from ledger.hlc import Hlc
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+
+async def take_epoch(
+    connection: Connection,
+    *,
+    node_id: str,
+    wal_id: str,
+    epoch: int,
+    chained_lsn: int,
+    ends: dict[int, int],
+    expected: WalPosition | None,
+) -> bool:
+    """Make ``epoch`` the node's present one and keep where the past ones ended; False, and nothing changed, when
+    the node's row is not ``expected`` any more.
+
+    ``ends`` gives the last LSN of each past epoch that the WAL still knows.
+    """
+    taken = await connection.fetchval(
+        """
+        INSERT INTO scheduler.wal_positions AS p (node_id, wal_id, epoch, chained_lsn, seen_durable_lsn)
+        VALUES ($1, $2, $3, $4, $4)
+            ON CONFLICT (node_id) DO UPDATE
+               SET wal_id = excluded.wal_id, epoch = excluded.epoch, chained_lsn = excluded.chained_lsn,
+                   seen_durable_lsn = greatest(p.seen_durable_lsn, excluded.seen_durable_lsn),
+                   updated_at = now()
+             WHERE p.epoch < excluded.epoch AND p.epoch = $5 AND p.chained_lsn = $6
+        RETURNING true
+        """,
+        node_id,
+        wal_id,
+        epoch,
+        chained_lsn,
+        expected.epoch if expected else None,
+        expected.chained_lsn if expected else None,
+    )
+    if not taken:
+        return False
+    await connection.executemany(
+        "INSERT INTO scheduler.wal_epochs (node_id, epoch, end_lsn) VALUES ($1, $2, $3)"
+        " ON CONFLICT (node_id, epoch) DO NOTHING",
+        [(node_id, past, end_lsn) for past, end_lsn in ends.items()],
+    )
+    return True
+
+
+async def claim_job_ids(connection: Connection, region: str, gate: str, node_id: str) -> bool:
+    """Claim (region, gate) for this node's job ids; False when another node has it."""
+    owner = await connection.fetchval(
+        """
+        WITH claimed AS (
+            INSERT INTO scheduler.job_id_claims (region, gate, node_id) VALUES ($1, $2, $3)
+                ON CONFLICT (region, gate) DO NOTHING
+            RETURNING node_id
+        )
+        SELECT node_id FROM claimed
+        UNION ALL
+        SELECT node_id FROM scheduler.job_id_claims WHERE region = $1 AND gate = $2
+        """,
+        region,
+        gate,
+        node_id,
+    )
+    return bool(owner == node_id)
+
+
+async def log_origin(connection: Connection, proposed: str) -> str:
+    """The origin of this ledger's logs; ``proposed`` becomes it when there is none yet."""
+    await connection.execute(
+        "INSERT INTO scheduler.ledger_identity (log_origin) VALUES ($1) ON CONFLICT DO NOTHING", proposed
+    )
+    origin: str = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
+    return origin
+
+
+async def read_heads(connection: Connection) -> dict[str, ChainHead]:
+    """Head of every tenant."""
+    rows = await connection.fetch("SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads")
+    return {row["tenant_id"]: ChainHead(*row[1:]) for row in rows}
+
+
+async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc | None:
+    """Highest HLC that this node has in any chain, if it is above ``above``: only entries from then on are read."""
+    row = await connection.fetchrow(
+        """
+        SELECT newest.hlc_physical, newest.hlc_logical
+          FROM scheduler.chain_heads h
+         CROSS JOIN LATERAL (
+               SELECT l.hlc_physical, l.hlc_logical FROM scheduler.scheduler_log l
+                WHERE l.tenant_id = h.tenant_id AND l.hlc_node = $1
+                  AND (l.hlc_physical, l.hlc_logical) > ($2, $3)
+                ORDER BY l.hlc_physical DESC, l.hlc_logical DESC LIMIT 1) newest
+         ORDER BY newest.hlc_physical DESC, newest.hlc_logical DESC LIMIT 1
+        """,
+        node_id,
+        above.physical_ms,
+        above.logical,
+    )
+    return Hlc(row["hlc_physical"], row["hlc_logical"], node_id) if row else None
+
+
+async def is_recorded(connection: Connection, action: SystemAction, subject: str) -> bool:
+    """Whether the chain of ``_system`` has such an entry about ``subject``."""
+    return bool(
+        await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3)",
+            SYSTEM_TENANT,
+            subject,
+            action,
+        )
+    )
+
+
+async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[int, int]]:
+    """First and last LSN of each range of the node's WAL that ``_system`` records as lost."""
+    rows = await connection.fetch(
+        "SELECT (payload->>'first_lsn')::bigint, (payload->>'last_lsn')::bigint FROM scheduler.scheduler_log"
+        " WHERE tenant_id = $1 AND job_id = 'wal:' || $2 AND action = $3",
+        SYSTEM_TENANT,
+        node_id,
+        SystemAction.WAL_LOST,
+    )
+    return {(row[0], row[1]) for row in rows}
+
+
+async def add_key(
+    connection: Connection, key_id: str, algorithm: str, public_key_pem: str, node_id: str, oldest_ms: int
+) -> None:
+    """Publish a key. It counts from the oldest entry that no snapshot covers yet, as it may have to sign that.
+
+    ``oldest_ms`` is the earliest HLC time that an entry still to be chained may have.
+    """
+    await connection.execute(
+        """
+        INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id)
+        SELECT $1, $2, $3, least(now(), to_timestamp(floor(least(min(l.hlc_physical), $5) / 1000.0))), $4
+          FROM scheduler.chain_heads h
+         CROSS JOIN LATERAL (
+               SELECT coalesce(max(s.to_seq), 0) AS signed_seq FROM scheduler.batch_snapshot s
+                WHERE s.tenant_id = h.tenant_id) s
+          JOIN scheduler.scheduler_log l ON l.tenant_id = h.tenant_id AND l.seq = s.signed_seq + 1
+            ON CONFLICT (key_id) DO NOTHING
+        """,
+        key_id,
+        algorithm,
+        public_key_pem,
+        node_id,
+        oldest_ms,
+    )

@@ -1,0 +1,193 @@
+"""SQL of the notary: the stored Merkle tree, checkpoints and batch snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ledger.entry_check import ENTRY_COLUMNS, EntryRow
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from app.store import Connection
+
+TileCoordinates = tuple[int, int]
+"""(level, index) of one tile."""
+
+
+class StoredTree(NamedTuple):
+    """The stored tree of one tenant; ``checkpoint`` is the newest signed note, None before the first."""
+
+    tree_size: int
+    root_hash: str | None
+    checkpoint: str | None
+
+
+class LinkRow(NamedTuple):
+    """One entry as the tree and the snapshots need it."""
+
+    seq: int
+    t_hlc: str
+    chain_link: str
+
+
+class LastSnapshot(NamedTuple):
+    """The newest snapshot of one tenant."""
+
+    to_seq: int
+    dsse_envelope: str
+    created_at: datetime
+
+
+async def lock_tree(connection: Connection, tenant_id: str) -> StoredTree:
+    """The tenant's tree, made when missing and locked until the transaction ends."""
+    query = "SELECT tree_size, root_hash, checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1 FOR UPDATE"
+    row = await connection.fetchrow(query, tenant_id)
+    if row is None:
+        await connection.execute(
+            "INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash) VALUES ($1, 0, $2)"
+            " ON CONFLICT DO NOTHING",
+            tenant_id,
+            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        )
+        row = await connection.fetchrow(query, tenant_id)
+        assert row is not None
+    return StoredTree(*row)
+
+
+async def read_links(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[LinkRow]:
+    """Chained entries from ``from_seq`` on, in seq order."""
+    rows = await connection.fetch(
+        "SELECT seq, t_hlc, chain_link FROM scheduler.scheduler_log"
+        " WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3",
+        tenant_id,
+        from_seq,
+        limit,
+    )
+    return [LinkRow(*row) for row in rows]
+
+
+async def read_entries(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[EntryRow]:
+    """Chained entries from ``from_seq`` on, all ``ENTRY_COLUMNS``, in seq order."""
+    rows = await connection.fetch(
+        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
+        " WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3",
+        tenant_id,
+        from_seq,
+        limit,
+    )
+    return [tuple(row) for row in rows]
+
+
+async def read_link(connection: Connection, tenant_id: str, seq: int) -> str | None:
+    """Chain link of the entry at ``seq``, None when there is none."""
+    link: str | None = await connection.fetchval(
+        "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2", tenant_id, seq
+    )
+    return link
+
+
+async def read_tiles(
+    connection: Connection, tenant_id: str, coordinates: Iterable[TileCoordinates]
+) -> dict[TileCoordinates, bytes]:
+    """Hashes of the stored tiles at ``coordinates``."""
+    wanted = list(coordinates)
+    rows = await connection.fetch(
+        """
+        SELECT t.level, t.tile_index, t.hashes
+          FROM unnest($2::smallint[], $3::bigint[]) AS wanted(level, tile_index)
+          JOIN scheduler.merkle_tile t USING (level, tile_index)
+         WHERE t.tenant_id = $1
+        """,
+        tenant_id,
+        [level for level, _ in wanted],
+        [index for _, index in wanted],
+    )
+    return {(row["level"], row["tile_index"]): row["hashes"] for row in rows}
+
+
+async def store_tree(
+    connection: Connection,
+    tenant_id: str,
+    *,
+    tree_size: int,
+    root_hash: str,
+    tiles: Mapping[TileCoordinates, bytes],
+) -> None:
+    """Write changed tiles and the new size and root; the checkpoint is now older than the tree."""
+    await connection.executemany(
+        """
+        INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes) VALUES ($1, $2, $3, $4)
+            ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
+        """,
+        [(tenant_id, level, index, hashes) for (level, index), hashes in tiles.items()],
+    )
+    await connection.execute(
+        "UPDATE scheduler.merkle_head SET tree_size = $2, root_hash = $3 WHERE tenant_id = $1",
+        tenant_id,
+        tree_size,
+        root_hash,
+    )
+
+
+async def store_checkpoint(connection: Connection, tenant_id: str, checkpoint: str) -> None:
+    """Keep the newest signed note."""
+    await connection.execute(
+        "UPDATE scheduler.merkle_head SET checkpoint = $2, signed_at = now() WHERE tenant_id = $1",
+        tenant_id,
+        checkpoint,
+    )
+
+
+async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:
+    """The newest snapshot, None before the first."""
+    row = await connection.fetchrow(
+        "SELECT to_seq, dsse_envelope, created_at FROM scheduler.batch_snapshot"
+        " WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1",
+        tenant_id,
+    )
+    return LastSnapshot(*row) if row else None
+
+
+async def insert_snapshot(connection: Connection, row: Sequence[object]) -> dict[str, object] | None:
+    """Add a snapshot under the head's lock and return its row; None when its beginning is covered already.
+
+    ``row`` is (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count,
+    merkle_root, dsse_envelope).
+    """
+    await connection.execute("SELECT FROM scheduler.chain_heads WHERE tenant_id = $1 FOR UPDATE", row[0])
+    inserted = await connection.fetchrow(
+        """
+        INSERT INTO scheduler.batch_snapshot
+               (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count,
+                merkle_root, dsse_envelope)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+            ON CONFLICT (tenant_id, from_seq) DO NOTHING
+        RETURNING id, tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count,
+                  merkle_root, dsse_envelope, created_at
+        """,
+        *row,
+    )
+    return dict(inserted) if inserted is not None else None
+
+
+async def tree_sizes(connection: Connection) -> dict[str, int]:
+    """Size of each tenant's tree that has a checkpoint."""
+    rows = await connection.fetch("SELECT tenant_id, tree_size FROM scheduler.merkle_head WHERE checkpoint IS NOT NULL")
+    return {row["tenant_id"]: row["tree_size"] for row in rows}
+
+
+async def tenants_behind(connection: Connection) -> dict[str, int]:
+    """Head seq of each tenant whose tree, checkpoint or snapshots do not reach it."""
+    rows = await connection.fetch(
+        """
+        SELECT h.tenant_id, h.head_seq
+          FROM scheduler.chain_heads h
+          LEFT JOIN scheduler.merkle_head m USING (tenant_id)
+          LEFT JOIN LATERAL (SELECT to_seq FROM scheduler.batch_snapshot s
+                              WHERE s.tenant_id = h.tenant_id ORDER BY from_seq DESC LIMIT 1) s ON true
+         WHERE h.head_seq > least(coalesce(m.tree_size, 0), coalesce(s.to_seq, 0))
+        """
+    )
+    return {row["tenant_id"]: row["head_seq"] for row in rows}

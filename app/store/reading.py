@@ -1,0 +1,72 @@
+"""A connection for reading, bounded in time, with the faults of the database told in one error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, TypeAlias
+
+import asyncpg
+
+from ledger.errors import DatabaseUnavailableError
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+
+READ_TIMEOUT_S = 10.0
+"""Longest that one read may take, the wait for a connection included."""
+RELEASE_TIMEOUT_S = 0.5
+"""How long a connection may take to be fit for the next read before it is dropped."""
+
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+"""What a statement raises when the fault is not its own."""
+
+
+@asynccontextmanager
+async def reading(
+    pool: Pool, *, timeout_s: float = READ_TIMEOUT_S, snapshot: bool = False
+) -> AsyncIterator[Connection]:
+    """Lend a connection for reads; with ``snapshot`` all statements see the same state of the database.
+
+    Raises:
+        DatabaseUnavailableError: Postgres cannot be reached or did not answer within ``timeout_s`` seconds.
+    """
+    try:
+        async with asyncio.timeout(timeout_s), _borrowed(pool) as connection:
+            if snapshot:
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    yield connection
+            else:
+                yield connection
+    except _LOST as error:
+        raise _unavailable(error) from error
+
+
+@asynccontextmanager
+async def _borrowed(pool: Pool) -> AsyncIterator[Connection]:
+    """A connection of ``pool``; whatever keeps Postgres from giving one makes it unavailable."""
+    try:
+        connection = await pool.acquire()
+    except asyncpg.PostgresError as error:
+        raise _unavailable(error) from error
+    try:
+        yield connection
+    finally:
+        # One that fails here is dropped by the pool; what was read is good all the same.
+        with suppress(*_LOST):
+            await pool.release(connection, timeout=RELEASE_TIMEOUT_S)
+
+
+def _unavailable(error: BaseException) -> DatabaseUnavailableError:
+    return DatabaseUnavailableError(f"the database does not answer ({type(error).__name__}); try again later")

@@ -1,0 +1,210 @@
+"""SQL of reads about jobs: states, lists, events, and how far the chain has come for a session.
+
+Pages are bounded twice: by rows, and by the bytes of their JSON (``PAGE_BYTES_MAX``), so a list of large jobs
+is cut short rather than built whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.store import Connection
+
+PAGE_BYTES_MAX = 4 << 20
+"""A page ends after the row that brings its JSON to this many bytes."""
+FOLD_ROWS = 500
+"""Events fetched at a time when the past of a job is folded."""
+
+CreatedHlc = tuple[int, int, str]
+"""HLC parts of a job's creation, its place in the list of jobs."""
+
+
+class TokenPosition(NamedTuple):
+    """What Postgres knows of one token's node: None where it knows nothing.
+
+    ``end_lsn`` is the last LSN of the token's epoch, known once that epoch is over.
+    """
+
+    epoch: int | None
+    chained_lsn: int | None
+    end_lsn: int | None
+
+
+class Seen(NamedTuple):
+    """What one snapshot says of itself, in whichever copy of the database it was taken.
+
+    ``epoch`` is the present one of the node that asks, ``beat_at`` the newest heartbeat; None when there is none.
+    """
+
+    positions: list[TokenPosition]
+    epoch: int | None
+    beat_at: datetime | None
+
+
+class JobPage(NamedTuple):
+    """States of jobs as stored, and whether more follow."""
+
+    states: list[str]
+    last_created: CreatedHlc | None
+    more: bool
+
+
+class EventRow(NamedTuple):
+    """One event of a job."""
+
+    seq: int
+    t_hlc: str
+    hlc_physical: int
+    hlc_logical: int
+    hlc_node: str
+    action: str
+    payload: str
+    payload_digest: str
+    chain_link: str
+
+
+# The arrays stand in subqueries so that no plan depends on them: one is made for all calls, not one for each.
+_POSITIONS = """
+SELECT p.epoch, p.chained_lsn, e.end_lsn
+  FROM unnest((SELECT $1::text[]), (SELECT $2::bigint[])) WITH ORDINALITY AS token(node_id, epoch, number)
+  LEFT JOIN scheduler.wal_positions p ON p.node_id = token.node_id
+  LEFT JOIN scheduler.wal_epochs e ON e.node_id = token.node_id AND e.epoch = token.epoch
+ ORDER BY token.number
+"""
+
+_SEEN = f"""
+(SELECT json_agg(json_build_array(epoch, chained_lsn, end_lsn)) FROM ({_POSITIONS}) AS p) AS positions,
+       (SELECT epoch FROM scheduler.wal_positions WHERE node_id = $3) AS epoch,
+       (SELECT beat_at FROM scheduler.heartbeat) AS beat_at
+"""
+_ONLY_SEEN = f"SELECT {_SEEN}"
+_JOB_AND_SEEN = f"SELECT {_SEEN}, (SELECT state FROM scheduler.jobs WHERE tenant_id = $4 AND job_id = $5) AS state"
+
+_NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
+"""Above every HLC: node ids are made of a-z, 0-9 and -."""
+_OLDEST: CreatedHlc = (-1, -1, "")
+
+_JOBS = """
+WITH page AS (
+    SELECT state, created_physical, created_logical, created_node,
+           row_number() OVER newest AS number, count(*) OVER () AS found,
+           sum(octet_length(state::text)) OVER newest - octet_length(state::text) AS bytes_before
+      FROM (SELECT * FROM scheduler.jobs
+             WHERE tenant_id = $1 AND (created_physical, created_logical, created_node) < ($2, $3, $4) {only}
+             ORDER BY created_physical DESC, created_logical DESC, created_node DESC
+             LIMIT $5 + 1) AS listed
+    WINDOW newest AS (ORDER BY created_physical DESC, created_logical DESC, created_node DESC)
+)
+SELECT state, created_physical, created_logical, created_node, found
+  FROM page WHERE number <= $5 AND bytes_before < $6 ORDER BY number
+"""
+_ALL_JOBS = _JOBS.format(only="")
+_JOBS_OF_STATUS = _JOBS.format(only="AND status = $7")
+
+_EVENT_COLUMNS = "seq, t_hlc, hlc_physical, hlc_logical, hlc_node, action, payload, payload_digest, chain_link"
+
+_EVENTS = f"""
+WITH page AS (
+    SELECT {_EVENT_COLUMNS},
+           row_number() OVER ordered AS number, count(*) OVER () AS found,
+           sum(octet_length(payload::text)) OVER ordered - octet_length(payload::text) AS bytes_before
+      FROM (SELECT {_EVENT_COLUMNS} FROM scheduler.scheduler_log
+             WHERE tenant_id = $1 AND job_id = $2
+               AND (hlc_physical, hlc_logical, hlc_node) > ($3, $4, $5)
+             ORDER BY hlc_physical, hlc_logical, hlc_node
+             LIMIT $6 + 1) AS listed
+    WINDOW ordered AS (ORDER BY hlc_physical, hlc_logical, hlc_node)
+)
+SELECT {_EVENT_COLUMNS}, found
+  FROM page WHERE number <= $6 AND bytes_before < $7 ORDER BY number
+"""
+
+_EVENTS_UP_TO = f"""
+SELECT {_EVENT_COLUMNS}
+  FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND job_id = $2 AND (hlc_physical, hlc_logical, hlc_node) <= ($3, $4, $5)
+ ORDER BY seq
+"""
+
+
+async def positions(connection: Connection, tokens: Sequence[tuple[str, int]]) -> list[TokenPosition]:
+    """How far the chain has come for each (node, epoch), in their order."""
+    rows = await connection.fetch(_POSITIONS, *_columns(tokens))
+    return [TokenPosition(*row) for row in rows]
+
+
+async def seen(connection: Connection, tokens: Sequence[tuple[str, int]], node_id: str) -> Seen:
+    """What the snapshot says of itself: positions for each (node, epoch) of ``tokens``, the epoch of ``node_id``."""
+    row = await connection.fetchrow(_ONLY_SEEN, *_columns(tokens), node_id)
+    assert row is not None
+    return _seen_in(row)
+
+
+async def job_state_and_seen(
+    connection: Connection, tenant_id: str, job_id: str, tokens: Sequence[tuple[str, int]], node_id: str
+) -> tuple[str | None, Seen]:
+    """Stored state of the job, and ``seen`` of the same snapshot: one statement."""
+    row = await connection.fetchrow(_JOB_AND_SEEN, *_columns(tokens), node_id, tenant_id, job_id)
+    assert row is not None
+    return row["state"], _seen_in(row)
+
+
+def _columns(tokens: Sequence[tuple[str, int]]) -> tuple[list[str], list[int]]:
+    return [node_id for node_id, _ in tokens], [epoch for _, epoch in tokens]
+
+
+def _seen_in(row: asyncpg.Record) -> Seen:
+    found = [TokenPosition(*position) for position in orjson.loads(row["positions"] or "[]")]
+    return Seen(found, row["epoch"], row["beat_at"])
+
+
+async def list_jobs(
+    connection: Connection, tenant_id: str, status: str | None, after: CreatedHlc | None, limit: int
+) -> JobPage:
+    """Jobs of a tenant, newest first, from below ``after``.
+
+    A job whose creation is not in the chain has no place in this order and is not listed.
+    """
+    query, only = (_ALL_JOBS, ()) if status is None else (_JOBS_OF_STATUS, (status,))
+    rows = await connection.fetch(query, tenant_id, *(after or _NEWEST), limit, PAGE_BYTES_MAX, *only)
+    if not rows:
+        return JobPage([], None, False)
+    last = rows[-1]
+    return JobPage(
+        [row["state"] for row in rows],
+        (last["created_physical"], last["created_logical"], last["created_node"]),
+        last["found"] > len(rows),
+    )
+
+
+async def list_job_events(
+    connection: Connection, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
+) -> tuple[list[EventRow], bool]:
+    """Events of a job in HLC order, from above ``after``, and whether more follow."""
+    rows = await connection.fetch(_EVENTS, tenant_id, job_id, *(after or _OLDEST), limit, PAGE_BYTES_MAX)
+    return [EventRow(*list(row)[:-1]) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
+
+
+async def job_events_up_to(
+    connection: Connection, tenant_id: str, job_id: str, hlc: tuple[int, int, str]
+) -> AsyncIterator[EventRow]:
+    """Events of a job with an HLC up to ``hlc``, in any order; needs an open transaction."""
+    cursor = connection.cursor(_EVENTS_UP_TO, tenant_id, job_id, *hlc, prefetch=FOLD_ROWS)
+    async for row in cursor:
+        yield EventRow(*row)
+
+
+async def job_exists(connection: Connection, tenant_id: str, job_id: str) -> bool:
+    """Whether the job has an entry in the chain."""
+    return bool(
+        await connection.fetchval(
+            "SELECT true FROM scheduler.jobs WHERE tenant_id = $1 AND job_id = $2", tenant_id, job_id
+        )
+    )

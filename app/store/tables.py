@@ -1,0 +1,225 @@
+"""The declared schema: what the migrations must have made, said once more and compared by a test.
+
+Triggers, grants, partitions and the view, which this form cannot say, are checked on their own.
+``migrations/sql`` has the reasons beside the columns.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSON
+
+SCHEMA = "scheduler"
+LOG_PARTITIONS = 8
+
+metadata = MetaData(schema=SCHEMA)
+
+
+def _bytewise(name: str, *, nullable: bool = False, primary_key: bool = False) -> Column[str]:
+    """Text whose order is that of its bytes."""
+    return Column(name, Text(collation="C"), nullable=nullable, primary_key=primary_key)
+
+
+def _number(name: str, *constraints: CheckConstraint, nullable: bool = False) -> Column[int]:
+    return Column(name, BigInteger, *constraints, nullable=nullable)
+
+
+def _time(name: str, *, nullable: bool = False, now: bool = False) -> Column[object]:
+    return Column(name, DateTime(timezone=True), nullable=nullable, server_default=text("now()") if now else None)
+
+
+def _only(table: str) -> Column[bool]:
+    """Primary key of a table that has one row."""
+    return Column(
+        "only",
+        Boolean,
+        CheckConstraint('"only"', name=f"{table}_one_row"),
+        primary_key=True,
+        server_default=text("true"),
+    )
+
+
+ledger_identity = Table(
+    "ledger_identity",
+    metadata,
+    _only("ledger_identity"),
+    Column("log_origin", Text, nullable=False),
+    _time("created_at", now=True),
+)
+
+chain_heads = Table(
+    "chain_heads",
+    metadata,
+    _bytewise("tenant_id", primary_key=True),
+    _number("head_seq", CheckConstraint("head_seq >= 0", name="chain_heads_seq")),
+    _bytewise("head_chain_link", nullable=True),
+    _bytewise("head_hlc", nullable=True),
+    _time("updated_at", now=True),
+    CheckConstraint("(head_seq = 0) = (head_chain_link IS NULL)", name="chain_heads_link"),
+    CheckConstraint("(head_seq = 0) = (head_hlc IS NULL)", name="chain_heads_hlc"),
+    postgresql_with={"fillfactor": 50},
+)
+
+scheduler_log = Table(
+    "scheduler_log",
+    metadata,
+    Column("id", BigInteger, Identity(always=True, cache=100)),
+    _bytewise("tenant_id"),
+    _number("seq"),
+    _bytewise("t_hlc"),
+    _number("hlc_physical"),
+    _number("hlc_logical"),
+    _bytewise("hlc_node"),
+    _bytewise("job_id"),
+    _bytewise("action"),
+    Column("link_version", SmallInteger, nullable=False),
+    _bytewise("prev_chain_link", nullable=True),
+    _bytewise("chain_link"),
+    _bytewise("payload_digest"),
+    Column("payload", JSON, nullable=False),
+    Column("origin", JSON),
+    _time("created_at", now=True),
+    PrimaryKeyConstraint("tenant_id", "seq", name="scheduler_log_pkey"),
+    UniqueConstraint(
+        "tenant_id",
+        "prev_chain_link",
+        name="scheduler_log_prev_chain_link",
+        postgresql_nulls_not_distinct=True,
+    ),
+    UniqueConstraint("tenant_id", "t_hlc", name="scheduler_log_t_hlc", postgresql_nulls_not_distinct=True),
+    CheckConstraint("seq >= 1", name="scheduler_log_seq"),
+    Index("scheduler_log_hlc", "tenant_id", "hlc_physical", "hlc_logical", "hlc_node"),
+    Index("scheduler_log_job", "tenant_id", "job_id", "seq"),
+    postgresql_partition_by="HASH (tenant_id)",
+)
+
+batch_snapshot = Table(
+    "batch_snapshot",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _bytewise("tenant_id"),
+    _number("from_seq"),
+    _number("to_seq"),
+    _bytewise("snapshot_hlc"),
+    _bytewise("from_chain_link"),
+    _bytewise("to_chain_link"),
+    _number("entry_count"),
+    _bytewise("merkle_root"),
+    Column("dsse_envelope", JSON, nullable=False),
+    _time("created_at", now=True),
+    UniqueConstraint("tenant_id", "from_seq", name="batch_snapshot_from_seq"),
+    CheckConstraint("from_seq >= 1 AND to_seq >= from_seq", name="batch_snapshot_range"),
+)
+
+merkle_head = Table(
+    "merkle_head",
+    metadata,
+    _bytewise("tenant_id", primary_key=True),
+    _number("tree_size", CheckConstraint("tree_size >= 0", name="merkle_head_size")),
+    _bytewise("root_hash"),
+    Column("checkpoint", Text),
+    _time("signed_at", nullable=True),
+    postgresql_with={"fillfactor": 50},
+)
+
+merkle_tile = Table(
+    "merkle_tile",
+    metadata,
+    _bytewise("tenant_id", primary_key=True),
+    Column("level", SmallInteger, primary_key=True, autoincrement=False),
+    Column("tile_index", BigInteger, primary_key=True, autoincrement=False),
+    Column("hashes", LargeBinary, nullable=False),
+)
+
+_NEWEST_FIRST = (text("created_physical DESC"), text("created_logical DESC"), text("created_node DESC"))
+
+jobs = Table(
+    "jobs",
+    metadata,
+    _bytewise("tenant_id", primary_key=True),
+    _bytewise("job_id", primary_key=True),
+    _bytewise("status"),
+    _number("created_physical", nullable=True),
+    _number("created_logical", nullable=True),
+    _bytewise("created_node", nullable=True),
+    _number("last_seq"),
+    Column("state", JSON, nullable=False),
+    _time("updated_at", now=True),
+    Index("jobs_newest", "tenant_id", *_NEWEST_FIRST, "job_id"),
+    Index("jobs_newest_by_status", "tenant_id", "status", *_NEWEST_FIRST, "job_id"),
+    postgresql_with={"fillfactor": 70},
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    _bytewise("tenant_id", primary_key=True),
+    Column("route", SmallInteger, primary_key=True, autoincrement=False),
+    _bytewise("key", primary_key=True),
+    Column("line", Integer, primary_key=True, autoincrement=False),
+    Column("body_digest", LargeBinary, nullable=False),
+    _number("seq"),
+    _number("epoch"),
+    _number("lsn"),
+    _time("created_at", now=True),
+    Index("idempotency_created_at", "created_at"),
+)
+
+wal_positions = Table(
+    "wal_positions",
+    metadata,
+    _bytewise("node_id", primary_key=True),
+    _bytewise("wal_id"),
+    _number("epoch"),
+    _number("chained_lsn", CheckConstraint("chained_lsn >= 0", name="wal_positions_chained_lsn")),
+    _number("seen_durable_lsn", CheckConstraint("seen_durable_lsn >= 0", name="wal_positions_seen_durable_lsn")),
+    _time("updated_at", now=True),
+    postgresql_with={"fillfactor": 50},
+)
+
+wal_epochs = Table(
+    "wal_epochs",
+    metadata,
+    _bytewise("node_id", primary_key=True),
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    _number("end_lsn"),
+)
+
+job_id_claims = Table(
+    "job_id_claims",
+    metadata,
+    _bytewise("region", primary_key=True),
+    _bytewise("gate", primary_key=True),
+    _bytewise("node_id"),
+)
+
+signing_keys = Table(
+    "signing_keys",
+    metadata,
+    _bytewise("key_id", primary_key=True),
+    Column("algorithm", Text, nullable=False),
+    Column("public_key_pem", Text, nullable=False),
+    _time("not_before"),
+    _time("not_after", nullable=True),
+    _bytewise("revoked_from_hlc", nullable=True),
+    _bytewise("node_id"),
+)
+
+heartbeat = Table("heartbeat", metadata, _only("heartbeat"), _time("beat_at"), postgresql_with={"fillfactor": 50})

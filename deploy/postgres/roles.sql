@@ -1,0 +1,32 @@
+-- The roles of the ledger on a PostgreSQL server of your own, 15 or newer. Run once, as a superuser, in a database
+-- made for it (CREATE DATABASE tallystick ENCODING 'UTF8' TEMPLATE template0); running it again sets the passwords anew.
+--
+--   TALLY_OWNER_PASSWORD=... TALLY_SERVICE_PASSWORD=... psql -d tallystick -f deploy/postgres/roles.sql
+--
+-- tallystick_owner    owns schema and tables; `tally migrate` logs in as it (TALLY_MIGRATE_URL)
+-- tallystick_service  what the service may do; has no login
+-- tallystick          the service's login (TALLY_DATABASE_URL), a member of tallystick_service; owns nothing
+
+\set ON_ERROR_STOP on
+\getenv owner_password TALLY_OWNER_PASSWORD
+\getenv service_password TALLY_SERVICE_PASSWORD
+\if :{?owner_password}
+\else
+DO $$ BEGIN RAISE EXCEPTION 'TALLY_OWNER_PASSWORD is not set'; END $$;
+\endif
+\if :{?service_password}
+\else
+DO $$ BEGIN RAISE EXCEPTION 'TALLY_SERVICE_PASSWORD is not set'; END $$;
+\endif
+
+BEGIN;
+SELECT format('CREATE ROLE %I', name)
+  FROM unnest(ARRAY['tallystick_owner', 'tallystick_service', 'tallystick']) AS name
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name)
+\gexec
+ALTER ROLE tallystick_owner LOGIN PASSWORD :'owner_password';
+ALTER ROLE tallystick LOGIN PASSWORD :'service_password';
+GRANT tallystick_service TO tallystick;
+SELECT format('ALTER DATABASE %I OWNER TO tallystick_owner', current_database())
+\gexec
+COMMIT;

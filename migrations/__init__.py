@@ -1,0 +1,1 @@
+"""Alembic migrations; the SQL itself is in ``sql/``, one file a revision."""

@@ -1,0 +1,15 @@
+"""What Alembic runs: its own commands end here as ``app.store.migrate.migrate`` does.
+
+The URL comes from ``migrate`` or, with the ``alembic`` command, from ``TALLY_MIGRATE_URL``.
+"""
+
+import os
+
+from alembic import context
+
+from app.store.migrate import run_in_transaction
+
+url = context.config.attributes.get("url") or os.environ.get("TALLY_MIGRATE_URL")
+if not url:
+    raise SystemExit("Say with TALLY_MIGRATE_URL which database; its user must own the schema.")
+run_in_transaction(url)
