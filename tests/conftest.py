@@ -1,0 +1,92 @@
+"""What tests share: one real PostgreSQL a run, and a fresh migrated database for each test that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from app.embedded_cluster import DATABASE, OWNER
+from app.store.migrate import migrate
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Database:
+    """URLs of one database, by who logs in."""
+
+    name: str
+    superuser_url: str
+    owner_url: str
+    service_url: str
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A running PostgreSQL; its own database is migrated and the template of others: do not log in to it."""
+    # Not below pytest's own folder: that is closed to the account that runs PostgreSQL when we are root.
+    folder = Path(tempfile.mkdtemp(prefix="tally-"))
+    folder.chmod(0o755)
+    server = EmbeddedPostgres(folder / "postgres")
+    try:
+        server.start()
+        migrate(server.owner_url())
+        yield server
+    finally:
+        server.remove()
+        folder.rmdir()
+
+
+@pytest.fixture
+def empty_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A fresh database with nothing in it, owned by the owner; dropped afterwards."""
+    yield from _fresh_database(postgres, "template0")
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A fresh migrated database; dropped afterwards."""
+    yield from _fresh_database(postgres, DATABASE)
+
+
+@pytest.fixture
+async def superuser(database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """A superuser's connection to ``database``."""
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    """A pool of connections to ``database`` as the service has them."""
+    async with asyncpg.create_pool(database.service_url, min_size=1, max_size=10) as pool:
+        yield pool
+
+
+def _fresh_database(postgres: EmbeddedPostgres, template: str) -> Iterator[Database]:
+    name = f"test_{next(_numbers)}"
+    maintenance_url = postgres.superuser_url("postgres")
+    asyncio.run(_execute(maintenance_url, f"CREATE DATABASE {name} TEMPLATE {template} OWNER {OWNER}"))
+    try:
+        yield Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
+    finally:
+        asyncio.run(_execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
