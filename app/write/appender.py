@@ -1,0 +1,424 @@
+"""The appender: one task a node, from committed WAL records to chained rows.
+
+For each batch, in one Postgres transaction::
+
+    1. pass the fence (wal_positions: my epoch, the chained LSN I left) and lock the touched heads in tenant order
+    2. give new tenants their head; read which keyed lines are chained; read the touched job states
+    3. decide duplicates, assign seq, link, merge job state          (pure, app.write.linking)
+    4. COPY the rows, store the keyed lines, move the heads, store the job states
+    5. commit; only then do outcomes resolve and the chained watermark rise
+
+When a full batch waits behind this one, steps 2 and 3 of that are done while Postgres stores this one (4); the
+result counts only if the heads are then where this one left them.
+
+Invariants::
+
+    chained_lsn in Postgres == LSN of the last event of the last committed batch
+    node.chained.lsn <= chained_lsn in Postgres
+    a head never goes below one that this node has seen, nor changes under the same seq
+
+What Postgres answers decides what happens next:
+
+=================================  ==============================================================
+the answer to COMMIT is lost       read the position under lock: new = it was committed, old = again
+the fence does not let through     another epoch = fenced, stop; lower position = it went back, stop
+SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as REFUSED instead
+anything else                      again, with growing pauses, for as long as it takes
+=================================  ==============================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import asyncpg
+import structlog
+
+from app.metrics import Metrics
+from app.node import Node
+from app.store import chaining, idempotency
+from app.store.chaining import ChainHead
+from app.store.faults import DATABASE_FAULTS
+from app.store.notary import LinkRow
+from app.store.reading import reading
+from app.write import prior
+from app.write.backlog import Backlog, Pending
+from app.write.linking import LinkedBatch, link_batch, tenant_begun_by
+from app.write.prior import JobStateCache
+from app.write.requests import ChainPosition
+from ledger.chain import Linker
+from ledger.errors import (
+    ClockSkewError,
+    DatabaseUnavailableError,
+    DatabaseWentBackError,
+    FencedError,
+    IdempotencyReusedError,
+    InvalidInputError,
+    LedgerError,
+)
+from ledger.hlc import Hlc
+
+BATCH_ENTRIES_MAX = 2000
+"""Most events in one transaction: enough to spread the commit, few enough to keep the latency of one low."""
+BATCH_BYTES_MAX = 8 << 20
+"""Most payload bytes in one transaction."""
+RETRY_PAUSE_FIRST_S = 0.05
+RETRY_PAUSE_MAX_S = 2.0
+STATEMENT_TIMEOUT_S = 60.0
+"""A statement that takes longer counts as a lost connection."""
+
+log = structlog.get_logger()
+
+ChainedCallback = Callable[[LinkedBatch], None]
+Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedAhead:
+    """A batch linked while the one before it was being stored; good if the heads it meets are ``heads``."""
+
+    batch: list[Pending]
+    heads: dict[str, ChainHead]
+    linked: LinkedBatch
+
+
+class Appender:
+    """Chains the backlog of one node. ``on_chained`` runs after each commit, before outcomes resolve."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        backlog: Backlog,
+        connect: Connect,
+        pool: asyncpg.Pool[asyncpg.Record],
+        heads: dict[str, ChainHead],
+        metrics: Metrics,
+        on_chained: ChainedCallback,
+        on_failure: Callable[[LedgerError], None],
+    ) -> None:
+        self._node = node
+        self._backlog = backlog
+        self._connect = connect
+        self._pool = pool
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._heads = heads
+        self._metrics = metrics
+        self._on_chained = on_chained
+        self._on_failure = on_failure
+        self._linkers: dict[str, Linker] = {}
+        self._states = JobStateCache()
+        self._ahead: asyncio.Task[LinkedAhead | None] | None = None
+        self._work = asyncio.Event()
+        self.database_error: str | None = None
+        """Why the last attempt failed, None while all is well."""
+
+    def wake(self) -> None:
+        """There may be newly committed records."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """Chain what is committed, for ever; ends by cancellation, or when the node has failed."""
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while batch := self._peek(0):
+                    await self._chain(batch)
+        except LedgerError as error:
+            log.error("appender_stopped", error=str(error))
+            self._on_failure(error)
+        finally:
+            if self._ahead is not None:
+                self._ahead.cancel()
+            if self._connection is not None:
+                self._connection.terminate()
+
+    def _peek(self, skip: int) -> list[Pending]:
+        return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX, skip=skip)
+
+    # --- one batch --------------------------------------------------------------------------------
+
+    async def _chain(self, batch: Sequence[Pending]) -> None:
+        """Chain ``batch``, splitting it when Postgres refuses a record in it."""
+        try:
+            linked = await self._commit(batch, refused_sqlstate=None)
+        except asyncpg.PostgresError as error:
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                await self._chain(batch[:middle])
+                await self._chain(batch[middle:])
+                return
+            log.error("record_refused", lsn=batch[0].lsn, sqlstate=error.sqlstate, error=str(error))
+            if isinstance(error, asyncpg.UniqueViolationError):
+                position = await self._find_chained(batch[0], error)
+                linked = await self._commit((), refused_sqlstate=None, upto_lsn=batch[0].lsn)
+                linked.outcomes.append(position)
+            else:
+                linked = await self._commit(batch, refused_sqlstate=error.sqlstate)
+        self._publish(batch, linked)
+
+    def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
+        self._backlog.drop(len(batch))
+        self._states.commit(linked)
+        for tenant, links in linked.links.items():
+            self._heads[tenant] = _head_of(links)
+        self._metrics.chain_entries.inc(len(linked.log_rows))
+        self._on_chained(linked)
+        for pending, outcome in zip(batch, linked.outcomes, strict=True):
+            future = pending.outcome
+            if isinstance(outcome, IdempotencyReusedError):
+                log.error("keyed_event_dropped", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
+            if future is None or future.done():
+                continue
+            if isinstance(outcome, LedgerError):
+                future.set_exception(outcome)
+                future.exception()
+            else:
+                future.set_result(outcome)
+        self._node.chained.advance(batch[-1].lsn)
+
+    async def _commit(
+        self, batch: Sequence[Pending], *, refused_sqlstate: str | None, upto_lsn: int | None = None
+    ) -> LinkedBatch:
+        """Run the transaction until it is known to be committed.
+
+        Raises:
+            asyncpg.PostgresError: Postgres refuses the data, SQLSTATE class 22, 23 or 54; nothing was stored.
+            FencedError: another process took over this WAL.
+            DatabaseWentBackError: Postgres lost what it had.
+        """
+        new_lsn = batch[-1].lsn if upto_lsn is None else upto_lsn
+        pause_s = RETRY_PAUSE_FIRST_S
+        while True:
+            linked: LinkedBatch | None = None
+            try:
+                connection = await self._connected()
+                transaction = connection.transaction()
+                await transaction.start()
+                try:
+                    linked = await self._write(connection, batch, new_lsn, refused_sqlstate)
+                except asyncpg.PostgresError:
+                    await transaction.rollback()
+                    raise
+                await transaction.commit()
+                self.database_error = None
+                return linked
+            except asyncpg.PostgresError as error:
+                if chaining.is_record_fault(error) and refused_sqlstate is None and batch:
+                    raise
+                self._retry_later(error)
+            except DATABASE_FAULTS as error:
+                self._retry_later(error)
+            if linked is not None and await self._was_committed(new_lsn):
+                self.database_error = None
+                return linked
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+
+    def _retry_later(self, error: Exception) -> None:
+        if self.database_error is None:
+            log.warning("chaining_interrupted", error=str(error), kind=type(error).__name__)
+        self.database_error = f"{type(error).__name__}: {error}"
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def _connected(self) -> asyncpg.Connection[asyncpg.Record]:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._connect()
+        return self._connection
+
+    async def _was_committed(self, new_lsn: int) -> bool:
+        """Whether the transaction whose COMMIT got no answer took effect."""
+        while True:
+            try:
+                connection = await self._connected()
+                async with connection.transaction():
+                    return self._judge(await chaining.read_position(connection, self._node.node_id), new_lsn)
+            except DATABASE_FAULTS as error:
+                self._retry_later(error)
+                await asyncio.sleep(RETRY_PAUSE_MAX_S)
+
+    def _judge(self, position: chaining.WalPosition | None, new_lsn: int) -> bool:
+        """True: committed; False: not, do it again.
+
+        Raises:
+            FencedError: another epoch.
+            DatabaseWentBackError: below what was committed.
+        """
+        old_lsn = self._node.chained.lsn
+        if position is not None and position.epoch > self._node.epoch:
+            self._metrics.fencing_rejects.inc()
+            log.error("wal_fencing_reject", epoch=self._node.epoch, newer_epoch=position.epoch)
+            raise FencedError(
+                f"epoch {position.epoch} has taken over the WAL of {self._node.node_id}; "
+                f"this process is epoch {self._node.epoch} and stops"
+            )
+        if position is not None and position.epoch == self._node.epoch and position.chained_lsn == new_lsn:
+            return True
+        if position is not None and position.epoch == self._node.epoch and position.chained_lsn == old_lsn:
+            return False
+        raise DatabaseWentBackError(
+            f"Postgres says {position} for {self._node.node_id}, but this node had chained up to LSN {old_lsn} "
+            f"in epoch {self._node.epoch}; the database was restored or failed over to an older copy"
+        )
+
+    # --- inside the transaction -------------------------------------------------------------------
+
+    async def _write(
+        self,
+        connection: asyncpg.Connection[asyncpg.Record],
+        batch: Sequence[Pending],
+        new_lsn: int,
+        refused_sqlstate: str | None,
+    ) -> LinkedBatch:
+        # 1. the fence and the heads
+        tenants = {pending.tenant_id for pending in batch}
+        begun = {tenant for pending in batch if (tenant := tenant_begun_by(pending))}
+        heads = await chaining.advance_and_lock(
+            connection,
+            node_id=self._node.node_id,
+            epoch=self._node.epoch,
+            old_chained_lsn=self._node.chained.lsn,
+            new_chained_lsn=new_lsn,
+            durable_lsn=self._node.durable.lsn,
+            tenant_ids=sorted(tenants | begun),
+        )
+        if heads is None:
+            self._judge(await chaining.read_position(connection, self._node.node_id), new_lsn)
+            raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
+
+        # 2. what the batch meets: tenants, keys, jobs
+        new_tenants: set[str] = set()
+        if missing := (tenants | begun) - heads.keys():
+            new_tenants = await chaining.create_heads(connection, sorted(missing))
+            if new_tenants != missing:
+                raise asyncpg.InterfaceError("another node began the same tenant; trying again")
+            heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
+        self._check_heads(heads)
+        self._learn_time(heads)
+        self._states.begin(heads)
+
+        # 3. decide and link, unless that was done ahead
+        linked = await self._take_ahead(batch, heads, new_tenants) if refused_sqlstate is None else None
+        if linked is None:
+            linked = link_batch(
+                batch,
+                heads=heads,
+                new_tenants=new_tenants,
+                chained_keys=await prior.chained_keys(connection, batch),
+                job_states=await prior.job_states(connection, batch, self._states, {}),
+                linkers=self._linkers,
+                refused_sqlstate=refused_sqlstate,
+            )
+        self._start_ahead(batch, linked)
+
+        # 4. store
+        if linked.log_rows:
+            await chaining.copy_entries(connection, linked.log_rows)
+        if linked.idempotency_rows:
+            await idempotency.store_lines(connection, linked.idempotency_rows)
+        if linked.links:
+            await chaining.finish(
+                connection,
+                [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in linked.links.items()],
+                linked.job_rows,
+            )
+        return linked
+
+    # --- the next batch, while Postgres stores this one -------------------------------------------
+
+    def _start_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
+        """Link the next batch meanwhile, if a full one waits: a small one had better wait and grow."""
+        following = self._peek(len(batch))
+        if len(following) == BATCH_ENTRIES_MAX:
+            self._ahead = asyncio.get_running_loop().create_task(self._link_ahead(following, linked))
+
+    async def _link_ahead(self, batch: list[Pending], before: LinkedBatch) -> LinkedAhead | None:
+        """Link ``batch`` onto what ``before`` leaves; None when that cannot be known without the heads' locks."""
+        heads = {}
+        for tenant in {pending.tenant_id for pending in batch}:
+            links = before.links.get(tenant)
+            head = _head_of(links) if links else self._heads.get(tenant)
+            if head is None:
+                return None
+            heads[tenant] = head
+        if any(tenant_begun_by(pending) for pending in batch):
+            return None
+        try:
+            async with reading(self._pool) as connection:
+                keys = await prior.chained_keys(connection, batch)
+                states = await prior.job_states(connection, batch, self._states, before.job_states)
+        except DatabaseUnavailableError:
+            return None
+        for tenant, route, key, line, body_digest, *_ in before.idempotency_rows:
+            keys.setdefault((tenant, route, key), {})[line] = body_digest
+        linked = link_batch(
+            batch, heads=heads, new_tenants=set(), chained_keys=keys, job_states=states, linkers=self._linkers
+        )
+        return LinkedAhead(batch, heads, linked)
+
+    async def _take_ahead(
+        self, batch: Sequence[Pending], heads: dict[str, ChainHead], new_tenants: set[str]
+    ) -> LinkedBatch | None:
+        """What was linked ahead, if that is done, is this very batch and meets these very heads, which are locked."""
+        task, self._ahead = self._ahead, None
+        if task is None:
+            return None
+        if not task.done():
+            task.cancel()
+            return None
+        ahead = await task
+        if ahead is None or new_tenants or ahead.heads != heads or ahead.batch != batch:
+            return None
+        return ahead.linked
+
+    def _check_heads(self, heads: dict[str, ChainHead]) -> None:
+        for tenant, head in heads.items():
+            seen = self._heads.get(tenant)
+            if seen is not None and (head.seq < seen.seq or (head.seq == seen.seq and head[:2] != seen[:2])):
+                raise DatabaseWentBackError(
+                    f"the chain of tenant {tenant} ends at seq {head.seq} ({head.chain_link}), but this node has "
+                    f"seen seq {seen.seq} ({seen.chain_link}); the database was restored or tampered with"
+                )
+
+    def _learn_time(self, heads: dict[str, ChainHead]) -> None:
+        """Let the clock follow heads that other nodes left: what is written after them gets a later HLC."""
+        for tenant, head in heads.items():
+            if head.hlc is None or head == self._heads.get(tenant):
+                continue
+            try:
+                self._node.clock.receive(Hlc.parse(head.hlc), time.time_ns() // 1_000_000)
+            except (ClockSkewError, InvalidInputError) as error:
+                log.warning("head_hlc_refused", tenant_id=tenant, error=str(error))
+
+    async def _find_chained(self, pending: Pending, error: asyncpg.PostgresError) -> ChainPosition:
+        """Where the refused event stands in the chain already, brought there by another way.
+
+        Raises:
+            DatabaseWentBackError: it does not.
+        """
+        while True:
+            try:
+                connection = await self._connected()
+                found = await chaining.find_entry(connection, pending.tenant_id, pending.hlc.text())
+                break
+            except DATABASE_FAULTS as fault:
+                self._retry_later(fault)
+                await asyncio.sleep(RETRY_PAUSE_FIRST_S)
+        if found is None or found.payload_digest != hashlib.sha256(pending.payload).hexdigest():
+            raise DatabaseWentBackError(
+                f"Postgres says {error} for LSN {pending.lsn}, yet does not hold that very event: the rows of "
+                f"tenant {pending.tenant_id} and its chain head do not fit together; run tally verify"
+            )
+        return ChainPosition(found.seq, found.chain_link, found.prev_chain_link)
+
+
+def _head_of(links: Sequence[LinkRow]) -> ChainHead:
+    """The head that these entries leave."""
+    return ChainHead(links[-1].seq, links[-1].chain_link, links[-1].t_hlc)

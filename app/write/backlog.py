@@ -1,0 +1,133 @@
+"""Events on their way from the WAL to the chain, in LSN order.
+
+A record enters when it is queued for the WAL and leaves when it is chained, so after a restart the
+backlog is exactly what the WAL holds beyond ``chained_lsn``. Bounded by ``wal.backlog_max_entries``, and in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from app.write.requests import ChainPosition
+from ledger.errors import WalFullError
+from ledger.hlc import Hlc
+from ledger.record import IdempotencyKey
+
+BYTES_MAX_MIN = 256 << 20
+"""Bytes that any backlog may hold."""
+BYTES_MAX_PER_ENTRY = 1024
+"""Bytes that each entry it may hold allows it, beyond that."""
+BYTES_AROUND_PAYLOAD = 640
+"""Most that a record takes beside its payload: header, tenant, job, key, digest."""
+
+
+class Pending:
+    """One event between WAL and chain. ``outcome`` resolves once it is chained, never before."""
+
+    __slots__ = (
+        "epoch",
+        "hlc",
+        "idempotency",
+        "job_id",
+        "lsn",
+        "outcome",
+        "payload",
+        "record_type",
+        "tenant_id",
+    )
+
+    def __init__(
+        self,
+        lsn: int,
+        epoch: int,
+        hlc: Hlc,
+        record_type: int,
+        tenant_id: str,
+        job_id: str,
+        payload: bytes,
+        idempotency: IdempotencyKey | None,
+        outcome: asyncio.Future[ChainPosition] | None,
+    ) -> None:
+        self.lsn = lsn
+        self.epoch = epoch
+        self.hlc = hlc
+        self.record_type = record_type
+        self.tenant_id = tenant_id
+        self.job_id = job_id
+        self.payload = payload
+        self.idempotency = idempotency
+        self.outcome = outcome
+
+
+class Backlog:
+    """Bounded queue in LSN order. Belongs to one event loop."""
+
+    def __init__(self, entries_max: int) -> None:
+        self.entries_max = entries_max
+        self.bytes_max = max(BYTES_MAX_MIN, entries_max * BYTES_MAX_PER_ENTRY)
+        self._queue: deque[Pending] = deque()
+        self._reserved = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def reserve(self, entries: int) -> None:
+        """Keep room for ``entries`` more, so that a request is taken whole or not at all.
+
+        Raises:
+            WalFullError: there is no room; nothing was kept.
+        """
+        free = self.entries_max - len(self._queue) - self._reserved
+        if entries > free:
+            raise WalFullError(
+                f"{len(self._queue)} events wait to be chained and {entries} more do not fit within "
+                f"{self.entries_max}; try again once the database has caught up"
+            )
+        self._reserved += entries
+
+    def check_bytes(self, record_bytes: int) -> None:
+        """Return when records of ``record_bytes`` together fit as well.
+
+        Raises:
+            WalFullError: they do not.
+        """
+        if self._bytes + record_bytes > self.bytes_max:
+            raise WalFullError(
+                f"events of {self._bytes} bytes wait to be chained and {record_bytes} more do not fit within "
+                f"{self.bytes_max}; try again once the database has caught up"
+            )
+
+    def release(self, entries: int) -> None:
+        """Give back room that was reserved."""
+        self._reserved -= entries
+
+    def add(self, pending: Pending) -> None:
+        """Queue ``pending``, whose LSN is above every queued one."""
+        assert not self._queue or pending.lsn > self._queue[-1].lsn
+        self._queue.append(pending)
+        self._bytes += len(pending.payload) + BYTES_AROUND_PAYLOAD
+
+    def peek(self, committed_lsn: int, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
+        """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""
+        batch: list[Pending] = []
+        size = 0
+        for pending in islice(self._queue, skip, None):
+            if pending.lsn > committed_lsn or len(batch) == entries_max:
+                break
+            size += len(pending.payload)
+            if batch and size > bytes_max:
+                break
+            batch.append(pending)
+        return batch
+
+    def drop(self, entries: int) -> None:
+        """Forget the first ``entries`` events: they are chained."""
+        for _ in range(entries):
+            self._bytes -= len(self._queue.popleft().payload) + BYTES_AROUND_PAYLOAD
+
+    def __iter__(self) -> Iterator[Pending]:
+        return iter(self._queue)

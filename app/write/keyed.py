@@ -1,0 +1,148 @@
+"""Requests with an ``Idempotency-Key``: seen before, under way on this node, or new.
+
+The truth is the idempotency table, written by the appender in the chaining transaction. Between WAL and
+chain a request is known only to the node that took it, here; after a restart the backlog fills it in again.
+
+At most one request of a key is under way on a node; others of the same key wait until it has been entered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+
+from app.node import Node
+from app.store.idempotency import ChainedLine
+from app.write.backlog import Pending
+from app.write.requests import BatchReceipt, RequestKey
+from ledger.errors import DatabaseUnavailableError, IdempotencyReusedError
+from ledger.events import Durability
+
+log = structlog.get_logger()
+
+FindLines = Callable[[Sequence[str], int, str], Awaitable[list[ChainedLine]]]
+_InFlightKey = tuple[tuple[str, ...], int, str]
+
+
+class KeyedRequest:
+    """One keyed request: what is known of it when it begins, and what becomes of it."""
+
+    def __init__(self, body_digest: bytes) -> None:
+        self.body_digest = body_digest
+        self.chained: list[ChainedLine] = []
+        """Lines already chained when the request began."""
+        self.recovered: list[Pending] = []
+        """Lines that the WAL held beyond the chain when this process started: not always all, a crash may have
+        torn the request."""
+        self.pending: Pending | None = None
+        """Its last record in this node's WAL."""
+        self.receipt: BatchReceipt | None = None
+        self.last_lsn = 0
+        """LSN of its last record in this node's WAL, 0 when it has none that is not chained."""
+        self.settled = asyncio.Event()
+        """Entered, or given up."""
+
+    def present(self) -> frozenset[int]:
+        """Numbers of the lines that must not be added again."""
+        recovered = (pending.idempotency.line for pending in self.recovered if pending.idempotency is not None)
+        return frozenset(line.line for line in self.chained) | frozenset(recovered)
+
+    def entered(self, last: Pending) -> None:
+        """Its records are in the WAL; from now on others of the same key wait for these."""
+        self.pending = last
+        self.last_lsn = last.lsn
+        self.settled.set()
+
+
+class KeyedRequests:
+    """The keyed requests under way on this node, and the way to look up the chained ones."""
+
+    def __init__(self, node: Node, find_lines: FindLines) -> None:
+        self._node = node
+        self._find_lines = find_lines
+        self._in_flight: dict[_InFlightKey, KeyedRequest] = {}
+        self._recovered: dict[tuple[str, int, str], list[Pending]] = {}
+        self._recovered_lsn = 0
+
+    def recover(self, pending: Pending) -> None:
+        """Take over a record that the WAL holds beyond the chain, when it is keyed; in LSN order."""
+        key = pending.idempotency
+        if key is None:
+            return
+        self._recovered.setdefault((pending.tenant_id, key.route, key.key), []).append(pending)
+        self._recovered_lsn = pending.lsn
+
+    @asynccontextmanager
+    async def begin(
+        self, tenants: tuple[str, ...], key: RequestKey, level: Durability
+    ) -> AsyncIterator[tuple[KeyedRequest, bool]]:
+        """The request of this key, and whether it was begun by an earlier call.
+
+        The caller that began it enters its records inside the context; leaving without ``entered``
+        makes room for the next.
+
+        Raises:
+            IdempotencyReusedError: the key belongs to another body.
+        """
+        self._prune()
+        name = (tenants, key.route, key.key)
+        while (earlier := self._in_flight.get(name)) is not None:
+            await earlier.settled.wait()
+            if earlier.last_lsn:
+                # Only now: a request that came to nothing leaves the key to whoever came after it.
+                self._check_body(key, earlier.body_digest)
+                yield earlier, True
+                return
+            if self._in_flight.get(name) is earlier:
+                del self._in_flight[name]
+        request = self._in_flight[name] = KeyedRequest(key.body_digest)
+        try:
+            for tenant_id in tenants:
+                request.recovered += self._recovered.get((tenant_id, key.route, key.key), ())
+            request.chained = await self._look_up(tenants, key, level)
+            for line in (*request.chained, *(pending.idempotency for pending in request.recovered)):
+                if line is not None:
+                    self._check_body(key, line.body_digest)
+            yield request, False
+        finally:
+            request.settled.set()
+            if not request.last_lsn and self._in_flight.get(name) is request:
+                del self._in_flight[name]
+
+    async def find(self, tenants: Sequence[str], key: RequestKey) -> list[ChainedLine]:
+        """The chained lines of the request, in line order.
+
+        Raises:
+            IdempotencyReusedError: they are of another body.
+        """
+        chained = await self._find_lines(tenants, key.route, key.key)
+        for line in chained:
+            self._check_body(key, line.body_digest)
+        return chained
+
+    async def _look_up(self, tenants: tuple[str, ...], key: RequestKey, level: Durability) -> list[ChainedLine]:
+        try:
+            return await self._find_lines(tenants, key.route, key.key)
+        except DatabaseUnavailableError:
+            if level > Durability.LOCAL:
+                raise
+            log.warning("idempotency_checked_on_this_node_only", key=key.key)
+            return []
+
+    def _check_body(self, key: RequestKey, body_digest: bytes) -> None:
+        if body_digest != key.body_digest:
+            raise IdempotencyReusedError(
+                f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
+            )
+
+    def _prune(self) -> None:
+        """Forget requests that the table knows by now."""
+        chained_lsn = self._node.chained.lsn
+        if self._recovered and self._recovered_lsn <= chained_lsn:
+            self._recovered.clear()
+        for name, request in list(self._in_flight.items())[:4]:
+            if request.last_lsn and request.last_lsn <= chained_lsn:
+                del self._in_flight[name]

@@ -1,0 +1,442 @@
+"""The notary: follows each tenant's chain with its Merkle tree, and signs what it has followed.
+
+For a tenant whose chain has grown::
+
+    1. lock the stored tree; read the links beyond it; append them; write the changed tiles and the root
+    2. sign a checkpoint of that size and store it with the tree, in the same transaction
+    3. keep the checkpoint beside the WAL
+    4. sign snapshots: one for every ``batch_size`` entries, a shorter one when the oldest unsigned entry
+       has waited ``batch_interval`` or somebody asks
+
+Invariants, per tenant::
+
+    chained_seq >= tree_size >= signed_seq
+    checkpoint beside the WAL <= tree_size
+
+It works behind the commit path: when signing fails, chaining goes on and the notary tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import asyncpg
+import orjson
+import structlog
+
+from app.metrics import Metrics
+from app.node import Node
+from app.store import notary as store
+from app.store.faults import DATABASE_FAULTS
+from app.store.notary import LinkRow
+from app.write.before_signing import checked_links, extended_tree, proved_root
+from app.write.checkpoints import CheckpointFolder, is_tenant_id
+from app.write.linking import LinkedBatch
+from ledger import merkle, tiles
+from ledger.errors import ChainBrokenError, DatabaseWentBackError, LedgerError, SigningUnavailableError
+from ledger.snapshot import SnapshotClaim
+from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.key_file import FileSigner
+from signing.snapshot import sign_snapshot
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+LINKS_PER_TURN = 10_000
+"""Links appended to a tree in one transaction, as this node chained them."""
+ENTRIES_PER_TURN = 1000
+"""Entries read back, checked and appended in one transaction."""
+RECENT_LINKS_MAX = 200_000
+"""Links kept in memory, over all tenants, from being chained here until they are signed; others are read back."""
+TENANTS_AT_ONCE_MAX = 4
+"""Tenants followed at once, so that the fsync of one does not keep the next waiting."""
+TREES_CACHED_MAX = 1000
+"""Tenants whose tree edge is kept in memory."""
+HOUSEKEEPING_INTERVAL_S = 1.0
+"""How often tenants are looked at that have not grown, for ``batch_interval`` and retries."""
+
+log = structlog.get_logger()
+
+
+class _Tenant:
+    """What the notary knows of one tenant between its turns."""
+
+    __slots__ = (
+        "head_seq",
+        "is_kept",
+        "lock",
+        "recent",
+        "signed_digest",
+        "signed_seq",
+        "tree",
+        "unkept",
+        "unsigned_since_s",
+    )
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.head_seq = 0
+        """Newest entry that this node chained, or found chained when it started."""
+        self.recent: list[LinkRow] = []
+        """Newest links that this node chained, without a gap."""
+        self.tree: tiles.TileTree | None = None
+        self.signed_seq: int | None = None
+        self.signed_digest: str | None = None
+        """SHA-256 of the newest snapshot's DSSE payload."""
+        self.unkept: str | None = None
+        """The newest checkpoint, as long as it is not beside the WAL."""
+        self.is_kept = True
+        """False when an earlier process ended between a checkpoint in Postgres and the one beside the WAL."""
+        self.unsigned_since_s: float | None = None
+
+
+class Notary:
+    """Keeps trees, checkpoints and snapshots of all tenants up with their chains."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        pool: asyncpg.Pool[asyncpg.Record],
+        checkpoints: CheckpointFolder,
+        signer: FileSigner,
+        log_signer: FileSigner,
+        log_origin: str,
+        batch_size: int,
+        batch_interval_s: float,
+        checkpoint_interval_s: float,
+        sign_snapshots: bool,
+        metrics: Metrics,
+        on_failure: Callable[[LedgerError], None],
+    ) -> None:
+        self._node = node
+        self._pool = pool
+        self._checkpoints = checkpoints
+        self._signer = signer
+        self._log_signer = log_signer
+        self._log_origin = log_origin
+        self._batch_size = batch_size
+        self._batch_interval_s = batch_interval_s
+        self._collect_s = checkpoint_interval_s / 4
+        self._sign_snapshots = sign_snapshots
+        self._metrics = metrics
+        self._on_failure = on_failure
+        self._tenants: dict[str, _Tenant] = {}
+        self._recent_count = 0
+        self._grown: set[str] = set()
+        self._turns = asyncio.Semaphore(TENANTS_AT_ONCE_MAX)
+        self._wake = asyncio.Event()
+        self._mark: tuple[int, dict[str, int]] = (0, {})
+        self.signed_lsn = 0
+        """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
+        where snapshots are off."""
+        self.last_error: str | None = None
+        """Why signing or following failed last, None while all is well."""
+
+    def origin(self, tenant_id: str) -> str:
+        """Origin line, and key name, of the tenant's log."""
+        return f"{self._log_origin}/{tenant_id}"
+
+    def chained(self, linked: LinkedBatch) -> None:
+        """The appender has committed ``linked``."""
+        now_s = time.monotonic()
+        for tenant_id, rows in linked.links.items():
+            tenant = self._tenant(tenant_id)
+            self._remember(tenant, rows)
+            tenant.head_seq = rows[-1].seq
+            if tenant.unsigned_since_s is None:
+                tenant.unsigned_since_s = now_s
+            self._grown.add(tenant_id)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Follow and sign, for ever; ends by cancellation."""
+        await self._find_behind()
+        while True:
+            if not self._grown:
+                await self._sleep_until_grown()
+            await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
+            self._wake.clear()
+            self.last_error = None
+            overdue = self._overdue()
+            due, self._grown = self._grown | overdue, set()
+            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(due)))
+            self._move_mark()
+
+    async def _find_behind(self) -> None:
+        """Note the tenants that an earlier process left to be followed or signed, trying until Postgres answers."""
+        while True:
+            try:
+                async with self._pool.acquire() as connection:
+                    behind = await store.tenants_behind(connection)
+                    tree_sizes = await store.tree_sizes(connection)
+                break
+            except DATABASE_FAULTS as error:
+                self.last_error = f"{type(error).__name__}: {error}"
+                log.warning("signing_delayed", error=self.last_error)
+            await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
+        strangers = {*behind, *tree_sizes} - {name for name in (*behind, *tree_sizes) if is_tenant_id(name)}
+        if strangers:
+            log.error("chain_break_found", tenants=sorted(strangers), error="no tenant can have such a name")
+        for tenant_id, head_seq in behind.items():
+            if tenant_id in strangers:
+                continue
+            tenant = self._tenant(tenant_id)
+            tenant.head_seq = max(tenant.head_seq, head_seq)
+            tenant.unsigned_since_s = time.monotonic()
+            self._grown.add(tenant_id)
+        for tenant_id, tree_size in tree_sizes.items():
+            if tenant_id not in strangers and self._checkpoints.size(tenant_id) < tree_size:
+                tenant = self._tenant(tenant_id)
+                tenant.is_kept = False
+                tenant.head_seq = max(tenant.head_seq, tree_size)
+                self._grown.add(tenant_id)
+
+    async def _sleep_until_grown(self) -> None:
+        try:
+            async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _attend(self, tenant_id: str, *, sign_rest: bool) -> None:
+        try:
+            async with self._turns:
+                await self.follow(tenant_id, sign_rest=sign_rest)
+        except DatabaseWentBackError as error:
+            log.error("chain_break_found", tenant_id=tenant_id, error=str(error))
+            self._on_failure(error)
+        except ChainBrokenError as error:
+            self.last_error = str(error)
+            log.error("chain_break_found", tenant_id=tenant_id, error=self.last_error)
+        except (LedgerError, *DATABASE_FAULTS) as error:
+            self.last_error = f"{type(error).__name__}: {error}"
+            log.warning("signing_delayed", tenant_id=tenant_id, error=self.last_error)
+            self._grown.add(tenant_id)
+
+    async def sign_now(self, tenant_id: str) -> list[dict[str, object]]:
+        """Bring tree, checkpoint and snapshots of the tenant up to its head; returns the new snapshots.
+
+        Raises:
+            SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, or rows were changed.
+        """
+        if not self._sign_snapshots:
+            raise SigningUnavailableError("chain.sign_snapshots is off on this node")
+        return await self.follow(tenant_id, sign_rest=True)
+
+    async def follow(self, tenant_id: str, *, sign_rest: bool) -> list[dict[str, object]]:
+        """Follow the tenant's chain to where it ends now and sign; ``sign_rest`` also signs a short last batch.
+
+        What is chained meanwhile is for the next turn, or one busy tenant would keep all others waiting.
+        """
+        tenant = self._tenant(tenant_id)
+        target_seq = tenant.head_seq
+        async with tenant.lock, self._pool.acquire() as connection:
+            try:
+                more = True
+                while more:
+                    more = await self._advance_tree(connection, tenant_id, tenant, target_seq)
+                assert tenant.tree is not None
+                made = []
+                if self._sign_snapshots:
+                    made = await self._sign_batches(connection, tenant_id, tenant, sign_rest)
+                else:
+                    tenant.signed_seq = tenant.tree.size
+                self._forget_signed(tenant)
+                return made
+            except BaseException:
+                tenant.tree = None
+                tenant.signed_seq = None
+                raise
+
+    def _tenant(self, tenant_id: str) -> _Tenant:
+        tenant = self._tenants.get(tenant_id)
+        if tenant is None:
+            if len(self._tenants) >= TREES_CACHED_MAX:
+                for other in self._tenants.values():
+                    if not other.lock.locked():
+                        other.tree = None
+            tenant = self._tenants[tenant_id] = _Tenant()
+        return tenant
+
+    def _remember(self, tenant: _Tenant, rows: list[LinkRow]) -> None:
+        """Keep ``rows`` for the next turn, unless that would be too much; then they are read back."""
+        if tenant.recent and rows[0].seq != tenant.recent[-1].seq + 1:
+            self._forget(tenant)
+        self._recent_count += len(rows)
+        tenant.recent += rows
+        if self._recent_count > RECENT_LINKS_MAX:
+            for other in self._tenants.values():
+                self._forget(other)
+
+    def _forget(self, tenant: _Tenant) -> None:
+        self._recent_count -= len(tenant.recent)
+        tenant.recent = []
+
+    def _forget_signed(self, tenant: _Tenant) -> None:
+        """Drop kept links that are in the tree and in a snapshot."""
+        done_seq = min(tenant.tree.size if tenant.tree is not None else 0, tenant.signed_seq or 0)
+        if tenant.recent and tenant.recent[0].seq <= done_seq:
+            kept = tenant.recent[done_seq - tenant.recent[0].seq + 1 :]
+            self._recent_count -= len(tenant.recent) - len(kept)
+            tenant.recent = kept
+
+    def _remembered(self, tenant: _Tenant, from_seq: int, limit: int) -> list[LinkRow]:
+        """Links from ``from_seq`` on as this node chained them, none when it does not know any more."""
+        if not tenant.recent or not tenant.recent[0].seq <= from_seq <= tenant.recent[-1].seq:
+            return []
+        start = from_seq - tenant.recent[0].seq
+        return tenant.recent[start : start + limit]
+
+    async def _links_to_follow(
+        self, connection: Connection, tenant_id: str, tenant: _Tenant, tree_size: int
+    ) -> list[LinkRow]:
+        """The links behind ``tree_size``: those this node chained, else from Postgres, every row checked."""
+        links = self._remembered(tenant, tree_size + 1, LINKS_PER_TURN)
+        if not links:
+            prev_link = await store.read_link(connection, tenant_id, tree_size)
+            rows = await store.read_entries(connection, tenant_id, tree_size + 1, ENTRIES_PER_TURN)
+            links = checked_links(tenant_id, tree_size, prev_link, rows, tenant.recent)
+        return links
+
+    def _overdue(self) -> set[str]:
+        if not self._sign_snapshots:
+            return set()
+        oldest_s = time.monotonic() - self._batch_interval_s
+        return {
+            name
+            for name, tenant in self._tenants.items()
+            if tenant.unsigned_since_s is not None and tenant.unsigned_since_s <= oldest_s
+        }
+
+    def _move_mark(self) -> None:
+        """Raise ``signed_lsn`` once every tenant that was unsigned at the mark has been signed that far."""
+        lsn, waiting = self._mark
+        for name in [name for name, seq in waiting.items() if (self._tenants[name].signed_seq or 0) >= seq]:
+            del waiting[name]
+        if not waiting:
+            self.signed_lsn = lsn
+            unsigned = {
+                name: tenant.head_seq
+                for name, tenant in self._tenants.items()
+                if (tenant.signed_seq or 0) < tenant.head_seq
+            }
+            self._mark = (self._node.chained.lsn, unsigned)
+
+    # --- tree and checkpoint ----------------------------------------------------------------------
+
+    async def _advance_tree(self, connection: Connection, tenant_id: str, tenant: _Tenant, target_seq: int) -> bool:
+        """Append one turn of links and sign a checkpoint; whether ``target_seq`` is not reached or more was read."""
+        note: str | None = None
+        async with connection.transaction():
+            stored = await store.lock_tree(connection, tenant_id)
+            tree = tenant.tree
+            if tree is None or tree.size != stored.tree_size:
+                tree = await extended_tree(connection, tenant_id, stored.tree_size, self._checkpoints.load(tenant_id))
+            links = await self._links_to_follow(connection, tenant_id, tenant, tree.size)
+            if links:
+                tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links])
+                await store.store_tree(
+                    connection,
+                    tenant_id,
+                    tree_size=tree.size,
+                    root_hash=tree.root().hex(),
+                    tiles=tree.changed,
+                )
+            if tree.size and (links or stored.checkpoint is None or not tenant.is_kept):
+                note = sign_checkpoint(Checkpoint(self.origin(tenant_id), tree.size, tree.root()), self._log_signer)
+                await store.store_checkpoint(connection, tenant_id, note)
+        tree.forget_changed()
+        tenant.tree = tree
+        tenant.unkept = note or tenant.unkept
+        if tenant.unkept is not None:
+            await asyncio.to_thread(self._checkpoints.store, tenant_id, tenant.unkept)
+            tenant.unkept = None
+            tenant.is_kept = True
+        return bool(links) and (tree.size < target_seq or len(links) == ENTRIES_PER_TURN)
+
+    # --- snapshots --------------------------------------------------------------------------------
+
+    async def _sign_batches(
+        self,
+        connection: Connection,
+        tenant_id: str,
+        tenant: _Tenant,
+        sign_rest: bool,
+    ) -> list[dict[str, object]]:
+        assert tenant.tree is not None
+        if tenant.signed_seq is None:
+            await self._load_signed(connection, tenant_id, tenant)
+        made: list[dict[str, object]] = []
+        while (unsigned := tenant.tree.size - (tenant.signed_seq or 0)) > 0:
+            if unsigned < self._batch_size and not sign_rest:
+                return made
+            row = await self._sign_batch(connection, tenant_id, tenant)
+            if row is None:
+                await self._load_signed(connection, tenant_id, tenant)
+            else:
+                made.append(row)
+                self._metrics.batch_snapshots.inc()
+                tenant.unsigned_since_s = time.monotonic()
+        all_signed = (tenant.signed_seq or 0) >= tenant.head_seq
+        tenant.unsigned_since_s = None if all_signed else time.monotonic()
+        return made
+
+    async def _load_signed(self, connection: Connection, tenant_id: str, tenant: _Tenant) -> None:
+        last = await store.last_snapshot(connection, tenant_id)
+        tenant.signed_seq = last.to_seq if last else 0
+        tenant.signed_digest = _payload_digest(last.dsse_envelope) if last else None
+
+    async def _sign_batch(self, connection: Connection, tenant_id: str, tenant: _Tenant) -> dict[str, object] | None:
+        """Sign the next batch; None when another node was first."""
+        assert tenant.tree is not None
+        from_seq = (tenant.signed_seq or 0) + 1
+        entry_count = min(self._batch_size, tenant.tree.size - from_seq + 1)
+        links = self._remembered(tenant, from_seq, entry_count)
+        if len(links) < entry_count:
+            links = await store.read_links(connection, tenant_id, from_seq, entry_count)
+        last = links[-1]
+        leaf_hashes = [merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links]
+        tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
+        claim = SnapshotClaim(
+            tenant_id=tenant_id,
+            from_seq=from_seq,
+            to_seq=last.seq,
+            from_chain_link=links[0].chain_link,
+            to_chain_link=last.chain_link,
+            entry_count=len(links),
+            merkle_root=merkle.root(leaf_hashes).hex(),
+            tree_size=last.seq,
+            tree_root=tree_root.hex(),
+            snapshot_hlc=last.t_hlc,
+            previous_snapshot=tenant.signed_digest,
+            node_id=self._node.node_id,
+            key_id=self._signer.key_id,
+        )
+        envelope, digest = sign_snapshot(claim, self._signer)
+        row = (
+            tenant_id,
+            from_seq,
+            last.seq,
+            last.t_hlc,
+            links[0].chain_link,
+            last.chain_link,
+            len(links),
+            claim.merkle_root,
+            orjson.dumps(envelope).decode(),
+        )
+        async with connection.transaction():
+            inserted = await store.insert_snapshot(connection, row)
+        if inserted is None:
+            return None
+        tenant.signed_seq, tenant.signed_digest = last.seq, digest
+        return inserted
+
+
+def _payload_digest(dsse_envelope: str) -> str:
+    return hashlib.sha256(base64.b64decode(orjson.loads(dsse_envelope)["payload"])).hexdigest()

@@ -1,0 +1,103 @@
+"""What the chain already says about the events of a batch: keyed lines that are chained, states of their jobs.
+
+Read inside the chaining transaction, or ahead of it. What was read ahead holds exactly when every head the batch
+touches is where it was then: keyed lines and job states change only together with the head of their tenant.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from app.store import chaining, idempotency
+from app.store.chaining import ChainHead
+from app.write.backlog import Pending
+from app.write.linking import KeyedRequest, LinkedBatch
+from ledger import jobs
+from ledger.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+log = structlog.get_logger()
+
+CACHED_JOBS_MAX = 50_000
+"""Job states kept so that a job whose events follow each other is not read back each time."""
+
+Job = tuple[str, str]
+"""(tenant, job id)."""
+
+
+class JobStateCache:
+    """Job states as of the last commit, valid for a tenant only while nobody else moved its head."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, tuple[int, dict[str, jobs.JobState]]] = OrderedDict()
+        self._count = 0
+
+    def begin(self, heads: dict[str, ChainHead]) -> None:
+        """Forget tenants whose head is not where this cache left it."""
+        for tenant, head in heads.items():
+            cached = self._tenants.get(tenant)
+            if cached is not None and cached[0] != head.seq:
+                self._forget(tenant)
+
+    def get(self, job: tuple[str, str]) -> jobs.JobState | None:
+        """The state of a job, None when it must be read."""
+        cached = self._tenants.get(job[0])
+        return cached[1].get(job[1]) if cached is not None else None
+
+    def commit(self, linked: LinkedBatch) -> None:
+        """Take over what a committed batch left behind."""
+        for tenant, links in linked.links.items():
+            states = self._tenants[tenant][1] if tenant in self._tenants else {}
+            self._tenants[tenant] = (links[-1].seq, states)
+            self._tenants.move_to_end(tenant)
+        for (tenant, job_id), state in linked.job_states.items():
+            states = self._tenants[tenant][1]
+            self._count += job_id not in states
+            states[job_id] = state
+        while self._count > CACHED_JOBS_MAX:
+            self._forget(next(iter(self._tenants)))
+
+    def _forget(self, tenant: str) -> None:
+        self._count -= len(self._tenants.pop(tenant)[1])
+
+
+async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> dict[KeyedRequest, dict[int, bytes]]:
+    """Body digest by chained line of each keyed request in the batch that has chained lines."""
+    keys = {
+        (pending.tenant_id, pending.idempotency.route, pending.idempotency.key)
+        for pending in batch
+        if pending.idempotency is not None
+    }
+    return await idempotency.find_digests(connection, sorted(keys)) if keys else {}
+
+
+async def job_states(
+    connection: Connection, batch: Sequence[Pending], cache: JobStateCache, newer: Mapping[Job, jobs.JobState]
+) -> dict[Job, jobs.JobState]:
+    """State of each job in the batch that has one: from ``newer``, else from the cache, else from Postgres."""
+    states: dict[Job, jobs.JobState] = {}
+    unknown: set[Job] = set()
+    for pending in batch:
+        job = (pending.tenant_id, pending.job_id)
+        if job in states or job in unknown:
+            continue
+        state = newer.get(job) or cache.get(job)
+        if state is None:
+            unknown.add(job)
+        else:
+            states[job] = state
+    if unknown:
+        stored = await chaining.load_job_states(connection, sorted(unknown))
+        for job, stored_state in stored.items():
+            try:
+                states[job] = jobs.from_json(stored_state)
+            except InvalidInputError as error:
+                # Someone edited the table. The chain must go on; verification names the job.
+                log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
+    return states

@@ -1,0 +1,74 @@
+"""What goes into the write path and what comes out of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ledger.events import Durability, EventType
+
+
+class Draft(NamedTuple):
+    """One validated job event that has no identity yet.
+
+    ``fields`` holds the type's own fields as the caller gave them, omitted ones absent.
+    ``job_id`` may be None only for JobCreated; the node then makes one.
+    """
+
+    tenant_id: str
+    job_id: str | None
+    event: EventType
+    fields: dict[str, object]
+    fence_token: int | None
+    durability: Durability
+
+
+class RequestKey(NamedTuple):
+    """An ``Idempotency-Key`` on one route; ``body_digest`` tells the same request from another."""
+
+    route: int
+    key: str
+    body_digest: bytes
+
+
+class ChainPosition(NamedTuple):
+    """Where an event stands in its tenant's chain. Links are lowercase hex."""
+
+    seq: int
+    chain_link: str
+    prev_chain_link: str | None
+
+
+class Receipt(NamedTuple):
+    """The outcome of one submitted event.
+
+    ``achieved`` is a level that has been reached when this exists; ``chain`` is None when the answer
+    was given before chaining. For one keyed request every field but ``replayed`` is the same each time.
+    """
+
+    job_id: str
+    tenant_id: str
+    event: EventType
+    hlc: str
+    epoch: int
+    lsn: int
+    fence_token: int
+    requested: Durability
+    achieved: Durability
+    survives: tuple[str, ...]
+    chain: ChainPosition | None
+    replayed: bool
+
+
+class BatchReceipt(NamedTuple):
+    """The outcome of one NDJSON request; ``job_ids`` are those of its JobCreated lines, in order."""
+
+    accepted: int
+    requested: Durability
+    achieved: Durability
+    survives: tuple[str, ...]
+    first_hlc: str
+    last_hlc: str
+    job_ids: list[str]
+    epoch: int
+    last_lsn: int
+    replayed: bool
