@@ -1,0 +1,168 @@
+"""Hot standbys that answer reads in the primary's place.
+
+A replica is asked only while it is fit: it answered the last time it was looked at, and holds this very ledger. The
+snapshot that it reads from must then prove, by itself, that it keeps the promise of the read. In every other case
+the primary answers, so a replica can only ever spare work, never cost an answer::
+
+    replica answers, snapshot keeps the promise    its answer, and how old the snapshot is at most
+    snapshot too old, or writes missing            the next replica, then the primary
+    error, or silence of ANSWER_TIMEOUT_S          the same, and unfit until it answers again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import asyncpg
+import structlog
+
+from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, UnfitError
+from app.read.heartbeat import INTERVAL_S, Heartbeat
+from app.store import heartbeat as heartbeat_store
+from app.store.faults import DATABASE_FAULTS
+from app.store.reading import READ_TIMEOUT_S, reading
+from ledger.errors import DatabaseUnavailableError
+
+if TYPE_CHECKING:
+    from app.store.reading import Pool
+    from app.store.reads import Seen
+
+CONNECTIONS_MAX = 16
+"""Connections to each replica."""
+ANSWER_TIMEOUT_S = 0.3
+"""How long a replica may be silent before a read goes elsewhere; an answer that has begun may take longer."""
+
+Value = TypeVar("Value")
+Judge = Callable[["Seen"], None]
+"""Raises ``UnfitError`` when a snapshot does not do."""
+Look = Callable[["Pool", Judge], Awaitable[Value]]
+"""Takes a snapshot of the copy behind a pool, shows the judge what it sees in it, and reads from that snapshot."""
+
+log = structlog.get_logger()
+
+
+class Source(NamedTuple):
+    """Where an answer comes from, and how far behind the primary that is at most."""
+
+    name: str
+    staleness_ms: int
+
+
+@dataclass(slots=True)
+class _Replica:
+    name: str
+    pool: Pool
+    fault: str | None = "not looked at yet"
+    """Why it is not asked now."""
+    staleness_ms: int = 0
+    """Of the last snapshot it was judged by."""
+
+
+@asynccontextmanager
+async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) -> AsyncIterator[Replicas | None]:
+    """The replicas at ``urls``, numbered from 1; none of them needs to answer. None when there is no URL."""
+    if not urls:
+        yield None
+        return
+    # The beat has a connection of its own, so that it never waits behind reads.
+    to_primary = await asyncpg.create_pool(primary_url, min_size=0, max_size=1, timeout=READ_TIMEOUT_S)
+    pools = [await asyncpg.create_pool(url, min_size=0, max_size=CONNECTIONS_MAX) for url in urls]
+    try:
+        yield Replicas(pools, Heartbeat(to_primary), log_origin)
+    finally:
+        for pool in (to_primary, *pools):
+            pool.terminate()
+
+
+class Replicas:
+    """The hot standbys of one ledger, in turn."""
+
+    def __init__(self, pools: Sequence[Pool], heartbeat: Heartbeat, log_origin: str) -> None:
+        self._replicas = [_Replica(f"replica-{number}", pool) for number, pool in enumerate(pools, 1)]
+        self._heartbeat = heartbeat
+        self._log_origin = log_origin
+        self._turn = 0
+
+    async def run(self) -> None:
+        """Beat, and look after the replicas, until cancelled."""
+        await asyncio.gather(self._heartbeat.run(), *map(self._watch, self._replicas))
+
+    async def read(self, look: Look[Value], promise: Promise, wait_s: float) -> tuple[Value, Source] | None:
+        """What ``look`` reads at a replica whose snapshot keeps ``promise``; None when the primary has to answer.
+
+        Waits up to ``wait_s`` seconds for a replica that is nearly there.
+
+        Raises:
+            WriteLostError: a replica saw that a write of the session was lost.
+        """
+        deadline_s = time.monotonic() + wait_s
+        pause_s = POLL_FIRST_S
+        while True:
+            for replica in self._fit_in_turn():
+                answer = await self._ask(replica, look, promise)
+                if answer is not None:
+                    return answer
+            if time.monotonic() + pause_s > deadline_s or not self._one_is_near(wait_s):
+                return None
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, POLL_LONGEST_S)
+
+    def _fit_in_turn(self) -> Iterator[_Replica]:
+        self._turn += 1
+        for number in range(len(self._replicas)):
+            replica = self._replicas[(self._turn + number) % len(self._replicas)]
+            if replica.fault is None:
+                yield replica
+
+    def _one_is_near(self, wait_s: float) -> bool:
+        """Whether a replica may catch up in ``wait_s`` seconds; ages are known no finer than a beat."""
+        near_ms = (wait_s + INTERVAL_S) * 1000
+        return any(replica.fault is None and replica.staleness_ms < near_ms for replica in self._replicas)
+
+    async def _ask(self, replica: _Replica, look: Look[Value], promise: Promise) -> tuple[Value, Source] | None:
+        """The answer of ``replica``, or None when it has none that keeps the promise."""
+        staleness_ms: int | None = None
+
+        def judge(seen: Seen) -> None:
+            nonlocal staleness_ms
+            silence.reschedule(None)
+            staleness_ms = self._heartbeat.age_ms(seen.beat_at)
+            if staleness_ms is None:
+                raise UnfitError
+            replica.staleness_ms = staleness_ms
+            promise.check(seen, staleness_ms)
+
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S) as silence:
+                value = await look(replica.pool, judge)
+        except UnfitError:
+            return None
+        except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+            self._note(replica, f"{type(error).__name__}: {error}")
+            return None
+        assert staleness_ms is not None, "nothing is read that was not judged"
+        return value, Source(replica.name, staleness_ms)
+
+    async def _watch(self, replica: _Replica) -> None:
+        """Say again and again whether ``replica`` is fit."""
+        while True:
+            self._note(replica, await self._fault_of(replica))
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _fault_of(self, replica: _Replica) -> str | None:
+        try:
+            async with reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S) as connection:
+                origin = await heartbeat_store.origin_there(connection)
+        except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+            return f"{type(error).__name__}: {error}"
+        return None if origin == self._log_origin else f"it holds the ledger {origin}, not {self._log_origin}"
+
+    def _note(self, replica: _Replica, fault: str | None) -> None:
+        if (fault is None) != (replica.fault is None):
+            log.warning("replica_fit" if fault is None else "replica_unfit", replica=replica.name, fault=fault)
+        replica.fault = fault

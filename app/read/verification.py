@@ -1,0 +1,175 @@
+"""Verification as the service runs it: on request, at start, and again and again.
+
+Whole chains on request. At start and at every interval only what came after the last verified snapshot, and that
+the entry there is still the one that was verified. What this node keeps beside its WAL is read before the
+database is looked at, so that it is never newer than what it is compared with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+
+from app.read.verified_positions import Position, VerifiedPositions
+from app.store.chain_reader import consistent_reader, list_tenants
+from app.store.reading import reading
+from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
+from ledger.verification import TreeHead, Verdict, verify
+from signing.snapshot import open_snapshot
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.metrics import Metrics
+    from signing.keys import Keyring
+
+VERIFICATIONS_AT_ONCE_MAX = 2
+"""Each holds a connection and a snapshot of the database for as long as it runs; others wait."""
+VERIFICATION_TIMEOUT_S = 6 * 3600.0
+"""Longest that one verification may take."""
+
+KeyringProvider = Callable[[], Awaitable["Keyring"]]
+"""Gives the keys that signatures are judged with."""
+CheckpointProvider = Callable[[str], Sequence[TreeHead]]
+"""Gives the tree heads of a tenant that are kept outside the database, each with its source."""
+
+log = structlog.get_logger()
+
+
+class Verification(NamedTuple):
+    """A verdict and how long it took."""
+
+    verdict: Verdict
+    duration_ms: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict object of the interfaces."""
+        return self.verdict.to_json(self.duration_ms)
+
+
+class ChainVerifier:
+    """Verifies the chains of one database for one node."""
+
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool,
+        keyring: KeyringProvider,
+        checkpoints: CheckpointProvider,
+        positions: VerifiedPositions,
+        metrics: Metrics,
+    ) -> None:
+        self._pool = pool
+        self._keyring = keyring
+        self._checkpoints = checkpoints
+        self._positions = positions
+        self._metrics = metrics
+        self._slots = asyncio.Semaphore(VERIFICATIONS_AT_ONCE_MAX)
+
+    async def full(self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None) -> Verification:
+        """Verify a tenant's chain, or a range of it.
+
+        Raises:
+            TenantNotFoundError: there is no such tenant.
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
+        return await self._verify(tenant_id, from_seq, to_seq, None)
+
+    async def incremental(self, tenant_id: str) -> Verification:
+        """Verify what came after the last verified snapshot, and that the entry there is unchanged.
+
+        Raises: as ``full``.
+        """
+        position = self._positions.get(tenant_id)
+        if position is None:
+            return await self._verify(tenant_id, None, None, None)
+        return await self._verify(tenant_id, position.seq + 1, None, position.chain_link)
+
+    async def incremental_all(self) -> list[Verification]:
+        """Verify every tenant incrementally; one that cannot be verified does not keep the others from it.
+
+        Raises:
+            DatabaseUnavailableError: the tenants cannot be listed.
+        """
+        async with reading(self._pool) as connection:
+            tenants = {*await list_tenants(connection), *self._positions.tenants()}
+        done: list[Verification] = []
+        for tenant_id in sorted(tenants):
+            try:
+                done.append(await self.incremental(tenant_id))
+            except Exception as error:
+                # Rows that someone edited may hold anything; what they break must not be the node.
+                log.error("chain_verification_failed", tenant_id=tenant_id, error=repr(error))
+        return done
+
+    async def run(self, interval_s: float, *, on_start: bool) -> None:
+        """Verify all tenants incrementally every ``interval_s`` seconds, for ever; ends by cancellation."""
+        if not on_start:
+            await asyncio.sleep(interval_s)
+        while True:
+            try:
+                await self.incremental_all()
+            except DatabaseUnavailableError as error:
+                log.warning("chain_verification_delayed", error=str(error))
+            await asyncio.sleep(interval_s)
+
+    async def _verify(
+        self, tenant_id: str, from_seq: int | None, to_seq: int | None, expected_prev: str | None
+    ) -> Verification:
+        async with self._slots:
+            began_s = time.perf_counter()
+            # 1. What is kept outside the database, before the database is looked at.
+            checkpoints = self._checkpoints(tenant_id)
+            opener = partial(open_snapshot, keyring=await self._keyring())
+            # 2. The ledger, in one state.
+            async with (
+                reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
+                consistent_reader(connection, tenant_id) as reader,
+            ):
+                is_known = await reader.head() is not None or await reader.last_entry() is not None
+                if not is_known and expected_prev is None and not checkpoints:
+                    raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+                verdict = await verify(
+                    reader,
+                    tenant_id=tenant_id,
+                    from_seq=from_seq,
+                    to_seq=to_seq,
+                    expected_prev=expected_prev,
+                    open_snapshot=opener,
+                    checkpoints=checkpoints,
+                )
+            verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
+        # 3. What came of it.
+        self._report(verification)
+        if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
+            await self._remember(verdict)
+        return verification
+
+    def _report(self, verification: Verification) -> None:
+        self._metrics.chain_verifications.inc()
+        verdict = verification.verdict
+        if verdict.is_valid:
+            return
+        self._metrics.chain_verification_failures.inc()
+        first = verdict.first_break
+        log.error(
+            "chain_break_found",
+            tenant_id=verdict.tenant_id,
+            first_break=first._asdict() if first is not None else None,
+            breaks=dict(verdict.breaks),
+            verdicts=dict(verdict.verdicts),
+        )
+
+    async def _remember(self, verdict: Verdict) -> None:
+        seq, chain_link, _ = verdict.signed_to
+        if chain_link is None or not self._positions.advance(verdict.tenant_id, Position(seq, chain_link)):
+            return
+        try:
+            await asyncio.to_thread(self._positions.store)
+        except OSError as error:
+            log.warning("verified_positions_not_stored", error=str(error))
