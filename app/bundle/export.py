@@ -1,0 +1,195 @@
+"""Exporting a bundle from the ledger while it lives: signed first, read in one state, streamed in flat memory.
+
+In order::
+
+    1. everything chained is signed, so that what leaves is whole
+    2. one REPEATABLE READ, read-only transaction shows one state of rows, snapshots, tree and checkpoint
+    3. entries pass through the same checks as in verification: a row that does not hold ends the export, and its
+       manifest is never signed
+    4. the manifest, last
+
+Without an end the range ends with the last snapshot: what was chained since is for the next bundle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+
+from app.bundle.writer import BundleWriter, End
+from app.store import bundles, chain_reads
+from app.store.notary import read_link, read_tiles
+from app.store.reading import reading
+from ledger import tiles
+from ledger.entry_check import EntryChecker
+from ledger.errors import (
+    ChainBrokenError,
+    NotFoundError,
+    NotReadyError,
+    ProofError,
+    SeqOutOfRangeError,
+    SigningUnavailableError,
+    TenantNotFoundError,
+)
+from ledger.verdict import Findings
+from signing import checkpoint as checkpoints
+from signing import note
+from signing.keys import Keyring, Signer
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.node import Node
+    from app.store import Connection
+
+EXPORTS_AT_ONCE_MAX = 2
+"""Each holds a connection, and an old state of the database, for as long as its reader takes; others wait."""
+EXPORT_TIMEOUT_S = 3600.0
+"""Longest that one export may take, its reader's pace included."""
+ENTRIES_A_TURN = 1000
+"""Entries packed in a thread at once."""
+
+log = structlog.get_logger()
+
+
+class _Range(NamedTuple):
+    from_seq: int
+    to_seq: int
+    checkpoint: str
+    checkpoint_size: int
+
+
+class BundleExporter:
+    """Exports bundles of one ledger for one node."""
+
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool[asyncpg.Record],
+        node: Node,
+        log_origin: str,
+        signer: Callable[[], Signer],
+        keyring: Callable[[str], Awaitable[Keyring]],
+        sign_now: Callable[[str], Awaitable[object]],
+    ) -> None:
+        """``signer`` gives the key that signs manifests now, ``keyring`` the published keys of a tenant's log."""
+        self._pool = pool
+        self._node = node
+        self._log_origin = log_origin
+        self._signer = signer
+        self._keyring = keyring
+        self._sign_now = sign_now
+        self._slots = asyncio.Semaphore(EXPORTS_AT_ONCE_MAX)
+
+    async def export(
+        self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The pieces of a bundle. The first, which is empty, comes once all that can be refused was checked.
+
+        It MUST be closed in the task that began it. A file without its last pieces is no bundle.
+
+        Raises:
+            TenantNotFoundError: there is no such tenant.
+            NotFoundError: it has no entries.
+            SeqOutOfRangeError: the chain, as far as it is signed, does not have that range.
+            SigningUnavailableError: nothing can be signed now, or rows do not hold together.
+            NotReadyError: the service stops.
+            DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
+        """
+        await self._require(tenant_id)
+        await self._sign_now(tenant_id)
+        keys = await self._keyring(tenant_id)
+        writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
+        with closing(writer):
+            async with self._slots, reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection:
+                chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
+                end = await _end(connection, tenant_id, chosen, keys)
+                yield b""
+                async for piece in self._entries(connection, tenant_id, chosen, writer):
+                    yield piece
+                async for rows in bundles.snapshots(connection, tenant_id, chosen.from_seq, chosen.to_seq):
+                    writer.add_snapshots(rows)
+            rest = writer.finish(end, self._signer())
+            while (last := await asyncio.to_thread(_next, rest)) is not None:
+                yield last
+
+    async def _require(self, tenant_id: str) -> None:
+        async with reading(self._pool) as connection:
+            if not await chain_reads.tenant_exists(connection, tenant_id):
+                raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+
+    async def _entries(
+        self, connection: Connection, tenant_id: str, chosen: _Range, writer: BundleWriter
+    ) -> AsyncGenerator[bytes, None]:
+        findings = Findings()
+        before = await read_link(connection, tenant_id, chosen.from_seq - 1)
+        checker = EntryChecker(tenant_id, findings, first_seq=chosen.from_seq, prev_link=before)
+
+        def take(rows: Sequence[Sequence[Any]]) -> bytes:
+            checker.check(rows)
+            return writer.add_entries(rows) if findings.first_break() is None else b""
+
+        waiting: list[Sequence[Any]] = []
+        async for rows in bundles.entries(connection, tenant_id, chosen.from_seq, chosen.to_seq):
+            if self._node.shutting_down:
+                raise NotReadyError("the service stops; ask for the bundle again")
+            waiting += rows
+            if len(waiting) >= ENTRIES_A_TURN or waiting[-1][0] >= chosen.to_seq:
+                piece, waiting = await asyncio.to_thread(take, waiting), []
+                _refuse_broken(tenant_id, findings)
+                if piece:
+                    yield piece
+        if checker.last_seq != chosen.to_seq:
+            findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
+            _refuse_broken(tenant_id, findings)
+
+
+def _next(pieces: Iterator[bytes]) -> bytes | None:
+    return next(pieces, None)
+
+
+def _choose(head: chain_reads.HeadRow | None, tenant_id: str, from_seq: int | None, to_seq: int | None) -> _Range:
+    if head is None:
+        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+    if head.head_seq == 0:
+        raise NotFoundError(f"tenant {tenant_id} has no entry that could be exported")
+    if head.checkpoint is None:
+        raise SigningUnavailableError(f"no checkpoint of {tenant_id} has been signed yet; try again")
+    size = checkpoints.parse(note.parse(head.checkpoint).text).size
+    first, last = from_seq or 1, to_seq if to_seq is not None else head.signed_seq
+    if not 1 <= last <= size:
+        raise SeqOutOfRangeError(f"to_seq {last} lies beyond the checkpoint, which covers {size} entries", ("to_seq",))
+    if first > last:
+        raise SeqOutOfRangeError(f"from_seq {first} lies behind the end of the range, {last}", ("from_seq",))
+    return _Range(first, last, head.checkpoint, size)
+
+
+async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> End:
+    """Root and proof at the end of the range, out of the stored tiles."""
+    first, second = chosen.to_seq, chosen.checkpoint_size
+    wanted = tiles.root_tiles(first) | tiles.consistency_tiles(first, second)
+    stored = await read_tiles(connection, tenant_id, wanted)
+
+    def get_tile(level: int, index: int) -> bytes:
+        return stored.get((level, index), b"")
+
+    try:
+        root = tiles.root_at(first, get_tile)
+        proof = tiles.consistency_proof(first, second, get_tile)
+    except ProofError as error:
+        raise ChainBrokenError(f"the stored tree of tenant {tenant_id} is incomplete: {error}") from error
+    return End(root.hex(), chosen.checkpoint, proof, keys)
+
+
+def _refuse_broken(tenant_id: str, findings: Findings) -> None:
+    found = findings.first_break()
+    if found is not None:
+        log.error("chain_break_found", tenant_id=tenant_id, first_break=found._asdict(), found_by="bundle export")
+        raise ChainBrokenError(
+            f"tenant {tenant_id} is exported no further: {found.kind} at seq {found.seq}, {found.detail}; "
+            "run tally verify"
+        )

@@ -1,0 +1,168 @@
+"""What a bundle is made of: its members, their order and bounds, and the tar container around them.
+
+The format is described in docs/formats/bundle.md. In short, an uncompressed tar of::
+
+    entries/000001.ndjson.gz ... | snapshots.ndjson | checkpoint | keys.json | manifest.dsse.json
+
+A member is a ustar header that follows from its name and size alone, its bytes, and zeros up to a multiple of
+``BLOCK_BYTES``; two blocks of zeros end the file. So nothing in the container is left to choose, and a reader
+holds every byte outside the members to what it must be.
+
+Invariants::
+
+    1 <= entry parts <= ENTRY_PARTS_MAX                 numbered from 1 without gap
+    raw bytes of an entry part <= PART_BYTES_MAX, or it is one row <= ROW_BYTES_MAX
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ledger.errors import BundleInvalidError
+
+FORMAT_VERSION: Final = 1
+
+SNAPSHOTS: Final = "snapshots.ndjson"
+CHECKPOINT: Final = "checkpoint"
+KEYS: Final = "keys.json"
+MANIFEST: Final = "manifest.dsse.json"
+TAIL: Final = (SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST)
+"""Members behind the entries, in this order; each exactly once."""
+
+BLOCK_BYTES: Final = 512
+END: Final = bytes(2 * BLOCK_BYTES)
+"""What ends the container; nothing follows."""
+
+ROWS_A_PART_MAX: Final = 10_000
+PART_BYTES_MAX: Final = 8 << 20
+"""Most raw bytes of several rows in one part."""
+ROW_BYTES_MAX: Final = 136 << 20
+"""Most raw bytes of one row: twice the largest record, since a payload is escaped once more, and its columns."""
+ENTRY_PARTS_MAX: Final = 100_000
+SNAPSHOT_ROW_BYTES_MAX: Final = 1 << 20
+SNAPSHOTS_BYTES_MAX: Final = (1 << 33) - BLOCK_BYTES
+CHECKPOINT_BYTES_MAX: Final = 1 << 20
+KEYS_BYTES_MAX: Final = 4 << 20
+MANIFEST_BYTES_BASE: Final = 64 << 10
+MANIFEST_BYTES_A_PART: Final = 512
+"""A manifest has at most the base and this many bytes for each entry part."""
+INTEGER_MAX: Final = (1 << 53) - 1
+
+assert PART_BYTES_MAX < ROW_BYTES_MAX < SNAPSHOTS_BYTES_MAX < 8**11  # 11 octal digits hold a size
+assert len(f"{ENTRY_PARTS_MAX}") == 6
+
+_HEADER = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
+_CHECKSUM = slice(148, 156)
+_NAME = slice(0, 100)
+_SIZE = slice(124, 135)
+
+assert _HEADER.size == BLOCK_BYTES
+
+
+class Part(NamedTuple):
+    """One member as the manifest lists it. ``bytes`` is its size in the file, ``raw_bytes`` uncompressed.
+
+    ``rows`` is 0 for members that have none; ``sha256`` is hex, over the bytes in the file.
+    """
+
+    name: str
+    sha256: str
+    bytes: int
+    raw_bytes: int
+    rows: int
+
+
+def entries_name(number: int) -> str:
+    """Name of entry part ``number``, from 1."""
+    return f"entries/{number:06d}.ndjson.gz"
+
+
+def member_names(entry_parts: int) -> tuple[str, ...]:
+    """Names of all members of a bundle with so many entry parts, in their order."""
+    return (*map(entries_name, range(1, entry_parts + 1)), *TAIL)
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """The one header of a member: a plain file, mode 0644, of nobody, from the beginning of time."""
+    fields = _HEADER.pack(
+        name.encode("ascii"),
+        b"0000644",
+        b"0000000",
+        b"0000000",
+        b"%011o" % size,
+        b"00000000000",
+        b" " * 8,
+        b"0",
+        b"",
+        b"ustar",
+        b"00",
+        b"",
+        b"",
+        b"",
+        b"",
+        b"",
+    )
+    return fields[: _CHECKSUM.start] + b"%06o\0 " % sum(fields) + fields[_CHECKSUM.stop :]
+
+
+def parse_tar_header(block: bytes) -> tuple[str, int]:
+    """Name and size that a header says.
+
+    Raises:
+        BundleInvalidError: it is not the header of a plain file as ``tar_header`` makes it.
+    """
+    try:
+        name, size = block[_NAME].rstrip(b"\0").decode("ascii"), int(block[_SIZE], 8)
+        is_ours = size >= 0 and tar_header(name, size) == block
+    except (ValueError, struct.error):
+        is_ours = False
+    if not is_ours:
+        raise BundleInvalidError("a tar header is not one of a plain file as bundles have them")
+    return name, size
+
+
+def padding_of(size: int) -> int:
+    """Zeros behind a member of so many bytes."""
+    return -size % BLOCK_BYTES
+
+
+def size_max(name: str, entry_parts: int) -> int:
+    """Most bytes that the member may have, in a bundle with ``entry_parts`` entry parts so far."""
+    bounds = {
+        SNAPSHOTS: SNAPSHOTS_BYTES_MAX,
+        CHECKPOINT: CHECKPOINT_BYTES_MAX,
+        KEYS: KEYS_BYTES_MAX,
+        MANIFEST: MANIFEST_BYTES_BASE + MANIFEST_BYTES_A_PART * entry_parts,
+    }
+    return bounds.get(name, compressed_bytes_max(ROW_BYTES_MAX))
+
+
+def compressed_bytes_max(raw_bytes: int) -> int:
+    """More than gzip ever makes of so many bytes."""
+    return raw_bytes + raw_bytes // 1000 + 1024
+
+
+def check_parts(parts: Sequence[Part]) -> int:
+    """Refuse parts that are not those of a bundle, its manifest left out; returns the number of entry parts.
+
+    Raises:
+        BundleInvalidError: names, order, number or a size is wrong.
+    """
+    entry_parts = len(parts) - len(TAIL) + 1
+    if not 1 <= entry_parts <= ENTRY_PARTS_MAX:
+        raise BundleInvalidError(f"a bundle has 1 to {ENTRY_PARTS_MAX} entry parts")
+    for part, name in zip(parts, member_names(entry_parts)[:-1], strict=True):
+        if part.name != name:
+            raise BundleInvalidError(f"the manifest lists {part.name[:100]!r} where {name} must stand")
+        if name in TAIL:
+            is_sized = part.raw_bytes == part.bytes <= size_max(name, entry_parts)
+            is_sized = is_sized and (name == SNAPSHOTS or part.rows == 0)
+        else:
+            raw_bytes_max = ROW_BYTES_MAX if part.rows == 1 else PART_BYTES_MAX
+            is_sized = 1 <= part.rows <= ROWS_A_PART_MAX and part.raw_bytes <= raw_bytes_max
+            is_sized = is_sized and part.bytes <= compressed_bytes_max(part.raw_bytes)
+        if not is_sized:
+            raise BundleInvalidError(f"{name} is larger than a bundle allows, or has a wrong number of rows")
+    return entry_parts

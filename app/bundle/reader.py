@@ -1,0 +1,383 @@
+"""Reading a bundle that may come from anybody: bounded memory, nothing parsed before its digest was compared.
+
+Two passes over one open file::
+
+    1. ``BundleReader.open``: the container byte by byte, digests of every member and of the whole file; the
+       manifest, whose list of parts must be the members that are there. No other member is looked into.
+    2. the rows, as ``ledger.verification`` or an import asks for them: each part is read and hashed again before
+       its bytes are decompressed, up to the size the manifest names, and its rows parsed.
+
+The manifest's signature is not judged here: until ``app.bundle.verify`` has judged it, and the rows, what is read
+is what somebody wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from app.bundle import rows as row_lines
+from app.bundle.format import (
+    BLOCK_BYTES,
+    CHECKPOINT,
+    END,
+    ENTRY_PARTS_MAX,
+    INTEGER_MAX,
+    KEYS,
+    MANIFEST,
+    SNAPSHOT_ROW_BYTES_MAX,
+    SNAPSHOTS,
+    TAIL,
+    Part,
+    entries_name,
+    padding_of,
+    parse_tar_header,
+    size_max,
+)
+from app.bundle.manifest import Manifest, open_manifest
+from ledger.errors import BundleInvalidError
+from ledger.verification import Head, StoredTree
+from signing.envelope import Envelope
+
+READ_BYTES: Final = 1 << 20
+SNAPSHOTS_A_BATCH: Final = 50
+_GZIP: Final = 31
+"""zlib's window bits for a gzip member and nothing else."""
+
+Row = tuple[Any, ...]
+_NO_ROWS: Final[Sequence[Sequence[Row]]] = ()
+
+
+class Member(NamedTuple):
+    """One member of the container as it was found; ``offset`` is that of its first byte."""
+
+    name: str
+    offset: int
+    size: int
+    sha256: str
+
+
+class BundleReader:
+    """One bundle, as a ``ledger.verification.ChainReader``. Use as a context; belongs to one task at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes the descriptor over, which MUST be of a regular file; prefer ``open``."""
+        self._descriptor = descriptor
+        members, self.digest, self.size_bytes = _scan(descriptor)
+        manifest = members.pop()
+        data = os.pread(descriptor, manifest.size, manifest.offset)
+        _compare(manifest, data)
+        self.manifest: Manifest
+        self.envelope: Envelope
+        self.manifest, self.envelope = open_manifest(data)
+        _check_members(members, self.manifest)
+        self._members = {member.name: member for member in members}
+        self._first_seqs = _first_seqs(self.manifest)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The bundle in a file, its container, digests and manifest checked.
+
+        ``digest`` is SHA-256 of the whole file in hex, ``size_bytes`` its size.
+
+        Raises:
+            BundleInvalidError: it is not a bundle, or not whole.
+            OSError: it cannot be read, or is not a regular file.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(f"{path} is not a regular file")
+            return cls(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        """Let go of the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- small members ----------------------------------------------------------------------------
+
+    def checkpoint(self) -> str:
+        """The signed note, as stored; nothing of it is judged.
+
+        Raises:
+            BundleInvalidError: it is not text.
+        """
+        try:
+            return self._small(CHECKPOINT).decode()
+        except UnicodeDecodeError as error:
+            raise BundleInvalidError("the checkpoint is not UTF-8") from error
+
+    def keys(self) -> bytes:
+        """``keys.json`` as it stands: a convenience for people, never to be trusted."""
+        return self._small(KEYS)
+
+    def _small(self, name: str) -> bytes:
+        member = self._members[name]
+        data = os.pread(self._descriptor, member.size, member.offset)
+        _compare(member, data)
+        return data
+
+    # --- rows, in this thread -----------------------------------------------------------------------
+
+    def entry_batches(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[Sequence[Row]]:
+        """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches.
+
+        Raises:
+            BundleInvalidError: a part is not what the manifest says.
+        """
+        for number in self._parts_of(from_seq, to_seq):
+            yield from self._batches(number, self._read_part(number), from_seq, to_seq)
+
+    def snapshot_rows(self) -> Iterator[Row]:
+        """``SNAPSHOT_COLUMNS`` of every snapshot, by ``from_seq``; envelopes are text.
+
+        Raises:
+            BundleInvalidError: a row is malformed or out of order, or there are more or fewer than listed.
+        """
+        after_seq, count = self.manifest.from_seq - 1, 0
+        for line in self._lines(self._members[SNAPSHOTS]):
+            row = row_lines.decode_snapshot(line, self.manifest.tenant_id)
+            after_seq = row_lines.check_ascending([row], after_seq, self.manifest.to_seq)
+            count += 1
+            yield row
+        if count != self.manifest.snapshot_count:
+            raise BundleInvalidError(f"there are {count} snapshots, and {self.manifest.snapshot_count} are listed")
+
+    # --- as verification reads ----------------------------------------------------------------------
+
+    async def head(self) -> Head | None:
+        """The end of the chain as the manifest names it."""
+        manifest = self.manifest
+        return Head(manifest.to_seq, manifest.to_chain_link, manifest.last_hlc)
+
+    async def last_entry(self) -> Head | None:
+        """The last entry there is."""
+        return await asyncio.to_thread(self._last_entry)
+
+    async def tree(self) -> StoredTree | None:
+        """The tree as the manifest names it."""
+        return StoredTree(self.manifest.tree_size, self.manifest.tree_root)
+
+    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
+        """None: bundles hold no tiles."""
+        return None
+
+    async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """As ``entry_batches``; while one part is being checked a thread decompresses the next."""
+        numbers = self._parts_of(from_seq, to_seq)
+        ahead = self._start_reading(numbers[0]) if numbers else None
+        try:
+            for number, following in pairwise((*numbers, None)):
+                assert ahead is not None
+                assert number is not None
+                raw = await ahead
+                ahead = self._start_reading(following) if following is not None else None
+                for batch in self._batches(number, raw, from_seq, to_seq):
+                    yield batch
+        finally:
+            if ahead is not None:
+                await asyncio.gather(ahead, return_exceptions=True)
+
+    async def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """As ``snapshot_rows``, in batches, those wholly in the range."""
+        batch: list[Row] = []
+        for row in self.snapshot_rows():
+            if row[0] >= from_seq and (to_seq is None or row[1] <= to_seq):
+                batch.append(row)
+            if len(batch) == SNAPSHOTS_A_BATCH:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    async def jobs(self) -> AsyncIterator[Sequence[Row]]:
+        """Nothing: bundles hold no job states; they follow from the entries."""
+        for batch in _NO_ROWS:
+            yield batch
+
+    async def entries_by_job(self) -> AsyncIterator[Sequence[Row]]:
+        """Nothing, since there are no job states to compare with."""
+        for batch in _NO_ROWS:
+            yield batch
+
+    # --- one part -----------------------------------------------------------------------------------
+
+    def _parts_of(self, from_seq: int | None, to_seq: int | None) -> list[int]:
+        """Numbers, from 0, of the parts that should hold entries of this range; the open ends take all."""
+        first_seqs, parts = self._first_seqs, self.manifest.entry_parts
+        return [
+            number
+            for number, part in enumerate(parts)
+            if (from_seq is None or first_seqs[number] + part.rows > from_seq)
+            and (to_seq is None or first_seqs[number] <= to_seq)
+        ]
+
+    def _start_reading(self, number: int) -> asyncio.Future[bytes]:
+        return asyncio.ensure_future(asyncio.to_thread(self._read_part, number))
+
+    def _read_part(self, number: int) -> bytes:
+        """The rows of a part, its digest compared, uncompressed."""
+        part = self.manifest.entry_parts[number]
+        member = self._members[part.name]
+        data = os.pread(self._descriptor, member.size, member.offset)
+        _compare(member, data)
+        return _decompressed(part, data)
+
+    def _batches(self, number: int, raw: bytes, from_seq: int | None, to_seq: int | None) -> Iterator[Sequence[Row]]:
+        """The rows of a part that are in the range."""
+        is_first = number == 0
+        for rows in row_lines.decode_entries(raw, self.manifest.tenant_id, self.manifest.entry_parts[number].rows):
+            if is_first:
+                self._check_first(rows[0])
+                is_first = False
+            wanted = rows
+            if from_seq is not None or to_seq is not None:
+                low, high = from_seq or 0, INTEGER_MAX if to_seq is None else to_seq
+                wanted = [row for row in rows if low <= row[0] <= high]
+            if wanted:
+                yield wanted
+
+    def _check_first(self, row: Row) -> None:
+        if row[1] != self.manifest.first_hlc:
+            raise BundleInvalidError("the first entry does not have the HLC that the manifest names")
+        if row[0] > 1 and row[8] is None:
+            raise BundleInvalidError("the first entry names none before it, and is not that of a chain")
+
+    def _last_entry(self) -> Head:
+        number = len(self.manifest.entry_parts) - 1
+        rows = (row for batch in self._batches(number, self._read_part(number), None, None) for row in batch)
+        last = max(rows, key=lambda row: row[0])
+        return Head(last[0], last[9], last[1])
+
+    def _lines(self, member: Member) -> Iterator[bytes]:
+        hashed, rest, at = sha256(), b"", 0
+        while at < member.size:
+            data = os.pread(self._descriptor, min(READ_BYTES, member.size - at), member.offset + at)
+            if not data:
+                break
+            hashed.update(data)
+            at += len(data)
+            *lines, rest = (rest + data).split(b"\n")
+            if max(map(len, (rest, *lines))) > SNAPSHOT_ROW_BYTES_MAX:
+                raise BundleInvalidError(f"a row of {member.name} is longer than {SNAPSHOT_ROW_BYTES_MAX} bytes")
+            yield from lines
+        if hashed.hexdigest() != member.sha256:
+            raise BundleInvalidError(f"{member.name} changed while it was read")
+        if rest:
+            raise BundleInvalidError(f"the last row of {member.name} has no end")
+
+
+def _scan(descriptor: int) -> tuple[list[Member], str, int]:
+    """The members of the container, and digest and size of the file, every byte of which is accounted for."""
+    whole = sha256()
+    members: list[Member] = []
+    expected = {entries_name(1)}
+    at = 0
+    while (block := _read(descriptor, at, BLOCK_BYTES, whole)) != END[:BLOCK_BYTES]:
+        name, size = parse_tar_header(block)
+        if name not in expected:
+            wanted = " or ".join(sorted(expected)) or "the end"
+            raise BundleInvalidError(f"member {name!r} stands where {wanted} must")
+        if size > size_max(name, len(members)):
+            raise BundleInvalidError(f"member {name} is larger than a bundle allows")
+        offset = at + BLOCK_BYTES
+        members.append(Member(name, offset, size, _hash(descriptor, offset, size, whole)))
+        at = offset + size
+        padding = padding_of(size)
+        if _read(descriptor, at, padding, whole) != bytes(padding):
+            raise BundleInvalidError(f"there are bytes between {name} and the next member")
+        at += padding
+        expected = _names_after(name, len(members))
+    if expected:
+        raise BundleInvalidError(f"{' or '.join(sorted(expected))} is missing: the bundle is not whole")
+    if _read(descriptor, at + BLOCK_BYTES, BLOCK_BYTES, whole) != END[BLOCK_BYTES:]:
+        raise BundleInvalidError("the bundle does not end in two blocks of zeros")
+    at += len(END)
+    if os.pread(descriptor, 1, at):
+        raise BundleInvalidError("there are bytes behind the end of the bundle")
+    return members, whole.hexdigest(), at
+
+
+def _names_after(name: str, members: int) -> set[str]:
+    """Names that may stand behind member ``name``, the ``members``-th; none behind the last."""
+    if name in TAIL:
+        behind = TAIL.index(name) + 1
+        return set(TAIL[behind : behind + 1])
+    return {SNAPSHOTS} if members == ENTRY_PARTS_MAX else {entries_name(members + 1), SNAPSHOTS}
+
+
+def _read(descriptor: int, at: int, count: int, whole: Any) -> bytes:
+    """Exactly ``count`` bytes, added to the digest of the whole."""
+    data = os.pread(descriptor, count, at)
+    if len(data) != count:
+        raise BundleInvalidError(f"the bundle is cut short at byte {at + len(data)}")
+    whole.update(data)
+    return data
+
+
+def _hash(descriptor: int, offset: int, size: int, whole: Any) -> str:
+    digest, left = sha256(), size
+    while left:
+        data = os.pread(descriptor, min(READ_BYTES, left), offset + size - left)
+        if not data:
+            raise BundleInvalidError(f"the bundle is cut short at byte {offset + size - left}")
+        digest.update(data)
+        whole.update(data)
+        left -= len(data)
+    return digest.hexdigest()
+
+
+def _check_members(members: Sequence[Member], manifest: Manifest) -> None:
+    if len(members) != len(manifest.parts):
+        raise BundleInvalidError(f"the manifest lists {len(manifest.parts)} parts, there are {len(members)}")
+    for member, part in zip(members, manifest.parts, strict=True):
+        if (member.name, member.size) != (part.name, part.bytes):
+            raise BundleInvalidError(f"part {part.name[:100]!r} is not of the size that the manifest names")
+        if member.sha256 != part.sha256:
+            raise BundleInvalidError(f"part {part.name} is not the one that the manifest names: its digest is another")
+
+
+def _first_seqs(manifest: Manifest) -> list[int]:
+    """Seq with which each entry part should begin."""
+    seqs, seq = [], manifest.from_seq
+    for part in manifest.entry_parts:
+        seqs.append(seq)
+        seq += part.rows
+    return seqs
+
+
+def _compare(member: Member, data: bytes) -> None:
+    if sha256(data).hexdigest() != member.sha256:
+        raise BundleInvalidError(f"{member.name} changed while it was read")
+
+
+def _decompressed(part: Part, data: bytes) -> bytes:
+    stream = zlib.decompressobj(_GZIP)
+    try:
+        raw = stream.decompress(data, part.raw_bytes + 1)
+    except zlib.error as error:
+        raise BundleInvalidError(f"part {part.name} is not gzip: {error}") from error
+    if len(raw) != part.raw_bytes or not stream.eof or stream.unused_data:
+        raise BundleInvalidError(f"part {part.name} is not one gzip member of {part.raw_bytes} bytes")
+    return raw
+
+
+assert TAIL[-1] == MANIFEST

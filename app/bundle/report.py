@@ -1,0 +1,209 @@
+"""The report on verified bundles that a person can file: what was checked, against what, what not, how to repeat it.
+
+Markdown that reads as plain text too. It says nothing that the JSON form does not.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from app.bundle.verify import BUNDLE, BundleVerdict, KeptCheckpoint, tree_head_json
+from ledger.hlc import Hlc
+from signing.keys import Keyring
+
+OUTCOMES: Final = {
+    0: "WHOLE AND SIGNED: all that a bundle can show was checked and holds",
+    1: "COULD NOT BE READ",
+    2: "TAMPERED WITH OR CORRUPT: do not rely on it",
+    3: "INCOMPLETE: nothing wrong was found, not everything could be checked",
+    4: "KEY UNKNOWN: a key that signed is not held, had expired or was revoked",
+}
+"""What an exit code means, for the first line about a file."""
+
+_MEANINGS: Final = {
+    BUNDLE: "the file, its parts and the signed manifest that lists them",
+    "links": "each entry binds the one before it; none is missing, added or moved",
+    "payloads": "each payload is the one that was chained",
+    "head": "the chain ends where the manifest says",
+    "snapshots": "the signed statements say what the entries say",
+    "signatures": "the signatures of those statements",
+    "tree": "the Merkle tree over all entries",
+    "projection": "job states",
+    "checkpoint": "checkpoints, of the bundle and kept elsewhere",
+}
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One file and what came of it; ``error`` instead of ``outcome`` when it could not be read."""
+
+    name: str
+    exit_code: int
+    outcome: BundleVerdict | None = None
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict object with the file's name."""
+        if self.outcome is None:
+            return {"file": self.name, "exit_code": self.exit_code, "error": self.error}
+        return {**self.outcome.to_json(), "file": self.name, "exit_code": self.exit_code}
+
+
+@dataclass(frozen=True)
+class Against:
+    """What the files were verified against: keys and a checkpoint that the caller brought, and where from."""
+
+    keys_from: str | None
+    keyring: Keyring | None
+    checkpoint_from: str | None
+    kept: KeptCheckpoint | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        keys = None if self.keyring is None else [key.to_json() for key in self.keyring]
+        kept = None if self.kept is None else {"file": self.checkpoint_from, **tree_head_json(self.kept.checkpoint)}
+        return {"keys_from": self.keys_from, "keys": keys, "checkpoint": kept}
+
+
+def to_json(files: Sequence[Verified], against: Against, verified_at: datetime, tool: str) -> dict[str, Any]:
+    """The report as one JSON object; of a single file its verdict's members stand at the top as well."""
+    items = [file.to_json() for file in files]
+    return {
+        **(items[0] if len(items) == 1 else {}),
+        "verified_at": _utc(verified_at),
+        "verified_by": tool,
+        "against": against.to_json(),
+        "bundles": items,
+    }
+
+
+def to_markdown(files: Sequence[Verified], against: Against, verified_at: datetime, tool: str) -> str:
+    """The report as text."""
+    lines = [
+        "# Verification of " + ("a ledger bundle" if len(files) == 1 else f"{len(files)} ledger bundles"),
+        "",
+        f"Verified {_utc(verified_at)} by {tool}, offline, from the files alone.",
+        "",
+    ]
+    for file in files:
+        lines += [*_about(file), ""]
+    return "\n".join([*lines, *_keys(against), "", *_checkpoint(against), "", *_again(files, against), ""])
+
+
+def _about(file: Verified) -> Iterator[str]:
+    yield f"## {_code(file.name)}"
+    yield ""
+    yield f"**{OUTCOMES[file.exit_code]}** (exit code {file.exit_code})"
+    yield ""
+    outcome = file.outcome
+    if outcome is None:
+        yield f"- {_plain(file.error or '')}"
+        return
+    yield f"- SHA-256 of the file: {_code(outcome.digest)}, {outcome.size_bytes:,} bytes"
+    yield from _contents(outcome)
+    yield ""
+    yield "| checked | verdict | what it is |"
+    yield "|---|---|---|"
+    for aspect, verdict in outcome.verdict["verdicts"].items():
+        yield f"| {aspect} | {verdict.replace('_', ' ')} | {_MEANINGS[aspect]} |"
+    yield ""
+    first = outcome.verdict["first_break"]
+    if first is not None:
+        place = f" at seq {first['seq']}" if first["seq"] else ""
+        yield f"First break: {_code(first['kind'])}{place}: {_plain(first['detail'])}"
+        if first["expected"] is not None or first["actual"] is not None:
+            yield f"(expected {_code(str(first['expected']))}, found {_code(str(first['actual']))})"
+        yield ""
+    yield "Not checked:"
+    yield ""
+    for text in outcome.not_checked:
+        yield f"- {_plain(text)}"
+
+
+def _contents(outcome: BundleVerdict) -> Iterator[str]:
+    manifest = outcome.manifest
+    if manifest is None:
+        return
+    yield f"- Tenant {_code(manifest.tenant_id)} of log {_code(manifest.origin)}, exported by {_code(manifest.node_id)}"
+    yield f"- Entries seq {manifest.from_seq} to {manifest.to_seq}: {manifest.entry_count:,}"
+    yield f"- First entry {_time(manifest.first_hlc)}; last entry {_time(manifest.last_hlc)}"
+    yield f"- Link of the last entry: {_code(manifest.to_chain_link)}"
+    yield f"- Root of the tree at seq {manifest.tree_size}: {_code(manifest.tree_root)}"
+    if outcome.checkpoint is not None:
+        yield f"- Checkpoint inside: size {outcome.checkpoint.size}, root {_code(outcome.checkpoint.root.hex())}"
+    signed = ", ".join(f"{_code(key)} ({count:,})" for key, count in sorted(outcome.snapshot_keys.items()))
+    yield f"- Signed to seq {outcome.verdict['signed_to_seq']}; snapshots by key: {signed or 'none seen'}"
+    yield f"- Manifest by key: {', '.join(map(_code, outcome.manifest_keys))}"
+
+
+def _keys(against: Against) -> Iterator[str]:
+    yield "## Keys"
+    yield ""
+    if against.keyring is None:
+        yield "None was given. Signatures were not checked."
+        return
+    yield f"From {_code(against.keys_from or '')}; keys inside a bundle are never used."
+    yield ""
+    for key in against.keyring:
+        told = key.to_json()
+        window = f"from {told['not_before'] or 'the beginning'} to {told['not_after'] or 'no end'}"
+        revoked = f", revoked from HLC {told['revoked_from_hlc']}" if told["revoked_from_hlc"] else ""
+        yield f"- {_code(key.key_id)} {key.algorithm}, valid {window}{revoked}"
+
+
+def _checkpoint(against: Against) -> Iterator[str]:
+    yield "## Checkpoint kept elsewhere"
+    yield ""
+    if against.kept is None:
+        yield "None was given. A bundle alone cannot show whether its log was longer once and cut before the export."
+        return
+    held = against.kept.checkpoint
+    yield (
+        f"{_code(against.checkpoint_from or '')}: log {_code(held.origin)}, size {held.size}, "
+        f"root {_code(held.root.hex())}"
+    )
+    if against.kept.unknown is not None:
+        yield f"It counts for nothing: {_plain(against.kept.unknown)}"
+
+
+def _again(files: Sequence[Verified], against: Against) -> Iterator[str]:
+    options = []
+    if against.keys_from is not None:
+        options += ["--keys", against.keys_from]
+    if against.checkpoint_from is not None:
+        options += ["--checkpoint", against.checkpoint_from]
+    names = [file.name for file in files]
+    yield "## To check again"
+    yield ""
+    yield "```sh"
+    yield shlex.join(["sha256sum", *names])
+    yield shlex.join(["tally", "verify-bundle", *names, *options])
+    yield shlex.join(["python3", "verify.py", *names, *options]) + "  # docs/formats/verify.py, a second implementation"
+    yield "```"
+
+
+def _time(hlc: str) -> str:
+    """An HLC with the wall-clock time it stands for."""
+    try:
+        wall = datetime.fromtimestamp(Hlc.parse(hlc).physical_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return _code(hlc)
+    return f"{wall.replace('+00:00', 'Z')} (HLC {_code(hlc)})"
+
+
+def _utc(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _code(text: str) -> str:
+    """Text as Markdown code, on one line, whatever it holds."""
+    return f"`{_plain(text).replace('`', chr(39))}`"
+
+
+def _plain(text: str) -> str:
+    """Text from a file on one line: nothing in it can begin a heading, a list or a row."""
+    return "".join(character if character.isprintable() else "�" for character in text).replace("|", "¦")

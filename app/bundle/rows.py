@@ -1,0 +1,147 @@
+"""Rows of a bundle as lines: one object of canonical JSON (RFC 8785) and a newline each.
+
+A line has one spelling. What is read is written again and compared, so doubled names, other names, spaces and
+numbers in another form are refused along with whatever else two readers could read in two ways. The rows'
+integers lie in 0 to 2^53 - 1, so msgspec prints them, and all strings, as RFC 8785 wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from app.bundle.format import INTEGER_MAX
+from ledger import canonical
+from ledger.errors import BundleInvalidError, InvalidInputError, SignatureError
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from signing.strict import parse_json
+
+BATCH_BYTES: Final = 256 << 10
+"""Least raw bytes decoded at once: a few hundred rows, a millisecond or two."""
+
+_Integer = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One entry; the fields stand in the order in which canonical JSON has them."""
+
+    action: str
+    chain_link: str
+    hlc_logical: _Integer
+    hlc_node: str
+    hlc_physical: _Integer
+    job_id: str
+    link_version: _Integer
+    origin: str | None
+    payload: str
+    payload_digest: str
+    prev_chain_link: str | None
+    seq: Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
+    t_hlc: str
+    tenant_id: str
+
+
+assert list(_Entry.__struct_fields__) == sorted((*ENTRY_COLUMNS, "tenant_id"))
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(_Entry)
+_in_line_order = itemgetter(*(ENTRY_COLUMNS.index(name) for name in _Entry.__struct_fields__[:-1]))
+_in_column_order = attrgetter(*ENTRY_COLUMNS)
+
+_SNAPSHOT_FIELDS: Final = frozenset((*SNAPSHOT_COLUMNS, "tenant_id"))
+_SNAPSHOT_INTEGERS: Final = ("from_seq", "to_seq", "entry_count")
+
+
+def encode_entry(tenant_id: str, row: Sequence[Any]) -> bytes:
+    """The line of one entry, in the order of ``ENTRY_COLUMNS``.
+
+    Raises:
+        InvalidInputError: a number is beyond what JSON holds exactly.
+    """
+    columns: tuple[Any, ...] = (*_in_line_order(row), tenant_id)
+    entry = _Entry(*columns)
+    if max(entry.seq, entry.hlc_physical) > INTEGER_MAX:
+        raise InvalidInputError(f"a number of seq {entry.seq} is beyond 2^53 - 1")
+    return _encoder.encode(entry) + b"\n"
+
+
+def decode_entries(raw: bytes, tenant_id: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
+    """The entries in the lines of one part, in the order of ``ENTRY_COLUMNS``, some at a time.
+
+    Raises:
+        BundleInvalidError: the lines are not ``count`` canonical rows of this tenant; maybe after some were given.
+    """
+    end_of_row = b'"tenant_id":%b}\n' % _encoder.encode(tenant_id)
+    at = found = 0
+    while at < len(raw):
+        end = raw.find(b"\n", at + BATCH_BYTES) + 1 or len(raw)
+        lines = raw[at:end]
+        try:
+            entries = _decoder.decode_lines(lines)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise BundleInvalidError(f"a row is not one of an entry: {error}") from error
+        if _encoder.encode_lines(entries) != lines:
+            raise BundleInvalidError("the rows are not canonical JSON, one a line")
+        # The tenant stands last in a canonical line, and no text in it holds a newline: so many ends, so many rows.
+        if lines.count(end_of_row) != len(entries):
+            raise BundleInvalidError("a row belongs to another tenant")
+        found += len(entries)
+        if found > count:
+            break
+        yield list(map(_in_column_order, entries))
+        at = end
+    if found != count:
+        raise BundleInvalidError(f"a part does not have the {count} rows that are listed")
+
+
+def encode_snapshot(tenant_id: str, row: Sequence[Any]) -> bytes:
+    """The line of one snapshot, in the order of ``SNAPSHOT_COLUMNS``; the envelope becomes an object.
+
+    Raises:
+        SignatureError: the stored envelope is not JSON with one reading.
+    """
+    named = dict(zip(SNAPSHOT_COLUMNS, row, strict=True))
+    named["dsse_envelope"] = parse_json(named["dsse_envelope"], "the envelope of a snapshot")
+    return canonical.encode({**named, "tenant_id": tenant_id}) + b"\n"
+
+
+def decode_snapshot(line: bytes, tenant_id: str) -> tuple[Any, ...]:
+    """The snapshot in a line without its newline, in the order of ``SNAPSHOT_COLUMNS``; the envelope is text.
+
+    Raises:
+        BundleInvalidError: not the canonical line of a snapshot of this tenant.
+    """
+    try:
+        value = parse_json(line, "a row")
+        if not isinstance(value, dict) or value.keys() != _SNAPSHOT_FIELDS or canonical.encode(value) != line:
+            raise BundleInvalidError("a row of a snapshot is not of its form in canonical JSON")
+    except (SignatureError, InvalidInputError) as error:
+        raise BundleInvalidError(f"a row is not one of a snapshot: {error}") from error
+    if value["tenant_id"] != tenant_id:
+        raise BundleInvalidError("a snapshot belongs to another tenant")
+    for name in SNAPSHOT_COLUMNS:
+        kind: type = int if name in _SNAPSHOT_INTEGERS else dict if name == "dsse_envelope" else str
+        if type(value[name]) is not kind or (kind is int and value[name] < 1):
+            raise BundleInvalidError(f"{name} of a snapshot is malformed")
+    value["dsse_envelope"] = canonical.encode(value["dsse_envelope"]).decode()
+    return tuple(value[name] for name in SNAPSHOT_COLUMNS)
+
+
+def check_ascending(snapshots: Iterable[Sequence[Any]], after_seq: int, to_seq: int) -> int:
+    """Refuse snapshots that do not stand in order behind ``after_seq``, or reach beyond ``to_seq``.
+
+    Returns:
+        ``from_seq`` of the last one, ``after_seq`` when there is none.
+
+    Raises:
+        BundleInvalidError: they do not.
+    """
+    for row in snapshots:
+        if not after_seq < row[0] <= row[1] <= to_seq:
+            raise BundleInvalidError(f"the snapshot of {row[0]}..{row[1]} is out of order or outside the range")
+        after_seq = row[0]
+    return after_seq

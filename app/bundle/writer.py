@@ -1,0 +1,168 @@
+"""Writing a bundle as a stream: rows go in, pieces of the file come out, memory holds one part.
+
+The writer does no I/O but for the snapshots, which stand behind the entries and whose size must be known before
+their first byte: what of them is over a megabyte waits in a temporary file. Packing a part takes a while, so an
+event loop should call ``add_entries`` and ``finish`` in a thread. The same rows, proof, checkpoint, keys and
+signer give the same bytes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from app.bundle import manifest as manifests
+from app.bundle import rows as row_lines
+from app.bundle.format import (
+    CHECKPOINT,
+    END,
+    ENTRY_PARTS_MAX,
+    KEYS,
+    MANIFEST,
+    PART_BYTES_MAX,
+    ROW_BYTES_MAX,
+    ROWS_A_PART_MAX,
+    SNAPSHOTS,
+    Part,
+    entries_name,
+    padding_of,
+    tar_header,
+)
+from app.bundle.manifest import Manifest
+from ledger import canonical
+from ledger.errors import InvalidInputError
+from signing.keys import Keyring, Signer
+
+GZIP_LEVEL: Final = 3
+"""Within a tenth of the size of level 6, in less than half its time."""
+SPOOL_BYTES: Final = 1 << 20
+"""Snapshots kept in memory before they go to a temporary file."""
+_GZIP: Final = 31
+
+
+class End(NamedTuple):
+    """What a bundle needs besides its rows."""
+
+    tree_root: str
+    """Root, hex, of the tenant's whole tree at the last entry."""
+    checkpoint: str
+    """The signed note that covers the last entry."""
+    consistency: Sequence[bytes]
+    """Proof from the last entry's tree to the checkpoint's."""
+    keys: Keyring
+    """What ``keys.json`` lists."""
+
+
+class BundleWriter:
+    """Makes one bundle. Calls in order: ``add_entries``, ``add_snapshots``, ``finish``."""
+
+    def __init__(self, *, tenant_id: str, node_id: str, log_origin: str) -> None:
+        self._tenant_id = tenant_id
+        self._node_id = node_id
+        self._log_origin = log_origin
+        self._lines: list[bytes] = []
+        self._lines_bytes = 0
+        self._parts: list[Part] = []
+        self._first: Sequence[Any] = ()
+        self._last: Sequence[Any] = ()
+        self.entry_count = 0
+        self._snapshots = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 (closed by ``close``)
+        self._snapshots_digest = sha256()
+        self._snapshot_count = 0
+
+    def close(self) -> None:
+        """Let go of the temporary file; the writer is of no more use."""
+        self._snapshots.close()
+
+    def add_entries(self, rows: Iterable[Sequence[Any]]) -> bytes:
+        """Take the next rows of ``ENTRY_COLUMNS``, in seq order; returns the pieces of the file that are ready.
+
+        Raises:
+            InvalidInputError: a row is longer than a bundle takes, or there are too many.
+        """
+        pieces: list[bytes] = []
+        for row in rows:
+            line = row_lines.encode_entry(self._tenant_id, row)
+            if len(line) > ROW_BYTES_MAX:
+                raise InvalidInputError(f"seq {row[0]} has {len(line)} bytes, a bundle takes {ROW_BYTES_MAX}")
+            is_full = len(self._lines) == ROWS_A_PART_MAX or self._lines_bytes + len(line) > PART_BYTES_MAX
+            if is_full and self._lines:
+                pieces += self._pack()
+            self._lines.append(line)
+            self._lines_bytes += len(line)
+            self._first = self._first or row
+            self._last = row
+            self.entry_count += 1
+        return b"".join(pieces)
+
+    def add_snapshots(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Take the next rows of ``SNAPSHOT_COLUMNS``, by ``from_seq``.
+
+        Raises:
+            SignatureError: a stored envelope is not JSON with one reading.
+        """
+        for row in rows:
+            line = row_lines.encode_snapshot(self._tenant_id, row)
+            self._snapshots.write(line)
+            self._snapshots_digest.update(line)
+            self._snapshot_count += 1
+
+    def finish(self, end: End, signer: Signer) -> Iterator[bytes]:
+        """The rest of the file. At least one entry MUST have been added.
+
+        Raises:
+            SigningUnavailableError: the signer cannot be reached.
+        """
+        if self._lines:
+            yield from self._pack()
+        size = self._snapshots.tell()
+        self._parts.append(Part(SNAPSHOTS, self._snapshots_digest.hexdigest(), size, size, self._snapshot_count))
+        self._snapshots.seek(0)
+        yield tar_header(SNAPSHOTS, size)
+        while data := self._snapshots.read(SPOOL_BYTES):
+            yield data
+        yield bytes(padding_of(size))
+        for name, data in ((CHECKPOINT, end.checkpoint.encode()), (KEYS, canonical.encode(end.keys.to_json()))):
+            self._parts.append(Part(name, sha256(data).hexdigest(), len(data), len(data), 0))
+            yield from _member(name, data)
+        yield from _member(MANIFEST, manifests.sign(self._manifest(end), signer))
+        yield END
+
+    def _manifest(self, end: End) -> Manifest:
+        return Manifest(
+            node_id=self._node_id,
+            log_origin=self._log_origin,
+            tenant_id=self._tenant_id,
+            from_seq=self._first[0],
+            to_seq=self._last[0],
+            first_hlc=self._first[1],
+            last_hlc=self._last[1],
+            to_chain_link=self._last[9],
+            entry_count=self.entry_count,
+            snapshot_count=self._snapshot_count,
+            tree_size=self._last[0],
+            tree_root=end.tree_root,
+            consistency=tuple(each.hex() for each in end.consistency),
+            parts=tuple(self._parts),
+        )
+
+    def _pack(self) -> Iterator[bytes]:
+        """The entry part that holds the lines so far."""
+        if len(self._parts) == ENTRY_PARTS_MAX:
+            raise InvalidInputError(f"more than {ENTRY_PARTS_MAX} entry parts; export a shorter range")
+        raw = b"".join(self._lines)
+        packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
+        data = packer.compress(raw) + packer.flush()
+        name = entries_name(len(self._parts) + 1)
+        self._parts.append(Part(name, sha256(data).hexdigest(), len(data), len(raw), len(self._lines)))
+        self._lines, self._lines_bytes = [], 0
+        yield from _member(name, data)
+
+
+def _member(name: str, data: bytes) -> Iterator[bytes]:
+    yield tar_header(name, len(data))
+    yield data
+    yield bytes(padding_of(len(data)))
