@@ -1,0 +1,83 @@
+"""The web application: routers, the middleware around them, errors as problems, the description of it all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from app.http import bundles, chain, docs, events, jobs, keys, log, node, service, snapshots
+from app.http.answers import Problem
+from app.http.middleware import Observed
+from app.http.problems import (
+    ProblemError,
+    respond_to_error,
+    respond_to_http_exception,
+    respond_to_invalid_parameters,
+)
+from app.http.requests import EVENT_LINE, EVENT_REQUEST
+from app.http.routing import SCHEMA_REF
+from app.parts import Parts
+from ledger.errors import LedgerError
+
+TITLE = "Tallystick"
+ROUTERS = (jobs, events, chain, snapshots, bundles, keys, log, node, service, docs)
+
+
+def create_app(parts: Parts) -> FastAPI:
+    """The application over ``parts``; the caller serves it."""
+    app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.parts = parts
+    routes: list[APIRoute] = []
+    for module in ROUTERS:
+        routes += [route for route in module.router.routes if isinstance(route, APIRoute)]
+    app.router.routes.extend(routes)
+    app.add_middleware(Observed, metrics=parts.metrics)
+    for kind in (LedgerError, ProblemError):
+        app.add_exception_handler(kind, respond_to_error)
+    app.add_exception_handler(RequestValidationError, respond_to_invalid_parameters)
+
+    async def respond_to_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            error.headers = {"Allow": ", ".join(_methods_at(request.url.path, routes))}
+        return await respond_to_http_exception(request, error)
+
+    app.add_exception_handler(HTTPException, respond_to_http)
+    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:
+    """Every method that the path takes: the framework only knows those of the first route that has it."""
+    found = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    return sorted(found) or ["GET"]
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the models that endpoints read by themselves."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version="1", routes=app.routes, description=_DESCRIPTION)
+        models = document.setdefault("components", {}).setdefault("schemas", {})
+        models["Problem"] = Problem.model_json_schema(ref_template=SCHEMA_REF)
+        for name, adapter in (("EventRequest", EVENT_REQUEST), ("EventLine", EVENT_LINE)):
+            schema = adapter.json_schema(ref_template=SCHEMA_REF)
+            models.update(schema.pop("$defs"))
+            models[name] = schema
+        for operation in _operations(document):
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            body.pop("$defs", None)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for path in document["paths"].values() for operation in path.values()]
+
+
+_DESCRIPTION = """A tamper-evident job ledger. Errors are problems (RFC 9457); every list takes `limit` and `cursor`.
+Writes answer with a session token in `Tally-Session`; show it to read your own writes."""

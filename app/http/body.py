@@ -1,0 +1,77 @@
+"""Reading request bodies: bounded while they stream in, then parsed strictly, once.
+
+0 <= len(body) <= bytes_max       nothing past it is read or kept
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+
+from app.http.members import check_unique
+from app.http.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, ProblemError, invalid
+
+JSON_MEDIA_TYPE = "application/json"
+NDJSON_MEDIA_TYPE = "application/x-ndjson"
+
+
+async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
+    """The whole body, if it is of ``media_type`` and no longer than ``bytes_max`` bytes.
+
+    Raises:
+        ProblemError: another media type, an encoding, another charset than UTF-8, or too long.
+    """
+    headers = request.headers
+    content_type = headers.get("content-type", "")
+    if content_type != media_type:
+        _check_media_type(content_type, media_type)
+    if "content-encoding" in headers:
+        raise ProblemError(UNSUPPORTED_MEDIA_TYPE, "send the body plain, without a Content-Encoding")
+    declared = headers.get("content-length", "")
+    if declared.isdigit() and (len(declared) > 18 or int(declared) > bytes_max):
+        raise _too_large(bytes_max)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def parse(adapter: TypeAdapter[Any], body: bytes, tags: frozenset[str] = frozenset()) -> Any:
+    """The value of the JSON text ``body``; ``tags`` are path parts that chose a model and no caller wrote.
+
+    Raises:
+        InvalidInputError: not JSON, not of the adapter's form, or a member twice; ``path`` names the field.
+    """
+    try:
+        value = adapter.validate_json(body)
+    except ValidationError as error:
+        raise invalid(error, tags) from None
+    check_unique(body, value)
+    return value
+
+
+async def read_json(
+    request: Request, adapter: TypeAdapter[Any], bytes_max: int, tags: frozenset[str] = frozenset()
+) -> Any:
+    """The value of a JSON body; see ``read_body`` and ``parse``."""
+    return parse(adapter, await read_body(request, JSON_MEDIA_TYPE, bytes_max), tags)
+
+
+def _check_media_type(content_type: str, media_type: str) -> None:
+    given, *parameters = [part.strip().lower() for part in content_type.split(";")]
+    if given != media_type:
+        raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"send {media_type}, not {given[:100] or 'nothing'}")
+    for parameter in filter(None, parameters):
+        if parameter not in ("charset=utf-8", 'charset="utf-8"'):
+            raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"{parameter[:100]!r} is not allowed; send UTF-8")
+
+
+def _too_large(bytes_max: int) -> ProblemError:
+    """The connection stays open: what is still being sent is thrown away, so the client gets to read this."""
+    return ProblemError(PAYLOAD_TOO_LARGE, f"a body may have {bytes_max} bytes here; send less")

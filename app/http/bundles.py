@@ -1,0 +1,67 @@
+"""``/v1/bundles``: a ledger, or a range of it, as a file that can be verified and carried elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import structlog
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from app.http.body import read_json
+from app.http.requests import EXPORT_REQUEST
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
+from app.parts import parts_of
+from ledger.errors import LedgerError
+
+router = APIRouter(route_class=StrictRoute, tags=["bundles"])
+
+BODY_BYTES_MAX = 4096
+MEDIA_TYPE = "application/x-tar"
+_BUNDLE = {
+    "description": "A bundle; without its end it is none, and nothing in it counts",
+    "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+}
+
+log = structlog.get_logger()
+
+
+class StreamedBundle(Response):
+    """Sends pieces as they come, in the task of the request; a client that went away ends the export."""
+
+    def __init__(self, request: Request, pieces: AsyncGenerator[bytes, None], file_name: str) -> None:
+        super().__init__(headers={"Content-Disposition": f'attachment; filename="{file_name}"'}, media_type=MEDIA_TYPE)
+        del self.headers["content-length"]
+        self._request = request
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all of it, or break off: a body without its end, which the client sees as one."""
+        async with aclosing(self._pieces) as pieces:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                async for piece in pieces:
+                    if await self._request.is_disconnected():
+                        return
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except LedgerError as error:
+                log.warning("bundle_export_broken_off", error=str(error))
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@router.post(
+    "/v1/bundles/export",
+    response_class=Response,
+    responses={200: _BUNDLE, **PROBLEM_RESPONSE},
+    openapi_extra={"requestBody": body_of(EXPORT_REQUEST)},
+)
+async def export_bundle(request: Request) -> Response:
+    """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file."""
+    parts = parts_of(request)
+    parts.check_writable()
+    wanted = await read_json(request, EXPORT_REQUEST, BODY_BYTES_MAX)
+    pieces = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
+    await anext(pieces)
+    return StreamedBundle(request, pieces, f"{wanted['tenant_id']}.bundle.tar")

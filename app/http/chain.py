@@ -1,0 +1,132 @@
+"""``/v1/chain``: verify, head, entries, Merkle proofs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from app.http import cursor as cursors
+from app.http.answers import (
+    ConsistencyProofAnswer,
+    EntryList,
+    HeadAnswer,
+    InclusionAnswer,
+    VerdictAnswer,
+    json_answer,
+)
+from app.http.fields import CursorText, Limit, ReadableTenantId, SeqNumber
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.parts import PartsDep
+from app.read import proofs
+from app.store import chain_reads
+from app.store.reading import reading
+from ledger.errors import InvalidInputError, TenantNotFoundError
+
+router = APIRouter(route_class=StrictRoute, tags=["chain"])
+
+TenantQuery = Annotated[ReadableTenantId, Query()]
+
+
+@router.get("/v1/chain/verify", responses={200: {"model": VerdictAnswer}, **PROBLEM_RESPONSE})
+async def verify_chain(
+    parts: PartsDep,
+    tenant_id: Annotated[ReadableTenantId | None, Query(description="Required, in one of its two spellings.")] = None,
+    tenant_id_in_camel_case: Annotated[ReadableTenantId | None, Query(alias="tenantId")] = None,
+    from_seq: Annotated[SeqNumber | None, Query()] = None,
+    to_seq: Annotated[SeqNumber | None, Query()] = None,
+) -> Response:
+    """Verify a tenant's chain, all of it when no range is given. 200 whenever it could run."""
+    given = [tenant for tenant in (tenant_id, tenant_id_in_camel_case) if tenant is not None]
+    if len(given) != 1:
+        raise InvalidInputError("tenant_id: needed once, as tenant_id or tenantId", ("tenant_id",))
+    if from_seq is not None and to_seq is not None and from_seq > to_seq:
+        raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
+    verification = await parts.verifier.full(given[0], from_seq, to_seq)
+    return json_answer(verification.to_json())
+
+
+# The spelling without prefix, as the seed of this project has it.
+router.add_api_route("/chain/verify", verify_chain, include_in_schema=False)
+
+
+@router.get("/v1/chain/head", responses={200: {"model": HeadAnswer}, **PROBLEM_RESPONSE})
+async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
+    """End of the tenant's chain, and of its Merkle tree."""
+    async with reading(parts.pool) as connection:
+        head = await chain_reads.head(connection, tenant_id)
+    if head is None:
+        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+    tree = None
+    if head.root_hash is not None:
+        size = proofs.checkpoint_size(head.checkpoint)
+        tree = {"size": head.tree_size, "root_hash": head.root_hash, "checkpoint_size": size}
+    return json_answer(
+        {
+            "tenant_id": tenant_id,
+            "seq": head.head_seq,
+            "chain_link": head.head_chain_link,
+            "hlc": head.head_hlc,
+            "updated_at": head.updated_at,
+            "signed_to_seq": head.signed_seq,
+            "tree": tree,
+        }
+    )
+
+
+@router.get("/v1/chain/entries", responses={200: {"model": EntryList}, **PROBLEM_RESPONSE})
+async def list_entries(
+    parts: PartsDep,
+    tenant_id: TenantQuery,
+    from_seq: Annotated[SeqNumber, Query()] = 1,
+    limit: Annotated[Limit, Query()] = 100,
+    cursor: Annotated[CursorText | None, Query(description="Goes on where a page ended; wins over from_seq.")] = None,
+) -> Response:
+    """Entries in seq order, every column as stored."""
+    start = cursors.decode_number("entries", tenant_id, cursor) or from_seq
+    async with reading(parts.pool) as connection:
+        entries, more = await chain_reads.list_entries(connection, tenant_id, start, limit)
+        if not entries and not await chain_reads.tenant_exists(connection, tenant_id):
+            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+    following = cursors.encode("entries", tenant_id, entries[-1].seq + 1) if more else None
+    return json_answer({"items": [entry._asdict() for entry in entries], "next_cursor": following})
+
+
+@router.get("/v1/chain/proof/inclusion", responses={200: {"model": InclusionAnswer}, **PROBLEM_RESPONSE})
+async def prove_inclusion(
+    parts: PartsDep,
+    tenant_id: TenantQuery,
+    seq: Annotated[SeqNumber, Query()],
+    tree_size: Annotated[SeqNumber | None, Query()] = None,
+) -> Response:
+    """Prove that an entry stands in the tree; of the newest checkpoint when no size is given."""
+    proof = await proofs.inclusion(parts.pool, tenant_id, seq, tree_size)
+    return json_answer(
+        {
+            "leaf_index": proof.leaf_index,
+            "tree_size": proof.tree_size,
+            "leaf_hash": proof.leaf_hash.hex(),
+            "root_hash": proof.root_hash.hex(),
+            "hashes": [one.hex() for one in proof.hashes],
+        }
+    )
+
+
+@router.get("/v1/chain/proof/consistency", responses={200: {"model": ConsistencyProofAnswer}, **PROBLEM_RESPONSE})
+async def prove_consistency(
+    parts: PartsDep,
+    tenant_id: TenantQuery,
+    first: Annotated[SeqNumber, Query()],
+    second: Annotated[SeqNumber | None, Query()] = None,
+) -> Response:
+    """Prove that the tree of ``second`` leaves, or of the newest checkpoint, begins with that of ``first``."""
+    proof = await proofs.consistency(parts.pool, tenant_id, first, second)
+    return json_answer(
+        {
+            "first": proof.first,
+            "second": proof.second,
+            "first_root": proof.first_root.hex(),
+            "second_root": proof.second_root.hex(),
+            "hashes": [one.hex() for one in proof.hashes],
+        }
+    )

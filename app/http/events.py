@@ -1,0 +1,153 @@
+"""``POST /v1/events``: many events in one request, one JSON object a line.
+
+All lines are checked before the first is taken; one that is wrong refuses the whole request. Lines end with LF or
+CRLF; empty lines are allowed at the end only.
+
+    1 <= lines <= LINES_MAX        len(line) <= wal.record_bytes_max
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
+
+from app.http.answers import BatchAnswer, json_answer
+from app.http.body import NDJSON_MEDIA_TYPE, read_body
+from app.http.fields import Level
+from app.http.members import check_unique
+from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
+from app.http.requests import EVENT_LINE, EVENT_TAGS
+from app.http.routing import IDEMPOTENCY_KEY_PARAMETER, PROBLEM_RESPONSE, SESSION_PARAMETER, StrictRoute
+from app.http.writing import (
+    Route,
+    draft_of,
+    durability_answer,
+    request_key,
+    session_tokens,
+    token_of,
+    write_headers,
+)
+from app.parts import parts_of
+from app.write.requests import BatchReceipt, Draft
+from ledger import canonical
+from ledger.errors import InvalidEventError, InvalidInputError
+from ledger.events import Durability
+
+router = APIRouter(route_class=StrictRoute, tags=["events"])
+
+LINES_MAX = 100_000
+"""Most events in one request."""
+LINES_PER_TURN = 500
+"""Lines checked before other requests get a turn."""
+
+_BRACKETS_SAFE = 60
+"""A line with fewer cannot be nested too deep."""
+_FLAT = bytes.maketrans(b"123456789E", b"000000000e")
+_SUSPECTS = (b"0" * 16, b"0e000", rb"\u0000", b"NaN", b"Infinity")
+"""What a line contains, its digits made 0, if it holds a value without canonical form (nesting aside)."""
+
+_ANSWERED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": BatchAnswer,
+        "headers": {
+            "Tally-Session": {"schema": {"type": "string"}},
+            "Idempotent-Replay": {"schema": {"type": "string", "enum": ["true"]}, "required": False},
+        },
+    },
+    **PROBLEM_RESPONSE,
+}
+_BODY = {
+    "required": True,
+    "content": {
+        NDJSON_MEDIA_TYPE: {
+            "schema": {"type": "string", "description": "One EventLine a line."},
+            "itemSchema": {"$ref": "#/components/schemas/EventLine"},
+        }
+    },
+}
+
+
+@router.post(
+    "/v1/events",
+    responses=_ANSWERED,
+    openapi_extra={"requestBody": _BODY, "parameters": [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]},
+)
+async def submit_events(request: Request, durability: Annotated[Level | None, Query()] = None) -> Response:
+    """Record many events, all or none."""
+    parts = parts_of(request)
+    parts.check_writable()
+    body = await read_body(request, NDJSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
+    drafts = await drafts_of(body, parts.settings.wal.record_bytes_max)
+    key = request_key(request, Route.EVENTS, body, durability or "")
+    tokens = session_tokens(request)
+    if tokens:
+        parts.consistency.receive(tokens)
+        await parts.consistency.wait_for_session(tokens)
+    level = None if durability is None else Durability[durability]
+    return _answer(await parts.submitter.submit_lines(drafts, durability=level, key=key))
+
+
+async def drafts_of(body: bytes, line_bytes_max: int) -> list[Draft]:
+    """The events of ``body``, all checked.
+
+    Raises:
+        InvalidEventError: a line is wrong; nothing else was looked at after it.
+        ProblemError: too many lines.
+    """
+    lines = body.split(b"\n", LINES_MAX + 1)
+    while lines and not lines[-1].strip(b" \t\r"):
+        lines.pop()
+    if not lines:
+        raise InvalidEventError("there is no event in the request", 1)
+    if len(lines) > LINES_MAX:
+        raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {LINES_MAX} events go into one request")
+    drafts: list[Draft] = []
+    for first in range(0, len(lines), LINES_PER_TURN):
+        if first:
+            await asyncio.sleep(0)
+        turn = lines[first : first + LINES_PER_TURN]
+        for number, line in enumerate(turn, first + 1):
+            drafts.append(_draft_of(line, number, line_bytes_max))
+    return drafts
+
+
+def _draft_of(line: bytes, number: int, bytes_max: int) -> Draft:
+    if len(line) > bytes_max:
+        raise InvalidEventError(f"line {number} has {len(line)} bytes; {bytes_max} are allowed", number)
+    try:
+        given = EVENT_LINE.validate_json(line)
+        check_unique(line, given)
+        if _is_suspect(line):
+            canonical.encode(given)
+    except ValidationError as error:
+        found = invalid(error, EVENT_TAGS)
+        raise InvalidEventError(f"line {number}: {found}", number, found.path) from None
+    except InvalidInputError as error:
+        place = f"{dotted(error.path)}: " if error.path else ""
+        raise InvalidEventError(f"line {number}: {place}{error}", number, error.path) from None
+    return draft_of(given, None, None)
+
+
+def _is_suspect(line: bytes) -> bool:
+    """Whether ``line`` may hold a value without canonical form; false for nearly every line, at little cost."""
+    flat = line.translate(_FLAT, b"+")
+    for suspect in _SUSPECTS:
+        if suspect in flat:
+            return True
+    return line.count(b"{") + line.count(b"[") > _BRACKETS_SAFE
+
+
+def _answer(receipt: BatchReceipt) -> Response:
+    session = token_of(receipt.last_hlc, receipt.epoch, receipt.last_lsn)
+    body = {
+        "accepted": receipt.accepted,
+        "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),
+        "first_hlc": receipt.first_hlc,
+        "last_hlc": receipt.last_hlc,
+        "job_ids": receipt.job_ids,
+        "session": session,
+    }
+    return json_answer(body, headers=write_headers(session, receipt.replayed))

@@ -1,0 +1,66 @@
+"""The kinds of value that requests are made of, each with its bound."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+INTEGER_MAX = 2**53 - 1
+"""Largest integer that every JSON reader holds exactly."""
+NAME_CHARACTERS_MAX = 256
+TEXT_CHARACTERS_MAX = 65_536
+ASSIGNED_DCS_MAX = 1024
+LIST_LIMIT_MAX = 1000
+CURSOR_CHARACTERS_MAX = 512
+TREE_SIZE_MAX = 2**63 - 1
+
+TENANT_PATTERN = r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$"
+READABLE_TENANT_PATTERN = r"^(_system|[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)$"
+JOB_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
+HLC_PATTERN = r"^(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,9}):[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+CURSOR_PATTERN = r"^[A-Za-z0-9_-]{1,512}$"
+
+
+def _number(value: object) -> int | float:
+    if type(value) is int and abs(value) <= INTEGER_MAX:
+        return value
+    if type(value) is float and math.isfinite(value):
+        return value
+    raise ValueError("must be a number that binary64 holds exactly or nearly")
+
+
+TenantId = Annotated[str, Field(pattern=TENANT_PATTERN, examples=["acme"])]
+"""A tenant that may be written to."""
+ReadableTenantId = Annotated[str, Field(pattern=READABLE_TENANT_PATTERN, examples=["acme"])]
+"""A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
+JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN, examples=["use1-1704931200000-gate42-00001"])]
+HlcText = Annotated[str, Field(pattern=HLC_PATTERN, examples=["1704931200000:1:node-7f3a"])]
+Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+Text = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
+Count = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
+Number = Annotated[int | float, PlainValidator(_number), WithJsonSchema({"type": "number"})]
+JsonObject = dict[str, Any]
+"""Any JSON object; what it holds is checked when it becomes canonical bytes."""
+Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
+"""A level of durability that can be asked for."""
+HexHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _digits(value: object) -> object:
+    """A whole number in a query or path has one spelling: no sign, space, underscore or zero in front."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value) is None:
+        raise ValueError("must be a whole number")
+    return value
+
+
+_DIGITS = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+WholeNumber = Annotated[int, BeforeValidator(_digits)]
+Limit = Annotated[WholeNumber, Field(ge=1, le=LIST_LIMIT_MAX)]
+CursorText = Annotated[str, Field(pattern=CURSOR_PATTERN)]
+SeqNumber = Annotated[WholeNumber, Field(ge=1, le=TREE_SIZE_MAX)]
+
+SESSION_PATTERN = r"^[A-Za-z0-9_-]+([ \t]*,[ \t]*[A-Za-z0-9_-]+)*$"
+IDEMPOTENCY_KEY_PATTERN = r"^[!-~]{1,255}$"

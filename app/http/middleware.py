@@ -1,0 +1,61 @@
+"""What surrounds every request: it is timed and counted, and no failure leaves without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.http.problems import respond
+from app.metrics import UNMATCHED_ROUTE, Metrics
+from ledger.errors import NotReadyError
+
+CLIENT_GONE_STATUS = 499
+
+
+class Observed:
+    """ASGI middleware. The route label is the template of the route, so it has few values."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; answer it with a problem when nobody else did."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s = time.perf_counter()
+        status = 0
+
+        async def send_observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_observed)
+        except ClientDisconnect:
+            status = status or CLIENT_GONE_STATUS
+        except asyncio.CancelledError:
+            # Only a stop whose time for open requests is up cancels them.
+            if status:
+                raise
+            response = respond(NotReadyError("the service stops and had no time for this request; send it again"))
+            await response(scope, receive, send_observed)
+        except Exception as error:
+            response = respond(error)
+            if status:
+                raise
+            await response(scope, receive, send_observed)
+        finally:
+            route = scope.get("route")
+            self._metrics.observe_request(
+                scope["method"],
+                UNMATCHED_ROUTE if route is None else route.path,
+                status or CLIENT_GONE_STATUS,
+                time.perf_counter() - began_s,
+            )

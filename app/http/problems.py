@@ -1,0 +1,206 @@
+"""Problem Details (RFC 9457): the one shape of every answer that is not the one asked for.
+
+    {"type": URI, "title", "status", "detail", ...members of the problem}
+
+``type`` is ``https://tallystick.dev/problems/`` and one of the names below; clients compare it and may show
+``title`` and ``detail``. ``detail`` is the text of an error raised on purpose. Any other exception becomes
+``internal-error`` without a word about its cause, which goes to the log. Every 503 has Retry-After.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+import structlog
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ledger import errors
+
+PROBLEM_URI = "https://tallystick.dev/problems/"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = "1"
+DETAIL_CHARACTERS_MAX = 1000
+"""Longest ``detail``; what a caller sent may be part of it."""
+PATH_PART_CHARACTERS_MAX = 128
+ERRORS_LISTED_MAX = 1000
+"""With more faults than this in one body none is picked out: listing them would hold up everybody else."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ProblemType(NamedTuple):
+    """One kind of problem: the end of its URI, its HTTP status and what it is called."""
+
+    name: str
+    status: int
+    title: str
+
+
+class ProblemError(Exception):
+    """A problem that is a matter of HTTP alone, so no ledger error stands for it."""
+
+    def __init__(self, kind: ProblemType, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+BACKLOG_FULL = ProblemType("backlog-full", 503, "Too many events wait to be chained")
+CLOCK_SKEW = ProblemType("clock-skew", 400, "A time lies too far ahead")
+DURABILITY_TIMEOUT = ProblemType("durability-timeout", 503, "The level asked for was not reached in time")
+FENCED = ProblemType("fenced", 503, "This node may not write any more")
+IDEMPOTENCY_KEY_REUSED = ProblemType("idempotency-key-reused", 422, "The Idempotency-Key belongs to another request")
+INTERNAL_ERROR = ProblemType("internal-error", 500, "The service failed")
+INVALID_EVENT = ProblemType("invalid-event", 422, "A line is not a valid event")
+INVALID_REQUEST = ProblemType("invalid-request", 422, "The request is not valid")
+JOB_ENDED = ProblemType("job-ended", 409, "The job has ended")
+JOB_NOT_FOUND = ProblemType("job-not-found", 404, "There is no such job")
+METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", 405, "The method is not allowed here")
+NOT_FOUND = ProblemType("not-found", 404, "There is nothing here")
+NOT_READY = ProblemType("not-ready", 503, "The node is not ready")
+PAYLOAD_TOO_LARGE = ProblemType("payload-too-large", 413, "The request is too large")
+SEQ_OUT_OF_RANGE = ProblemType("seq-out-of-range", 422, "The chain does not reach that far")
+SESSION_NOT_CAUGHT_UP = ProblemType("session-not-caught-up", 503, "The session's writes are not here yet")
+SIGNING_UNAVAILABLE = ProblemType("signing-unavailable", 503, "Nothing can be signed now")
+TENANT_NOT_FOUND = ProblemType("tenant-not-found", 404, "There is no such tenant")
+TOO_STALE = ProblemType("too-stale", 503, "Nothing fresh enough could answer")
+UNSUPPORTED_MEDIA_TYPE = ProblemType("unsupported-media-type", 415, "The media type is not supported")
+WRITE_LOST = ProblemType("write-lost", 409, "The session's write was lost")
+
+PROBLEMS: Mapping[type[Exception], ProblemType] = {
+    errors.ClockSkewError: CLOCK_SKEW,
+    errors.DatabaseUnavailableError: NOT_READY,
+    errors.DatabaseWentBackError: NOT_READY,
+    errors.DurabilityTimeoutError: DURABILITY_TIMEOUT,
+    errors.FencedError: FENCED,
+    errors.IdempotencyReusedError: IDEMPOTENCY_KEY_REUSED,
+    errors.InvalidEventError: INVALID_EVENT,
+    errors.InvalidInputError: INVALID_REQUEST,
+    errors.JobEndedError: JOB_ENDED,
+    errors.JobNotFoundError: JOB_NOT_FOUND,
+    errors.NotFoundError: NOT_FOUND,
+    errors.NotReadyError: NOT_READY,
+    errors.RecordTooLargeError: PAYLOAD_TOO_LARGE,
+    errors.SeqOutOfRangeError: SEQ_OUT_OF_RANGE,
+    errors.SessionNotCaughtUpError: SESSION_NOT_CAUGHT_UP,
+    errors.SigningUnavailableError: SIGNING_UNAVAILABLE,
+    errors.TenantNotFoundError: TENANT_NOT_FOUND,
+    errors.TooStaleError: TOO_STALE,
+    errors.WalFullError: BACKLOG_FULL,
+    errors.WalPoisonedError: NOT_READY,
+    errors.WriteLostError: WRITE_LOST,
+}
+"""Errors that have a problem of their own; a subclass without one takes its nearest base's."""
+
+_MEMBERS = ("line", "job_id", "hlc", "epoch", "lsn", "achieved")
+"""Attributes of an error that become members of its problem when it has them."""
+_BY_STATUS = {
+    404: NOT_FOUND,
+    405: METHOD_NOT_ALLOWED,
+    413: PAYLOAD_TOO_LARGE,
+    415: UNSUPPORTED_MEDIA_TYPE,
+    503: NOT_READY,
+}
+
+
+def problem_type_of(error: Exception) -> ProblemType:
+    """The problem that ``error`` is answered with; ``INTERNAL_ERROR`` when it was not raised on purpose."""
+    if isinstance(error, ProblemError):
+        return error.kind
+    for base in type(error).__mro__:
+        kind = PROBLEMS.get(base)
+        if kind is not None:
+            return kind
+    return INTERNAL_ERROR
+
+
+def problem_response(
+    kind: ProblemType,
+    detail: str,
+    *,
+    members: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """A problem as an answer; ``members`` are added to the standard ones."""
+    body = {
+        "type": PROBLEM_URI + kind.name,
+        "title": kind.title,
+        "status": kind.status,
+        "detail": _cut(detail, DETAIL_CHARACTERS_MAX),
+        **(members or {}),
+    }
+    all_headers = dict(headers or {})
+    if kind.status == 503:
+        all_headers.setdefault("Retry-After", RETRY_AFTER_S)
+    return Response(orjson.dumps(body, default=str), kind.status, all_headers, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def respond(error: Exception) -> Response:
+    """The answer to any error; what was not raised on purpose is logged, its cause kept from the caller."""
+    kind = problem_type_of(error)
+    if kind is INTERNAL_ERROR:
+        _log.error("request_failed", exc_info=error)
+        return problem_response(kind, "The cause is in the service's log.")
+    return problem_response(kind, str(error), members=_members_of(error))
+
+
+async def respond_to_error(_request: Request, error: Exception) -> Response:
+    """``respond`` as the framework calls it."""
+    return respond(error)
+
+
+async def respond_to_http_exception(_request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    kind = _BY_STATUS.get(error.status_code)
+    if kind is None:
+        kind = INVALID_REQUEST if error.status_code < 500 else INTERNAL_ERROR
+    return problem_response(kind, error.detail, headers=error.headers)
+
+
+async def respond_to_invalid_parameters(_request: Request, error: Exception) -> Response:
+    """What the framework finds wrong with the query, the path or a header."""
+    assert isinstance(error, RequestValidationError)
+    return respond(_first_of(error.errors()[0], drop_first=True))
+
+
+def invalid(error: ValidationError, tags: frozenset[str] = frozenset()) -> errors.InvalidInputError:
+    """The first thing ``error`` found, as our own; ``tags`` are parts of its path that no caller wrote."""
+    if error.error_count() > ERRORS_LISTED_MAX:
+        return errors.InvalidInputError(f"{error.error_count()} fields are wrong or unknown")
+    item = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return _first_of(item, drop_first=bool(item["loc"]) and item["loc"][0] in tags)
+
+
+def _first_of(item: Mapping[str, Any], *, drop_first: bool) -> errors.InvalidInputError:
+    path = tuple(item["loc"][1:] if drop_first else item["loc"])
+    message = _cut(str(item["msg"]).removeprefix("Value error, "), DETAIL_CHARACTERS_MAX)
+    if item["type"].startswith("union_tag_"):
+        path = (*path, "type")
+    if item["type"] == "extra_forbidden":
+        message = "there is no such field"
+    return errors.InvalidInputError(f"{dotted(path)}: {message}" if path else message, path)
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """``("spec", "image")`` as ``spec.image``, bounded."""
+    return _cut(".".join(_cut(str(part), PATH_PART_CHARACTERS_MAX) for part in path), DETAIL_CHARACTERS_MAX)
+
+
+def _members_of(error: Exception) -> dict[str, object]:
+    members = {name: getattr(error, name) for name in _MEMBERS if hasattr(error, name)}
+    if "achieved" in members:
+        members["achieved"] = getattr(members["achieved"], "name", None)
+    if isinstance(error, errors.InvalidInputError) and error.path:
+        members["path"] = dotted(error.path)
+    return members
+
+
+def _cut(text: str, characters_max: int) -> str:
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= characters_max else text[: characters_max - 1] + "…"

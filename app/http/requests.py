@@ -1,0 +1,199 @@
+"""Request bodies, strictly: an unknown field, a number in a string, a null where a value belongs is refused.
+
+An event is checked against exactly one model, chosen by ``type``. Only what identifies it is required; the
+other fields of a type may be left out and are then left out of the payload. ``trace_time`` is the time of the
+event in a trace that is being replayed, in seconds.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal, Required
+
+from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, with_config
+from typing_extensions import TypedDict, get_type_hints
+
+from app.http.fields import (
+    ASSIGNED_DCS_MAX,
+    INTEGER_MAX,
+    Count,
+    HlcText,
+    JobId,
+    JsonObject,
+    Level,
+    Name,
+    Number,
+    ReadableTenantId,
+    TenantId,
+    Text,
+)
+from ledger.events import JOB_EVENTS
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class _Fact(TypedDict, total=False):
+    tenant_id: Required[TenantId]
+    fence_token: Count
+    trace_time: Number
+
+
+class _Creation(_Fact, total=False):
+    job_id: JobId
+    spec: JsonObject
+    assigned_dcs: Annotated[list[Name], Field(max_length=ASSIGNED_DCS_MAX)]
+
+
+class _Cancellation(_Fact, total=False):
+    reason: Text
+    requestor: Text
+
+
+class JobCreated(_Creation, total=False):
+    """A job exists."""
+
+    type: Required[Literal["JobCreated"]]
+
+
+class JobAccepted(_Fact, total=False):
+    """A data centre took the job."""
+
+    type: Required[Literal["JobAccepted"]]
+    dc_id: Required[Name]
+    worker_count: Count
+
+
+class WorkflowDispatched(_Fact, total=False):
+    """A part of the job was sent to a data centre."""
+
+    type: Required[Literal["WorkflowDispatched"]]
+    workflow_id: Required[Name]
+    dc_id: Required[Name]
+
+
+class WorkflowCompleted(_Fact, total=False):
+    """A part of the job is done."""
+
+    type: Required[Literal["WorkflowCompleted"]]
+    workflow_id: Required[Name]
+    dc_id: Required[Name]
+
+
+class JobProgressReported(_Fact, total=False):
+    """How far a data centre has come; totals, not differences."""
+
+    type: Required[Literal["JobProgressReported"]]
+    dc_id: Required[Name]
+    completed: Count
+    failed: Count
+
+
+class JobCancellationRequested(_Cancellation, total=False):
+    """Somebody wants the job to stop."""
+
+    type: Required[Literal["JobCancellationRequested"]]
+
+
+class JobCancellationAcked(_Fact, total=False):
+    """A data centre has stopped its part of the job."""
+
+    type: Required[Literal["JobCancellationAcked"]]
+    dc_id: Required[Name]
+    workflows_cancelled: Count
+
+
+class JobCompleted(_Fact, total=False):
+    """The job is done."""
+
+    type: Required[Literal["JobCompleted"]]
+    final_status: Text
+    aggregate_metrics: JsonObject
+
+
+class JobFailed(_Fact, total=False):
+    """The job went wrong."""
+
+    type: Required[Literal["JobFailed"]]
+    error: Text
+    failed_dc: Name
+
+
+class JobTimedOut(_Fact, total=False):
+    """The job took too long."""
+
+    type: Required[Literal["JobTimedOut"]]
+    timeout_type: Text
+    last_progress_hlc: HlcText
+
+
+@with_config(STRICT)
+class JobRequest(_Creation, total=False):
+    """Body of ``POST /v1/jobs``."""
+
+    durability: Level
+
+
+@with_config(STRICT)
+class CancelRequest(_Cancellation, total=False):
+    """Body of ``POST /v1/jobs/{job_id}/cancel``."""
+
+    durability: Level
+
+
+@with_config(STRICT)
+class SnapshotRequest(TypedDict):
+    """Body of ``POST /v1/snapshots``."""
+
+    tenant_id: TenantId
+
+
+@with_config(STRICT)
+class ExportRequest(TypedDict, total=False):
+    """Body of ``POST /v1/bundles/export``."""
+
+    tenant_id: Required[ReadableTenantId]
+    from_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+    to_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+
+
+_ABOUT_A_JOB = (
+    JobAccepted,
+    WorkflowDispatched,
+    WorkflowCompleted,
+    JobProgressReported,
+    JobCancellationRequested,
+    JobCancellationAcked,
+    JobCompleted,
+    JobFailed,
+    JobTimedOut,
+)
+EVENT_TAGS = frozenset(JOB_EVENTS)
+"""Parts of an error's path that stand there because a model was chosen by ``type``."""
+
+
+def _variants(models: tuple[Any, ...], suffix: str, **added: Any) -> list[Any]:
+    """Strict forms of ``models``, each with the fields that one place adds to them."""
+    variants = []
+    for model in models:
+        variant = TypedDict(  # type: ignore[misc]
+            model.__name__ + suffix, {**get_type_hints(model, include_extras=True), **added}, total=False
+        )
+        variant.__doc__ = model.__doc__
+        variants.append(with_config(STRICT)(variant))
+    return variants
+
+
+def _by_type(variants: list[Any]) -> TypeAdapter[Any]:
+    union: Any = Annotated[reduce(or_, variants), Discriminator("type")]
+    return TypeAdapter(union)
+
+
+JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(JobRequest)
+CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(CancelRequest)
+SNAPSHOT_REQUEST: TypeAdapter[Any] = TypeAdapter(SnapshotRequest)
+EXPORT_REQUEST: TypeAdapter[Any] = TypeAdapter(ExportRequest)
+EVENT_REQUEST = _by_type(_variants(_ABOUT_A_JOB, "Request", durability=Level))
+"""Body of ``POST /v1/jobs/{job_id}/events``: the job stands in the path."""
+EVENT_LINE = _by_type([*_variants((JobCreated,), "Line"), *_variants(_ABOUT_A_JOB, "Line", job_id=Required[JobId])])
+"""A line of ``POST /v1/events``: the job stands in the line, the level in the query."""

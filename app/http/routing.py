@@ -1,0 +1,96 @@
+"""Routes that refuse a query nobody asked for, and how operations are described.
+
+A query parameter that no operation knows, or that comes twice, is refused: a typing error must not pass for a
+default, and two readers must not read two different values out of one request.
+
+The framework spends more time on a request (routers inside routers, parameters, exit stacks) than it takes to
+check and answer one event. So routes stand in the application directly, and the routes that take one event are
+``LeanRoute``: described like the others, called without the machinery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
+from app.http.problems import PROBLEM_MEDIA_TYPE
+from ledger.errors import InvalidInputError
+
+SCHEMA_REF = "#/components/schemas/{model}"
+PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "A problem (RFC 9457)",
+        "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+}
+"""Every operation may be answered with a problem."""
+
+IDEMPOTENCY_KEY_PARAMETER: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The same key and body give the first answer again.",
+    "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY_PATTERN},
+}
+SESSION_PARAMETER: dict[str, Any] = {
+    "name": "Tally-Session",
+    "in": "header",
+    "required": False,
+    "description": "One or several session tokens, separated by commas: writes to be seen first.",
+    "schema": {"type": "string", "pattern": SESSION_PATTERN, "maxLength": 4096},
+}
+
+
+class StrictRoute(APIRoute):
+    """A route that knows its query parameters, and takes each at most once."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The framework's handler behind a look at the query."""
+        handle = super().get_route_handler()
+        known = frozenset(field.alias for field in self.dependant.query_params)
+
+        async def handle_strictly(request: Request) -> Response:
+            if request.scope["query_string"]:
+                _check_query(request, known)
+            return await handle(request)
+
+        return handle_strictly
+
+
+class LeanRoute(APIRoute):
+    """A route whose endpoint takes the request, and path parameters that it checks by itself, and no query."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        super().__init__(path, endpoint, **described)
+
+        async def call_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope, receive, send)
+            if scope["query_string"]:
+                _check_query(request, frozenset())
+            response = await endpoint(request, **scope["path_params"])
+            await response(scope, receive, send)
+
+        self.app = call_endpoint
+
+
+def _check_query(request: Request, known: frozenset[str]) -> None:
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name not in known:
+            raise InvalidInputError(f"{name[:100]}: there is no such query parameter", (name,))
+        if name in seen:
+            raise InvalidInputError(f"{name}: given more than once", (name,))
+        seen.add(name)
+
+
+def body_of(adapter: TypeAdapter[Any], media_type: str = "application/json") -> dict[str, Any]:
+    """Describes a body that the endpoint reads by itself."""
+    schema = adapter.json_schema(ref_template=SCHEMA_REF)
+    return {"required": True, "content": {media_type: {"schema": schema}}}

@@ -1,0 +1,66 @@
+"""``/livez``, ``/readyz``, ``/metrics``: for those who run the service."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from app import metrics
+from app.http.answers import LiveAnswer, ReadyAnswer, json_answer
+from app.http.problems import NOT_READY, problem_response
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.parts import Parts, PartsDep
+from app.store import chain_reads
+from app.store.reading import reading
+from ledger.errors import DatabaseUnavailableError
+
+router = APIRouter(route_class=StrictRoute, tags=["service"])
+
+DATABASE_CHECK_TIMEOUT_S = 2.0
+_TEXT = {
+    "description": "Text format of Prometheus",
+    "content": {metrics.CONTENT_TYPE: {"schema": {"type": "string"}}},
+}
+
+
+@router.get("/livez", responses={200: {"model": LiveAnswer}, **PROBLEM_RESPONSE})
+async def read_liveness() -> Response:
+    """The process runs and answers."""
+    return json_answer({"status": "live"})
+
+
+@router.get("/readyz", responses={200: {"model": ReadyAnswer}, **PROBLEM_RESPONSE})
+async def read_readiness(parts: PartsDep) -> Response:
+    """Whether the node takes requests, check by check; 503 when one fails."""
+    found = await _checks(parts)
+    checks = {name: {"ok": fault is None, "detail": fault} for name, fault in found.items()}
+    faults = [f"{name}: {fault}" for name, fault in found.items() if fault is not None]
+    if faults:
+        return problem_response(NOT_READY, "; ".join(faults), members={"checks": checks})
+    return json_answer({"status": "ready", "checks": checks})
+
+
+@router.get("/metrics", response_class=Response, responses={200: _TEXT, **PROBLEM_RESPONSE})
+async def read_metrics(parts: PartsDep) -> Response:
+    """Metrics in the text format of Prometheus."""
+    return Response(parts.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+async def _checks(parts: Parts) -> dict[str, str | None]:
+    """Every check by name: None when it holds, else what is wrong."""
+    found: dict[str, str | None] = {
+        "accepting": None if parts.accepting and not parts.node.shutting_down else "starting or stopping",
+        "writer": None if parts.node.failure is None else str(parts.node.failure),
+        "database": await _database_fault(parts),
+    }
+    for name, check in parts.readiness_checks.items():
+        found[name] = check()
+    return found
+
+
+async def _database_fault(parts: Parts) -> str | None:
+    try:
+        async with reading(parts.pool, timeout_s=DATABASE_CHECK_TIMEOUT_S) as connection:
+            await chain_reads.ping(connection)
+    except DatabaseUnavailableError as error:
+        return str(error)
+    return None

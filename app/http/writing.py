@@ -1,0 +1,111 @@
+"""What the routes that write share: from a checked body to a draft, from a receipt to an answer."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+from fastapi import Request, Response
+
+from app.http.answers import json_answer
+from app.http.fields import IDEMPOTENCY_KEY_PATTERN
+from app.session import Token, decode_header
+from app.write.requests import Draft, Receipt, RequestKey
+from ledger.errors import InvalidInputError
+from ledger.events import JOB_EVENTS, Durability, EventType
+
+_KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
+_SESSION_HEADER = "Tally-Session"
+
+
+class Route(IntEnum):
+    """Routes that take an Idempotency-Key. The numbers are stored: never change or reuse one."""
+
+    JOBS = 1
+    JOB_EVENTS = 2
+    CANCEL = 3
+    EVENTS = 4
+
+
+def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None) -> Draft:
+    """The event that a checked body ``given`` describes; ``given`` is used up."""
+    if event is None:
+        event = JOB_EVENTS[given.pop("type")]
+    tenant_id = given.pop("tenant_id")
+    level = given.pop("durability", None)
+    return Draft(
+        tenant_id,
+        job_id or given.pop("job_id", None),
+        event,
+        given,
+        given.pop("fence_token", None),
+        event.durability if level is None else Durability[level],
+    )
+
+
+def request_key(request: Request, route: Route, body: bytes, scope: str) -> RequestKey | None:
+    """The request's Idempotency-Key; ``scope`` is what identifies the request beside its body.
+
+    Raises:
+        InvalidInputError: not 1 to 255 visible ASCII characters, or more than one.
+    """
+    given = request.headers.getlist("idempotency-key")
+    if not given:
+        return None
+    if len(given) > 1 or _KEY.fullmatch(given[0]) is None:
+        raise InvalidInputError("Idempotency-Key: send one, of 1 to 255 visible ASCII characters", ("Idempotency-Key",))
+    return RequestKey(route, given[0], hashlib.sha256(b"%b\n%b" % (scope.encode(), body)).digest())
+
+
+def session_tokens(request: Request) -> Sequence[Token]:
+    """The tokens the request shows.
+
+    Raises:
+        InvalidInputError: one is malformed.
+    """
+    return decode_header(",".join(request.headers.getlist("tally-session")))
+
+
+def token_of(hlc: str, epoch: int, lsn: int) -> str:
+    """The session token of a write of the node that ``hlc`` names."""
+    return Token(hlc.rpartition(":")[2], epoch, lsn, hlc).encode()
+
+
+def durability_answer(requested: Durability, achieved: Durability, survives: Sequence[str]) -> dict[str, object]:
+    """What was asked for and what was reached."""
+    return {"requested": requested.name, "achieved": achieved.name, "survives": list(survives)}
+
+
+def write_headers(session: str, replayed: bool) -> dict[str, str]:
+    """Headers of every answer to a write."""
+    headers = {_SESSION_HEADER: session}
+    if replayed:
+        headers["Idempotent-Replay"] = "true"
+    return headers
+
+
+def receipt_answer(receipt: Receipt) -> Response:
+    """201 for one event. Equal receipts give equal bytes."""
+    session = token_of(receipt.hlc, receipt.epoch, receipt.lsn)
+    chain = receipt.chain
+    body = {
+        "job_id": receipt.job_id,
+        "tenant_id": receipt.tenant_id,
+        "type": receipt.event.name,
+        "action": receipt.event.action,
+        "hlc": receipt.hlc,
+        "epoch": receipt.epoch,
+        "lsn": receipt.lsn,
+        "fence_token": receipt.fence_token,
+        "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),
+        "chain": None
+        if chain is None
+        else {"seq": chain.seq, "chain_link": chain.chain_link, "prev_chain_link": chain.prev_chain_link},
+        "session": session,
+    }
+    headers = write_headers(session, receipt.replayed)
+    headers["Location"] = f"/v1/jobs/{receipt.job_id}"
+    return json_answer(body, 201, headers)
