@@ -1,0 +1,419 @@
+"""Settings of one node: where they come from, what each may be, what stops the start.
+
+Sources, the first that names a setting wins::
+
+    arguments of ``load_settings`` | environment ``TALLY_...`` | the TOML file
+
+The TOML file is the one ``TALLY_CONFIG`` names, else ``tally.toml`` in the working folder when it is there.
+In the environment ``__`` stands for nesting: ``wal.segment_bytes`` is ``TALLY_WAL__SEGMENT_BYTES``. Durations
+are ``5s``, ``500ms``, ``7d`` or ``00:00:05``; sizes ``64 MiB`` or a plain number of bytes. A setting nobody
+knows is refused like a wrong one, so that a typing error cannot pass for a default.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from ledger.errors import ConfigurationError
+
+ENV_PREFIX = "TALLY_"
+ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"})
+"""Variables with our prefix that are read elsewhere: this file's own path, and the client's target."""
+DEFAULT_TOML = Path("tally.toml")
+REPLICAS_MAX = 16
+
+_UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
+_CLOCK_DURATION = re.compile(r"(?:(?P<d>\d{1,5})\.)?(?P<h>\d{2}):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d{1,6})?)")
+_UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = re.compile(r"(?P<amount>\d{1,18}) ?(?P<unit>B|KiB|MiB|GiB)?")
+_DATABASE_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
+
+
+def parse_duration(value: object) -> timedelta:
+    """The span that ``5s``, ``500ms``, ``1.5h``, ``7d`` or ``[d.]hh:mm:ss`` stands for.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if isinstance(value, timedelta):
+        return value
+    text = value.strip() if isinstance(value, str) else ""
+    if match := _DURATION.fullmatch(text):
+        return timedelta(seconds=float(match["amount"]) * _UNIT_SECONDS[match["unit"]])
+    if match := _CLOCK_DURATION.fullmatch(text):
+        return timedelta(
+            days=int(match["d"] or 0),
+            hours=int(match["h"]),
+            minutes=int(match["m"]),
+            seconds=float(match["s"]),
+        )
+    raise ValueError("a duration is a number with us, ms, s, m, h or d, such as 500ms, or hh:mm:ss")
+
+
+def parse_size(value: object) -> int:
+    """The bytes that ``64 MiB``, ``512 KiB`` or a plain number stand for.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a size is a whole number of bytes, or one with B, KiB, MiB or GiB, such as 64 MiB")
+    return int(match["amount"]) * _UNIT_BYTES[match["unit"] or "B"]
+
+
+def _between(low: str, high: str) -> AfterValidator:
+    lowest, highest = parse_duration(low), parse_duration(high)
+
+    def check(value: timedelta) -> timedelta:
+        if not lowest <= value <= highest:
+            raise ValueError(f"must lie between {low} and {high}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _sized(low: str, high: str) -> AfterValidator:
+    lowest, highest = parse_size(low), parse_size(high)
+
+    def check(value: int) -> int:
+        if not lowest <= value <= highest:
+            raise ValueError(f"must lie between {low} and {high}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _database_url(value: str) -> str:
+    if not _is_database_url(value):
+        raise ValueError(
+            "must be like postgresql://user:password@host:5432/database; yours is not repeated here, as it may hold a "
+            "password"
+        )
+    return value
+
+
+def _is_database_url(value: str) -> bool:
+    try:
+        address = urlsplit(value)
+    except ValueError:
+        return False
+    hosts = [_DATABASE_HOST.fullmatch(host) for host in address.netloc.rpartition("@")[2].split(",")]
+    return address.scheme in ("postgresql", "postgres") and all(
+        host is not None and int(host["port"] or 0) <= 65535 for host in hosts
+    )
+
+
+def _comma_separated(value: object) -> object:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _listen(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::1]:8080")
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+NodeId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+JobIdPart = Annotated[str, Field(pattern=r"^[a-z0-9]{1,32}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class HttpSettings(_Section):
+    """``http.*``: where the service listens and how large a body it reads."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8080"
+    body_bytes_max: Annotated[Size, _sized("1 KiB", "1 GiB")] = 16 << 20
+
+    @property
+    def host(self) -> str:
+        """Host part of ``listen``, without the brackets of an IPv6 address."""
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Port part of ``listen``; 0 lets the system choose."""
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the service."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+class AuthSettings(_Section):
+    """``auth.*``: who may call. Without authentication only loopback is served, but for ``allow_open``."""
+
+    mode: Literal["none"] = "none"
+    allow_open: bool = False
+
+
+class HlcSettings(_Section):
+    """``hlc.*``: the hybrid logical clock."""
+
+    max_clock_skew: Annotated[Duration, _between("1ms", "1h")] = timedelta(seconds=5)
+    persistence_interval: Annotated[Duration, _between("100ms", "1d")] = timedelta(seconds=60)
+
+    @property
+    def max_clock_skew_ms(self) -> int:
+        """``max_clock_skew`` in milliseconds, as the clock takes it."""
+        return int(self.max_clock_skew / timedelta(milliseconds=1))
+
+
+class WalSettings(_Section):
+    """``wal.*``: the write-ahead log. ``dir`` is ``<data_dir>/wal`` when not said."""
+
+    dir: Path | None = None
+    ack_mode: Literal["LOCAL_GROUP_SYNC", "LOCAL_SYNC", "LOCAL_ASYNC"] = "LOCAL_GROUP_SYNC"
+    batch_timeout_microseconds: Annotated[int, Field(ge=0, le=1_000_000)] = 500
+    batch_max_entries: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    batch_max_bytes: Annotated[Size, _sized("4 KiB", "64 MiB")] = 1 << 20
+    segment_bytes: Annotated[Size, _sized("64 KiB", "16 GiB")] = 64 << 20
+    record_bytes_max: Annotated[Size, _sized("4 KiB", "64 MiB")] = 1 << 20
+    backlog_max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    retain: Annotated[Duration, _between("0s", "3650d")] = timedelta(days=7)
+
+    @model_validator(mode="after")
+    def _fits_segment(self) -> WalSettings:
+        if max(self.batch_max_bytes, self.record_bytes_max) > self.segment_bytes:
+            raise ValueError("segment_bytes must be at least batch_max_bytes and record_bytes_max")
+        return self
+
+
+class ChainSettings(_Section):
+    """``chain.*``: when batch snapshots and checkpoints are signed."""
+
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    batch_interval: Annotated[Duration, _between("100ms", "1d")] = timedelta(minutes=5)
+    checkpoint_interval: Annotated[Duration, _between("1ms", "1h")] = timedelta(milliseconds=500)
+    sign_snapshots: bool = True
+
+
+class LogSettings(_Section):
+    """``log.origin``: first part of every checkpoint's origin; made once and kept in the database when not said."""
+
+    origin: Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}$")] | None = None
+
+
+class SigningSettings(_Section):
+    """``signing.key_uri``: ``file:PATH``, the only kind today; a file beside the data when not said."""
+
+    key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+
+
+class VerifySettings(_Section):
+    """``verify.*``: when the node verifies its own chains."""
+
+    on_start: bool = True
+    interval: Annotated[Duration, _between("1s", "365d")] = timedelta(hours=1)
+
+
+class WriteSettings(_Section):
+    """``write.timeout``: how long a write waits for the level it asked for."""
+
+    timeout: Annotated[Duration, _between("1ms", "10m")] = timedelta(seconds=10)
+
+
+class ReadSettings(_Section):
+    """``read.wait``: how long a read waits to become as fresh as it was asked to be."""
+
+    wait: Annotated[Duration, _between("0s", "1m")] = timedelta(seconds=2)
+
+
+class TopologySettings(_Section):
+    """``topology.*``: what the operator says of the machines below, since the service cannot see it."""
+
+    postgres_survives: Literal["process", "node", "region"] = "process"
+
+
+class Settings(BaseSettings):
+    """Every setting of one node, checked. Immutable."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+    )
+
+    data_dir: Path = Path("var")
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Moves the port of ``http.listen``; what ``make run`` uses."""
+    node_id: NodeId | None = None
+    gate: JobIdPart | None = None
+    region: JobIdPart = "local"
+    shutdown_grace: Annotated[Duration, _between("0s", "10m")] = timedelta(seconds=20)
+    database_url: DatabaseUrl | None = None
+    migrate_url: DatabaseUrl | None = None
+    database_replica_urls: Annotated[
+        list[DatabaseUrl], Field(max_length=REPLICAS_MAX), NoDecode, BeforeValidator(_comma_separated)
+    ] = []
+    """Hot standbys of ``database_url`` that reads may go to; in the environment separated by commas."""
+    http: HttpSettings = HttpSettings()
+    auth: AuthSettings = AuthSettings()
+    hlc: HlcSettings = HlcSettings()
+    wal: WalSettings = WalSettings()
+    chain: ChainSettings = ChainSettings()
+    log: LogSettings = LogSettings()
+    signing: SigningSettings = SigningSettings()
+    verify: VerifySettings = VerifySettings()
+    write: WriteSettings = WriteSettings()
+    read: ReadSettings = ReadSettings()
+    topology: TopologySettings = TopologySettings()
+
+    @model_validator(mode="after")
+    def _closed_by_default(self) -> Settings:
+        if self.auth.mode == "none" and not self.auth.allow_open and not self.http.is_loopback:
+            raise ValueError(
+                f"http.listen is {self.http.listen}, which others can reach, and there is no authentication: "
+                "listen on 127.0.0.1, or set auth.allow_open to true"
+            )
+        return self
+
+    @property
+    def listen_host(self) -> str:
+        """Host to listen on."""
+        return self.http.host
+
+    @property
+    def listen_port(self) -> int:
+        """Port to listen on; 0 lets the system choose."""
+        return self.http.port if self.port is None else self.port
+
+    @property
+    def wal_dir(self) -> Path:
+        """Folder that holds one WAL folder a node."""
+        return self.wal.dir or self.data_dir / "wal"
+
+    @property
+    def signing_key_uri(self) -> str:
+        """Where the signing key is; a file that is made on the first start when nothing was said."""
+        return self.signing.key_uri or f"file:{self.data_dir / 'keys' / 'signing.pem'}"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then environment, then the TOML file; nothing else."""
+        toml = _toml_path()
+        if toml is None:
+            return init_settings, env_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml)
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings from arguments, environment and file.
+
+    Raises:
+        ConfigurationError: one is wrong or unknown; the text names each such setting and what it may be.
+    """
+    unknown = _unknown_environment()
+    if unknown:
+        raise ConfigurationError("; ".join(unknown))
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ConfigurationError("; ".join(_explain(error))) from None
+    except SettingsError as error:
+        raise ConfigurationError(f"the environment cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{_toml_path()} is not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{_toml_path()} cannot be read: {error}") from None
+
+
+def _toml_path() -> Path | None:
+    named = os.environ.get("TALLY_CONFIG")
+    if not named:
+        return DEFAULT_TOML if DEFAULT_TOML.is_file() else None
+    if not Path(named).is_file():
+        raise ConfigurationError(f"TALLY_CONFIG names {named}, which is not a file")
+    return Path(named)
+
+
+def _unknown_environment() -> list[str]:
+    return [
+        f"{name} is not a setting; allowed: {', '.join(_names_near(name))}"
+        for name in sorted(os.environ)
+        if name.upper().startswith(ENV_PREFIX)
+        and name.upper() not in ENV_NOT_SETTINGS
+        and not _is_setting(name.upper().removeprefix(ENV_PREFIX).lower().split("__"))
+    ]
+
+
+def _is_setting(path: list[str]) -> bool:
+    field = Settings.model_fields.get(path[0])
+    if field is None:
+        return False
+    section = field.annotation
+    if not (isinstance(section, type) and issubclass(section, BaseModel)):
+        return len(path) == 1
+    return len(path) == 1 or (len(path) == 2 and path[1] in section.model_fields)
+
+
+def _names_near(variable: str) -> list[str]:
+    """The settings of the section that ``variable`` points into, else the names at the top."""
+    first = variable.upper().removeprefix(ENV_PREFIX).lower().split("__")[0]
+    field = Settings.model_fields.get(first)
+    section = None if field is None else field.annotation
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        return [f"{ENV_PREFIX}{first}__{name}".upper() for name in section.model_fields]
+    return [f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields]
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors(include_url=False, include_input=False):
+        name = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = f"is not a setting; allowed: {', '.join(_names_near(name.replace('.', '__')))}"
+        lines.append(f"{name}: {message}" if name else message)
+    return lines

@@ -1,0 +1,271 @@
+"""The wiring of the service: the only place that knows all parts.
+
+Start, serve, stop::
+
+    start    app.start brings the node up; parts are made; recovered records go to the appender
+    serve    uvicorn in this event loop, beside the tasks of the node
+    stop     not ready, no more appends; open requests end; the WAL is flushed and the backlog drained as far as
+             the budget goes; control file; exit code 0
+
+Exit code 1 when the node failed (poisoned WAL, fenced, database went back): a restart recovers or refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+import asyncpg
+import structlog
+import uvicorn
+
+from app.bundle.export import BundleExporter
+from app.config import Settings
+from app.http.application import create_app
+from app.parts import Parts
+from app.read.consistency import Consistency
+from app.read.jobs import JobReader
+from app.read.replicas import Replicas, replicas_at
+from app.read.verification import ChainVerifier
+from app.read.verified_positions import VerifiedPositions
+from app.service import Service
+from app.start import StartedNode, start_node, went_away
+from app.store import chain_reads
+from app.store.faults import DATABASE_FAULTS
+from app.store.reading import reading
+from app.write.appender import STATEMENT_TIMEOUT_S
+from ledger.errors import (
+    InvalidInputError,
+    SignatureError,
+    StartRefusedError,
+)
+from ledger.hlc import Hlc
+from ledger.tree_check import TreeHead
+from signing.checkpoint import open_checkpoint
+from signing.keys import Keyring
+from signing.note import VerifierKey, verifier_key
+from signing.public_key import PublicKey
+
+POOL_CONNECTIONS_MAX = 16
+OPEN_REQUESTS_SHARE = 0.5
+"""Part of ``shutdown_grace`` for open requests; the rest is for the backlog."""
+LISTEN_BACKLOG = 2048
+GC_ALLOCATIONS = 100_000
+"""Allocations between collections of the young generation: a batch of events is many, and none is a cycle."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""Longest that the WAL's writer thread waits for a busy event loop: a tenth of the default, about one fsync."""
+
+Value = TypeVar("Value")
+
+log = structlog.get_logger()
+
+
+class Server(uvicorn.Server):
+    """Uvicorn without its own signal handling: the service decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: Settings, database_url: str, *, accept_lost_wal: bool = False
+) -> AsyncIterator[tuple[Service, Parts]]:
+    """A started service with its parts, stopped on leaving."""
+    started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal)
+    try:
+        pool = await asyncpg.create_pool(
+            database_url, min_size=1, max_size=POOL_CONNECTIONS_MAX, timeout=5, command_timeout=STATEMENT_TIMEOUT_S
+        )
+    except DATABASE_FAULTS as error:
+        started.lock.release()
+        raise went_away(error) from error
+    except BaseException:
+        started.lock.release()
+        raise
+    service = Service(settings, started, pool, database_url)
+    async with replicas_at(settings.database_replica_urls, database_url, started.log_origin) as replicas:
+        parts = _parts(service, started, pool, replicas)
+        service.start()
+        verify = settings.verify
+        service.spawn(parts.verifier.run(verify.interval.total_seconds(), on_start=verify.on_start))
+        if replicas is not None:
+            service.spawn(replicas.run())
+        parts.accepting = True
+        try:
+            yield service, parts
+        finally:
+            parts.accepting = False
+            service.node.shutting_down = True
+            await service.stop()
+
+
+def _parts(
+    service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], replicas: Replicas | None
+) -> Parts:
+    """What the routers use, wired to ``service``."""
+    settings, node = service.settings, service.node
+    consistency = Consistency(node, pool, settings.read.wait.total_seconds())
+
+    async def keyring() -> Keyring:
+        """This node's own keys, and those the ledger has published."""
+        async with reading(pool) as connection:
+            published = await chain_reads.list_keys(connection)
+        return Keyring([started.signer.public_key, *_public_keys(published)])
+
+    async def keys_of(tenant_id: str) -> Keyring:
+        """The published keys, and the verifier key of the tenant's log."""
+        return Keyring(await keyring(), [log_verifier_key(tenant_id)])
+
+    def log_verifier_key(tenant_id: str) -> str:
+        return verifier_key(service.notary.origin(tenant_id), started.log_signer.public_key)
+
+    def checkpoints(tenant_id: str) -> list[TreeHead]:
+        """The newest checkpoint beside the WAL."""
+        note = started.checkpoints.load(tenant_id)
+        if note is None:
+            return []
+        verifier = VerifierKey.of(service.notary.origin(tenant_id), started.log_signer.public_key)
+        try:
+            checkpoint = open_checkpoint(note, [verifier])
+        except SignatureError as error:
+            log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
+            return []
+        return [TreeHead(checkpoint.size, checkpoint.root, "node")]
+
+    return Parts(
+        settings=settings,
+        node=node,
+        pool=pool,
+        submitter=service.submitter,
+        notary=service.notary,
+        verifier=ChainVerifier(
+            pool=pool,
+            keyring=keyring,
+            checkpoints=checkpoints,
+            positions=VerifiedPositions(started.folder),
+            metrics=service.metrics,
+        ),
+        exporter=BundleExporter(
+            pool=pool,
+            node=node,
+            log_origin=started.log_origin,
+            signer=lambda: started.signer,
+            keyring=keys_of,
+            sign_now=service.notary.sign_now,
+        ),
+        job_reader=JobReader(node, pool, consistency, replicas),
+        consistency=consistency,
+        metrics=service.metrics,
+        log_verifier_key=log_verifier_key,
+        readiness_checks={
+            "chaining": lambda: service.appender.database_error,
+            "backlog": service.backlog_fault,
+        },
+    )
+
+
+def _public_keys(rows: Sequence[chain_reads.KeyRow]) -> Iterator[PublicKey]:
+    """The published keys, without rows that hold no key: what such a row should have verified stays unknown."""
+    for row in rows:
+        try:
+            revoked = Hlc.parse(row.revoked_from_hlc) if row.revoked_from_hlc else None
+            yield PublicKey(row.key_id, row.algorithm, row.public_key_pem, row.not_before, row.not_after, revoked)
+        except InvalidInputError as error:
+            log.error("published_key_malformed", key_id=row.key_id, error=str(error))
+
+
+@contextlib.asynccontextmanager
+async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """The HTTP server over ``parts``: its base URL and its task; leaving ends it once open requests are answered."""
+    settings = parts.settings
+    try:
+        listener = socket.create_server(
+            (settings.listen_host, settings.listen_port),
+            family=socket.AF_INET6 if ":" in settings.listen_host else socket.AF_INET,
+            backlog=LISTEN_BACKLOG,
+        )
+    except OSError as error:
+        raise StartRefusedError(
+            f"cannot listen on {settings.listen_host}:{settings.listen_port}: {error.strerror}; TALLY_PORT moves it"
+        ) from error
+    server = Server(
+        uvicorn.Config(
+            create_app(parts),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, int(settings.shutdown_grace.total_seconds() * OPEN_REQUESTS_SHARE)),
+        )
+    )
+    host, port = listener.getsockname()[:2]
+    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", serving
+    finally:
+        parts.accepting = False
+        parts.node.shutting_down = True
+        server.should_exit = True
+        await asyncio.wait((serving,))
+        listener.close()
+
+
+async def serve(
+    settings: Settings,
+    database_url: str,
+    *,
+    accept_lost_wal: bool = False,
+    on_ready: Callable[[str], None] | None = None,
+) -> int:
+    """Run the service until SIGINT, SIGTERM or a failure of the node; returns the exit code.
+
+    ``on_ready`` is called with the base URL once requests are answered.
+
+    Raises:
+        LedgerError: the start was refused.
+    """
+    # What lives now lives until the end; the collector need not look at it, nor run every few hundred objects.
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled.set)
+    async with contextlib.AsyncExitStack() as stack:
+        start = running(settings, database_url, accept_lost_wal=accept_lost_wal)
+        entered = await _unless(signalled, stack.enter_async_context(start))
+        if entered is None:
+            return 0
+        service, parts = entered
+        url, serving = await stack.enter_async_context(listening(parts))
+        if on_ready is not None:
+            on_ready(url)
+        asked = [loop.create_task(event.wait()) for event in (signalled, service.stop_requested)]
+        await asyncio.wait((serving, *asked), return_when=asyncio.FIRST_COMPLETED)
+        service.begin_stop()
+        for waiting in asked:
+            waiting.cancel()
+        log.info("stopping", node_id=service.node.node_id)
+    return 0 if service.node.failure is None else 1
+
+
+async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, Value]) -> Value | None:
+    """What ``work`` returns, or None when it was cut short by the signal."""
+    loop = asyncio.get_running_loop()
+    working = loop.create_task(work)
+    signal_came = loop.create_task(signalled.wait())
+    await asyncio.wait((working, signal_came), return_when=asyncio.FIRST_COMPLETED)
+    signal_came.cancel()
+    if not working.done():
+        working.cancel()
+        await asyncio.wait((working,))
+    return None if working.cancelled() else working.result()

@@ -1,0 +1,111 @@
+"""What the node measures, for Prometheus. Never a tenant, a job or a key as a label: labels have few values.
+
+Values that live elsewhere (the clock, the watermarks) are read when they are asked for, so keeping them costs
+the write path nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from app.node import Node
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+UNMATCHED_ROUTE = "unmatched"
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+
+_FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_REQUEST_SECONDS = (*_FAST_SECONDS, 2.5, 5.0, 10.0)
+_BATCH_ENTRIES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000)
+
+
+class Metrics:
+    """All metrics of one process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.chain_entries = self._counter("scheduler_chain_entries", "Entries chained by this node")
+        self.chain_verifications = self._counter("scheduler_chain_verifications", "Chain verifications run")
+        self.chain_verification_failures = self._counter(
+            "scheduler_chain_verification_failures", "Chain verifications that found something broken"
+        )
+        self.batch_snapshots = self._counter("scheduler_batch_snapshots", "Batch snapshots signed")
+        self.fencing_rejects = self._counter(
+            "wal_fencing_rejects", "Chaining transactions refused because of a newer epoch"
+        )
+        self.wal_append_seconds = self._histogram(
+            "wal_append_seconds", "From queueing a record until it is durable", _FAST_SECONDS
+        )
+        self.wal_sync_seconds = self._histogram("wal_sync_seconds", "One fsync of the WAL", _FAST_SECONDS)
+        self.wal_batch_entries = self._histogram("wal_batch_entries", "Records a batch", _BATCH_ENTRIES)
+        self._requests = Counter(
+            "http_requests",
+            "Requests answered, by route template",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self._request_seconds = Histogram(
+            "http_request_duration_seconds",
+            "From the request's first byte to the answer's last",
+            ("method", "route"),
+            buckets=_REQUEST_SECONDS,
+            registry=self.registry,
+        )
+        self._request_children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def watch(self, node: Node, backlog_entries: Callable[[], int]) -> None:
+        """Report the clock and positions of ``node`` from now on."""
+        self.registry.register(_NodeCollector(node, backlog_entries))
+
+    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one answered request. ``route`` is a template such as ``/v1/jobs/{job_id}``."""
+        child = self._request_children.get((method, route, status))
+        if child is None:
+            known = method if method in METHODS else "other"
+            child = (
+                self._requests.labels(known, route, str(status)),
+                self._request_seconds.labels(known, route),
+            )
+            if known == method:
+                self._request_children[(method, route, status)] = child
+        child[0].inc()
+        child[1].observe(seconds)
+
+    def render(self) -> bytes:
+        """Everything in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, what: str) -> Counter:
+        return Counter(name, what, registry=self.registry)
+
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, what, buckets=buckets, registry=self.registry)
+
+
+class _NodeCollector(Collector):
+    def __init__(self, node: Node, backlog_entries: Callable[[], int]) -> None:
+        self._node = node
+        self._backlog_entries = backlog_entries
+
+    def collect(self) -> Iterator[Metric]:
+        node = self._node
+        offset_s = node.clock.offset_ms(time.time_ns() // 1_000_000) / 1000
+        yield CounterMetricFamily("hlc_ticks", "HLC ticks issued", node.clock.ticks)
+        yield CounterMetricFamily(
+            "hlc_clock_skew_rejections",
+            "Remote times refused as too far ahead",
+            node.clock.skew_rejections,
+        )
+        yield GaugeMetricFamily("hlc_physical_offset_seconds", "How far the HLC is ahead of the wall clock", offset_s)
+        yield GaugeMetricFamily("wal_durable_lsn", "Last durable position", node.durable.lsn)
+        yield GaugeMetricFamily("wal_chained_lsn", "Last chained position", node.chained.lsn)
+        yield GaugeMetricFamily("wal_backlog_entries", "Events that wait to be chained", self._backlog_entries())
+        yield GaugeMetricFamily("wal_epoch", "Epoch of this writer", node.epoch)

@@ -1,0 +1,73 @@
+"""The parts of a running service, wired by ``app.main`` and used by the routers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, Request
+
+from ledger.errors import FencedError, NotReadyError
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.bundle.export import BundleExporter
+    from app.config import Settings
+    from app.metrics import Metrics
+    from app.node import Node
+    from app.read.consistency import Consistency
+    from app.read.jobs import JobReader
+    from app.read.verification import ChainVerifier
+    from app.write.notary import Notary
+    from app.write.submit import Submitter
+
+ReadinessCheck = Callable[[], str | None]
+"""None when all is well, else what is wrong."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything a request may need."""
+
+    settings: Settings
+    node: Node
+    pool: asyncpg.Pool[asyncpg.Record]
+    submitter: Submitter
+    notary: Notary
+    verifier: ChainVerifier
+    exporter: BundleExporter
+    job_reader: JobReader
+    consistency: Consistency
+    metrics: Metrics
+    log_verifier_key: Callable[[str], str]
+    """C2SP verifier key of the checkpoints of one tenant's log: ``origin+id+key``."""
+    readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
+    """Checks of ``/readyz`` by name, beside those every service has."""
+    accepting: bool = False
+    """Whether requests are taken: false while starting and from the signal to stop on."""
+
+    def check_writable(self) -> None:
+        """Refuse unless this node takes writes now.
+
+        Raises:
+            FencedError: another process writes this WAL now.
+            NotReadyError: the service is starting or stopping, or the node has failed.
+        """
+        failure = self.node.failure
+        if isinstance(failure, FencedError):
+            raise FencedError(str(failure))
+        if failure is not None:
+            raise NotReadyError(f"this node has stopped writing: {failure}")
+        if not self.accepting or self.node.shutting_down:
+            raise NotReadyError("the service is starting or stopping; try again")
+
+
+def parts_of(request: Request) -> Parts:
+    """The parts of the service that ``request`` came to."""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+PartsDep = Annotated[Parts, Depends(parts_of)]

@@ -1,0 +1,344 @@
+"""A node at work: the write path and its tasks in one event loop, from the recovered backlog to the last flush.
+
+Stopping keeps to ``shutdown_grace``: open requests end, the WAL is flushed, the backlog is drained as far as the time
+goes, the control file is written. A node that fails (poisoned WAL, fenced, database went back) acknowledges nothing
+more and asks for its own stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import asyncpg
+import structlog
+
+from app.config import Settings
+from app.metrics import Metrics
+from app.node import Node, expire
+from app.start import StartedNode
+from app.store import idempotency
+from app.store import node as node_store
+from app.store.edge import EdgeLookups
+from app.store.faults import DATABASE_FAULTS
+from app.write.appender import STATEMENT_TIMEOUT_S, Appender
+from app.write.backlog import Backlog
+from app.write.job_index import JobIndex
+from app.write.keyed import KeyedRequests
+from app.write.linking import LinkedBatch
+from app.write.notary import Notary
+from app.write.submit import Submitter
+from ledger.errors import (
+    DurabilityTimeoutError,
+    LedgerError,
+    WalPoisonedError,
+)
+from ledger.events import SystemAction
+from wal import control as wal_control
+from wal import retention as wal_retention
+from wal.control import Control
+from wal.writer import WalWriter
+
+WAL_CLOSE_TIMEOUT_S = 10.0
+WAITING_SHARE = 0.4
+"""Part of ``shutdown_grace`` after which writes that wait for their level are answered without it."""
+LET_GO_S = 1.5
+"""Part of ``shutdown_grace`` that is kept for tasks, connections and the process to end in; what hangs is cut off."""
+FENCE_HELD_IDLE_MAX_S = 5.0
+"""How long a process that hangs inside a chaining transaction may keep its fence, and its successor, waiting."""
+HOURLY_S = 3600.0
+RETRY_PAUSE_S = 1.0
+"""Pause before Postgres is asked again for what a start must know or say."""
+
+Value = TypeVar("Value")
+
+log = structlog.get_logger()
+
+
+class Service:
+    """One node, wired and running inside one event loop."""
+
+    def __init__(self, settings: Settings, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], url: str) -> None:
+        self.settings = settings
+        self.node: Node = started.node
+        self._started = started
+        self._pool = pool
+        self._url = url
+        self._loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stop_by_s: float | None = None
+        self.stop_requested = asyncio.Event()
+        self.metrics = Metrics()
+        self.backlog = Backlog(settings.wal.backlog_max_entries)
+        self.metrics.watch(self.node, self.backlog.__len__)
+        self.job_index = JobIndex()
+        lookups = EdgeLookups(pool)
+        self.keyed = KeyedRequests(self.node, lookups.find_lines)
+        self.writer = self._open_writer(started)
+        self.node.written_lsn = lambda: self.writer.written_lsn
+        self.notary = Notary(
+            node=self.node,
+            pool=pool,
+            checkpoints=started.checkpoints,
+            signer=started.signer,
+            log_signer=started.log_signer,
+            log_origin=started.log_origin,
+            batch_size=settings.chain.batch_size,
+            batch_interval_s=settings.chain.batch_interval.total_seconds(),
+            checkpoint_interval_s=settings.chain.checkpoint_interval.total_seconds(),
+            sign_snapshots=settings.chain.sign_snapshots,
+            metrics=self.metrics,
+            on_failure=self.fail,
+        )
+        self.appender = Appender(
+            node=self.node,
+            backlog=self.backlog,
+            connect=self._connect_appender,
+            pool=pool,
+            heads=dict(started.heads),
+            metrics=self.metrics,
+            on_chained=self._chained,
+            on_failure=self.fail,
+        )
+        self.submitter = Submitter(
+            node=self.node,
+            wal=self.writer,
+            backlog=self.backlog,
+            keyed=self.keyed,
+            job_index=self.job_index,
+            find_jobs=lookups.find_jobs,
+            tenants=set(started.heads),
+            write_timeout_s=settings.write.timeout.total_seconds(),
+            record_bytes_max=settings.wal.record_bytes_max,
+            acknowledge_before_fsync=settings.wal.ack_mode == "LOCAL_ASYNC",
+            postgres_survives=settings.topology.postgres_survives,
+        )
+
+    # --- parts that need care ---------------------------------------------------------------------
+
+    def _open_writer(self, started: StartedNode) -> WalWriter:
+        wal = self.settings.wal
+        return WalWriter(
+            started.folder,
+            node_id=self.node.node_id,
+            wal_id=self.node.wal_id,
+            epoch=self.node.epoch,
+            next_lsn=started.next_lsn,
+            previous_lsn=started.previous_lsn,
+            batch_timeout_us=wal.batch_timeout_microseconds,
+            batch_max_entries=wal.batch_max_entries,
+            batch_max_bytes=wal.batch_max_bytes,
+            segment_bytes=wal.segment_bytes,
+            record_bytes_max=wal.record_bytes_max,
+            queue_max_entries=wal.backlog_max_entries,
+            ack_mode=wal.ack_mode,
+            on_durable=self._from_writer(self._durable),
+            on_failure=self._from_writer(self.fail),
+            observe=self._observe_batch,
+        )
+
+    def _from_writer(self, callback: Callable[[Value], None]) -> Callable[[Value], None]:
+        """``callback``, called on the writer thread, run in the event loop; dropped once that has ended."""
+
+        def call(value: Value) -> None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback, value)
+
+        return call
+
+    def _observe_batch(self, sync_s: float, entries: int) -> None:
+        self.metrics.wal_sync_seconds.observe(sync_s)
+        self.metrics.wal_batch_entries.observe(entries)
+
+    def _chained(self, linked: LinkedBatch) -> None:
+        self.notary.chained(linked)
+        self.submitter.chained(linked)
+
+    def _durable(self, lsn: int) -> None:
+        waited_s = self.submitter.became_durable(lsn)
+        if waited_s is not None:
+            self.metrics.wal_append_seconds.observe(waited_s)
+        self.node.durable.advance(lsn)
+        self.node.committed.advance(lsn)
+        self.appender.wake()
+
+    async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
+        connection = await asyncpg.connect(self._url, timeout=5, command_timeout=STATEMENT_TIMEOUT_S)
+        await connection.execute(f"SET idle_in_transaction_session_timeout = '{FENCE_HELD_IDLE_MAX_S:g}s'")
+        return connection
+
+    def fail(self, error: LedgerError) -> None:
+        """The node cannot go on: nothing more is acknowledged, and the process ends for a restart."""
+        if self.node.failure is not None:
+            return
+        self.node.failure = error
+        event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
+        log.critical(event, error=str(error), kind=type(error).__name__)
+        for watermark in (self.node.durable, self.node.committed, self.node.chained):
+            watermark.fail(error)
+        for pending in self.backlog:
+            if pending.outcome is not None and not pending.outcome.done():
+                pending.outcome.set_exception(error)
+                pending.outcome.exception()
+        self.stop_requested.set()
+
+    def backlog_fault(self) -> str | None:
+        """Whether writes are refused because too much waits to be chained."""
+        waiting = len(self.backlog)
+        return None if waiting < self.backlog.entries_max else f"{waiting} events wait to be chained"
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Hand the recovered records on and start the tasks of the node."""
+        for pending in self._started.recovered:
+            pending.outcome = self._loop.create_future() if pending.idempotency else None
+            self.backlog.add(pending)
+            self.keyed.recover(pending)
+            self.submitter.recover(pending)
+        self.appender.wake()
+        for task in (self.appender.run(), self.notary.run(), self._persist_control(), self._clean_up()):
+            self.spawn(task)
+        self.spawn(self._record_start())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` until the service stops; its failure is the node's."""
+        task = self._loop.create_task(work)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None or error is self.node.failure:
+            return
+        if self._stop_by_s is not None and isinstance(error, DurabilityTimeoutError):
+            return
+        log.error("task_failed", exc_info=error)
+        self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
+
+    async def _record_start(self) -> None:
+        """What ``_system`` must say of this start: a WAL that was given up, a key that it does not name yet.
+
+        An earlier process may have ended at any point here, so the chain itself is asked, once it holds all
+        that process left; while Postgres does not answer, that waits.
+        """
+        lost = self._started.lost
+        if lost is not None:
+            await self.submitter.record_system(
+                SystemAction.WAL_LOST,
+                f"wal:{self.node.node_id}",
+                {"node_id": self.node.node_id, "first_lsn": lost[0], "last_lsn": lost[1], "epoch": self.node.epoch},
+            )
+        await self.node.chained.reached(self._started.next_lsn - 1)
+        for key in self._started.signers():
+            if not await self._is_recorded(SystemAction.KEY_ADDED, f"key:{key.key_id}"):
+                await self.submitter.record_system(
+                    SystemAction.KEY_ADDED,
+                    f"key:{key.key_id}",
+                    {
+                        "key_id": key.key_id,
+                        "algorithm": key.algorithm,
+                        "public_key_pem": key.public_key_pem,
+                        "node_id": self.node.node_id,
+                    },
+                )
+
+    async def _is_recorded(self, action: SystemAction, subject: str) -> bool:
+        """Whether ``_system`` has such an entry, trying until Postgres answers."""
+        while True:
+            try:
+                async with self._pool.acquire() as connection:
+                    return await node_store.is_recorded(connection, action, subject)
+            except DATABASE_FAULTS as error:
+                log.warning("start_not_recorded_yet", subject=subject, error=str(error))
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _persist_control(self) -> None:
+        interval_s = self.settings.hlc.persistence_interval.total_seconds()
+        while True:
+            await asyncio.sleep(interval_s)
+            await asyncio.to_thread(self._store_control)
+
+    def _store_control(self) -> None:
+        node = self.node
+        chained_lsn = node.chained.lsn
+        wal_control.store(
+            self._started.folder,
+            Control(
+                wal_id=node.wal_id,
+                node_id=node.node_id,
+                epoch=node.epoch,
+                highest_hlc=node.clock.last,
+                durable_lsn=node.durable.lsn,
+                chained_lsn=chained_lsn,
+                signed_lsn=min(self.notary.signed_lsn, chained_lsn),
+            ),
+        )
+
+    async def _clean_up(self) -> None:
+        """Remove WAL segments that nobody needs any more, and idempotency keys that are too old."""
+        retain_s = self.settings.wal.retain.total_seconds()
+        while True:
+            await asyncio.sleep(min(HOURLY_S, max(retain_s, 1.0)))
+            removed = await asyncio.to_thread(
+                wal_retention.remove_segments,
+                self._started.folder,
+                min(self.notary.signed_lsn, self.node.chained.lsn),
+                retain_s,
+                time.time(),
+            )
+            if removed:
+                log.info("wal_segments_removed", segments=removed)
+            try:
+                async with self._pool.acquire() as connection:
+                    await idempotency.forget_old(connection)
+            except DATABASE_FAULTS as error:
+                log.warning("clean_up_delayed", error=str(error))
+
+    def begin_stop(self) -> None:
+        """``shutdown_grace`` counts from the first call on."""
+        if self._stop_by_s is None:
+            grace_s = self.settings.shutdown_grace.total_seconds()
+            self._stop_by_s = self._loop.time() + grace_s
+            self._loop.call_later(grace_s * WAITING_SHARE, self._answer_waiting)
+
+    def _answer_waiting(self) -> None:
+        """Writes that still wait are told where they stand, while there is time to tell them."""
+        message = "the service stops"
+        for watermark in (self.node.durable, self.node.committed, self.node.chained):
+            watermark.give_up(message)
+        for pending in self.backlog:
+            if pending.outcome is not None:
+                expire(pending.outcome, message)
+                pending.outcome.exception()
+
+    def _left_s(self) -> float:
+        """Seconds left for the stop."""
+        assert self._stop_by_s is not None
+        return max(0.0, self._stop_by_s - self._loop.time())
+
+    async def stop(self) -> None:
+        """Flush the WAL, let the appender drain what the grace allows, write the control file, let go."""
+        self.begin_stop()
+        with contextlib.suppress(LedgerError):
+            await asyncio.to_thread(self.writer.close, min(self._left_s(), WAL_CLOSE_TIMEOUT_S))
+        # The last durable position was announced by the writer thread; let the loop take it in.
+        await asyncio.sleep(0)
+        if self.node.failure is None:
+            with contextlib.suppress(LedgerError):
+                await self.node.chained.wait(self.writer.durable_lsn, max(0.0, self._left_s() - LET_GO_S))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=LET_GO_S / 3)
+        try:
+            async with asyncio.timeout(LET_GO_S / 3):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+        try:
+            await asyncio.to_thread(self._store_control)
+        except OSError as error:
+            log.error("control_file_not_written", error=str(error))
+        self._started.lock.release()
