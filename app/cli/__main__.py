@@ -1,0 +1,5 @@
+"""``python -m app.cli`` is ``tally``."""
+
+from app.cli import main
+
+main()

@@ -1,0 +1,146 @@
+"""``tally bundle``: take a ledger, or a range of it, out as a file that anybody can verify."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from app.bundle.from_wal import export_from_wal, survey
+from app.bundle.reader import BundleReader
+from app.cli.client import LedgerClient
+from app.cli.options import Json, Tenant, Url
+from app.cli.outcome import err, out, print_json
+from app.config import load_settings
+from ledger.errors import ConfigurationError, InvalidInputError
+from signing.key_file import LOG_KEY_SUFFIX, FileSigner, load
+from signing.public_key import ED25519
+
+bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
+
+_KEY_BESIDE_WAL = Path("keys") / "signing.pem"
+"""Where the signing key is when nothing was set, seen from the data folder."""
+
+
+@bundle.command("export")
+def export(
+    tenant: Tenant,
+    url: Url,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the bundle goes.")],
+    from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
+    to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
+    from_wal: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-wal",
+            metavar="DIR",
+            help="Take the unchained records out of this WAL folder, offline, of a node that cannot reach PostgreSQL.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            help="With --from-wal: the node's signing key, when it is not where the settings say.",
+            metavar="URI",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Export a tenant's ledger, signed, as one file. The file appears only once it is whole.
+
+    Without --to-seq it ends with the newest entry there is. With --from-wal no
+    service is asked: what a node wrote and never chained becomes a chain of its
+    own, signed with the node's key; nothing in the folder is changed.
+
+    \b
+    Examples:
+      tally bundle export --tenant acme -o acme.bundle.tar
+      tally bundle export -t acme --from-seq 20001 --to-seq 40000 -o acme-2.bundle.tar
+      tally bundle export -t acme --from-wal /mnt/disk/var/wal -o stranded.bundle.tar
+    """
+    with _whole_file(output) as file:
+        if from_wal is None:
+            if key is not None:
+                raise InvalidInputError("--key goes with --from-wal; the service signs with its own key")
+            wanted = {"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq}
+            body = {name: value for name, value in wanted.items() if value is not None}
+            with LedgerClient(url) as client:
+                client.download("/v1/bundles/export", body, file.write)
+        else:
+            if (from_seq, to_seq) != (None, None):
+                raise InvalidInputError("records in a WAL have no seq; leave --from-seq and --to-seq out")
+            _export_from_wal(from_wal, tenant, key, file)
+        file.flush()
+        told = _told(Path(file.name))
+    told = {"file": str(output), **told}
+    if as_json:
+        print_json(told)
+        return
+    out.print(
+        f"{output}: tenant {tenant}, {told['entry_count']:,} entries (seq {told['from_seq']} to {told['to_seq']}), "
+        f"{told['snapshot_count']:,} snapshots, {told['bytes']:,} bytes",
+        markup=False,
+    )
+    out.print(f"SHA-256 {told['sha256']}")
+
+
+def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO) -> None:
+    report = survey(folder)
+    if report.verdict == "torn":
+        err.print(f"the last batch is torn and was never acknowledged; it is left out: {report.reason}", markup=False)
+    signer = load(key or load_settings().signing.key_uri or str(_key_beside(Path(report.folder))))
+    export_from_wal(report, tenant, signer, _log_signer(signer), file.write)
+
+
+def _key_beside(folder: Path) -> Path:
+    """The key file that a node makes beside its WAL when it is told nothing else."""
+    path = folder.absolute().parent.parent / _KEY_BESIDE_WAL
+    if not path.exists():
+        raise ConfigurationError(f"the node's signing key is not at {path}; name it with --key")
+    return path
+
+
+def _log_signer(signer: FileSigner) -> FileSigner:
+    """The Ed25519 key that signs checkpoints; unlike at a start, none is made."""
+    if signer.algorithm == ED25519:
+        return signer
+    return load(str(signer.path.absolute()) + LOG_KEY_SUFFIX)
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """What arrived, once it is found to be a whole bundle."""
+    with BundleReader.open(path) as reader:
+        manifest = reader.manifest
+        return {
+            "sha256": reader.digest,
+            "bytes": reader.size_bytes,
+            "tenant_id": manifest.tenant_id,
+            "from_seq": manifest.from_seq,
+            "to_seq": manifest.to_seq,
+            "entry_count": manifest.entry_count,
+            "snapshot_count": manifest.snapshot_count,
+            "node_id": manifest.node_id,
+            "log_origin": manifest.log_origin,
+            "to_chain_link": manifest.to_chain_link,
+            "tree_root": manifest.tree_root,
+        }
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the name ``path`` when the context ends well, durable, and is gone when it does not."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,41 @@
+"""Options that several commands share, so that each is spelled and explained the same everywhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def local_url() -> str:
+    """Address of the service on this machine, on the port that ``TALLY_PORT`` says, else 8080."""
+    return f"http://127.0.0.1:{os.environ.get('TALLY_PORT') or '8080'}"
+
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="TALLY_URL",
+        default_factory=local_url,
+        show_default="the local service",
+        help="Address of the service.",
+    ),
+]
+Tenant = Annotated[str, typer.Option("--tenant", "-t", help="Tenant whose chain this is about.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option("--keys", help="Public keys you trust: a PEM file, a folder of them, or a saved answer of /v1/keys."),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        exists=True,
+        dir_okay=False,
+        help="A checkpoint kept outside the ledger; shows whether the chain went back since.",
+    ),
+]

@@ -1,0 +1,184 @@
+"""``tally replay``: feed a file of events to a running service, so that a second run adds nothing.
+
+The file is cut into requests the same way every time, and each carries the key::
+
+    replay-{first 40 hex of SHA-256 of "sha256(file)\\nmapping\\ntenant\\nchunk number"}
+
+so the ledger knows a request it has. It keeps keys for seven days: after that a replay adds events again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from app.cli.client import LedgerClient
+from app.cli.event_files import Chunk, EventFile, FileFormat, Mapping
+from app.cli.options import Json, Tenant, Url
+from app.cli.outcome import err, out, print_json
+from ledger.errors import LedgerError
+
+Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
+
+PATIENCE_S = 600.0
+"""How long one request is repeated while the service, which answered at first, is full or away."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a replay did; ``already_there`` are events of requests that the ledger had from an earlier run."""
+
+    events: int = 0
+    added: int = 0
+    already_there: int = 0
+    requests: int = 0
+    duration_s: float = 0.0
+    types: Counter[str] = field(default_factory=Counter)
+    first_hlc: str | None = None
+    last_hlc: str | None = None
+    session: str | None = None
+
+    def count(self, chunk: Chunk, answer: dict[str, Any], replayed: bool) -> None:
+        """Take in the answer to one request."""
+        events = len(chunk.types)
+        self.requests += 1
+        self.events += events
+        self.added += 0 if replayed else events
+        self.already_there += events if replayed else 0
+        self.types.update(chunk.types)
+        self.first_hlc = self.first_hlc or answer["first_hlc"]
+        self.last_hlc = answer["last_hlc"]
+        self.session = answer["session"]
+
+    def to_json(self, path: Path, tenant: str) -> dict[str, Any]:
+        """The document that ``--json`` prints."""
+        return {
+            "file": str(path),
+            "tenant_id": tenant,
+            "events": self.events,
+            "added": self.added,
+            "already_there": self.already_there,
+            "requests": self.requests,
+            "types": dict(self.types),
+            "duration_s": round(self.duration_s, 3),
+            "events_per_second": round(self.events / self.duration_s, 1) if self.duration_s else None,
+            "first_hlc": self.first_hlc,
+            "last_hlc": self.last_hlc,
+            "session": self.session,
+        }
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f} events/s", style="progress.data.speed")
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="NDJSON or CSV.")],
+    tenant: Tenant,
+    url: Url,
+    durability: Annotated[
+        Level | None,
+        typer.Option("--durability", help="Level at which events are acknowledged.", show_default="by type"),
+    ] = None,
+    file_format: Annotated[FileFormat, typer.Option("--format", help="Form of the file.")] = "auto",
+    mapping: Annotated[
+        Mapping | None, typer.Option("--map", help="Read a trace in a form of its own: openb, as CSV.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Feed a file of events to a running service. Resumable: what is there already is not added again.
+
+    All lines are checked first; a malformed one is named and nothing is sent.
+
+    \b
+    Examples:
+      tally replay events.ndjson --tenant acme
+      tally replay jobs.csv --tenant acme --durability LOCAL --json
+      tally replay openb_pod_list_default.csv --map openb --tenant openb
+    """
+    source = EventFile(file, tenant, file_format, mapping)
+    total = sum(1 for _ in source.events())
+    with LedgerClient(url, patience_s=0.0) as client:
+        client.get("/v1/node")
+    with _progress(hidden=as_json) as progress:
+        task = progress.add_task(file.name, total=total)
+        with LedgerClient(url, patience_s=PATIENCE_S, on_wait=_say_wait) as client:
+            summary = _feed(client, source, tenant, durability, lambda events: progress.advance(task, events))
+    if as_json:
+        print_json(summary.to_json(file, tenant))
+    else:
+        _print(summary, file, tenant)
+
+
+def _feed(
+    client: LedgerClient,
+    source: EventFile,
+    tenant: str,
+    durability: Level | None,
+    advance: Callable[[int], None],
+) -> Summary:
+    summary = Summary()
+    digest = source.digest()
+    started = time.monotonic()
+    for chunk in source.chunks():
+        key = request_key(digest, source.mapping, tenant, chunk.number)
+        answer, replayed = client.post_lines("/v1/events", chunk.lines, key=key, durability=durability)
+        summary.count(chunk, answer, replayed)
+        advance(len(chunk.types))
+    summary.duration_s = time.monotonic() - started
+    return summary
+
+
+def request_key(file_digest: str, mapping: str | None, tenant: str, number: int) -> str:
+    """The Idempotency-Key of request ``number`` (from 0) of a file, the same in every run."""
+    identity = f"{file_digest}\n{mapping or ''}\n{tenant}\n{number}"
+    return f"replay-{hashlib.sha256(identity.encode()).hexdigest()[:40]}"
+
+
+def _progress(*, hidden: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeElapsedColumn(),
+        console=err,
+        disable=hidden,
+    )
+
+
+def _say_wait(error: LedgerError, delay_s: float) -> None:
+    err.print(f"trying again in {delay_s:.1f} s: {error}", markup=False)
+
+
+def _print(summary: Summary, file: Path, tenant: str) -> None:
+    rate = summary.events / summary.duration_s if summary.duration_s else 0.0
+    out.print(
+        f"{summary.events:,} events of {file.name} for tenant {tenant} in {summary.duration_s:.1f} s "
+        f"({rate:,.0f} events/s): {summary.added:,} added, {summary.already_there:,} already there",
+        markup=False,
+    )
+    table = Table("type", "events")
+    table.columns[1].justify = "right"
+    for name, events in summary.types.most_common():
+        table.add_row(name, f"{events:,}")
+    out.print(table)

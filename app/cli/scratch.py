@@ -1,0 +1,99 @@
+"""A service of its own in a folder of its own, for demonstrations: started, waited for, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from app.cli.serve import embedded_postgres
+from ledger.errors import StartRefusedError
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 40.0
+_POLL_S = 0.1
+_LOG_TAIL_LINES = 10
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """An empty folder that is gone afterwards, and with it a PostgreSQL cluster that had to live elsewhere."""
+    with tempfile.TemporaryDirectory(prefix="tally-scratch-") as name:
+        folder = Path(name)
+        # The account that runs PostgreSQL when we are root may pass through, to what is its own inside.
+        folder.chmod(0o711)
+        try:
+            yield folder
+        finally:
+            postgres = embedded_postgres(folder)
+            if postgres.data_dir.exists():
+                postgres.remove()
+
+
+@contextmanager
+def scratch_service(folder: Path) -> Iterator[str]:
+    """The URL of ``tally dev`` on ``folder``, ready; stopped, PostgreSQL too, when left.
+
+    No setting of this process reaches it: neither ``TALLY_`` variables nor a ``tally.toml``.
+
+    Raises:
+        StartRefusedError: it did not become ready; the text has the end of its log.
+    """
+    port = _free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+    environment |= {"TALLY_DATA_DIR": str(folder), "TALLY_PORT": str(port)}
+    log_file = folder / "service.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app.cli", "dev"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(process, url, log_file)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
+    give_up_at = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < give_up_at:
+        if _is_ready(url):
+            return
+        time.sleep(_POLL_S)
+    tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+    raise StartRefusedError(f"the scratch service did not become ready; the end of its log:\n{tail}")
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=5.0).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,169 @@
+"""``tally dev``, ``serve``, ``migrate`` and ``db-url``: the service and the database under it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import structlog
+import typer
+import uvloop
+
+from app.cli.options import Json
+from app.cli.outcome import CommandExit, ExitCode, err, out, print_json
+from app.config import Settings, load_settings
+from app.logs import configure_logs
+from ledger.errors import ConfigurationError, LedgerError
+
+if TYPE_CHECKING:
+    from app.embedded import EmbeddedPostgres
+
+WATCH_INTERVAL_S = 0.5
+"""How often ``tally dev`` looks whether its PostgreSQL is alive."""
+
+_log = structlog.get_logger(__name__)
+
+AcceptLostWal = Annotated[
+    bool,
+    typer.Option(
+        "--accept-lost-wal",
+        help="Start although the WAL is lost or short: gives up what was never chained, and records that.",
+    ),
+]
+
+
+def dev(accept_lost_wal: AcceptLostWal = False) -> None:
+    """Serve on an embedded PostgreSQL: nothing to install, all data in one folder.
+
+    The folder is var/, or the one TALLY_DATA_DIR names; TALLY_PORT moves the
+    port from 8080.
+
+    \b
+    Examples:
+      tally dev
+      TALLY_DATA_DIR=/srv/tally TALLY_PORT=9000 tally dev
+    """
+    from app.store import migrate as migrations
+
+    settings = load_settings()
+    configure_logs()
+    with _embedded_postgres(settings.data_dir) as postgres:
+        migrations.migrate(postgres.owner_url())
+        code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal))
+    raise CommandExit(code)
+
+
+def serve(accept_lost_wal: AcceptLostWal = False) -> None:
+    """Serve on the PostgreSQL that TALLY_DATABASE_URL names; its schema must be the one this version knows.
+
+    \b
+    Examples:
+      TALLY_DATABASE_URL=postgresql://tallystick@db/tallystick tally serve
+      TALLY_CONFIG=/etc/tallystick/tally.toml tally serve
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop_starting)
+    settings = load_settings()
+    configure_logs()
+    if settings.database_url is None:
+        raise ConfigurationError("database_url is not set: name one in TALLY_DATABASE_URL, or use tally dev")
+    from app import main
+
+    url = settings.database_url
+    raise CommandExit(uvloop.run(main.serve(settings, url, accept_lost_wal=accept_lost_wal, on_ready=_say_ready)))
+
+
+def migrate(as_json: Json = False) -> None:
+    """Bring the database to the newest schema, as the owner that TALLY_MIGRATE_URL names.
+
+    \b
+    Examples:
+      TALLY_MIGRATE_URL=postgresql://tallystick_owner@db/tallystick tally migrate
+    """
+    from app.store import migrate as migrations
+
+    settings = load_settings()
+    if settings.migrate_url is None:
+        raise ConfigurationError("migrate_url is not set: name the database with its owner in TALLY_MIGRATE_URL")
+    migrations.migrate(settings.migrate_url)
+    if as_json:
+        print_json({"migrated": True})
+        return
+    out.print("the database has the newest schema")
+
+
+def db_url(as_json: Json = False) -> None:
+    """Print the superuser URL of the embedded PostgreSQL, for psql.
+
+    \b
+    Examples:
+      psql "$(tally db-url)"
+      TALLY_DATA_DIR=/srv/tally tally db-url
+    """
+    url = embedded_postgres(load_settings().data_dir).superuser_url()
+    if as_json:
+        print_json({"url": url})
+        return
+    out.print(url, markup=False)
+
+
+def embedded_postgres(data_dir: Path) -> EmbeddedPostgres:
+    """The embedded PostgreSQL of a data folder, not started."""
+    from app.embedded import EmbeddedPostgres
+
+    return EmbeddedPostgres(data_dir / "postgres")
+
+
+@contextmanager
+def _embedded_postgres(data_dir: Path) -> Iterator[EmbeddedPostgres]:
+    """The embedded PostgreSQL, started, and stopped again however the service ends."""
+    postgres = embedded_postgres(data_dir)
+    signal.signal(signal.SIGTERM, _stop_starting)
+    try:
+        err.print(f"starting PostgreSQL in {postgres.data_dir}", markup=False)
+        postgres.start()
+        yield postgres
+    except KeyboardInterrupt:
+        raise CommandExit(ExitCode.FINE) from None
+    finally:
+        # make passes SIGTERM on to a child that already had it; the stop is under way, so it adds nothing.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        postgres.stop()
+
+
+async def _serve_and_watch(settings: Settings, postgres: EmbeddedPostgres, accept_lost_wal: bool) -> int:
+    """Serve, and start PostgreSQL again whenever it dies; what came in meanwhile waits in the WAL."""
+    from app import main
+
+    watching = asyncio.create_task(_keep_alive(postgres))
+    try:
+        return await main.serve(settings, postgres.service_url(), accept_lost_wal=accept_lost_wal, on_ready=_say_ready)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _keep_alive(postgres: EmbeddedPostgres) -> None:
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        try:
+            if await asyncio.to_thread(postgres.ensure_alive):
+                _log.warning("embedded_postgres_restarted")
+        except (LedgerError, OSError, subprocess.SubprocessError) as error:
+            _log.error("embedded_postgres_down", error=str(error))
+
+
+def _say_ready(url: str) -> None:
+    err.print(f"Tallystick answers at {url}, its API is described at {url}/docs", markup=False)
+
+
+def _stop_starting(_number: int, _frame: FrameType | None) -> NoReturn:
+    """A signal before the service has its own handler: unwind, so that PostgreSQL is stopped too."""
+    raise CommandExit(ExitCode.FINE)

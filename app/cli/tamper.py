@@ -1,0 +1,162 @@
+"""``tally demo tamper``: a ledger of its own, edited behind its back, and what verification says to that.
+
+Everything happens in a temporary folder, on a service and a PostgreSQL started for this and stopped after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from app.cli.client import LedgerClient
+from app.cli.options import Json
+from app.cli.outcome import CommandExit, ExitCode, err, out, print_json
+from app.cli.scratch import scratch_folder, scratch_service
+from app.cli.serve import embedded_postgres
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+TENANT = "demo"
+JOBS = 20
+JOB_THAT_FAILS = 7
+ENTRIES_CUT = 6
+"""Those of the last two jobs, so that no job is left half recorded."""
+
+demo = typer.Typer(no_args_is_help=True, help="Demonstrations on a scratch copy.")
+
+
+class Found(NamedTuple):
+    """An edit of the log, what verification has to name, and the verdict it came to."""
+
+    edit: str
+    kind: str
+    seq: int | None
+    """None when the edit leaves nothing in the database that could be named."""
+    verdict: dict[str, Any]
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the verdict names the edit, and the entry if there is one left to name."""
+        first = self.verdict["first_break"]
+        if self.verdict["valid"] or first is None:
+            return False
+        return first["kind"] == self.kind and self.seq in (None, first["seq"])
+
+    def to_json(self) -> dict[str, Any]:
+        """One element of what ``--json`` prints."""
+        return {"edit": self.edit, "kind": self.kind, "seq": self.seq, "found": self.is_named, "verdict": self.verdict}
+
+
+@demo.callback()
+def group() -> None:
+    """Demonstrations on a scratch copy."""
+
+
+@demo.command("tamper")
+def tamper(as_json: Json = False) -> None:
+    """Verify a scratch ledger, falsify it as the database's superuser, verify again, show what was found.
+
+    Starts a service and a PostgreSQL of its own in a temporary folder, which
+    takes some seconds. Exits 0 when every falsification was found.
+
+    \b
+    Examples:
+      tally demo tamper
+      tally demo tamper --json
+    """
+    err.print("starting a scratch ledger ...")
+    with scratch_folder() as folder, scratch_service(folder) as url, LedgerClient(url) as client:
+        _submit(client)
+        before = _verify(client)
+        found = asyncio.run(_falsify(client, embedded_postgres(folder).superuser_url()))
+    is_all_found = before["valid"] and all(item.is_named for item in found)
+    if as_json:
+        print_json({"before": before, "edits": [item.to_json() for item in found], "all_found": is_all_found})
+    else:
+        _print(before, found, is_all_found)
+    raise CommandExit(ExitCode.FINE if is_all_found else ExitCode.COULD_NOT_RUN)
+
+
+def _submit(client: LedgerClient) -> None:
+    """Jobs and their ends, one of them a failure, and a snapshot over all of it."""
+    events: list[dict[str, Any]] = []
+    for number in range(1, JOBS + 1):
+        job = {"tenant_id": TENANT, "job_id": f"nightly-{number:02}"}
+        events.append({**job, "type": "JobCreated", "spec": {"image": "backup:4", "shard": number}})
+        events.append({**job, "type": "JobAccepted", "dc_id": "use1", "worker_count": 1})
+        if number == JOB_THAT_FAILS:
+            events.append({**job, "type": "JobFailed", "error": "disk full", "failed_dc": "use1"})
+        else:
+            events.append({**job, "type": "JobCompleted", "final_status": "ok"})
+    lines = b"".join(orjson.dumps(event) + b"\n" for event in events)
+    client.post_lines("/v1/events", lines, key="demo", durability="GLOBAL")
+    client.post("/v1/snapshots", {"tenant_id": TENANT})
+
+
+def _verify(client: LedgerClient) -> dict[str, Any]:
+    verdict: dict[str, Any] = client.get("/v1/chain/verify", tenant_id=TENANT)
+    return verdict
+
+
+async def _falsify(client: LedgerClient, superuser_url: str) -> list[Found]:
+    """Edit, verify, put back; the last edit stays, as the ledger is thrown away."""
+    from app.store import tampering
+
+    async with tampering.superuser(superuser_url) as connection:
+        seq = await tampering.find_seq(connection, TENANT, "FAIL")
+        row = await tampering.read_row(connection, TENANT, seq)
+        payload = row.payload.replace("disk full", "none")
+        found = []
+
+        await tampering.write_payload(connection, TENANT, row._replace(payload=payload))
+        edit = f'the error of job {row.job_id} became "none"'
+        found.append(await _found(client, edit, "payload-digest", seq))
+
+        digest = hashlib.sha256(payload.encode()).hexdigest()
+        forged = row._replace(payload=payload, payload_digest=digest)
+        await tampering.write_payload(connection, TENANT, forged)
+        found.append(await _found(client, "the same, and its digest made to fit", "link", seq))
+        await tampering.write_payload(connection, TENANT, row)
+
+        found.append(await _cut(client, connection))
+        return found
+
+
+async def _cut(client: LedgerClient, connection: Connection) -> Found:
+    from app.store import tampering
+
+    head = (await asyncio.to_thread(client.get, "/v1/chain/head", tenant_id=TENANT))["seq"]
+    last_kept = head - ENTRIES_CUT
+    await tampering.cut_tail(connection, TENANT, last_kept)
+    edit = f"the last {ENTRIES_CUT} entries removed, head, snapshots, tree and jobs made to fit"
+    return await _found(client, edit, "rollback", None)
+
+
+async def _found(client: LedgerClient, edit: str, kind: str, seq: int | None) -> Found:
+    return Found(edit, kind, seq, await asyncio.to_thread(_verify, client))
+
+
+def _print(before: dict[str, Any], found: list[Found], is_all_found: bool) -> None:
+    out.print(
+        f"Before: {before['entries_checked']} entries of tenant {TENANT}, "
+        + ("[green]valid[/]" if before["valid"] else "[red]not valid[/]")
+    )
+    table = Table("as superuser, past every trigger", "verdict", "kind", "seq", "detail", show_lines=True)
+    for item in found:
+        first = item.verdict["first_break"] or {"kind": "-", "seq": "-", "detail": "-"}
+        table.add_row(
+            escape(item.edit),
+            "[red]not valid[/]" if not item.verdict["valid"] else "valid",
+            first["kind"],
+            str(first["seq"]),
+            escape(first["detail"]),
+        )
+    out.print(table)
+    out.print("Every edit was found and named." if is_all_found else "[bold red]An edit was not named.[/]")

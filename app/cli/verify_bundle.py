@@ -1,0 +1,128 @@
+"""``tally verify-bundle``: verify bundles offline, from the files and the keys alone. Loads no database package."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from app.bundle import report
+from app.bundle.report import Against, Verified
+from app.bundle.verify import KeptCheckpoint, open_kept, verify_file
+from app.cli.options import Checkpoint, Json, Keys
+from app.cli.outcome import CommandExit, ExitCode, exit_code_of_verdict, gravest, out, print_json
+from signing.keys import Keyring
+
+CHECKPOINT_BYTES_MAX = 1 << 20
+_COLOURS = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "broken": "red"}
+_CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
+
+
+def verify_bundle(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles to verify, each by itself.")],
+    keys: Keys = None,
+    checkpoint: Checkpoint = None,
+    report_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", metavar="OUT", help="Write a report to file: Markdown, or JSON when the name ends in .json."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Verify bundles offline: container, manifest, links, payloads, snapshots, signatures, tree, checkpoints.
+
+    Keys inside a bundle are never used: give those you trust with --keys. A
+    checkpoint that you kept, from anywhere, shows with --checkpoint whether
+    the log was cut before the export.
+
+    Exit codes: 0 whole and signed; 2 tampered or corrupt; 3 nothing wrong
+    found but not everything checked, such as a range that begins later, an
+    unsigned end or no keys; 4 a key is unknown, expired or revoked; 1 could
+    not read a file. The gravest of all files counts.
+
+    \b
+    Examples:
+      tally verify-bundle acme.bundle.tar --keys trusted-keys.json
+      tally verify-bundle 2024/*.tar --keys keys/ --checkpoint acme.checkpoint --report acme-report.md
+    """
+    keyring = Keyring.load(keys) if keys is not None else None
+    kept = _kept(checkpoint, keyring) if checkpoint is not None else None
+    verified = [_verify(path, keyring, kept) for path in files]
+    against = Against(_name(keys), keyring, _name(checkpoint), kept)
+    now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
+    document = report.to_json(verified, against, now, tool)
+    if report_to is not None:
+        _store(report_to, document, report.to_markdown(verified, against, now, tool))
+    if as_json:
+        print_json(document)
+    else:
+        for file in verified:
+            _print(file)
+    raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
+
+
+def _verify(path: Path, keyring: Keyring | None, kept: KeptCheckpoint | None) -> Verified:
+    try:
+        outcome = asyncio.run(verify_file(path, keyring, kept))
+    except OSError as error:
+        return Verified(str(path), ExitCode.COULD_NOT_RUN, error=error.strerror or str(error))
+    return Verified(str(path), exit_code_of_bundle(outcome.verdict), outcome)
+
+
+def exit_code_of_bundle(verdict: dict[str, Any]) -> ExitCode:
+    """What a bundle's verdict object means: as a chain's, but that no bundle holds job states to be checked."""
+    verdicts = {aspect: result for aspect, result in verdict["verdicts"].items() if aspect != "projection"}
+    return exit_code_of_verdict({**verdict, "verdicts": verdicts})
+
+
+def _kept(path: Path, keyring: Keyring | None) -> KeptCheckpoint:
+    with path.open("rb") as file:
+        return open_kept(file.read(CHECKPOINT_BYTES_MAX).decode("utf-8", "replace"), keyring)
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _store(path: Path, document: dict[str, Any], markdown: str) -> None:
+    if path.suffix == ".json":
+        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    else:
+        path.write_text(markdown, "utf-8")
+
+
+def _print(file: Verified) -> None:
+    summary = f"[{_CODE_COLOURS[file.exit_code]}]{report.OUTCOMES[file.exit_code]}[/]"
+    out.print(f"{escape(file.name)}: {summary}")
+    outcome = file.outcome
+    if outcome is None:
+        out.print(f"  {file.error}", markup=False)
+        return
+    verdict, manifest = outcome.verdict, outcome.manifest
+    out.print(f"SHA-256 {outcome.digest}")
+    if manifest is not None:
+        out.print(
+            f"tenant {manifest.tenant_id} of log {manifest.origin}: {manifest.entry_count:,} entries "
+            f"(seq {manifest.from_seq} to {manifest.to_seq}), signed to seq {verdict['signed_to_seq']}",
+            markup=False,
+        )
+    table = Table("checked", "verdict")
+    for aspect, result in verdict["verdicts"].items():
+        table.add_row(aspect, f"[{_COLOURS[result]}]{result}[/]")
+    out.print(table)
+    for text in outcome.not_checked:
+        out.print(f"not checked: {text}", markup=False)
+    first = verdict["first_break"]
+    if first is not None:
+        place = f"seq {first['seq']}, " if first["seq"] else ""
+        out.print(f"[bold red]first break:[/] {place}{first['kind']}: {escape(first['detail'])}")
+        if (first["expected"], first["actual"]) != (None, None):
+            out.print(f"  expected {first['expected']}\n  actual   {first['actual']}", markup=False)

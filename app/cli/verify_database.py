@@ -1,0 +1,92 @@
+"""Verification of a chain straight from PostgreSQL, in this process: no service is asked or trusted.
+
+Signatures count only when made by keys the caller brought; keys that stand in the database are never used.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import asyncpg
+
+from app.store.chain_reader import consistent_reader
+from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
+from ledger.verification import TreeHead, Verdict, verify
+from signing import checkpoint as tree_checkpoint
+from signing import note
+from signing.keys import Keyring
+from signing.snapshot import open_snapshot
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+async def verify_database(
+    dsn: str,
+    tenant: str,
+    from_seq: int | None,
+    to_seq: int | None,
+    keyring: Keyring | None,
+    heads: list[TreeHead],
+) -> dict[str, Any]:
+    """The verdict object on a tenant's chain in the database that ``dsn`` names.
+
+    ``heads`` are kept tree heads to compare with. Without ``keyring`` nobody vouches for them, so a comparison
+    that finds nothing wrong counts as ``not_checked``.
+
+    Raises:
+        TenantNotFoundError: there is no such tenant.
+        DatabaseUnavailableError: the database cannot be reached or read.
+    """
+    began_s = time.perf_counter()
+    try:
+        found = await _verify(dsn, tenant, from_seq, to_seq, keyring, heads)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        text = str(error) or type(error).__name__
+        raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
+    verdict = found.to_json((time.perf_counter() - began_s) * 1000)
+    if keyring is None and verdict["verdicts"]["checkpoint"] == "ok":
+        verdict["verdicts"]["checkpoint"] = "not_checked"
+    return verdict
+
+
+def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> TreeHead:
+    """The tree head in a kept checkpoint; without keys what it says, which nobody vouches for.
+
+    Raises:
+        UnknownKeyError: none of the keys signed it.
+        SignatureError: malformed, not signed by the key it names, or of another tenant's log.
+    """
+    if keyring is None:
+        kept = tree_checkpoint.parse(note.parse(text).text)
+    else:
+        kept = tree_checkpoint.open_checkpoint(text, keyring)
+    if not kept.origin.endswith(f"/{tenant}"):
+        raise SignatureError(f"the checkpoint is of log {kept.origin!r}, not of tenant {tenant}")
+    return TreeHead(kept.size, kept.root, source)
+
+
+async def _verify(
+    dsn: str,
+    tenant: str,
+    from_seq: int | None,
+    to_seq: int | None,
+    keyring: Keyring | None,
+    heads: list[TreeHead],
+) -> Verdict:
+    connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+    try:
+        async with consistent_reader(connection, tenant) as reader:
+            if await reader.head() is None and await reader.last_entry() is None:
+                raise TenantNotFoundError(f"there is no tenant {tenant}")
+            return await verify(
+                reader,
+                tenant_id=tenant,
+                from_seq=from_seq,
+                to_seq=to_seq,
+                open_snapshot=partial(open_snapshot, keyring=keyring),
+                checkpoints=heads,
+            )
+    finally:
+        await connection.close()
