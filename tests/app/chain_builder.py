@@ -1,0 +1,46 @@
+"""Puts a ledger made in memory into PostgreSQL, row for row, as the service would have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from tests.ledger.ledger_in_memory import Ledger
+
+
+async def insert(connection: asyncpg.Connection, ledger: Ledger) -> None:
+    """Store all of ``ledger``: log, head, snapshots, tree, tiles and jobs."""
+    tenant = ledger.tenant_id
+    tables = (
+        ("scheduler_log", ENTRY_COLUMNS, ledger.entries),
+        ("batch_snapshot", SNAPSHOT_COLUMNS, ledger.snapshots),
+        ("jobs", JOB_COLUMNS, ledger.jobs),
+    )
+    for table, columns, rows in tables:
+        await connection.copy_records_to_table(
+            table,
+            schema_name="scheduler",
+            columns=("tenant_id", *columns),
+            records=[(tenant, *(row[column] for column in columns)) for row in rows],
+        )
+    if ledger.head is not None:
+        await connection.execute(
+            "INSERT INTO scheduler.chain_heads (tenant_id, head_seq, head_chain_link, head_hlc)"
+            " VALUES ($1, $2, $3, $4)",
+            tenant,
+            *ledger.head,
+        )
+    if ledger.tree is not None:
+        await connection.execute(
+            "INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash) VALUES ($1, $2, $3)",
+            tenant,
+            *ledger.tree,
+        )
+    await connection.executemany(
+        "INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes) VALUES ($1, $2, $3, $4)",
+        [(tenant, level, index, hashes) for (level, index), hashes in ledger.tiles.items()],
+    )

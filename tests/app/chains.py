@@ -1,0 +1,139 @@
+"""Reading chains as the superuser, and holding them to their rules row by row, the naive way."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import asyncpg
+
+from ledger import chain, jobs
+from ledger.hlc import Hlc
+
+Entry = asyncpg.Record
+"""A row of the log, every column."""
+
+UNTIL_S = 30.0
+"""How long a test waits for something that must come."""
+_POLL_S = 0.01
+
+
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = UNTIL_S) -> Any:
+    """Wait until ``condition()``, which may be async, is true; its value then. Fails after ``timeout_s``."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while True:
+        value = condition()
+        if isinstance(value, Awaitable):
+            value = await value
+        if value:
+            return value
+        assert loop.time() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(_POLL_S)
+
+
+class Chains:
+    """The chains of one database."""
+
+    def __init__(self, superuser: asyncpg.Connection) -> None:
+        self._superuser = superuser
+
+    async def entries(self, tenant_id: str) -> list[Entry]:
+        """The tenant's rows in seq order."""
+        return await self._superuser.fetch(
+            "SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", tenant_id
+        )
+
+    async def head(self, tenant_id: str) -> tuple[int, str | None]:
+        """The tenant's head: seq and link; (0, None) when there is none."""
+        row = await self._superuser.fetchrow(
+            "SELECT head_seq, head_chain_link FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id
+        )
+        return tuple(row) if row else (0, None)
+
+    async def tenants(self) -> list[str]:
+        """Every tenant that has a head."""
+        rows = await self._superuser.fetch("SELECT tenant_id FROM scheduler.chain_heads ORDER BY tenant_id")
+        return [row["tenant_id"] for row in rows]
+
+    async def position(self, node_id: str) -> asyncpg.Record:
+        """What Postgres knows of the node's WAL."""
+        row = await self._superuser.fetchrow("SELECT * FROM scheduler.wal_positions WHERE node_id = $1", node_id)
+        assert row is not None
+        return row
+
+    async def key_recorded(self) -> bool:
+        """Whether the one node there is has recorded its key, the last thing that a start does."""
+        return "KEY_ADDED" in [entry["action"] for entry in await self.entries("_system")]
+
+    async def sound(self, tenant_id: str) -> list[Entry]:
+        """The tenant's rows, after checking each: seq gapless, digest, links, HLC columns, head, job states."""
+        if self._superuser.is_in_transaction():
+            return await self._sound(tenant_id)
+        async with self._superuser.transaction(isolation="repeatable_read"):
+            return await self._sound(tenant_id)
+
+    async def _sound(self, tenant_id: str) -> list[Entry]:
+        entries = await self.entries(tenant_id)
+        assert [entry["seq"] for entry in entries] == list(range(1, len(entries) + 1))
+        for before, entry in itertools.pairwise([None, *entries]):
+            assert entry is not None
+            check_entry(before, entry)
+        last = entries[-1] if entries else None
+        assert await self.head(tenant_id) == ((last["seq"], last["chain_link"]) if last else (0, None))
+        await self._check_jobs(tenant_id, entries)
+        return entries
+
+    async def _check_jobs(self, tenant_id: str, entries: list[Entry]) -> None:
+        """The stored job states are the fold of the chain, merged here in another order."""
+        folded: dict[str, jobs.JobState] = {}
+        for entry in reversed(entries):
+            if not jobs.touches_job(entry["action"]):
+                continue
+            fact = jobs.event_fact(
+                entry["action"],
+                json.loads(entry["payload"]),
+                Hlc.parse(entry["t_hlc"]),
+                entry["payload_digest"],
+                entry["job_id"],
+                entry["seq"],
+            )
+            known = folded.get(entry["job_id"])
+            folded[entry["job_id"]] = fact if known is None else jobs.merge(known, fact)
+        rows = await self._superuser.fetch(
+            "SELECT job_id, state, status, last_seq FROM scheduler.jobs WHERE tenant_id = $1", tenant_id
+        )
+        stored = {row["job_id"]: (row["state"], row["status"], row["last_seq"]) for row in rows}
+        assert stored == {
+            job_id: (jobs.to_json(state).decode(), jobs.status(state), state.last_seq)
+            for job_id, state in folded.items()
+        }
+
+
+def check_entry(before: Entry | None, entry: Entry) -> None:
+    """One row holds together, and follows the row before it."""
+    assert entry["payload_digest"] == hashlib.sha256(entry["payload"].encode()).hexdigest()
+    assert entry["t_hlc"] == f"{entry['hlc_physical']}:{entry['hlc_logical']}:{entry['hlc_node']}"
+    assert entry["prev_chain_link"] == (before["chain_link"] if before else None)
+    assert entry["link_version"] == 2
+    link = chain.link(
+        tenant_id=entry["tenant_id"],
+        seq=entry["seq"],
+        t_hlc=entry["t_hlc"],
+        job_id=entry["job_id"],
+        action=entry["action"],
+        prev_chain_link=bytes.fromhex(entry["prev_chain_link"] or ""),
+        payload_digest=bytes.fromhex(entry["payload_digest"]),
+        origin=(entry["origin"] or "").encode(),
+    )
+    assert entry["chain_link"] == link.hex()
+
+
+def numbers(entries: list[Entry]) -> list[int]:
+    """Field ``n`` of each job's spec, which tests number their events by; rows without one are left out."""
+    payloads = [json.loads(entry["payload"]) for entry in entries]
+    return [payload["spec"]["n"] for payload in payloads if "n" in payload.get("spec", {})]

@@ -1,0 +1,101 @@
+"""A node in this process on real files, real PostgreSQL and real sockets, and the chains it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.config import Settings, load_settings
+from app.main import listening, running
+from app.service import Service
+from tests.app.chains import Chains
+from tests.conftest import Database
+
+MakeSettings = Callable[..., Settings]
+RunNode = Callable[..., AbstractAsyncContextManager[Service]]
+RunServer = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> MakeSettings:
+    """Settings of a node whose data is in a folder named ``folder`` below the test's own.
+
+    The same folder again means the same node again. Whatever else is given is a setting, sections as dicts.
+    """
+
+    def make(folder: str = "node", **given: Any) -> Settings:
+        defaults: dict[str, Any] = {
+            "data_dir": tmp_path / folder,
+            "port": 0,
+            "shutdown_grace": "10s",
+            "verify": {"on_start": False},
+        }
+        return load_settings(**{**defaults, **given})
+
+    return make
+
+
+@pytest.fixture
+def run_node(database: Database, make_settings: MakeSettings) -> RunNode:
+    """Runs a whole node in this event loop: ``async with run_node() as service``.
+
+    Takes settings (those of ``make_settings()`` when none are given), ``url`` to reach the database by another
+    way, and ``accept_lost_wal``.
+    """
+
+    @asynccontextmanager
+    async def run(
+        settings: Settings | None = None, *, url: str | None = None, accept_lost_wal: bool = False
+    ) -> AsyncIterator[Service]:
+        async with running(
+            settings or make_settings(), url or database.service_url, accept_lost_wal=accept_lost_wal
+        ) as (service, _parts):
+            yield service
+
+    return run
+
+
+@pytest.fixture
+async def service(run_node: RunNode) -> AsyncIterator[Service]:
+    """A running node."""
+    async with run_node() as service:
+        yield service
+
+
+@pytest.fixture
+def run_server(database: Database, make_settings: MakeSettings) -> RunServer:
+    """Runs a whole node that listens: ``async with run_server() as client``, an ``httpx.AsyncClient`` to it.
+
+    Takes settings and ``url`` as ``run_node`` does.
+    """
+
+    @asynccontextmanager
+    async def run(settings: Settings | None = None, *, url: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+        async with AsyncExitStack() as stack:
+            _service, parts = await stack.enter_async_context(
+                running(settings or make_settings(), url or database.service_url)
+            )
+            base_url, _serving = await stack.enter_async_context(listening(parts))
+            client = httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False)
+            yield await stack.enter_async_context(client)
+
+    return run
+
+
+@pytest.fixture
+async def client(run_server: RunServer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a node that listens on a port of its own."""
+    async with run_server() as client:
+        yield client
+
+
+@pytest.fixture
+def chains(superuser: asyncpg.Connection) -> Chains:
+    """The chains of ``database`` as the superuser sees them."""
+    return Chains(superuser)

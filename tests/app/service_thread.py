@@ -1,0 +1,67 @@
+"""A whole service on a socket, in a thread of its own, so that tests of one module can share it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import asyncpg
+
+from app.config import load_settings
+from app.embedded import DATABASE, OWNER, EmbeddedPostgres
+from app.main import listening, running
+
+
+@contextmanager
+def serving(postgres: EmbeddedPostgres, folder: Path, name: str, **settings: object) -> Iterator[str]:
+    """Base URL of a service on a fresh database called ``name``; both are gone afterwards."""
+    maintenance_url = postgres.superuser_url("postgres")
+    asyncio.run(_execute(maintenance_url, f"CREATE DATABASE {name} TEMPLATE {DATABASE} OWNER {OWNER}"))
+    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    run = _serve(folder, postgres.service_url(name), settings, started)
+    thread = threading.Thread(target=_run, args=(run, started), name=name)
+    thread.start()
+    try:
+        url, loop, stop = started.result(timeout=60)
+        try:
+            yield url
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+    finally:
+        thread.join(timeout=60)
+        asyncio.run(_execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
+    assert not thread.is_alive(), "the service did not stop"
+
+
+async def _serve(
+    folder: Path,
+    database_url: str,
+    settings: dict[str, object],
+    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]],
+) -> None:
+    stop = asyncio.Event()
+    read = load_settings(data_dir=folder, port=0, **settings)
+    async with running(read, database_url) as (_, parts), listening(parts) as (url, _task):
+        started.set_result((url, asyncio.get_running_loop(), stop))
+        await stop.wait()
+
+
+def _run(work: object, started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    try:
+        asyncio.run(work)  # type: ignore[arg-type]
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()

@@ -1,0 +1,464 @@
+"""The appender: each event in its chain exactly once, in WAL order, whatever the way to Postgres does."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import asyncpg
+import pytest
+
+from app.service import Service
+from app.write.requests import Receipt
+from ledger import canonical
+from ledger.errors import DatabaseWentBackError, FencedError, LedgerError
+from ledger.events import JOB_EVENTS
+from ledger.hlc import Hlc
+from tests.app.chains import Chains, Entry, numbers, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
+from tests.app.postgres_proxy import PostgresProxy, Trap, proxy_to
+from tests.conftest import Database
+
+
+@pytest.fixture
+async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
+    """A proxy in front of the database."""
+    async with proxy_to(database.service_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def behind_proxy(run_node: RunNode, proxy: PostgresProxy, chains: Chains) -> AsyncIterator[Service]:
+    """A node that has begun tenant acme, and reaches Postgres through ``proxy``."""
+    async with run_node(url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(chains.key_recorded, "the node has recorded its key")
+        yield service
+
+
+async def submit_numbered(service: Service, tenant_id: str, ns: range) -> list[Receipt]:
+    """Submit one job a number, all at once."""
+    return list(await asyncio.gather(*(service.submitter.submit(created(tenant_id, n), key=None) for n in ns)))
+
+
+def assert_in_chain_once_in_order(receipts: Sequence[Receipt], entries: Sequence[Entry]) -> None:
+    """Each receipt says where its event is, each event is there once, and chain order is WAL order."""
+    by_hlc = {entry["t_hlc"]: entry for entry in entries}
+    assert len(by_hlc) == len(entries)
+    for receipt in receipts:
+        assert receipt.chain is not None
+        entry = by_hlc[receipt.hlc]
+        assert receipt.chain == (entry["seq"], entry["chain_link"], entry["prev_chain_link"])
+        assert receipt.job_id == entry["job_id"]
+    in_wal_order = sorted(receipts, key=lambda receipt: receipt.lsn)
+    seqs = [receipt.chain.seq for receipt in in_wal_order if receipt.chain]
+    assert seqs == sorted(seqs)
+
+
+# --- the way to Postgres breaks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "traps",
+    [
+        [Trap.AFTER_COMMIT],
+        [Trap.BEFORE_COMMIT],
+        [Trap.AT_COMMIT],
+        [Trap.AFTER_COMMIT] * 3,
+        [Trap.BEFORE_COMMIT, Trap.AFTER_COMMIT, Trap.AT_COMMIT, Trap.BEFORE_COMMIT],
+    ],
+    ids=lambda traps: ", ".join(trap.value for trap in traps),
+)
+async def test_a_connection_lost_around_commit_neither_loses_nor_repeats_an_event(
+    behind_proxy: Service, proxy: PostgresProxy, chains: Chains, traps: list[Trap]
+) -> None:
+    receipts: list[Receipt] = []
+    proxy.set_traps(*traps)
+    n = 1
+    while proxy.sprung < len(traps):
+        receipts += await submit_numbered(behind_proxy, "acme", range(n, n + 20))
+        n += 20
+    receipts += await submit_numbered(behind_proxy, "acme", range(n, n + 20))
+
+    entries = await chains.sound("acme")
+    assert sorted(numbers(entries)) == list(range(n + 20))
+    assert_in_chain_once_in_order(receipts, entries)
+    assert behind_proxy.node.failure is None
+
+
+async def test_while_postgres_stalls_local_writes_go_on_and_nothing_is_said_to_be_chained(
+    behind_proxy: Service, proxy: PostgresProxy, chains: Chains
+) -> None:
+    job = await behind_proxy.submitter.submit(created("acme", 1), key=None)
+    proxy.stall()
+    waiting = asyncio.create_task(submit_numbered(behind_proxy, "acme", range(2, 12)))
+    reports = [
+        await behind_proxy.submitter.submit(progressed("acme", job.job_id, done), key=None) for done in range(10)
+    ]
+    assert {(report.achieved, report.chain) for report in reports} == {(LOCAL, None)}
+    assert not waiting.done()
+    assert (await chains.head("acme"))[0] == 2
+
+    proxy.resume()
+    receipts = await waiting
+    await until(lambda: behind_proxy.node.chained.lsn >= reports[-1].lsn, "the backlog drains")
+    entries = await chains.sound("acme")
+    assert_in_chain_once_in_order(receipts, entries)
+    assert len(entries) == 22
+
+
+async def test_a_stalled_connection_is_given_up_and_the_batch_goes_another_way(
+    run_node: RunNode, proxy: PostgresProxy, chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.STATEMENT_TIMEOUT_S", 0.2)
+    async with run_node(url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        proxy.stall()
+        waiting = asyncio.create_task(submit_numbered(service, "acme", range(1, 30)))
+        await until(lambda: service.appender.database_error, "the appender gives the connection up")
+        proxy.resume()
+        receipts = await waiting
+        entries = await chains.sound("acme")
+        assert_in_chain_once_in_order(receipts, entries)
+        assert sorted(numbers(entries)) == list(range(30))
+        assert service.appender.database_error is None
+
+
+async def test_connections_cut_at_any_moment_neither_lose_nor_repeat_an_event(
+    behind_proxy: Service, proxy: PostgresProxy, chains: Chains
+) -> None:
+    waiting = asyncio.create_task(submit_numbered(behind_proxy, "acme", range(1, 400)))
+    for seq in (1, 50, 120, 200, 300):
+        await until(lambda seq=seq: behind_proxy.node.chained.lsn >= seq, "some are chained")  # type: ignore[misc]
+        proxy.cut()
+    receipts = await waiting
+    entries = await chains.sound("acme")
+    assert_in_chain_once_in_order(receipts, entries)
+    assert sorted(numbers(entries)) == list(range(400))
+
+
+async def test_after_postgres_refused_connections_the_backlog_drains_in_wal_order(
+    behind_proxy: Service, proxy: PostgresProxy, chains: Chains
+) -> None:
+    await proxy.refuse()
+    drafts = [created("acme", n, durability=LOCAL) for n in range(1, 101)]
+    receipts = [await behind_proxy.submitter.submit(draft, key=None) for draft in drafts]
+    assert (await chains.head("acme"))[0] == 1
+
+    await proxy.accept()
+    await until(lambda: behind_proxy.node.chained.lsn >= receipts[-1].lsn, "the backlog drains")
+    entries = await chains.sound("acme")
+    assert numbers(entries) == list(range(101))
+    assert [entry["t_hlc"] for entry in entries[1:]] == [receipt.hlc for receipt in receipts]
+
+
+async def test_an_outcome_resolves_only_after_its_row_is_committed(service: Service, chains: Chains) -> None:
+    receipts = []
+    for n in range(30):
+        receipts.append(await service.submitter.submit(created("acme", n), key=None))
+        assert (await chains.head("acme"))[0] == n + 1
+    assert_in_chain_once_in_order(receipts, await chains.sound("acme"))
+
+
+# --- the fence ------------------------------------------------------------------------------------
+
+
+async def refused_ever_after(service: Service, kind: type[LedgerError]) -> None:
+    """The write that meets the change fails, and so does every later one, of any level."""
+    with pytest.raises(kind):
+        await service.submitter.submit(created("acme", 99), key=None)
+    assert isinstance(service.node.failure, kind)
+    assert service.stop_requested.is_set()
+    for draft in (created("acme", 100), created("acme", 101, durability=LOCAL)):
+        with pytest.raises(kind):
+            await service.submitter.submit(draft, key=None)
+    with pytest.raises(kind):
+        await service.submitter.submit_lines([created("acme", 102)], durability=LOCAL, key=None)
+
+
+async def test_a_node_whose_epoch_was_taken_over_chains_nothing_any_more(
+    service: Service, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    await submit_numbered(service, "acme", range(5))
+    written_lsn = service.writer.next_lsn
+    await superuser.execute("UPDATE scheduler.wal_positions SET epoch = epoch + 1")
+    await refused_ever_after(service, FencedError)
+    assert sorted(numbers(await chains.sound("acme"))) == list(range(5))
+    assert service.writer.next_lsn == written_lsn + 1
+
+
+async def test_a_fence_met_by_the_retry_of_a_lost_commit_holds_too(
+    behind_proxy: Service, proxy: PostgresProxy, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    await proxy.refuse()
+    receipt = await behind_proxy.submitter.submit(created("acme", 1, durability=LOCAL), key=None)
+    await superuser.execute("UPDATE scheduler.wal_positions SET epoch = epoch + 1")
+    await proxy.accept()
+    await until(lambda: behind_proxy.node.failure, "the node sees that it is fenced")
+    assert isinstance(behind_proxy.node.failure, FencedError)
+    assert behind_proxy.node.chained.lsn < receipt.lsn
+    assert numbers(await chains.sound("acme")) == [0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE scheduler.wal_positions SET chained_lsn = chained_lsn - 1",
+        "UPDATE scheduler.wal_positions SET epoch = epoch - 1",
+        "DELETE FROM scheduler.wal_positions",
+        "UPDATE scheduler.chain_heads SET head_seq = head_seq - 1 WHERE tenant_id = 'acme'",
+        "UPDATE scheduler.chain_heads SET head_seq = 0, head_chain_link = NULL, head_hlc = NULL"
+        " WHERE tenant_id = 'acme'",
+        "UPDATE scheduler.chain_heads SET head_chain_link = repeat('0', 64) WHERE tenant_id = 'acme'",
+    ],
+)
+async def test_a_database_that_went_back_under_a_running_node_stops_it(
+    service: Service, chains: Chains, superuser: asyncpg.Connection, change: str
+) -> None:
+    await submit_numbered(service, "acme", range(5))
+    before = await chains.entries("acme")
+    await superuser.execute(change)
+    await refused_ever_after(service, DatabaseWentBackError)
+    assert await chains.entries("acme") == before
+
+
+# --- poison ---------------------------------------------------------------------------------------
+
+REFUSE_POISON = """
+CREATE FUNCTION scheduler.refuse_poison() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.job_id LIKE 'poison-%' THEN
+        RAISE EXCEPTION 'poison' USING ERRCODE = substr(NEW.job_id, 8, 5);
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER refuse_poison BEFORE INSERT ON scheduler.scheduler_log
+    FOR EACH ROW EXECUTE FUNCTION scheduler.refuse_poison();
+"""
+
+
+def assert_refused(entry: Entry, job_id: str, payload: bytes, sqlstate: str) -> None:
+    """The row stands in for the event, with all of its bytes."""
+    assert entry["action"] == "REFUSED"
+    assert json.loads(entry["payload"]) == {
+        "type": "Refused",
+        "sqlstate": sqlstate,
+        "record_type": JOB_EVENTS["JobCreated"].record_type,
+        "job_id": base64.b64encode(job_id.encode()).decode(),
+        "payload": base64.b64encode(payload).decode(),
+    }
+
+
+async def test_a_record_that_a_constraint_refuses_is_chained_as_refused_and_all_others_as_they_are(
+    service: Service, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute("ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_poison CHECK (job_id <> 'poison')")
+    drafts = [created("acme", n, job_id="poison" if n in (0, 17, 18, 63) else f"job-{n}") for n in range(64)]
+    await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+
+    entries = await chains.sound("acme")
+    assert len(entries) == 64
+    for n, entry in enumerate(entries):
+        payload = canonical.encode({"type": "JobCreated", "fence_token": 1, "spec": {"n": n}})
+        if n in (0, 17, 18, 63):
+            assert_refused(entry, "poison", payload, "23514")
+        else:
+            assert (entry["job_id"], entry["payload"].encode()) == (f"job-{n}", payload)
+    assert service.node.failure is None
+    assert service.appender.database_error is None
+
+
+@pytest.mark.parametrize("sqlstate", ["22003", "23502", "54000"])
+async def test_every_class_of_refused_data_becomes_a_refused_entry(
+    service: Service, chains: Chains, superuser: asyncpg.Connection, sqlstate: str
+) -> None:
+    await superuser.execute(REFUSE_POISON)
+    job_ids = ["job-1", f"poison-{sqlstate}", "job-2"]
+    drafts = [created("acme", n, job_id=job_id) for n, job_id in enumerate(job_ids)]
+    await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+    entries = await chains.sound("acme")
+    assert [entry["action"] for entry in entries] == ["ENQUEUE", "REFUSED", "ENQUEUE"]
+    payload = canonical.encode({"type": "JobCreated", "fence_token": 1, "spec": {"n": 1}})
+    assert_refused(entries[1], f"poison-{sqlstate}", payload, sqlstate)
+
+
+async def test_an_error_that_is_not_about_the_data_is_tried_again_until_it_passes(
+    service: Service, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute(REFUSE_POISON)
+    waiting = asyncio.create_task(service.submitter.submit(created("acme", 1, job_id="poison-53100"), key=None))
+    await until(lambda: service.appender.database_error, "Postgres says that its disk is full")
+    assert not waiting.done()
+    await superuser.execute("DROP TRIGGER refuse_poison ON scheduler.scheduler_log")
+    assert (await waiting).chain is not None
+    assert [entry["job_id"] for entry in await chains.sound("acme")] == ["poison-53100"]
+
+
+async def test_a_refused_first_entry_of_a_tenant_stops_neither_the_tenant_nor_the_system_chain(
+    service: Service, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute("ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_bad CHECK (job_id <> 'tenant:bad')")
+    await service.submitter.submit_lines([created("bad", 1), created("good", 2)], durability=GLOBAL, key=None)
+    assert numbers(await chains.sound("bad")) == [1]
+    assert numbers(await chains.sound("good")) == [2]
+    actions = [entry["action"] for entry in await chains.sound("_system")]
+    assert actions.count("REFUSED") == 1
+    assert actions.count("TENANT_CREATED") == 1
+
+
+async def test_a_row_in_the_way_of_the_chain_stops_the_node_instead_of_the_event(
+    service: Service, superuser: asyncpg.Connection
+) -> None:
+    await submit_numbered(service, "acme", range(3))
+    await superuser.execute(
+        """
+        INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,
+               action, link_version, prev_chain_link, chain_link, payload_digest, payload)
+        VALUES ('acme', 4, '1:0:x', 1, 0, 'x', 'inserted', 'ENQUEUE', 2, 'p', 'l', 'd', '{}')
+        """
+    )
+    await refused_ever_after(service, DatabaseWentBackError)
+
+
+# --- two nodes, one database ----------------------------------------------------------------------
+
+
+async def test_two_nodes_that_write_to_the_same_tenants_make_one_gapless_chain_of_each(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    tenants = ("acme", "beta", "gamma")
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        assert one.node.node_id != two.node.node_id
+
+        async def write(service: Service, first: int) -> list[Receipt]:
+            receipts = []
+            for n in range(first, first + 40):
+                tenant = tenants[n % 3]
+                job = await service.submitter.submit(created(tenant, n), key=None)
+                for follower in (accepted(tenant, job.job_id, "dc1"), completed(tenant, job.job_id)):
+                    receipts.append(await service.submitter.submit(follower, key=None))
+                receipts.append(job)
+            return receipts
+
+        written = await asyncio.gather(*(write(one, n) for n in (0, 100, 200)), *(write(two, n) for n in (300, 400)))
+
+        for tenant in tenants:
+            entries = await chains.sound(tenant)
+            for service, parts in ((one, written[:3]), (two, written[3:])):
+                mine = [receipt for part in parts for receipt in part if receipt.tenant_id == tenant]
+                assert_in_chain_once_in_order(mine, entries)
+                hlcs = [entry["t_hlc"] for entry in entries if entry["hlc_node"] == service.node.node_id]
+                assert sorted(hlcs) == sorted(receipt.hlc for receipt in mine)
+        begun = [entry["job_id"] for entry in await chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
+        assert sorted(begun) == [f"tenant:{tenant}" for tenant in tenants]
+
+
+async def test_events_of_one_job_from_two_nodes_are_merged_into_one_state(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        job = await one.submitter.submit(created("acme", 1), key=None)
+
+        async def report(service: Service, dc: str) -> None:
+            for _ in range(20):
+                await service.submitter.submit(accepted("acme", job.job_id, dc), key=None)
+
+        await asyncio.gather(report(one, "dc1"), report(two, "dc2"), report(one, "dc3"), report(two, "dc4"))
+        entries = await chains.sound("acme")
+        assert len(entries) == 81
+
+
+async def test_one_key_on_two_nodes_is_chained_once_and_answered_alike(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        for round_ in range(10):
+            name = f"key-{round_}"
+            receipts = await asyncio.gather(
+                *(service.submitter.submit(created("acme", round_), key=key(name)) for service in (one, two, one, two))
+            )
+            assert len({receipt._replace(replayed=False) for receipt in receipts}) == 1
+            assert [receipt.replayed for receipt in receipts].count(False) == 1
+        assert numbers(await chains.sound("acme")) == list(range(10))
+
+
+async def test_one_key_with_two_bodies_on_two_nodes_is_refused_on_one(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        for round_ in range(10):
+            results = await asyncio.gather(
+                one.submitter.submit(created("acme", round_), key=key(f"key-{round_}", "first")),
+                two.submitter.submit(created("acme", round_), key=key(f"key-{round_}", "second")),
+                return_exceptions=True,
+            )
+            kinds = sorted(type(result).__name__ for result in results)
+            assert kinds == ["IdempotencyReusedError", "Receipt"]
+        assert numbers(await chains.sound("acme")) == list(range(10))
+
+
+async def test_a_row_that_another_node_began_meanwhile_is_locked_not_begun_again(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    tenants = [f"tenant-{n:02}" for n in range(30)]
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        await asyncio.gather(
+            *(
+                service.submitter.submit(created(tenant, n), key=None)
+                for n, service in enumerate((one, two))
+                for tenant in (tenants if service is one else reversed(tenants))
+            )
+        )
+        for tenant in tenants:
+            assert sorted(numbers(await chains.sound(tenant))) == [0, 1]
+        begun = [entry["job_id"] for entry in await chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
+        assert sorted(begun) == [f"tenant:{tenant}" for tenant in tenants]
+
+
+async def test_what_is_written_after_an_entry_of_another_node_has_a_later_hlc(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        one.node.clock.observe(Hlc(time.time_ns() // 1_000_000 + 3_000, 7, one.node.node_id))
+        ahead = await one.submitter.submit(created("acme", 1), key=None)
+        meeting = await two.submitter.submit(created("acme", 2), key=None)
+        assert Hlc.parse(meeting.hlc) < Hlc.parse(ahead.hlc)
+        later = await two.submitter.submit(created("acme", 3), key=None)
+        assert Hlc.parse(later.hlc) > Hlc.parse(ahead.hlc)
+        assert two.node.clock.skew_rejections == 0
+        one.node.clock.observe(Hlc(time.time_ns() // 1_000_000 + 4_000, 7, one.node.node_id))
+        ahead = await one.submitter.submit(created("acme", 4), key=None)
+    async with run_node(make_settings("three")) as three:
+        later = await three.submitter.submit(created("beta", 5), key=None)
+        assert Hlc.parse(later.hlc) > Hlc.parse(ahead.hlc)
+    assert numbers(await chains.sound("acme")) == [1, 2, 3, 4]
+
+
+async def test_an_entry_of_another_node_from_far_ahead_does_not_move_the_clock(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        one.node.clock.observe(Hlc(time.time_ns() // 1_000_000 + 3_600_000, 0, one.node.node_id))
+        ahead = await one.submitter.submit(created("acme", 1), key=None)
+        for n in (2, 3):
+            receipt = await two.submitter.submit(created("acme", n), key=None)
+            assert Hlc.parse(receipt.hlc) < Hlc.parse(ahead.hlc)
+        assert two.node.clock.skew_rejections > 0
+    assert numbers(await chains.sound("acme")) == [1, 2, 3]
+
+
+async def test_a_job_state_that_someone_damaged_does_not_stop_the_chain(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings("node")) as service:
+        job = await service.submitter.submit(created("acme", 1), key=None)
+    await superuser.execute("""UPDATE scheduler.jobs SET state = '{"job_id": 7}'""")
+    async with run_node(make_settings("node")) as service:
+        receipt = await service.submitter.submit(accepted("acme", job.job_id, "dc1"), key=None)
+        assert receipt.chain is not None
+        assert receipt.chain.seq == 2
+        assert service.node.failure is None

@@ -1,0 +1,129 @@
+"""``tally verify-bundle`` as a person runs it: offline, several files, exit codes, and a report to file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from signing.keys import Keyring
+from tests.app.bundle_cases import GOOD, LEDGER
+from tests.app.bundles import bundle_of, checkpoint_of, store
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
+
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    path = tmp_path / "trusted-keys.json"
+    path.write_text(json.dumps(Keyring([SIGNER.public_key]).to_json()))
+    return str(path)
+
+
+def tally(*arguments: str, code: int) -> Done:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+    command = [sys.executable, "-m", "app.cli", "verify-bundle", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean, check=False, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_it_needs_no_database_package(keys: str, tmp_path: Path) -> None:
+    path = store(tmp_path, GOOD)
+    script = f"""
+        import sys
+        sys.argv = ["tally", "verify-bundle", {str(path)!r}, "--keys", {keys!r}]
+        from app.cli import main
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        roots = {{name.split(".")[0] for name in sys.modules}}
+        print(code, sorted(roots & {{"asyncpg", "sqlalchemy", "psycopg", "alembic", "fastapi", "uvicorn"}}))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_one_file_is_told_as_a_verdict_and_in_words(keys: str, tmp_path: Path) -> None:
+    path = store(tmp_path, GOOD)
+    told = json.loads(tally(str(path), "--keys", keys, "--json", code=0).stdout)
+    assert (told["tenant_id"], told["valid"], told["verdicts"]["links"], told["exit_code"]) == ("acme", True, "ok", 0)
+    assert told["bundles"][0]["bundle"]["sha256"] == told["bundle"]["sha256"]
+    text = tally(str(path), "--keys", keys, code=0).stdout
+    assert "WHOLE AND SIGNED" in text
+    assert told["bundle"]["sha256"] in text
+
+
+def test_of_several_files_the_gravest_counts(keys: str, tmp_path: Path) -> None:
+    good = str(store(tmp_path, GOOD, "good.tar"))
+    open_end = str(store(tmp_path, bundle_of(build(30, snapshots_to=(10,))), "open.tar"))
+    strange = str(store(tmp_path, bundle_of(LEDGER, signer=STRANGER), "strange.tar"))
+    broken = str(store(tmp_path, GOOD[:-1], "broken.tar"))
+    missing = str(tmp_path / "missing.tar")
+    for files, code in (
+        ([good, missing], 1),
+        ([good, open_end, missing], 3),
+        ([good, open_end, strange], 4),
+        ([broken, strange, missing, open_end], 2),
+    ):
+        told = json.loads(tally(*files, "--keys", keys, "--json", code=code).stdout)
+        assert [item["file"] for item in told["bundles"]] == files
+
+
+def test_what_cannot_run_is_told_apart_from_what_is_broken(keys: str, tmp_path: Path) -> None:
+    path = str(store(tmp_path, GOOD))
+    assert "Usage" in tally(code=1).stderr
+    tally(path, "--keys", str(tmp_path / "nowhere"), code=1)
+    tally(path, "--keys", keys, "--checkpoint", str(tmp_path / "nowhere"), code=1)
+    kept = tmp_path / "kept"
+    kept.write_text("no checkpoint")
+    tally(path, "--keys", keys, "--checkpoint", str(kept), code=2)
+
+
+def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_it(keys: str, tmp_path: Path) -> None:
+    path = store(tmp_path, bundle_of(LEDGER, to_seq=25))
+    kept = tmp_path / "acme.checkpoint"
+    kept.write_text(checkpoint_of(LEDGER, 20))
+    report, as_json = tmp_path / "report.md", tmp_path / "report.json"
+    options = (str(path), "--keys", keys, "--checkpoint", str(kept))
+    tally(*options, "--report", str(report), code=3)
+    told = json.loads(tally(*options, "--report", str(as_json), "--json", code=3).stdout)
+    assert json.loads(as_json.read_text())["bundles"] == told["bundles"] or told["bundles"][0]["duration_ms"] > 0
+    text = report.read_text()
+    for wanted in (
+        "INCOMPLETE",
+        told["bundle"]["sha256"],
+        "Entries seq 1 to 25",
+        "2024-01-11T00:00:00.000Z",
+        "| links | ok |",
+        "| projection | not checked |",
+        "no snapshot covers the last 5 entries, from seq 21 on",
+        f"`{SIGNER.key_id}` ed25519",
+        "size 20",
+        f"tally verify-bundle {path} --keys {keys} --checkpoint {kept}",
+        f"sha256sum {path}",
+    ):
+        assert wanted in text, wanted
+    assert told["against"]["keys"][0]["key_id"] == SIGNER.key_id
+    assert told["against"]["checkpoint"]["size"] == 20
+
+
+def test_a_report_on_a_broken_file_names_the_break_and_claims_nothing(keys: str, tmp_path: Path) -> None:
+    broken = bytearray(GOOD)
+    broken[600] ^= 1
+    path, report = store(tmp_path, bytes(broken)), tmp_path / "report.md"
+    tally(str(path), "--keys", keys, "--report", str(report), code=2)
+    text = report.read_text()
+    assert "TAMPERED WITH OR CORRUPT" in text
+    assert "First break: `bundle`" in text
+    assert "| links | not checked |" in text
+    assert "| links | ok |" not in text

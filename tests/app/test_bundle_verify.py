@@ -1,0 +1,238 @@
+"""What verifying a bundle says, by the product and by docs/formats/verify.py, which must agree on every one."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from app.bundle.reader import BundleReader
+from app.bundle.verify import BundleVerdict, open_kept, verify_file
+from ledger.errors import SignatureError
+from ledger.hlc import Hlc
+from signing.keys import FileSigner, Keyring, PublicKey
+from signing.snapshot import open_snapshot
+from tests.app.bundle_cases import GOOD, LEDGER, Case, cases
+from tests.app.bundles import bundle_of, checkpoint_of, exit_code, store
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
+from tests.signing.conftest import RFC_8032_TEST_1, ed25519
+
+VERIFY_PY = Path(__file__).resolve().parents[2] / "docs" / "formats" / "verify.py"
+RING = Keyring([SIGNER.public_key])
+CASES = list(cases())
+
+Twin = Callable[..., int]
+
+
+def product(path: Path, keyring: Keyring | None, kept: str | None = None) -> int:
+    """Exit code of the product."""
+    try:
+        checkpoint = open_kept(kept, keyring) if kept is not None else None
+    except SignatureError:
+        return 2
+    return exit_code(asyncio.run(verify_file(path, keyring, checkpoint)))
+
+
+@pytest.fixture(scope="module")
+def twin_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("verify_py", VERIFY_PY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def twin(twin_module: ModuleType, tmp_path: Path) -> Twin:
+    """Exit code of the second implementation."""
+
+    def run(path: Path, keyring: Keyring | None, kept: str | None = None) -> int:
+        options = []
+        if keyring is not None:
+            keys = tmp_path / "trusted-keys.json"
+            keys.write_text(json.dumps(keyring.to_json()))
+            options += ["--keys", str(keys)]
+        if kept is not None:
+            checkpoint = tmp_path / "kept"
+            checkpoint.write_bytes(kept.encode())
+            options += ["--checkpoint", str(checkpoint)]
+        code = twin_module.main(str(path), *options)
+        assert isinstance(code, int)
+        return code
+
+    return run
+
+
+def test_the_second_implementation_is_one_short_file_that_knows_nothing_of_the_project() -> None:
+    source = VERIFY_PY.read_text()
+    assert len(source.splitlines()) < 300
+    modules = set()
+    for item in ast.walk(ast.parse(source)):
+        modules |= {item.module} if isinstance(item, ast.ImportFrom) else set()
+        modules |= {name.name for name in item.names} if isinstance(item, ast.Import) else set()
+    roots = {str(module).split(".")[0] for module in modules}
+    assert roots - set(sys.stdlib_module_names) == {"cryptography"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_bundle_gets_its_exit_code_from_both(case: Case, twin: Twin, tmp_path: Path) -> None:
+    path = store(tmp_path, case.bundle)
+    assert (product(path, RING, case.kept), twin(path, RING, case.kept)) == (case.code, case.code)
+
+
+SEEN_BY_KEYS_ALONE = {
+    "manifest with the signature of another",
+    "a snapshot with the signature of another",
+    "a checkpoint with a signature that does not hold",
+}
+
+
+def test_without_keys_the_same_is_broken_but_for_signatures_and_the_rest_incomplete(twin: Twin, tmp_path: Path) -> None:
+    for case in CASES:
+        path = store(tmp_path, case.bundle)
+        is_seen = case.code == 2 and case.name not in SEEN_BY_KEYS_ALONE
+        codes = (product(path, None, case.kept), twin(path, None, case.kept))
+        assert codes == ((2, 2) if is_seen else (3, 3)), case.name
+
+
+# --- keys over time -----------------------------------------------------------------------------------
+
+
+def ring(**window: object) -> Keyring:
+    """A ring with the held key alone, which holds in ``window``."""
+    return Keyring([PublicKey.of(SIGNER.public_key_pem, **window)])  # type: ignore[arg-type]
+
+
+BEGIN = datetime.fromtimestamp(1_704_931_200, UTC)
+LAST = Hlc.parse(LEDGER.entry(30)["t_hlc"])
+LATER = Hlc(LAST.physical_ms, LAST.logical + 1, LAST.node_id)
+A_MILLISECOND = timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("keyring", "code"),
+    [
+        (Keyring([STRANGER.public_key]), 4),
+        (Keyring([STRANGER.public_key, SIGNER.public_key]), 0),
+        (ring(not_before=BEGIN - A_MILLISECOND), 0),
+        (ring(not_before=BEGIN + timedelta(days=1)), 4),
+        (ring(not_after=BEGIN + timedelta(days=1)), 0),
+        (ring(not_after=BEGIN + timedelta(milliseconds=LAST.physical_ms - 1_704_931_200_000)), 0),
+        (ring(not_after=BEGIN + timedelta(milliseconds=LAST.physical_ms - 1_704_931_200_001)), 4),
+        (ring(revoked_from_hlc=LAST), 4),
+        (ring(revoked_from_hlc=LATER), 4),  # what carries no time, the manifest, does not count either
+    ],
+    ids=range(9),
+)
+def test_a_key_counts_in_its_time_only(keyring: Keyring, code: int, twin: Twin, tmp_path: Path) -> None:
+    path = store(tmp_path, GOOD)
+    assert (product(path, keyring), twin(path, keyring)) == (code, code)
+
+
+def test_a_p256_key_signs_bundles_and_its_log_key_their_checkpoints(twin: Twin, tmp_path: Path) -> None:
+    signer = FileSigner(Path("no-file"), ec.derive_private_key(0x5EED, ec.SECP256R1()))
+    ledger = build(10)
+    ledger.sign(10, signer)
+    path = store(tmp_path, bundle_of(ledger, signer=signer, checkpoint=checkpoint_of(ledger)))
+    both, alone = Keyring([signer.public_key, SIGNER.public_key]), Keyring([signer.public_key])
+    assert (product(path, both), twin(path, both)) == (0, 0)
+    assert (product(path, alone), twin(path, alone)) == (4, 4)
+    # Revoked behind its last snapshot: the snapshots count, the manifest, which carries no time, does not.
+    revoked = Keyring([PublicKey.of(signer.public_key_pem, revoked_from_hlc=LATER), SIGNER.public_key])
+    assert (product(path, revoked), twin(path, revoked)) == (4, 4)
+    found = asyncio.run(verify_file(path, revoked)).verdict
+    assert (found["verdicts"]["signatures"], found["verdicts"]["bundle"]) == ("ok", "unknown_key")
+
+
+def test_keys_are_taken_from_pem_from_saved_answers_and_from_folders(twin_module: ModuleType, tmp_path: Path) -> None:
+    path = store(tmp_path, GOOD)
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    (folder / "a.pem").write_text(STRANGER.public_key_pem + SIGNER.public_key_pem)
+    (folder / "b.json").write_text(json.dumps(RING.to_json()))
+    (folder / "notes.txt").write_text("not keys")
+    for keys in (folder / "a.pem", folder / "b.json", folder):
+        assert product(path, Keyring.load(keys)) == 0
+        assert twin_module.main(str(path), "--keys", str(keys)) == 0
+    (folder / "c.json").write_text(json.dumps(ring(not_after=BEGIN - A_MILLISECOND).to_json()))
+    assert product(path, Keyring.load(folder)) == 4
+    assert twin_module.main(str(path), "--keys", str(folder)) == 4
+
+
+# --- what the verdict says ----------------------------------------------------------------------------
+
+
+def verdict_of(path: Path) -> BundleVerdict:
+    return asyncio.run(verify_file(path, RING))
+
+
+def test_the_verdict_is_that_of_a_chain_with_the_bundle_beside_it(tmp_path: Path) -> None:
+    found = verdict_of(store(tmp_path, GOOD)).to_json()
+    assert list(found["verdicts"].values()) == ["ok"] * 7 + ["not_checked", "ok"]
+    assert next(iter(found["verdicts"])) == "bundle"
+    assert (found["tenant_id"], found["valid"], found["entries_checked"]) == ("acme", True, 30)
+    assert (found["from_seq"], found["to_seq"], found["signed_to_seq"], found["unsigned_entries"]) == (1, 30, 30, 0)
+    assert (found["first_break"], found["compared_with"]) == (None, "bundle")
+    assert found["head"] == dict(zip(("seq", "chain_link", "hlc"), LEDGER.last(), strict=True))
+    assert found["bundle"]["manifest_key_ids"] == found["bundle"]["snapshot_key_ids"] == [SIGNER.key_id]
+
+
+def test_an_insider_s_edit_is_named_by_kind_and_seq(tmp_path: Path) -> None:
+    for name, kind, seq in (
+        ("rows with a payload edited", "payload-digest", 13),
+        ("rows with an action edited", "link", 13),
+        ("rows with a node edited", "hlc-columns", 13),
+        ("rows with a previous link edited", "prev-link", 13),
+        ("rows with a seq edited", "gap", 13),
+        ("rows edited with all links made to fit", "snapshot-root", 20),
+        ("without the first snapshot", "snapshot-chain", 1),
+        ("a snapshot with the signature of another", "snapshot-signature", 20),
+    ):
+        (case,) = [case for case in CASES if case.name == name]
+        first = verdict_of(store(tmp_path, case.bundle)).verdict["first_break"]
+        assert (first["kind"], first["seq"]) == (kind, seq), name
+
+
+def test_a_break_of_the_bundle_itself_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    for name, detail in (
+        ("a member named ../manifest.dsse.json", "stands where checkpoint must"),
+        ("manifest whose snapshot_count is 2", "snapshot_count of the manifest"),
+        ("manifest whose tree_size is 29", "tree_size of the manifest"),
+        ("manifest with the signature of another", "the manifest's signature does not hold"),
+        ("a checkpoint of another log", "it is of log 'log.example/other'"),
+        ("a part longer than listed", "not one gzip member of"),
+        ("cut at byte 600", "cut short at byte 600"),
+    ):
+        (case,) = [case for case in CASES if case.name == name]
+        first = verdict_of(store(tmp_path, case.bundle)).verdict["first_break"]
+        assert detail in first["detail"], name
+        assert first["kind"] == ("bundle-signature" if "signature" in name else "bundle"), name
+
+
+def test_where_the_bundle_itself_is_broken_nothing_else_is_claimed(tmp_path: Path) -> None:
+    found = verdict_of(store(tmp_path, GOOD[:-1]))
+    assert found.verdict["verdicts"].pop("bundle") == "broken"
+    assert set(found.verdict["verdicts"].values()) == {"not_checked"}
+    assert (found.verdict["first_break"]["kind"], found.verdict["valid"]) == ("bundle", False)
+
+
+def test_a_snapshot_still_opens_after_its_way_through_a_bundle(tmp_path: Path) -> None:
+    with BundleReader.open(store(tmp_path, GOOD)) as bundle:
+        opened = [open_snapshot(row[7], RING) for row in bundle.snapshot_rows()]
+    assert [(each.claim.from_seq, each.verdict) for each in opened] == [(1, "ok"), (11, "ok"), (21, "ok")]
+
+
+def test_the_example_of_the_document_is_whole(twin: Twin) -> None:
+    example = VERIFY_PY.with_name("example.bundle.tar")
+    keys = Keyring([ed25519(RFC_8032_TEST_1).public_key])
+    assert (product(example, keys), twin(example, keys)) == (0, 0)

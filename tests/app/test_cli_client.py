@@ -1,0 +1,120 @@
+"""The client repeats what may be repeated, as long as it was told to, and says what the service said."""
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from app.cli.client import LedgerClient, RequestRefusedError, UnreachableError, wait_s
+
+Answer = tuple[int, dict[str, str], bytes]
+PROBLEM = b'{"type": "https://tallystick.dev/problems/backlog-full", "detail": "too many events wait", "line": 3}'
+
+
+class Scripted(ThreadingHTTPServer):
+    """A real HTTP server that gives prepared answers in order and remembers the requests."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers: list[Answer] = []
+        self.keys: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Scripted
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.keys.append(self.headers["Idempotency-Key"])
+        status, headers, body = self.server.answers.pop(0)
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def service() -> Iterator[Scripted]:
+    with Scripted() as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_keyed_request_is_repeated_with_its_key_until_the_service_takes_it(service: Scripted) -> None:
+    service.answers = [(503, {"Retry-After": "0"}, PROBLEM), (200, {}, b'{"accepted": 1}')]
+    waited: list[str] = []
+
+    with LedgerClient(service.url, on_wait=lambda error, _: waited.append(str(error))) as client:
+        answer, replayed = client.post_lines("/v1/events", b"{}\n", key="k-1")
+
+    assert answer == {"accepted": 1}
+    assert not replayed
+    assert service.keys == ["k-1", "k-1"]
+    assert waited == ["backlog-full (503): line 3: too many events wait"]
+
+
+def test_an_answer_that_the_ledger_gave_before_is_told_apart(service: Scripted) -> None:
+    service.answers = [(200, {"Idempotent-Replay": "true"}, b"{}")]
+
+    with LedgerClient(service.url) as client:
+        assert client.post_lines("/v1/events", b"{}\n", key="k-1") == ({}, True)
+
+
+def test_a_request_without_a_key_is_never_repeated(service: Scripted) -> None:
+    service.answers = [(503, {"Retry-After": "0"}, PROBLEM), (200, {}, b"{}")]
+
+    with LedgerClient(service.url) as client, pytest.raises(RequestRefusedError) as refused:
+        client.post("/v1/jobs", {})
+
+    assert (refused.value.status, refused.value.kind) == (503, "backlog-full")
+    assert len(service.keys) == 1
+
+
+def test_a_refusal_that_repeating_cannot_change_is_final(service: Scripted) -> None:
+    service.answers = [(422, {}, PROBLEM), (200, {}, b"{}")]
+
+    with LedgerClient(service.url) as client, pytest.raises(RequestRefusedError, match="line 3"):
+        client.post("/v1/jobs", {}, key="k-1")
+
+    assert len(service.keys) == 1
+
+
+def test_a_service_that_stays_full_longer_than_the_patience_is_given_up(service: Scripted) -> None:
+    service.answers = [(503, {"Retry-After": "30"}, PROBLEM)]
+
+    with LedgerClient(service.url, patience_s=1.0) as client, pytest.raises(RequestRefusedError):
+        client.post("/v1/jobs", {}, key="k-1")
+
+
+def test_an_answer_that_is_no_problem_document_is_still_told(service: Scripted) -> None:
+    service.answers = [(502, {}, b"<html>")]
+
+    with LedgerClient(service.url) as client, pytest.raises(RequestRefusedError, match="http-502"):
+        client.post("/v1/jobs", {})
+
+
+def test_nothing_at_the_address_is_unreachable() -> None:
+    with LedgerClient("http://127.0.0.1:9", patience_s=0.0) as client, pytest.raises(UnreachableError):
+        client.get("/v1/node")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "retry_after", "expected"),
+    [(0, None, 0.25), (3, None, 2.0), (30, None, 10.0), (0, "7", 7.0), (0, "86400", 60.0), (0, "Fri", 0.25)],
+)
+def test_waits_double_within_bounds_and_honour_retry_after(
+    attempt: int, retry_after: str | None, expected: float
+) -> None:
+    assert wait_s(attempt, retry_after, jitter=0.999999) == pytest.approx(expected, rel=1e-3)

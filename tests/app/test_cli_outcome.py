@@ -1,0 +1,139 @@
+"""Exit codes and errors of ``tally``, as scripts rely on them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import tally as command_line
+from app.cli.outcome import ExitCode, exit_code_of_verdict, gravest
+from app.cli.verify import with_checkpoint
+
+ASPECTS = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
+
+
+def verdict(*, unsigned_entries: int = 0, from_seq: int = 1, **results: str) -> dict[str, object]:
+    verdicts = dict.fromkeys(ASPECTS, "ok") | results
+    return {
+        "valid": not {"broken", "unknown_key"} & set(verdicts.values()),
+        "verdicts": verdicts,
+        "unsigned_entries": unsigned_entries,
+        "from_seq": from_seq,
+        "first_break": None,
+        "compared_with": "node",
+    }
+
+
+def tally(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+    return subprocess.run(
+        [sys.executable, "-m", "app.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=clean | environment,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (verdict(), ExitCode.FINE),
+        (verdict(links="broken"), ExitCode.TAMPERED),
+        (verdict(signatures="unknown_key"), ExitCode.UNKNOWN_KEY),
+        (verdict(signatures="not_checked"), ExitCode.INCOMPLETE),
+        (verdict(checkpoint="not_checked"), ExitCode.INCOMPLETE),
+        (verdict(checkpoint="not_checked") | {"compared_with": None}, ExitCode.FINE),
+        (verdict(unsigned_entries=1), ExitCode.INCOMPLETE),
+        (verdict(from_seq=2), ExitCode.INCOMPLETE),
+        (verdict(payloads="broken", signatures="unknown_key", unsigned_entries=3), ExitCode.TAMPERED),
+        (verdict(signatures="unknown_key", unsigned_entries=3), ExitCode.UNKNOWN_KEY),
+    ],
+)
+def test_a_verdict_has_the_gravest_exit_code_that_holds(found: Mapping[str, object], code: ExitCode) -> None:
+    assert exit_code_of_verdict(found) is code
+
+
+def test_of_several_codes_tampered_comes_before_unknown_key_before_incomplete_before_could_not_run() -> None:
+    codes = [ExitCode.COULD_NOT_RUN, ExitCode.INCOMPLETE, ExitCode.UNKNOWN_KEY, ExitCode.TAMPERED]
+
+    assert [gravest(codes[:length]) for length in range(5)] == [ExitCode.FINE, *codes]
+
+
+@pytest.mark.parametrize("arguments", [("bogus",), ("verify",), ("replay", "/nowhere", "-t", "a"), ("--what",)])
+def test_a_wrong_command_line_is_1_and_never_2_which_says_tampered(arguments: tuple[str, ...]) -> None:
+    done = tally(*arguments)
+
+    assert done.returncode == 1
+    assert "Usage:" in done.stderr
+
+
+def test_a_service_that_does_not_answer_is_1_with_one_line_that_says_so() -> None:
+    done = tally("snapshot", "-t", "acme", "--url", "http://127.0.0.1:9")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no answer from http://127.0.0.1:9")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_is_not_run_when_the_ledger_cannot_take_the_job(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+
+    done = tally("run", "-t", "acme", "--url", "not-an-address", "--", "touch", str(touched))
+
+    assert done.returncode == 125
+    assert not touched.exists()
+
+
+def test_a_wrong_setting_is_1_and_named() -> None:
+    done = tally("serve", TALLY_WAL__RETAIN="soon")
+
+    assert done.returncode == 1
+    assert "wal.retain" in done.stderr
+
+
+def test_the_url_of_a_database_that_was_never_made_is_1(tmp_path: Path) -> None:
+    done = tally("db-url", TALLY_DATA_DIR=str(tmp_path))
+
+    assert done.returncode == 1
+    assert "there is no embedded PostgreSQL" in done.stderr
+
+
+def test_every_command_explains_itself_with_an_example() -> None:
+    commands = ("dev", "serve", "migrate", "db-url", "run", "replay", "verify", "snapshot")
+    grouped = (("keys", "new"), ("keys", "list"), ("wal", "dump"), ("wal", "verify"), ("demo", "tamper"))
+
+    for command in (*((name,) for name in commands), *grouped):
+        shown = CliRunner().invoke(command_line, [*command, "--help"])
+        assert "Examples:" in shown.stdout, command
+
+
+def test_a_checkpoint_that_the_chain_does_not_extend_makes_the_verdict_broken() -> None:
+    rollback = {"seq": 9, "kind": "rollback"}
+
+    found = with_checkpoint(verdict(), "broken", rollback)
+
+    assert found["valid"] is False
+    assert found["verdicts"]["checkpoint"] == "broken"
+    assert found["first_break"] == rollback
+    assert found["compared_with"] == "node, file"
+
+
+def test_the_first_break_stays_the_lowest_when_a_checkpoint_adds_one() -> None:
+    edited = verdict(links="broken") | {"first_break": {"seq": 4, "kind": "link"}}
+
+    found = with_checkpoint(edited, "broken", {"seq": 9, "kind": "rollback"})
+
+    assert found["first_break"] == {"seq": 4, "kind": "link"}
+
+
+def test_a_checkpoint_of_an_unknown_key_is_not_a_comparison() -> None:
+    found = with_checkpoint(verdict(), "unknown_key")
+
+    assert found["valid"] is False
+    assert found["compared_with"] == "node"
+    assert exit_code_of_verdict(found) is ExitCode.UNKNOWN_KEY

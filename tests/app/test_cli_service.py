@@ -1,0 +1,399 @@
+"""``tally`` against a running service: what a user does in the first five minutes, and what an auditor does."""
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+import httpx
+import psutil
+import pytest
+
+from app.cli import openb
+from app.cli.scratch import scratch_folder, scratch_service
+from app.cli.serve import embedded_postgres
+from app.embedded_cluster import find_data
+from app.store import tampering
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Service(NamedTuple):
+    """A running ``tally dev``, its folder, and ``tally`` commands that talk to it."""
+
+    url: str
+    folder: Path
+
+    def tally(self, *arguments: str) -> Done:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+        environment = clean | {"TALLY_URL": self.url, "TALLY_DATA_DIR": str(self.folder)}
+        command = [sys.executable, "-m", "app.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)
+
+    def report(self, *arguments: str, code: int = 0) -> Any:
+        done = self.tally(*arguments, "--json")
+        assert done.returncode == code, done.stderr + done.stdout
+        return json.loads(done.stdout)
+
+    def get(self, path: str, **params: str | int) -> Any:
+        answer = httpx.get(f"{self.url}{path}", params=params)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    @property
+    def superuser_url(self) -> str:
+        return embedded_postgres(self.folder).superuser_url()
+
+    @property
+    def keys(self) -> Path:
+        """What an auditor saved of ``/v1/keys``."""
+        path = self.folder / "saved-keys.json"
+        path.write_text(httpx.get(f"{self.url}/v1/keys").text)
+        return path
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with scratch_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    with scratch_service(folder) as url:
+        yield Service(url, folder)
+
+
+def trace(path: Path, jobs: int) -> Path:
+    """A trace of ``jobs`` pods in the form of openb, of every phase in turn."""
+    phases = ("Running", "Succeeded", "Failed", "Pending")
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(openb.COLUMNS)
+        for n in range(jobs):
+            phase = phases[n % 4]
+            scheduled = "" if phase == "Pending" else n + 3
+            writer.writerow([f"pod-{n}", 1000, 2048, 1, 500, "", "LS", phase, n, n + 9, scheduled])
+    return path
+
+
+def submit(service: Service, tenant: str, jobs: int) -> None:
+    """Jobs that were created, accepted and completed: three entries each."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ndjson") as file:
+        for n in range(jobs):
+            job = {"job_id": f"j-{n}"}
+            for event in (
+                {"type": "JobCreated", "spec": {"n": n}},
+                {"type": "JobAccepted", "dc_id": "use1", "worker_count": 1},
+                {"type": "JobCompleted", "final_status": "ok"},
+            ):
+                file.write(json.dumps(job | event) + "\n")
+        file.flush()
+        service.report("replay", file.name, "-t", tenant, "--durability", "GLOBAL")
+
+
+# --- replay -------------------------------------------------------------------------------------------
+
+
+def test_a_replayed_trace_has_the_states_of_the_trace_and_verifies(service: Service, tmp_path: Path) -> None:
+    file = trace(tmp_path / "trace.csv", jobs=600)
+
+    report = service.report("replay", str(file), "--map", "openb", "-t", "trace")
+
+    assert report["types"] == {"JobCreated": 600, "JobAccepted": 450, "JobCompleted": 150, "JobFailed": 150}
+    assert (report["events"], report["added"], report["already_there"]) == (1350, 1350, 0)
+    states = [service.get(f"/v1/jobs/pod-{n}", tenant_id="trace")["status"] for n in range(4)]
+    assert states == ["ACCEPTED", "COMPLETED", "FAILED", "SUBMITTED"]
+    service.report("snapshot", "-t", "trace")
+    verdict = service.report("verify", "-t", "trace")
+    assert (verdict["valid"], verdict["entries_checked"] >= 1350) == (True, True)
+
+
+def test_a_second_replay_adds_nothing(service: Service, tmp_path: Path) -> None:
+    file = trace(tmp_path / "trace.csv", jobs=8)
+    first = service.report("replay", str(file), "--map", "openb", "-t", "twice")
+    head = service.get("/v1/chain/head", tenant_id="twice")
+
+    second = service.report("replay", str(file), "--map", "openb", "-t", "twice")
+
+    assert first["added"] == second["already_there"] == first["events"]
+    assert second["added"] == 0
+    assert service.get("/v1/chain/head", tenant_id="twice")["seq"] == head["seq"]
+
+
+def test_the_time_of_the_trace_stands_in_the_payload(service: Service, tmp_path: Path) -> None:
+    service.report("replay", str(trace(tmp_path / "t.csv", jobs=2)), "--map", "openb", "-t", "times")
+
+    events = service.get("/v1/jobs/pod-1/events", tenant_id="times")["items"]
+
+    assert [event["payload"]["trace_time"] for event in events] == [1, 4, 10]
+
+
+def test_a_malformed_line_is_named_and_nothing_is_sent(service: Service, tmp_path: Path) -> None:
+    file = tmp_path / "events.ndjson"
+    file.write_text('{"type": "JobCreated", "job_id": "a"}\n{"type": "JobVanished", "job_id": "a"}\n')
+
+    done = service.tally("replay", str(file), "-t", "malformed")
+
+    assert done.returncode == 1
+    assert "line 2" in done.stderr
+    assert httpx.get(f"{service.url}/v1/chain/verify", params={"tenant_id": "malformed"}).status_code == 404
+
+
+def test_the_summary_for_people_names_the_rate_and_the_types(service: Service, tmp_path: Path) -> None:
+    done = service.tally("replay", str(trace(tmp_path / "t.csv", jobs=4)), "--map", "openb", "-t", "people")
+
+    assert done.returncode == 0
+    assert "9 events of t.csv for tenant people" in done.stdout
+    assert "events/s): 9 added, 0 already there" in done.stdout
+    assert "JobAccepted" in done.stdout
+
+
+# --- run ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, "COMPLETED"), (3, "FAILED")])
+def test_a_command_is_recorded_with_its_end_and_its_code_becomes_ours(service: Service, code: int, status: str) -> None:
+    done = service.tally("run", "-t", "demo", "--json", "--", "sh", "-c", f"echo working; exit {code}")
+
+    assert done.returncode == code
+    working, report_line = done.stdout.splitlines()
+    assert working == "working"
+    report = json.loads(report_line)
+    assert (report["exit_code"], report["recorded"]) == (code, True)
+    job = service.get(f"/v1/jobs/{report['job_id']}", tenant_id="demo")
+    assert job["status"] == status
+    assert job["spec"]["command"] == ["sh", "-c", f"echo working; exit {code}"]
+    said = json.dumps([job["result"], job["error"]])
+    assert f"exit code {code}" in said
+
+
+def test_the_events_of_a_run_are_created_accepted_ended(service: Service) -> None:
+    report = json.loads(service.tally("run", "-t", "demo", "--json", "--", "true").stdout)
+
+    events = service.get(f"/v1/jobs/{report['job_id']}/events", tenant_id="demo")["items"]
+
+    assert [event["action"] for event in events] == ["ENQUEUE", "DEQUEUE", "COMPLETE"]
+
+
+def test_a_command_that_does_not_exist_is_a_failed_job_and_127(service: Service) -> None:
+    done = service.tally("run", "-t", "demo", "--json", "--", "/nowhere/at/all")
+
+    assert done.returncode == 127
+    report = json.loads(done.stdout)
+    assert service.get(f"/v1/jobs/{report['job_id']}", tenant_id="demo")["status"] == "FAILED"
+
+
+def test_a_job_that_the_ledger_refuses_is_125_and_the_command_is_not_run(service: Service, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+
+    done = service.tally("run", "-t", "Not A Tenant", "--", "touch", str(touched))
+
+    assert done.returncode == 125
+    assert not touched.exists()
+
+
+# --- verify -------------------------------------------------------------------------------------------
+
+
+def test_a_chain_is_incomplete_until_a_snapshot_signs_its_end(service: Service) -> None:
+    submit(service, "unsigned", jobs=2)
+
+    before = service.report("verify", "-t", "unsigned", code=3)
+    service.report("snapshot", "-t", "unsigned")
+    after = service.report("verify", "-t", "unsigned", code=0)
+
+    assert before["unsigned_entries"] > 0
+    assert (after["unsigned_entries"], after["valid"]) == (0, True)
+
+
+def test_a_tenant_that_does_not_exist_could_not_be_verified(service: Service) -> None:
+    assert service.tally("verify", "-t", "nobody").returncode == 1
+    assert service.tally("verify", "-t", "nobody", "--dsn", service.superuser_url).returncode == 1
+
+
+def test_the_database_alone_verifies_with_keys_is_incomplete_without_and_unknown_with_other_keys(
+    service: Service, tmp_path: Path
+) -> None:
+    submit(service, "direct", jobs=2)
+    service.report("snapshot", "-t", "direct")
+    service.report("keys", "new", str(tmp_path / "other.pem"))
+    arguments = ("verify", "-t", "direct", "--dsn", service.superuser_url)
+
+    with_keys = service.report(*arguments, "--keys", str(service.keys))
+    without = service.report(*arguments, code=3)
+    with_others = service.report(*arguments, "--keys", str(tmp_path / "other.pem"), code=4)
+
+    judged = [verdict["verdicts"]["signatures"] for verdict in (with_keys, without, with_others)]
+    assert judged == ["ok", "not_checked", "unknown_key"]
+
+
+async def edit_payload(superuser_url: str, tenant: str, seq: int) -> None:
+    async with tampering.superuser(superuser_url) as connection:
+        row = await tampering.read_row(connection, tenant, seq)
+        await tampering.write_payload(connection, tenant, row._replace(payload=row.payload.replace("ok", "no")))
+
+
+def test_an_edited_row_is_named_by_the_service_and_straight_from_the_database(service: Service) -> None:
+    submit(service, "edited", jobs=3)
+    asyncio.run(edit_payload(service.superuser_url, "edited", seq=6))
+
+    by_service = service.report("verify", "-t", "edited", code=2)
+    by_rows = service.report("verify", "-t", "edited", "--dsn", service.superuser_url, code=2)
+
+    for verdict in (by_service, by_rows):
+        assert (verdict["first_break"]["seq"], verdict["first_break"]["kind"]) == (6, "payload-digest")
+    assert "first break: seq 6, payload-digest" in service.tally("verify", "-t", "edited").stdout
+
+
+async def cut(superuser_url: str, tenant: str, last_seq: int) -> None:
+    async with tampering.superuser(superuser_url) as connection:
+        await tampering.cut_tail(connection, tenant, last_seq)
+
+
+def saved_checkpoint(service: Service, tenant: str, size: int, path: Path) -> Path:
+    """The tenant's checkpoint once it covers ``size`` entries, in a file outside the ledger."""
+    client = httpx.Client(transport=httpx.HTTPTransport(retries=3))
+    while True:
+        note = client.get(f"{service.url}/v1/log/{tenant}/checkpoint")
+        if note.status_code == 200 and int(note.text.splitlines()[1]) >= size:
+            path.write_text(note.text)
+            return path
+
+
+def test_a_kept_checkpoint_is_extended_by_a_chain_that_grew(service: Service, tmp_path: Path) -> None:
+    submit(service, "grown", jobs=2)
+    kept = saved_checkpoint(service, "grown", 6, tmp_path / "checkpoint")
+    service.tally("run", "-t", "grown", "--", "true")
+    saved_checkpoint(service, "grown", 9, tmp_path / "later")
+    service.report("snapshot", "-t", "grown")
+
+    by_service = service.report("verify", "-t", "grown", "--checkpoint", str(kept))
+    by_rows = service.report(
+        "verify", "-t", "grown", "--dsn", service.superuser_url, "--keys", str(service.keys), "--checkpoint", str(kept)
+    )
+    unvouched = service.report(
+        "verify", "-t", "grown", "--dsn", service.superuser_url, "--checkpoint", str(kept), code=3
+    )
+
+    assert by_service["compared_with"].endswith("file")
+    assert [item["verdicts"]["checkpoint"] for item in (by_service, by_rows, unvouched)] == ["ok", "ok", "not_checked"]
+
+
+def test_a_tail_that_was_cut_without_trace_is_found_by_the_kept_checkpoint(service: Service, tmp_path: Path) -> None:
+    submit(service, "cut", jobs=4)
+    kept = saved_checkpoint(service, "cut", 12, tmp_path / "checkpoint")
+    asyncio.run(cut(service.superuser_url, "cut", last_seq=6))
+    direct = ("verify", "-t", "cut", "--dsn", service.superuser_url, "--keys", str(service.keys))
+
+    without = service.report(*direct, code=3)
+    with_checkpoint = service.report(*direct, "--checkpoint", str(kept), code=2)
+
+    assert without["valid"] is True
+    assert with_checkpoint["first_break"]["kind"] == "rollback"
+    assert with_checkpoint["verdicts"]["checkpoint"] == "broken"
+
+
+def test_a_checkpoint_of_another_tenant_is_no_comparison(service: Service, tmp_path: Path) -> None:
+    submit(service, "one", jobs=1)
+    submit(service, "other", jobs=1)
+    kept = saved_checkpoint(service, "other", 3, tmp_path / "checkpoint")
+
+    done = service.tally("verify", "-t", "one", "--checkpoint", str(kept))
+
+    assert done.returncode == 2
+    assert "the checkpoint is of log" in done.stderr
+
+
+# --- operator tools -----------------------------------------------------------------------------------
+
+
+def test_the_url_of_the_database_is_that_of_a_superuser(service: Service) -> None:
+    async def is_superuser(url: str) -> bool:
+        connection = await asyncpg.connect(url)
+        try:
+            return bool(await connection.fetchval("SELECT current_setting('is_superuser') = 'on'"))
+        finally:
+            await connection.close()
+
+    assert asyncio.run(is_superuser(service.tally("db-url").stdout.strip()))
+
+
+def test_a_new_key_is_readable_by_its_owner_alone_and_never_overwritten(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "signing.pem"
+
+    made = service.report("keys", "new", str(path), "--algorithm", "ecdsa-p256")
+    again = service.tally("keys", "new", str(path))
+
+    assert made["algorithm"] == "ecdsa-p256"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert again.returncode == 1
+
+
+def test_the_keys_of_the_service_are_listed(service: Service) -> None:
+    listed = service.report("keys", "list")
+
+    assert listed == service.get("/v1/keys")
+    assert listed["keys"][0]["key_id"] in service.tally("keys", "list").stdout
+
+
+def test_the_log_of_a_running_service_is_sound_and_holds_every_event(service: Service) -> None:
+    submit(service, "walled", jobs=2)
+
+    report = service.report("wal", "verify", str(service.folder / "wal"))
+    dump = service.tally("wal", "dump", str(service.folder / "wal"), "--json")
+
+    assert [log["verdict"] for log in report["logs"]] == ["ok"]
+    records = [json.loads(line) for line in dump.stdout.splitlines()]
+    assert dump.returncode == 0
+    actions = [record["action"] for record in records if record.get("tenant_id") == "walled"]
+    assert actions[-6:] == ["ENQUEUE", "DEQUEUE", "COMPLETE"] * 2
+
+
+def test_the_demonstration_names_every_falsification(service: Service) -> None:
+    report = service.report("demo", "tamper")
+
+    assert report["before"]["valid"] is True
+    found = [(edit["found"], edit["verdict"]["first_break"]["kind"]) for edit in report["edits"]]
+    assert found == [(True, "payload-digest"), (True, "link"), (True, "rollback")]
+
+
+# --- the service itself -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_service_stops_cleanly_and_its_database_with_it(number: signal.Signals) -> None:
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
+        stack.enter_context(scratch_service(folder))
+        (dev,) = (
+            process for process in psutil.Process().children() if process.environ().get("TALLY_DATA_DIR") == str(folder)
+        )
+        postmaster = embedded_postgres(folder).postmaster_pid()
+        assert postmaster is not None
+
+        dev.send_signal(number)
+
+        assert dev.wait(timeout=30) == 0
+        assert not psutil.pid_exists(postmaster)
+
+
+def test_a_scratch_folder_takes_its_cluster_with_it() -> None:
+    with scratch_folder() as folder:
+        with scratch_service(folder):
+            data = find_data(folder / "postgres")
+        assert data is not None
+        assert data.exists()
+
+    assert not data.exists()
+    assert not folder.exists()

@@ -1,0 +1,266 @@
+"""What a read promises at each level, with a real database and the positions of several nodes in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import asyncpg
+import pytest
+
+from app.node import Node
+from app.read.consistency import Consistency, ReadLevel, all_seen
+from app.read.jobs import JobReader
+from app.session import Token
+from app.store.reads import TokenPosition
+from ledger import jobs
+from ledger.errors import (
+    ClockSkewError,
+    FencedError,
+    JobNotFoundError,
+    LedgerError,
+    SessionNotCaughtUpError,
+    TooStaleError,
+    WriteLostError,
+)
+from ledger.events import JOB_EVENTS
+from ledger.hlc import Clock, Hlc
+
+HERE, THERE = "here", "there"
+EPOCH = 5
+DIGEST = "0" * 64
+SHORT_S, LONG_S = 0.05, 20.0
+
+
+def token(node_id: str, epoch: int, lsn: int) -> Token:
+    return Token(node_id, epoch, lsn, f"1:0:{node_id}")
+
+
+class World:
+    """One tenant's job in a database, and this node beside it."""
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self.pool = pool
+        self.node = Node(HERE, "local", "gate", "a" * 32, EPOCH, Clock(HERE, 5000))
+
+    def reader(self, wait_s: float) -> JobReader:
+        return JobReader(self.node, self.pool, Consistency(self.node, self.pool, wait_s))
+
+    async def node_stands(self, node_id: str, epoch: int, chained_lsn: int) -> None:
+        await self.pool.execute(
+            "INSERT INTO scheduler.wal_positions (node_id, wal_id, epoch, chained_lsn, seen_durable_lsn)"
+            " VALUES ($1, $2, $3, $4, $4) ON CONFLICT (node_id) DO UPDATE"
+            " SET epoch = excluded.epoch, chained_lsn = excluded.chained_lsn",
+            node_id,
+            "a" * 32,
+            epoch,
+            chained_lsn,
+        )
+
+    async def epoch_ended(self, node_id: str, epoch: int, end_lsn: int) -> None:
+        await self.pool.execute(
+            "INSERT INTO scheduler.wal_epochs (node_id, epoch, end_lsn) VALUES ($1, $2, $3)", node_id, epoch, end_lsn
+        )
+
+    async def store_job(self, job_id: str) -> None:
+        state = jobs.event_fact("ENQUEUE", {"fence_token": 1}, (7, 0, HERE), DIGEST, job_id, 1)
+        await self.pool.execute(
+            "INSERT INTO scheduler.jobs (tenant_id, job_id, status, created_physical, created_logical, created_node,"
+            " last_seq, state) VALUES ('acme', $1, 'SUBMITTED', 7, 0, $2, 1, $3)",
+            job_id,
+            HERE,
+            jobs.to_json(state).decode(),
+        )
+
+    async def chain_event(self, seq: int, job_id: str, name: str, hlc: Hlc, payload: str) -> None:
+        await self.pool.execute(
+            "INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,"
+            " action, link_version, prev_chain_link, chain_link, payload_digest, payload)"
+            " VALUES ('acme', $1, $2, $3, $4, $5, $6, $7, 2, $8, $9, $10, $11)",
+            seq,
+            hlc.text(),
+            *hlc,
+            job_id,
+            JOB_EVENTS[name].action,
+            None if seq == 1 else f"{seq - 1:064x}",
+            f"{seq:064x}",
+            DIGEST,
+            payload,
+        )
+
+
+@pytest.fixture
+async def world(pool: asyncpg.Pool[asyncpg.Record]) -> World:
+    return World(pool)
+
+
+async def read(world: World, level: ReadLevel, *tokens: Token, wait_s: float = SHORT_S) -> dict[str, object]:
+    return await world.reader(wait_s).read("acme", "job", level, tokens, None)
+
+
+async def still_waits(work: Awaitable[object]) -> asyncio.Task[object]:
+    """``work`` as a task that has not ended after many turns of the loop, the database's answers included."""
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait((task,), timeout=0.3)
+    assert not done, "it did not wait"
+    return task
+
+
+@pytest.mark.parametrize(
+    ("given", "position", "seen"),
+    [
+        (token(THERE, 3, 10), TokenPosition(3, 10, None), True),
+        (token(THERE, 3, 11), TokenPosition(3, 10, None), False),
+        (token(THERE, 2, 10), TokenPosition(3, 10, 10), True),
+        (token(THERE, 2, 10), TokenPosition(3, 9, 12), False),
+        (token(THERE, 2, 10), TokenPosition(3, 99, None), False),
+        (token(THERE, 4, 10), TokenPosition(3, 99, None), False),
+        (token(THERE, 4, 10), TokenPosition(3, 99, 99), False),
+        (token(THERE, 3, 10), TokenPosition(None, None, None), False),
+    ],
+)
+def test_a_write_is_seen_only_when_its_epoch_and_position_say_so(
+    given: Token, position: TokenPosition, seen: bool
+) -> None:
+    assert all_seen([given], [position]) is seen
+
+
+def test_a_write_beyond_the_end_of_its_epoch_is_lost_however_far_the_chain_has_come() -> None:
+    with pytest.raises(WriteLostError):
+        all_seen([token(THERE, 2, 11)], [TokenPosition(3, 99, 10)])
+
+
+def test_a_lost_write_is_told_even_when_another_is_only_late() -> None:
+    late, lost = token("late", 1, 5), token(THERE, 2, 11)
+    with pytest.raises(WriteLostError):
+        all_seen([late, lost], [TokenPosition(1, 1, None), TokenPosition(3, 99, 10)])
+
+
+async def test_a_session_read_waits_for_another_nodes_write(world: World) -> None:
+    await world.node_stands(THERE, 2, 9)
+    reading = await still_waits(read(world, ReadLevel.SESSION, token(THERE, 2, 10), wait_s=LONG_S))
+    await world.store_job("job")
+    await world.node_stands(THERE, 2, 10)
+    assert (await reading)["status"] == "SUBMITTED"
+
+
+async def test_a_session_read_waits_for_this_nodes_own_write(world: World) -> None:
+    reading = await still_waits(read(world, ReadLevel.SESSION, token(HERE, EPOCH, 10), wait_s=LONG_S))
+    await world.store_job("job")
+    await world.node_stands(HERE, EPOCH, 10)
+    world.node.chained.advance(10)
+    assert (await reading)["status"] == "SUBMITTED"
+
+
+async def test_a_session_read_believes_its_snapshot_more_than_this_nodes_watermark(world: World) -> None:
+    await world.store_job("job")
+    world.node.chained.advance(10)
+    await world.node_stands(HERE, EPOCH, 9)
+    with pytest.raises(SessionNotCaughtUpError):
+        await read(world, ReadLevel.SESSION, token(HERE, EPOCH, 10))
+
+
+async def test_a_session_read_gives_up_in_time(world: World) -> None:
+    await world.store_job("job")
+    for missing in (token(THERE, 1, 1), token(HERE, EPOCH, 1), token(HERE, EPOCH + 1, 1)):
+        with pytest.raises(SessionNotCaughtUpError):
+            await read(world, ReadLevel.SESSION, missing)
+
+
+async def test_a_session_read_tells_that_a_write_was_lost(world: World) -> None:
+    await world.store_job("job")
+    await world.node_stands(HERE, EPOCH, 40)
+    await world.epoch_ended(HERE, EPOCH - 1, 30)
+    assert (await read(world, ReadLevel.SESSION, token(HERE, EPOCH - 1, 30)))["job_id"] == "job"
+    with pytest.raises(WriteLostError):
+        await read(world, ReadLevel.SESSION, token(HERE, EPOCH - 1, 31))
+
+
+async def test_an_eventual_read_never_waits(world: World) -> None:
+    await world.store_job("job")
+    answer = await read(world, ReadLevel.EVENTUAL, token(THERE, 1, 1), wait_s=LONG_S)
+    assert answer["consistency"] == {"level": "EVENTUAL", "source": "primary", "staleness_ms": 0}
+
+
+async def test_a_strong_read_waits_until_all_that_is_durable_here_is_chained(world: World) -> None:
+    await world.node_stands(HERE, EPOCH, 7)
+    world.node.durable.advance(7)
+    reading = await still_waits(read(world, ReadLevel.STRONG, wait_s=LONG_S))
+    await world.store_job("job")
+    world.node.chained.advance(7)
+    assert (await reading)["status"] == "SUBMITTED"
+
+
+async def test_a_strong_read_that_would_wait_too_long_says_so(world: World) -> None:
+    await world.node_stands(HERE, EPOCH, 0)
+    world.node.durable.advance(7)
+    with pytest.raises(TooStaleError):
+        await read(world, ReadLevel.STRONG)
+
+
+async def test_a_strong_read_of_a_fenced_node_is_refused(world: World) -> None:
+    await world.store_job("job")
+    await world.node_stands(HERE, EPOCH + 1, 0)
+    assert (await read(world, ReadLevel.EVENTUAL))["job_id"] == "job"
+    with pytest.raises(FencedError):
+        await read(world, ReadLevel.STRONG)
+    with pytest.raises(FencedError):
+        await world.reader(SHORT_S).read("acme", "job", ReadLevel.STRONG, [], Hlc(9, 0, HERE))
+
+
+async def test_a_strong_read_also_sees_the_session_it_is_shown(world: World) -> None:
+    await world.node_stands(HERE, EPOCH, 0)
+    await world.node_stands(THERE, 1, 4)
+    reading = await still_waits(read(world, ReadLevel.STRONG, token(THERE, 1, 5), wait_s=LONG_S))
+    await world.store_job("job")
+    await world.node_stands(THERE, 1, 5)
+    assert (await reading)["job_id"] == "job"
+
+
+async def test_a_reader_that_waits_learns_why_the_node_stopped(world: World) -> None:
+    reading = await still_waits(read(world, ReadLevel.SESSION, token(HERE, EPOCH, 10), wait_s=LONG_S))
+    world.node.chained.fail(FencedError("another process took over"))
+    with pytest.raises(FencedError):
+        await reading
+
+
+async def test_the_past_is_what_had_an_hlc_by_then_whatever_the_order_of_the_chain(world: World) -> None:
+    events = [
+        ("JobCompleted", Hlc(30, 0, HERE), '{"type":"JobCompleted","fence_token":1,"final_status":"fine"}'),
+        ("JobCreated", Hlc(10, 0, HERE), '{"type":"JobCreated","fence_token":1,"spec":{"x":1}}'),
+        ("JobAccepted", Hlc(10, 10, HERE), '{"type":"JobAccepted","fence_token":1,"dc_id":"d"}'),
+        ("JobProgressReported", Hlc(20, 0, "a"), '{"type":"JobProgressReported","fence_token":1,"dc_id":"d"}'),
+    ]
+    for seq, (name, hlc, payload) in enumerate(events, 1):
+        await world.chain_event(seq, "job", name, hlc, payload)
+    statuses = {}
+    for at in (
+        Hlc(10, 0, HERE),
+        Hlc(10, 9, "z"),
+        Hlc(10, 10, HERE),
+        Hlc(20, 0, "a"),
+        Hlc(29, 9, "z"),
+        Hlc(30, 0, HERE),
+    ):
+        past = await world.reader(SHORT_S).read("acme", "job", ReadLevel.SESSION, [], at)
+        statuses[at.text()] = past["status"]
+    assert list(statuses.values()) == ["SUBMITTED", "SUBMITTED", "ACCEPTED", "RUNNING", "RUNNING", "COMPLETED"]
+    with pytest.raises(JobNotFoundError):
+        await world.reader(SHORT_S).read("acme", "job", ReadLevel.SESSION, [], Hlc(9, 0, HERE))
+
+
+async def test_a_damaged_state_is_the_ledgers_fault_not_the_callers(world: World) -> None:
+    await world.store_job("job")
+    await world.pool.execute("UPDATE scheduler.jobs SET state = '{}'")
+    with pytest.raises(LedgerError, match="damaged") as raised:
+        await read(world, ReadLevel.SESSION)
+    assert type(raised.value) is LedgerError
+
+
+def test_the_clock_learns_from_sessions_but_not_from_the_far_future(world: World) -> None:
+    consistency = Consistency(world.node, world.pool, SHORT_S)
+    with pytest.raises(ClockSkewError):
+        consistency.receive([Token(THERE, 1, 1, f"{2**60}:0:{THERE}")])
+    assert world.node.clock.last.physical_ms == 0
+    consistency.receive([token(THERE, 1, 1)])
+    assert world.node.clock.last.physical_ms == 1

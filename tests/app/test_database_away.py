@@ -1,0 +1,48 @@
+"""While the database is away, reads and readiness say so at once, and the node says what it knows by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import asyncpg
+import httpx
+
+from app.embedded import EmbeddedPostgres
+from tests.app.service_thread import serving
+
+NAME = "database_away"
+
+
+async def _admit(superuser_url: str, admitted: bool) -> None:
+    connection = await asyncpg.connect(superuser_url)
+    try:
+        await connection.execute(f"ALTER DATABASE {NAME} WITH ALLOW_CONNECTIONS {admitted}")
+        if not admitted:
+            await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", NAME)
+    finally:
+        await connection.close()
+
+
+def test_reads_and_readiness_tell_that_the_database_is_away(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    maintenance_url = postgres.superuser_url("postgres")
+    with serving(postgres, tmp_path, NAME) as url, httpx.Client(base_url=url, timeout=30) as client:
+        client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "one"}).raise_for_status()
+        asyncio.run(_admit(maintenance_url, False))
+        try:
+            for path in ("/v1/jobs/one?tenant_id=acme", "/v1/jobs?tenant_id=acme", "/v1/chain/head?tenant_id=acme"):
+                answer = client.get(path)
+                assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (503, "not-ready")
+                assert "retry-after" in answer.headers
+            readiness = client.get("/readyz")
+            assert readiness.status_code == 503
+            assert readiness.json()["checks"]["database"]["ok"] is False
+            assert client.get("/livez").status_code == 200
+            assert client.get("/v1/node").json()["positions"]["durable_lsn"] >= 1
+            local = {"tenant_id": "acme", "job_id": "two", "durability": "LOCAL"}
+            assert client.post("/v1/jobs", json=local).status_code == 201
+        finally:
+            asyncio.run(_admit(maintenance_url, True))
+        session = client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "three"}).headers["tally-session"]
+        back = client.get("/v1/jobs/two?tenant_id=acme", headers={"Tally-Session": session})
+        assert (back.status_code, back.json()["status"]) == (200, "SUBMITTED")

@@ -1,0 +1,440 @@
+"""Requests with an Idempotency-Key happen once, however often, wherever and whenever they are sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from app.config import Settings
+from app.service import Service
+from app.write.requests import Draft
+from ledger.errors import (
+    DatabaseUnavailableError,
+    DurabilityTimeoutError,
+    IdempotencyReusedError,
+    JobEndedError,
+    JobNotFoundError,
+)
+from ledger.events import BATCH_RECORD_TYPE, Durability
+from tests.app.chains import Chains, numbers, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
+from tests.app.postgres_proxy import PostgresProxy, proxy_to
+from tests.conftest import Database
+from wal.format import RECORD, SEGMENT_HEADER_BYTES
+from wal.segment import list_segments
+
+
+@pytest.fixture
+async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
+    """A proxy in front of the database."""
+    async with proxy_to(database.service_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def hasty(make_settings: MakeSettings) -> Settings:
+    """Settings of a node that waits half a second for a level, and not long for the backlog when it stops."""
+    return make_settings(write={"timeout": "500ms"}, shutdown_grace="1s")
+
+
+# --- one event ------------------------------------------------------------------------------------
+
+
+async def test_the_same_request_again_gives_the_same_receipt_and_adds_nothing(service: Service, chains: Chains) -> None:
+    first = await service.submitter.submit(created("acme", 1), key=key("k"))
+    again = await service.submitter.submit(created("acme", 1), key=key("k"))
+    assert not first.replayed
+    assert again == first._replace(replayed=True)
+    assert numbers(await chains.sound("acme")) == [1]
+
+
+async def test_the_same_request_again_after_a_restart_gives_the_same_receipt(run_node: RunNode, chains: Chains) -> None:
+    async with run_node() as service:
+        job = await service.submitter.submit(created("acme", 1), key=key("k"))
+        report = await service.submitter.submit(
+            progressed("acme", job.job_id, 3, durability=LOCAL), key=key("k", route=2)
+        )
+    async with run_node() as service:
+        assert await service.submitter.submit(created("acme", 1), key=key("k")) == job._replace(replayed=True)
+        assert await service.submitter.submit(
+            progressed("acme", job.job_id, 3, durability=LOCAL), key=key("k", route=2)
+        ) == report._replace(replayed=True)
+    assert len(await chains.sound("acme")) == 2
+
+
+async def test_concurrent_duplicates_wait_for_the_first_and_get_its_receipt(service: Service, chains: Chains) -> None:
+    await service.submitter.submit(created("acme", 0), key=None)
+    await until(chains.key_recorded, "the node has recorded its key")
+    next_lsn = service.writer.next_lsn
+    receipts = await asyncio.gather(*(service.submitter.submit(created("acme", 1), key=key("k")) for _ in range(50)))
+    assert service.writer.next_lsn == next_lsn + 1
+    assert [receipt.replayed for receipt in receipts].count(False) == 1
+    assert len({receipt._replace(replayed=False) for receipt in receipts}) == 1
+    assert numbers(await chains.sound("acme")) == [0, 1]
+
+
+async def test_a_key_with_another_body_is_refused_before_and_after_chaining(
+    run_node: RunNode, proxy: PostgresProxy, hasty: Settings, chains: Chains
+) -> None:
+    async with run_node(hasty, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await proxy.refuse()
+        await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("k", "one"))
+        with pytest.raises(IdempotencyReusedError):
+            await service.submitter.submit(created("acme", 2, durability=LOCAL), key=key("k", "two"))
+        await proxy.accept()
+        await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "the backlog drains")
+        for _ in range(2):
+            with pytest.raises(IdempotencyReusedError):
+                await service.submitter.submit(created("acme", 2), key=key("k", "two"))
+    assert numbers(await chains.sound("acme")) == [0, 1]
+
+
+async def test_a_key_counts_for_its_route_and_tenant_only(service: Service, chains: Chains) -> None:
+    receipts = [
+        await service.submitter.submit(created(tenant, 1), key=key("k", f"{tenant} {route}", route=route))
+        for tenant in ("acme", "beta")
+        for route in (1, 2)
+    ]
+    assert len({receipt.hlc for receipt in receipts}) == 4
+    assert not any(receipt.replayed for receipt in receipts)
+
+
+async def test_a_request_that_was_refused_leaves_its_key_free(service: Service) -> None:
+    with pytest.raises(JobNotFoundError):
+        await service.submitter.submit(completed("acme", "nobody"), key=key("k", "one"))
+    receipt = await service.submitter.submit(created("acme", 1), key=key("k", "two"))
+    assert not receipt.replayed
+
+
+async def test_duplicates_that_wait_for_a_request_that_is_refused_are_judged_by_themselves(service: Service) -> None:
+    results = await asyncio.gather(
+        service.submitter.submit(completed("acme", "nobody"), key=key("k", "one")),
+        service.submitter.submit(completed("acme", "nobody"), key=key("k", "one")),
+        service.submitter.submit(created("acme", 1), key=key("k", "two")),
+        return_exceptions=True,
+    )
+    assert [type(result).__name__ for result in results] == ["JobNotFoundError", "JobNotFoundError", "Receipt"]
+
+
+async def test_the_end_of_a_job_sent_again_is_answered_though_the_job_has_ended(
+    run_node: RunNode, chains: Chains
+) -> None:
+    async with run_node() as service:
+        job = await service.submitter.submit(created("acme", 1), key=None)
+        end = await service.submitter.submit(completed("acme", job.job_id), key=key("k"))
+        assert await service.submitter.submit(completed("acme", job.job_id), key=key("k")) == end._replace(
+            replayed=True
+        )
+        with pytest.raises(JobEndedError):
+            await service.submitter.submit(completed("acme", job.job_id), key=key("other"))
+    async with run_node() as service:
+        assert await service.submitter.submit(completed("acme", job.job_id), key=key("k")) == end._replace(
+            replayed=True
+        )
+    assert len(await chains.sound("acme")) == 2
+
+
+async def test_a_timeout_is_not_the_outcome_and_the_key_gives_the_outcome_later(
+    run_node: RunNode, proxy: PostgresProxy, hasty: Settings, chains: Chains
+) -> None:
+    async with run_node(hasty, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        proxy.stall()
+        local = created("acme", 1, durability=LOCAL)
+        entered = await service.submitter.submit(local, key=key("local"))
+        with pytest.raises(DurabilityTimeoutError) as timeout:
+            await service.submitter.submit(created("acme", 2), key=None)
+        assert (timeout.value.lsn, timeout.value.achieved) == (entered.lsn + 1, LOCAL)
+        proxy.resume()
+        await until(lambda: service.node.chained.lsn > entered.lsn, "the backlog drains")
+        later = await service.submitter.submit(local, key=key("local"))
+        assert later == entered._replace(replayed=True)
+    assert numbers(await chains.sound("acme")) == [0, 1, 2]
+
+
+async def test_a_keyed_request_that_timed_out_under_way_is_answered_with_the_same_event_later(
+    run_node: RunNode, proxy: PostgresProxy, hasty: Settings, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(hasty, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        async with superuser.transaction():
+            await superuser.execute("LOCK TABLE scheduler.wal_positions IN ACCESS EXCLUSIVE MODE")
+            for _ in range(2):
+                with pytest.raises(DurabilityTimeoutError) as timeout:
+                    await service.submitter.submit(created("acme", 1), key=key("k"))
+                assert timeout.value.achieved is LOCAL
+        receipt = await service.submitter.submit(created("acme", 1), key=key("k"))
+        assert receipt.replayed
+        assert (receipt.hlc, receipt.lsn, receipt.epoch, receipt.job_id) == (
+            timeout.value.hlc,
+            timeout.value.lsn,
+            timeout.value.epoch,
+            timeout.value.job_id,
+        )
+        assert receipt.chain is not None
+    assert numbers(await chains.sound("acme")) == [0, 1]
+
+
+async def test_without_postgres_local_keys_are_known_on_this_node_and_global_ones_are_refused(
+    run_node: RunNode, proxy: PostgresProxy, hasty: Settings, chains: Chains
+) -> None:
+    async with run_node(hasty, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await proxy.refuse()
+        draft = created("acme", 1, durability=LOCAL)
+        receipts = [await service.submitter.submit(draft, key=key("k")) for _ in range(3)]
+        assert len({receipt._replace(replayed=False) for receipt in receipts}) == 1
+        next_lsn = service.writer.next_lsn
+        with pytest.raises(DatabaseUnavailableError):
+            await service.submitter.submit(created("acme", 2), key=key("global"))
+        assert service.writer.next_lsn == next_lsn
+        await proxy.accept()
+        await until(lambda: service.node.chained.lsn >= receipts[0].lsn, "the backlog drains")
+        assert await service.submitter.submit(draft, key=key("k")) == receipts[0]._replace(replayed=True)
+    assert numbers(await chains.sound("acme")) == [0, 1]
+
+
+# --- many lines -----------------------------------------------------------------------------------
+
+
+def lines(count: int, tenants: Sequence[str] = ("acme",)) -> list[Draft]:
+    """A request of ``count`` numbered jobs, dealt out to ``tenants``."""
+    return [created(tenants[n % len(tenants)], n) for n in range(count)]
+
+
+@pytest.mark.parametrize("level", [LOCAL, GLOBAL])
+@pytest.mark.parametrize("tenants", [["acme"], ["acme", "beta", "gamma"]])
+async def test_many_lines_sent_again_give_the_same_receipt_and_add_nothing(
+    run_node: RunNode, chains: Chains, level: Durability, tenants: list[str]
+) -> None:
+    drafts = lines(30, tenants)
+    async with run_node() as service:
+        first = await service.submitter.submit_lines(drafts, durability=level, key=key("k"))
+        assert (first.accepted, len(first.job_ids), first.replayed) == (30, 30, False)
+        together = await asyncio.gather(
+            *(service.submitter.submit_lines(drafts, durability=level, key=key("k")) for _ in range(5))
+        )
+        assert together == [first._replace(replayed=True)] * 5
+    async with run_node() as service:
+        again = await service.submitter.submit_lines(drafts, durability=level, key=key("k"))
+        assert again == first._replace(replayed=True)
+    entries = [entry for tenant in tenants for entry in await chains.sound(tenant)]
+    assert sorted(numbers(entries)) == list(range(30))
+
+
+async def test_lines_of_one_request_are_in_each_chain_in_their_order(service: Service, chains: Chains) -> None:
+    await service.submitter.submit_lines(lines(1500, ["acme", "beta"]), durability=None, key=key("k"))
+    assert numbers(await chains.sound("acme")) == list(range(0, 1500, 2))
+    assert numbers(await chains.sound("beta")) == list(range(1, 1500, 2))
+
+
+# --- a crash in the middle ------------------------------------------------------------------------
+
+
+@dataclass
+class Crashed:
+    """A node that died with a keyed request in its WAL: its folder as the crash left it, and what the caller saw."""
+
+    settings: Settings
+    drafts: list[Draft]
+    seen: DurabilityTimeoutError
+
+
+class Crash:
+    """Makes a node crash while chains stand still, and holds them there until ``release``."""
+
+    def __init__(self, run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Any) -> None:
+        self._run_node = run_node
+        self._make_settings = make_settings
+        self._chains = chains
+        self._superuser = superuser
+        self._held: Any = None
+
+    async def hold(self) -> None:
+        """Let nobody chain."""
+        self._held = self._superuser.transaction()
+        await self._held.start()
+        await self._superuser.execute("SELECT FROM scheduler.chain_heads FOR UPDATE")
+
+    async def release(self) -> None:
+        """Let chaining go on."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            await held.rollback()
+
+    async def during(self, drafts: list[Draft], kept: int) -> Crashed:
+        """Crash in the fsync of a keyed request, of which ``kept`` lines reached the disk. Chains stay held."""
+        alive = self._make_settings("alive", write={"timeout": "500ms"}, shutdown_grace="100ms")
+        crashed = self._make_settings("crashed")
+        async with self._run_node(alive) as service:
+            for tenant in {draft.tenant_id for draft in drafts}:
+                await service.submitter.submit(created(tenant, 100), key=None)
+            await until(self._chains.key_recorded, "the node has recorded its key")
+            await self.hold()
+            with pytest.raises(DurabilityTimeoutError) as seen:
+                await service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k"))
+            shutil.copytree(alive.data_dir, crashed.data_dir)
+        # The server ends the sessions of the dead: one of them waits for a head and has passed the fence.
+        await self._superuser.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        assert seen.value.lsn is not None
+        cut_behind(crashed.wal_dir / service.node.node_id, seen.value.lsn - len(drafts) + kept)
+        return Crashed(crashed, drafts, seen.value)
+
+
+def cut_behind(wal_folder: Path, lsn: int) -> None:
+    """Cut the WAL behind the record of ``lsn``, as a crash in the fsync of what follows would."""
+    segment = list_segments(wal_folder)[-1].path
+    data = segment.read_bytes()
+    at = SEGMENT_HEADER_BYTES
+    while at < len(data):
+        _, length, record_lsn, _, _, _, _, kind = RECORD.unpack_from(data, at)
+        if length == 0 or (kind != BATCH_RECORD_TYPE and record_lsn > lsn):
+            break
+        at += length
+    os.truncate(segment, at)
+
+
+@pytest.fixture
+async def crash(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
+) -> AsyncIterator[Crash]:
+    """A way to crash; chains go on afterwards."""
+    crash = Crash(run_node, make_settings, chains, superuser)
+    yield crash
+    await crash.release()
+
+
+@pytest.mark.parametrize("again", ["while the rest is pending", "once the rest is chained", "after another restart"])
+@pytest.mark.parametrize("kept", [0, 1, 6, 10])
+@pytest.mark.parametrize("tenants", [["acme"], ["acme", "beta"]])
+async def test_a_repetition_adds_only_the_lines_that_a_crash_tore_off(
+    run_node: RunNode, crash: Crash, chains: Chains, again: str, kept: int, tenants: list[str]
+) -> None:
+    crashed = await crash.during(lines(10, tenants), kept)
+    if again == "after another restart":
+        await crash.release()
+        async with run_node(crashed.settings) as service:
+            await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "the rest is chained")
+    async with run_node(crashed.settings) as service:
+        if again == "once the rest is chained":
+            await crash.release()
+            await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "the rest is chained")
+        first_lsn = service.writer.next_lsn
+        repeated = asyncio.create_task(service.submitter.submit_lines(crashed.drafts, durability=GLOBAL, key=key("k")))
+        if again == "while the rest is pending":
+            await until(lambda: service.writer.next_lsn > first_lsn or kept == 10, "what is missing is entered")
+            await crash.release()
+        receipt = await repeated
+        assert (receipt.accepted, len(receipt.job_ids)) == (10, 10)
+        once_more = await service.submitter.submit_lines(crashed.drafts, durability=GLOBAL, key=key("k"))
+        assert once_more == receipt._replace(replayed=True)
+        entries = [entry for tenant in tenants for entry in await chains.sound(tenant)]
+    assert sorted(numbers(entries)) == [*range(10), *[100] * len(tenants)]
+    assert [entry["job_id"] for n in range(10) for entry in entries if numbers([entry]) == [n]] == receipt.job_ids
+
+
+async def test_a_repetition_after_a_crash_waits_for_the_event_that_the_wal_kept(
+    run_node: RunNode, crash: Crash, chains: Chains
+) -> None:
+    crashed = await crash.during(lines(1), 1)
+    async with run_node(crashed.settings) as service:
+        repeated = asyncio.create_task(service.submitter.submit(crashed.drafts[0], key=key("k")))
+        with pytest.raises(IdempotencyReusedError):
+            await service.submitter.submit(crashed.drafts[0], key=key("k", "another"))
+        assert not repeated.done()
+        await crash.release()
+        receipt = await repeated
+        assert (receipt.hlc, receipt.lsn, receipt.job_id) == (
+            crashed.seen.hlc,
+            crashed.seen.lsn,
+            crashed.seen.job_id,
+        )
+        assert receipt.replayed
+    assert numbers(await chains.sound("acme")) == [100, 0]
+
+
+async def test_one_key_with_two_bodies_of_many_lines_on_two_nodes_adds_the_lines_of_one(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        expected: list[int] = []
+        for round_ in range(10):
+            first = [created("acme", 1000 * round_ + n) for n in range(5)]
+            second = [created("acme", 1000 * round_ + 500 + n) for n in range(9)]
+            results = await asyncio.gather(
+                one.submitter.submit_lines(first, durability=GLOBAL, key=key(f"k{round_}", "first")),
+                two.submitter.submit_lines(second, durability=GLOBAL, key=key(f"k{round_}", "second")),
+                return_exceptions=True,
+            )
+            kinds = sorted(type(result).__name__ for result in results)
+            assert kinds == ["BatchReceipt", "IdempotencyReusedError"]
+            won = second if isinstance(results[0], IdempotencyReusedError) else first
+            expected += [draft.fields["spec"]["n"] for draft in won]  # type: ignore[index]
+        assert numbers(await chains.sound("acme")) == expected
+
+
+async def test_long_keyed_requests_of_two_nodes_are_chained_once_in_many_overlapping_batches(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.write.appender.BATCH_ENTRIES_MAX", 20)
+    drafts = lines(900, ["acme", "beta"])
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        receipts = await asyncio.gather(
+            *(service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k")) for service in (one, two)),
+            *(
+                service.submitter.submit_lines(lines(300, ["acme"]), durability=GLOBAL, key=None)
+                for service in (one, two)
+            ),
+        )
+        assert receipts[0]._replace(replayed=False) == receipts[1]._replace(replayed=False)
+    acme, beta = await chains.sound("acme"), await chains.sound("beta")
+    assert sorted(numbers(acme)) == sorted([*range(0, 900, 2), *range(300), *range(300)])
+    assert numbers(beta) == list(range(1, 900, 2))
+
+
+async def test_lines_entered_twice_because_their_request_was_torn_are_chained_once(
+    service: Service, crash: Crash, chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.write.appender.BATCH_ENTRIES_MAX", 10)
+    monkeypatch.setattr("app.write.submit.LINES_PER_TURN", 5)
+    await service.submitter.submit(created("acme", 1000), key=None)
+    await until(chains.key_recorded, "the node has recorded its key")
+    await crash.hold()
+    drafts = lines(100)
+    first_lsn = service.writer.next_lsn
+    torn = asyncio.create_task(service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k")))
+    while service.writer.next_lsn == first_lsn:
+        await asyncio.sleep(0)
+    torn.cancel()
+    await asyncio.gather(torn, return_exceptions=True)
+    entered = service.writer.next_lsn - first_lsn
+    assert 0 < entered < 100
+
+    repeated = asyncio.create_task(service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k")))
+    await until(lambda: service.writer.next_lsn == first_lsn + entered + 100, "all lines are entered")
+    await crash.release()
+    assert (await repeated).accepted == 100
+    assert numbers(await chains.sound("acme")) == [1000, *range(100)]
+
+
+async def test_states_of_jobs_whose_events_come_in_many_batches_are_the_fold_of_all(
+    service: Service, chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.write.appender.BATCH_ENTRIES_MAX", 10)
+    jobs = [await service.submitter.submit(created("acme", n), key=None) for n in range(5)]
+    reports = [accepted("acme", jobs[n % 5].job_id, f"dc{n}") for n in range(200)]
+    await service.submitter.submit_lines(reports, durability=GLOBAL, key=None)
+    assert len(await chains.sound("acme")) == 205

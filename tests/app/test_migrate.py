@@ -1,0 +1,179 @@
+"""Migrations from nothing, again and at once, on servers that are fit and on servers that are not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import asyncpg
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from app.embedded_account import find_package
+from app.embedded_cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
+from app.store.migrate import check_schema, check_server, migrate
+from ledger.errors import StartRefusedError
+
+ROLES_SQL = Path(__file__).parents[2] / "deploy" / "postgres" / "roles.sql"
+
+
+class Urls(Protocol):
+    superuser_url: str
+    owner_url: str
+    service_url: str
+
+
+@pytest.fixture
+async def service(database: Urls) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database.service_url)
+    yield connection
+    await connection.close()
+
+
+async def test_migrating_again_changes_nothing(database: Urls, service: asyncpg.Connection) -> None:
+    await service.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('acme', 0)")
+    await asyncio.to_thread(migrate, database.owner_url)
+    assert await service.fetchval("SELECT tenant_id FROM scheduler.chain_heads") == "acme"
+    await check_schema(service)
+
+
+async def test_two_migrations_at_once_do_not_meet(empty_database: Urls) -> None:
+    program = f"from app.store.migrate import migrate; migrate({empty_database.owner_url!r})"
+    migrations = [
+        subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert [migration.communicate()[1] for migration in migrations] == ["", "", ""]
+    connection = await asyncpg.connect(empty_database.service_url)
+    try:
+        await check_schema(connection)
+    finally:
+        await connection.close()
+
+
+async def test_a_login_that_may_not_migrate_is_told_so_and_leaves_nothing(empty_database: Urls) -> None:
+    with pytest.raises(StartRefusedError, match="permission denied"):
+        await asyncio.to_thread(migrate, empty_database.service_url)
+
+
+async def test_a_server_that_cannot_be_reached_is_named_as_the_reason() -> None:
+    with pytest.raises(StartRefusedError, match="could not be migrated"):
+        await asyncio.to_thread(migrate, "postgresql://nobody@127.0.0.1:1/nothing")
+
+
+async def test_a_database_without_the_schema_is_refused(empty_database: Urls) -> None:
+    connection = await asyncpg.connect(empty_database.service_url)
+    try:
+        with pytest.raises(StartRefusedError, match="tally migrate"):
+            await check_schema(connection)
+    finally:
+        await connection.close()
+
+
+async def test_a_schema_of_another_version_is_refused(
+    superuser: asyncpg.Connection, service: asyncpg.Connection
+) -> None:
+    await superuser.execute("UPDATE scheduler.alembic_version SET version_num = '9999'")
+    with pytest.raises(StartRefusedError, match="9999"):
+        await check_schema(service)
+
+
+async def test_a_login_outside_the_service_role_is_told_what_it_lacks(
+    superuser: asyncpg.Connection,
+) -> None:
+    await superuser.execute("SET ROLE pg_monitor")
+    with pytest.raises(StartRefusedError, match="member of tallystick_service"):
+        await check_schema(superuser)
+
+
+@pytest.mark.parametrize(
+    ("version_num", "encoding", "said"),
+    [(140013, "UTF8", "PostgreSQL 15 or newer is needed, and this server is 14"), (180004, "LATIN1", "UTF8")],
+)
+def test_a_server_that_is_too_old_or_not_utf8_is_refused(version_num: int, encoding: str, said: str) -> None:
+    check_server(150000, "UTF8")
+    with pytest.raises(StartRefusedError, match=said):
+        check_server(version_num, encoding)
+
+
+# A server of one's own
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[EmbeddedPostgres]:
+    """A server apart, since roles belong to a whole server."""
+    folder = Path(tempfile.mkdtemp(prefix="tally-"))
+    folder.chmod(0o755)
+    server = EmbeddedPostgres(folder / "postgres")
+    server.start()
+    yield server
+    server.remove()
+    folder.rmdir()
+
+
+@pytest.fixture
+async def bare(own_server: EmbeddedPostgres) -> AsyncIterator[asyncpg.Connection]:
+    """The superuser on a server that has none of our roles, and an empty database."""
+    connection = await asyncpg.connect(own_server.superuser_url("postgres"))
+    await connection.execute(f"DROP DATABASE {DATABASE} WITH (FORCE)")
+    for role in (SERVICE, SERVICE_GROUP, OWNER):
+        await connection.execute(f"DROP ROLE IF EXISTS {role}")
+    await connection.execute(f"CREATE DATABASE {DATABASE} TEMPLATE template0")
+    yield connection
+    await connection.close()
+
+
+def run_roles_sql(server: EmbeddedPostgres, **passwords: str) -> str:
+    psql = find_package() / "pginstall18" / "bin" / "psql"
+    done = subprocess.run(
+        [psql, "-X", "-d", server.superuser_url(), "-f", ROLES_SQL],
+        env={"PATH": os.environ["PATH"]} | passwords,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return "" if done.returncode == 0 else done.stdout
+
+
+async def test_without_the_service_role_the_owner_is_told_where_to_get_it(
+    own_server: EmbeddedPostgres, bare: asyncpg.Connection
+) -> None:
+    await bare.execute(f"CREATE ROLE {OWNER} LOGIN PASSWORD 'owner'")
+    await bare.execute(f"ALTER DATABASE {DATABASE} OWNER TO {OWNER}")
+    port = (await bare.fetchval("SHOW port")) or ""
+    url = f"postgresql://{OWNER}:owner@127.0.0.1:{port}/{DATABASE}"
+    with pytest.raises(StartRefusedError, match=r"deploy/postgres/roles\.sql"):
+        await asyncio.to_thread(migrate, url)
+    connection = await asyncpg.connect(url)
+    try:
+        assert await connection.fetchval("SELECT to_regnamespace('scheduler')") is None
+    finally:
+        await connection.close()
+
+
+async def test_a_superuser_makes_the_service_role_by_migrating(
+    own_server: EmbeddedPostgres, bare: asyncpg.Connection
+) -> None:
+    await asyncio.to_thread(migrate, own_server.superuser_url())
+    assert await bare.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = $1", SERVICE_GROUP) is False
+
+
+@pytest.mark.usefixtures("bare")
+async def test_the_roles_file_gives_owner_and_service_what_they_need(own_server: EmbeddedPostgres) -> None:
+    passwords = {"TALLY_OWNER_PASSWORD": "it's", "TALLY_SERVICE_PASSWORD": "service"}
+    assert "TALLY_OWNER_PASSWORD is not set" in run_roles_sql(own_server)
+    assert run_roles_sql(own_server, **passwords | {"TALLY_SERVICE_PASSWORD": "forgotten"}) == ""
+    assert run_roles_sql(own_server, **passwords) == ""
+    address = own_server.superuser_url().split("@")[1]
+    await asyncio.to_thread(migrate, f"postgresql://{OWNER}:it%27s@{address}")
+    service = await asyncpg.connect(f"postgresql://{SERVICE}:service@{address}")
+    try:
+        await check_schema(service)
+        assert await service.fetchval("SELECT count(*) FROM scheduler.scheduler_log") == 0
+    finally:
+        await service.close()

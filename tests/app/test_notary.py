@@ -1,0 +1,477 @@
+"""The notary: trees follow their chains, checkpoints and snapshots are signed in time, and only what was chained."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from typing import Any
+
+import asyncpg
+import pytest
+
+from app.service import Service
+from ledger.errors import DatabaseWentBackError, SigningUnavailableError
+from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.keys import Keyring
+from signing.note import VerifierKey
+from signing.public_key import PublicKey
+from signing.snapshot import open_snapshot
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import GLOBAL, created
+from tests.ledger import naive_merkle
+
+SIGNED_WITHIN_S = 2.0
+"""Bound of the wait for a checkpoint, which is due 500 ms after chaining."""
+
+Snapshot = dict[str, Any]
+
+
+async def write(service: Service, tenant_id: str, count: int) -> None:
+    """Chain ``count`` entries in one request."""
+    await service.submitter.submit_lines([created(tenant_id, n) for n in range(count)], durability=GLOBAL, key=None)
+
+
+async def public_keys(superuser: asyncpg.Connection) -> list[PublicKey]:
+    """The keys that the ledger has published."""
+    rows = await superuser.fetch("SELECT public_key_pem FROM scheduler.signing_keys")
+    return [PublicKey.of(row["public_key_pem"]) for row in rows]
+
+
+async def checkpoint_of(superuser: asyncpg.Connection, tenant_id: str) -> Checkpoint | None:
+    """The stored checkpoint, its signature checked; None before the first."""
+    note = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1", tenant_id)
+    if note is None:
+        return None
+    origin = await superuser.fetchval("SELECT log_origin FROM scheduler.ledger_identity") + f"/{tenant_id}"
+    return open_checkpoint(note, [VerifierKey.of(origin, key) for key in await public_keys(superuser)], origin=origin)
+
+
+async def covered(superuser: asyncpg.Connection, tenant_id: str, size: int) -> Checkpoint | None:
+    """The stored checkpoint once it covers ``size`` entries."""
+    checkpoint = await checkpoint_of(superuser, tenant_id)
+    return checkpoint if checkpoint is not None and checkpoint.size >= size else None
+
+
+async def snapshots_of(superuser: asyncpg.Connection, tenant_id: str) -> list[Snapshot]:
+    """The tenant's snapshots in order, what they claim beside each row."""
+    rows = await superuser.fetch(
+        "SELECT * FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq", tenant_id
+    )
+    keyring = Keyring(await public_keys(superuser))
+    snapshots = []
+    for row in rows:
+        opened = open_snapshot(row["dsse_envelope"], keyring)
+        assert opened.verdict == "ok"
+        snapshots.append({**dict(row), "claim": opened.claim})
+    return snapshots
+
+
+def naive_root(links: list[bytes]) -> bytes:
+    """Root over raw links by recursion."""
+    return naive_merkle.root([hashlib.sha256(b"\0" + link).digest() for link in links])
+
+
+async def links_of(chains: Chains, tenant_id: str) -> list[bytes]:
+    """Raw links of a chain that is sound, in seq order."""
+    return [bytes.fromhex(entry["chain_link"]) for entry in await chains.sound(tenant_id)]
+
+
+def assert_snapshots_cover(snapshots: list[Snapshot], links: list[bytes]) -> None:
+    """Gapless from the first entry on; every root is what naive recursion makes of the links; each names the last."""
+    digest = None
+    next_seq = 1
+    for row in snapshots:
+        claim = row["claim"]
+        assert claim.from_seq == row["from_seq"] == next_seq
+        assert claim.entry_count == row["entry_count"] == claim.to_seq - claim.from_seq + 1
+        assert claim.merkle_root == row["merkle_root"] == naive_root(links[claim.from_seq - 1 : claim.to_seq]).hex()
+        assert claim.tree_size == claim.to_seq == row["to_seq"]
+        assert claim.tree_root == naive_root(links[: claim.to_seq]).hex()
+        assert claim.from_chain_link == row["from_chain_link"] == links[claim.from_seq - 1].hex()
+        assert claim.to_chain_link == row["to_chain_link"] == links[claim.to_seq - 1].hex()
+        assert claim.previous_snapshot == digest
+        digest = hashlib.sha256(base64.b64decode(json.loads(row["dsse_envelope"])["payload"])).hexdigest()
+        next_seq = claim.to_seq + 1
+
+
+async def edit(superuser: asyncpg.Connection, assignment: str, seq: int) -> None:
+    """Change one row of tenant acme behind the triggers."""
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        await superuser.execute(
+            f"UPDATE scheduler.scheduler_log SET {assignment} WHERE tenant_id = 'acme' AND seq = $1", seq
+        )
+
+
+@pytest.fixture
+def rarely(make_settings: MakeSettings) -> Any:
+    """Settings of a node that signs a snapshot every ten entries, or after an hour."""
+    return make_settings(chain={"batch_size": 10, "batch_interval": "1h"})
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+async def test_every_entry_is_soon_covered_by_a_signed_checkpoint_of_its_own_tree(
+    service: Service, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    await write(service, "acme", 1)
+    await until(chains.key_recorded, "the node has recorded its key")
+    size = 1
+    for more in (1, 1, 5, 250, 2, 300):
+        await write(service, "acme", more)
+        size += more
+        checkpoint = await until(
+            lambda size=size: covered(superuser, "acme", size), f"a checkpoint covers {size}", SIGNED_WITHIN_S
+        )
+        assert (checkpoint.size, checkpoint.root) == (size, naive_root(await links_of(chains, "acme")))
+
+
+async def test_the_newest_checkpoint_is_kept_beside_the_wal(
+    service: Service, superuser: asyncpg.Connection, make_settings: MakeSettings
+) -> None:
+    await write(service, "acme", 3)
+    await until(lambda: covered(superuser, "acme", 3), "a checkpoint covers all")
+    kept = make_settings().wal_dir / service.node.node_id / "checkpoints" / "acme"
+    await until(lambda: kept.exists() and kept.read_text().split("\n")[1] == "3", "it is kept")
+    assert kept.read_text() == await superuser.fetchval(
+        "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'"
+    )
+
+
+async def test_a_checkpoint_that_could_not_be_kept_is_kept_as_soon_as_it_can_be(
+    service: Service, superuser: asyncpg.Connection, make_settings: MakeSettings
+) -> None:
+    folder = make_settings().wal_dir / service.node.node_id / "checkpoints"
+    away = folder.with_name("away")
+    folder.rename(away)
+    await write(service, "acme", 3)
+    await until(lambda: service.notary.last_error, "the notary says that it cannot keep it")
+    await until(lambda: covered(superuser, "acme", 3), "the checkpoint is in the database")
+
+    away.rename(folder)
+    await until(lambda: (folder / "acme").exists() and "\n3\n" in (folder / "acme").read_text(), "it is kept")
+    await until(lambda: service.notary.last_error is None, "the notary is well again")
+    assert service.node.failure is None
+
+
+async def test_what_was_chained_while_nobody_could_sign_is_signed_after_a_restart(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings(shutdown_grace="1s", chain={"batch_interval": "100ms"})
+    async with superuser.transaction():
+        await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
+        async with run_node(settings) as service:
+            await write(service, "acme", 700)
+            await write(service, "beta", 3)
+    async with run_node(settings):
+        for tenant, size in (("acme", 700), ("beta", 3)):
+            await until(lambda tenant=tenant, size=size: covered(superuser, tenant, size), f"{tenant} is covered")
+            links = await links_of(chains, tenant)
+            checkpoint = await checkpoint_of(superuser, tenant)
+            assert checkpoint is not None
+            assert checkpoint.root == naive_root(links)
+            await until(lambda tenant=tenant: snapshots_of(superuser, tenant), f"{tenant} has a snapshot")
+            assert_snapshots_cover(await snapshots_of(superuser, tenant), links)
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+async def test_a_snapshot_is_signed_for_every_batch_size_entries_exactly(
+    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(rarely) as service:
+        await write(service, "acme", 35)
+        await until(lambda: covered(superuser, "acme", 35), "a checkpoint covers all")
+
+        async def ranges() -> list[tuple[int, int]]:
+            return [(row["from_seq"], row["to_seq"]) for row in await snapshots_of(superuser, "acme")]
+
+        async def three() -> bool:
+            return len(await ranges()) >= 3
+
+        await until(three, "three snapshots")
+        assert await ranges() == [(1, 10), (11, 20), (21, 30)]
+        await write(service, "acme", 4)
+        await until(lambda: covered(superuser, "acme", 39), "a checkpoint covers all")
+        assert len(await ranges()) == 3
+        await write(service, "acme", 1)
+        await until(lambda: covered(superuser, "acme", 40), "a checkpoint covers all")
+
+        async def four() -> bool:
+            return len(await ranges()) == 4
+
+        await until(four, "the fourth batch is full")
+        assert_snapshots_cover(await snapshots_of(superuser, "acme"), await links_of(chains, "acme"))
+
+
+async def test_a_batch_that_does_not_fill_is_signed_after_the_interval(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings(chain={"batch_interval": "300ms"})) as service:
+        await write(service, "acme", 3)
+        await until(lambda: snapshots_of(superuser, "acme"), "a snapshot is signed", 5)
+        snapshots = await snapshots_of(superuser, "acme")
+        assert [(row["from_seq"], row["to_seq"]) for row in snapshots] == [(1, 3)]
+        assert_snapshots_cover(snapshots, await links_of(chains, "acme"))
+
+
+async def test_an_entry_chained_while_the_others_are_being_signed_is_signed_after_the_interval_too(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings(chain={"batch_interval": "500ms"})) as service:
+        await write(service, "acme", 1)
+        await until(lambda: covered(superuser, "acme", 1), "a checkpoint covers it")
+        async with superuser.transaction():
+            await superuser.execute("LOCK TABLE scheduler.merkle_tile IN ACCESS EXCLUSIVE MODE")
+            signing = asyncio.create_task(service.notary.sign_now("acme"))
+            await until(lambda: waits_for_a_lock(superuser), "signing has begun")
+            await write(service, "acme", 1)
+        await signing
+
+        async def signed_seq() -> int:
+            return max((row["to_seq"] for row in await snapshots_of(superuser, "acme")), default=0)
+
+        async def all_signed() -> bool:
+            return await signed_seq() == 2
+
+        await until(all_signed, "the second entry is signed", 5)
+
+
+async def waits_for_a_lock(superuser: asyncpg.Connection) -> bool:
+    """Whether a statement of another session waits for a lock on tiles."""
+    return bool(
+        await superuser.fetchval(
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'scheduler.merkle_tile'::regclass"
+        )
+    )
+
+
+async def test_signing_on_request_signs_the_rest_at_once_and_then_has_nothing_to_sign(
+    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(rarely) as service:
+        await write(service, "acme", 13)
+        made = await service.notary.sign_now("acme")
+        assert (made[-1]["to_seq"], made[-1]["tenant_id"]) == (13, "acme")
+        assert await service.notary.sign_now("acme") == []
+        await write(service, "acme", 2)
+        (row,) = await service.notary.sign_now("acme")
+        assert (row["from_seq"], row["to_seq"], row["entry_count"]) == (14, 15, 2)
+        assert_snapshots_cover(await snapshots_of(superuser, "acme"), await links_of(chains, "acme"))
+
+
+async def test_a_node_that_signs_no_snapshots_still_signs_checkpoints_and_may_forget_its_wal(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings(chain={"sign_snapshots": False})) as service:
+        await write(service, "acme", 3)
+        await until(lambda: covered(superuser, "acme", 3), "a checkpoint covers all")
+        with pytest.raises(SigningUnavailableError):
+            await service.notary.sign_now("acme")
+        assert await snapshots_of(superuser, "acme") == []
+        await until(lambda: service.notary.signed_lsn == service.node.chained.lsn, "the WAL is covered")
+
+
+async def test_snapshots_go_on_from_those_of_an_earlier_process(
+    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    for count in (7, 1, 25):
+        async with run_node(rarely) as service:
+            await write(service, "acme", count)
+            await service.notary.sign_now("acme")
+    snapshots = await snapshots_of(superuser, "acme")
+    assert snapshots[-1]["to_seq"] == 33
+    assert_snapshots_cover(snapshots, await links_of(chains, "acme"))
+
+
+async def test_two_nodes_that_sign_the_same_tenant_make_one_gapless_row_of_snapshots(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    chain = {"batch_size": 7, "batch_interval": "100ms"}
+    async with run_node(make_settings("one", chain=chain)) as one, run_node(make_settings("two", chain=chain)) as two:
+
+        async def write_many(service: Service) -> None:
+            for _ in range(40):
+                await write(service, "acme", 3)
+
+        await asyncio.gather(write_many(one), write_many(two), write_many(one))
+        await until(lambda: covered(superuser, "acme", 360), "a checkpoint covers all")
+
+        async def all_signed() -> bool:
+            return (await snapshots_of(superuser, "acme"))[-1]["to_seq"] == 360
+
+        await until(all_signed, "all is signed")
+        assert one.node.failure is None
+        assert two.node.failure is None
+    snapshots = await snapshots_of(superuser, "acme")
+    links = await links_of(chains, "acme")
+    assert_snapshots_cover(snapshots, links)
+    assert len({row["claim"].node_id for row in snapshots}) == 2
+    checkpoint = await checkpoint_of(superuser, "acme")
+    assert checkpoint is not None
+    assert checkpoint.root == naive_root(links)
+
+
+# --- what is signed is what was chained -----------------------------------------------------------
+
+
+async def test_a_row_edited_before_the_tree_follows_is_not_what_is_signed(
+    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(rarely) as service:
+        await write(service, "acme", 1)
+        await until(lambda: covered(superuser, "acme", 1), "the tree is there")
+        async with superuser.transaction():
+            await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
+            await write(service, "acme", 9)
+            links = await links_of(chains, "acme")
+            await edit(superuser, "chain_link = repeat('ab', 32)", 4)
+        checkpoint = await until(lambda: covered(superuser, "acme", 10), "a checkpoint covers all")
+        assert checkpoint.root == naive_root(links)
+        await until(lambda: snapshots_of(superuser, "acme"), "the batch is signed")
+        assert_snapshots_cover(await snapshots_of(superuser, "acme"), links)
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "chain_link = repeat('ab', 32)",
+        "prev_chain_link = repeat('ab', 32)",
+        "job_id = 'another'",
+        "payload = '{}'",
+        "t_hlc = '1:0:x', hlc_physical = 1, hlc_logical = 0, hlc_node = 'x'",
+        "seq = 1000",
+    ],
+)
+async def test_a_row_edited_while_no_node_ran_is_never_signed_and_the_ledger_goes_on(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, assignment: str
+) -> None:
+    settings = make_settings(shutdown_grace="1s", chain={"batch_size": 5, "batch_interval": "100ms"})
+    async with superuser.transaction():
+        await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
+        async with run_node(settings) as service:
+            await write(service, "acme", 12)
+    await edit(superuser, assignment, 4)
+    async with run_node(settings) as service:
+        await until(lambda: "acme" in (service.notary.last_error or ""), "the notary finds the row")
+        receipt = await service.submitter.submit(created("beta", 1), key=None)
+        assert receipt.chain is not None
+        await until(lambda: covered(superuser, "beta", 1), "the other tenant is signed")
+        with pytest.raises(SigningUnavailableError):
+            await service.notary.sign_now("acme")
+        assert await checkpoint_of(superuser, "acme") is None
+        assert await snapshots_of(superuser, "acme") == []
+        assert service.node.failure is None
+
+
+async def test_a_row_edited_after_the_tree_followed_is_in_no_snapshot(
+    run_node: RunNode, rarely: Any, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(rarely) as service:
+        await write(service, "acme", 9)
+        await until(lambda: covered(superuser, "acme", 9), "the tree follows")
+    await edit(superuser, "chain_link = repeat('ab', 32)", 4)
+    async with run_node(rarely) as service:
+        with pytest.raises(SigningUnavailableError):
+            await service.notary.sign_now("acme")
+        assert await snapshots_of(superuser, "acme") == []
+        assert service.node.failure is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE scheduler.merkle_head SET tree_size = tree_size - 2",
+        "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, get_byte(hashes, 40) # 1)",
+    ],
+)
+async def test_a_tree_that_was_turned_back_or_rewritten_is_not_extended(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, change: str
+) -> None:
+    async with run_node(make_settings("one")) as one:
+        await write(one, "acme", 9)
+        await until(lambda: covered(superuser, "acme", 9), "the tree follows")
+        kept = make_settings("one").wal_dir / one.node.node_id / "checkpoints" / "acme"
+        await until(kept.exists, "the checkpoint is kept")
+        async with run_node(make_settings("two")) as two:
+            await write(two, "acme", 1)
+            await until(lambda: covered(superuser, "acme", 10), "the other node has moved the tree")
+        await superuser.execute(change + " WHERE tenant_id = 'acme'")
+        await write(one, "acme", 1)
+        await until(lambda: one.node.failure, "the node refuses to sign on")
+        assert isinstance(one.node.failure, DatabaseWentBackError)
+        checkpoint = await checkpoint_of(superuser, "acme")
+        assert checkpoint is not None
+        assert checkpoint.size == 10
+
+
+# --- how far the WAL is signed --------------------------------------------------------------------
+
+
+async def turns(service: Service, superuser: asyncpg.Connection) -> None:
+    """Let the notary have three full turns: one entry after the other, each covered by a checkpoint."""
+    for _ in range(3):
+        await write(service, "clock", 1)
+        size = await superuser.fetchval("SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = 'clock'")
+        await until(lambda size=size: covered(superuser, "clock", size), "a turn passes")
+    await service.notary.sign_now("clock")
+
+
+async def test_signed_lsn_rises_only_when_every_tenant_is_signed(
+    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(rarely) as service:
+        await write(service, "acme", 3)
+        await write(service, "beta", 3)
+        await until(chains.key_recorded, "the node has recorded its key")
+        lsn = service.node.chained.lsn
+        for tenant in ("_system", "beta"):
+            await turns(service, superuser)
+            assert service.notary.signed_lsn == 0
+            await service.notary.sign_now(tenant)
+        await turns(service, superuser)
+        await service.notary.sign_now("_system")
+        await turns(service, superuser)
+        assert service.notary.signed_lsn == 0
+
+        await service.notary.sign_now("acme")
+        await until(lambda: service.notary.signed_lsn >= lsn, "all that was chained then is signed")
+
+
+async def test_what_an_earlier_process_left_unsigned_holds_signed_lsn_back(
+    run_node: RunNode, rarely: Any, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(rarely) as service:
+        await write(service, "acme", 3)
+        await service.notary.sign_now("_system")
+        last_lsn = service.node.chained.lsn
+    async with run_node(rarely) as service:
+        await turns(service, superuser)
+        await service.notary.sign_now("_system")
+        await turns(service, superuser)
+        assert service.notary.signed_lsn < last_lsn
+        await service.notary.sign_now("acme")
+        await until(lambda: service.notary.signed_lsn >= last_lsn, "what was left is signed")
+
+
+async def test_a_head_whose_name_leads_to_another_tenants_file_is_not_followed(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings("node")) as service:
+        await service.submitter.submit(created("acme", 1), key=None)
+        await service.notary.sign_now("acme")
+        kept = service._started.checkpoints.load("acme")
+    await superuser.execute(
+        "INSERT INTO scheduler.chain_heads SELECT './acme', head_seq, head_chain_link, head_hlc"
+        "  FROM scheduler.chain_heads WHERE tenant_id = 'acme'"
+    )
+    async with run_node(make_settings("node")) as service:
+        await service.submitter.submit(created("beta", 1), key=None)
+        await service.notary.sign_now("beta")
+        assert service._started.checkpoints.load("acme") == kept
+        assert service.node.failure is None

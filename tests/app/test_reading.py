@@ -1,0 +1,271 @@
+"""What the service says about what it recorded, checked the way a client that trusts nothing would."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from ledger import chain, merkle
+from ledger.hlc import Hlc
+from signing import checkpoint, envelope
+from tests.app.service_thread import serving
+
+JOBS = 300
+NDJSON = {"content-type": "application/x-ndjson"}
+
+
+@pytest.fixture(scope="module")
+def client(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    settings = {"chain": {"checkpoint_interval": "20ms", "batch_size": 100}}
+    folder = tmp_path_factory.mktemp("reading")
+    with serving(postgres, folder, "reading", **settings) as url, httpx.Client(base_url=url, timeout=30) as client:
+        lines = [f'{{"tenant_id":"acme","type":"JobCreated","job_id":"job-{n}","trace_time":{n}}}' for n in range(JOBS)]
+        lines += [
+            f'{{"tenant_id":"acme","type":"JobFailed","job_id":"job-{n}","error":"e"}}' for n in range(0, JOBS, 3)
+        ]
+        answer = client.post("/v1/events", content="\n".join(lines), headers=NDJSON)
+        assert answer.json()["accepted"] == len(lines)
+        _wait_for_checkpoint(client, "acme", len(lines))
+        yield client
+
+
+def _wait_for_checkpoint(client: httpx.Client, tenant_id: str, size: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        tree = client.get("/v1/chain/head", params={"tenant_id": tenant_id}).json()["tree"]
+        if tree is not None and tree["checkpoint_size"] == size:
+            return
+    pytest.fail(f"no checkpoint of {size} leaves was signed")
+
+
+def pages(client: httpx.Client, path: str, **params: Any) -> Iterator[list[dict[str, Any]]]:
+    """Items of each page of a list, to its end."""
+    cursor: dict[str, str] = {}
+    while True:
+        answer = client.get(path, params={**params, **cursor})
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        yield page["items"]
+        if page["next_cursor"] is None:
+            return
+        cursor = {"cursor": page["next_cursor"]}
+
+
+def everything(client: httpx.Client, path: str, **params: Any) -> list[dict[str, Any]]:
+    return [item for page in pages(client, path, **params) for item in page]
+
+
+def test_jobs_are_listed_newest_first_once_each(client: httpx.Client) -> None:
+    listed = list(pages(client, "/v1/jobs", tenant_id="acme", limit=70))
+    assert [len(page) for page in listed] == [70, 70, 70, 70, 20]
+    jobs = [job for page in listed for job in page]
+    assert {job["job_id"] for job in jobs} == {f"job-{n}" for n in range(JOBS)}
+    created = [Hlc.parse(job["created_hlc"]) for job in jobs]
+    assert created == sorted(created, reverse=True)
+
+
+def test_a_full_last_page_has_no_cursor(client: httpx.Client) -> None:
+    assert [len(page) for page in pages(client, "/v1/jobs", tenant_id="acme", limit=JOBS // 3)] == [JOBS // 3] * 3
+
+
+def test_jobs_can_be_listed_by_status(client: httpx.Client) -> None:
+    failed = everything(client, "/v1/jobs", tenant_id="acme", status="FAILED", limit=30)
+    assert len(failed) == JOBS // 3
+    assert {job["status"] for job in failed} == {"FAILED"}
+    assert len(everything(client, "/v1/jobs", tenant_id="acme", status="SUBMITTED")) == JOBS - JOBS // 3
+    assert everything(client, "/v1/jobs", tenant_id="acme", status="RUNNING") == []
+
+
+def test_a_cursor_of_one_status_is_refused_for_another(client: httpx.Client) -> None:
+    first = client.get("/v1/jobs", params={"tenant_id": "acme", "status": "FAILED", "limit": 1}).json()
+    params = {"tenant_id": "acme", "status": "SUBMITTED", "cursor": first["next_cursor"]}
+    assert client.get("/v1/jobs", params=params).status_code == 422
+
+
+def test_a_job_says_what_all_its_events_say_together(client: httpx.Client) -> None:
+    job = client.get("/v1/jobs/job-3", params={"tenant_id": "acme"}).json()
+    assert (job["status"], job["error"], job["fence_token"]) == ("FAILED", "e", 1)
+    assert job["consistency"] == {"level": "SESSION", "source": "primary", "staleness_ms": 0}
+
+
+def test_events_of_a_job_come_in_hlc_order_page_by_page(client: httpx.Client) -> None:
+    events = everything(client, "/v1/jobs/job-0/events", tenant_id="acme", limit=1)
+    assert [event["type"] for event in events] == ["JobCreated", "JobFailed"]
+    assert events[0]["payload"] == {"fence_token": 1, "trace_time": 0, "type": "JobCreated"}
+    hlcs = [Hlc.parse(event["hlc"]) for event in events]
+    assert hlcs == sorted(hlcs)
+
+
+def test_what_was_left_out_stays_left_out_of_the_payload(client: httpx.Client) -> None:
+    client.post("/v1/jobs", json={"tenant_id": "bare", "job_id": "bare"})
+    entry = everything(client, "/v1/chain/entries", tenant_id="bare")[0]
+    assert entry["payload"] == '{"fence_token":1,"type":"JobCreated"}'
+
+
+def test_a_client_can_compute_every_digest_and_link_again(client: httpx.Client) -> None:
+    entries = everything(client, "/v1/chain/entries", tenant_id="acme", limit=150)
+    assert [entry["seq"] for entry in entries] == list(range(1, len(entries) + 1))
+    previous = b""
+    for entry in entries:
+        digest = hashlib.sha256(entry["payload"].encode()).digest()
+        assert entry["payload_digest"] == digest.hex()
+        link = chain.link(
+            tenant_id="acme",
+            seq=entry["seq"],
+            t_hlc=entry["t_hlc"],
+            job_id=entry["job_id"],
+            action=entry["action"],
+            prev_chain_link=previous,
+            payload_digest=digest,
+        )
+        assert (entry["prev_chain_link"], entry["chain_link"]) == (previous.hex() or None, link.hex())
+        previous = link
+    head = client.get("/v1/chain/head", params={"tenant_id": "acme"}).json()
+    assert (head["seq"], head["chain_link"], head["hlc"]) == (len(entries), previous.hex(), entries[-1]["t_hlc"])
+
+
+def test_entries_may_begin_anywhere_and_end_empty(client: httpx.Client) -> None:
+    some = client.get("/v1/chain/entries", params={"tenant_id": "acme", "from_seq": 7, "limit": 2}).json()
+    assert [entry["seq"] for entry in some["items"]] == [7, 8]
+    none = client.get("/v1/chain/entries", params={"tenant_id": "acme", "from_seq": 10_000}).json()
+    assert none == {"items": [], "next_cursor": None}
+
+
+@pytest.mark.parametrize("seq", [1, 2, 100, 256, 257, 400])
+def test_an_entry_can_be_proved_to_stand_under_the_signed_checkpoint(client: httpx.Client, seq: int) -> None:
+    proof = client.get("/v1/chain/proof/inclusion", params={"tenant_id": "acme", "seq": seq}).json()
+    page = client.get("/v1/chain/entries", params={"tenant_id": "acme", "from_seq": seq, "limit": 1}).json()
+    leaf = merkle.leaf_hash(bytes.fromhex(page["items"][0]["chain_link"]))
+    size, root = signed_head(client, "acme")
+    assert (proof["leaf_index"], proof["tree_size"]) == (seq - 1, size)
+    assert (proof["leaf_hash"], proof["root_hash"]) == (leaf.hex(), root.hex())
+    merkle.verify_inclusion(seq - 1, size, leaf, [bytes.fromhex(one) for one in proof["hashes"]], root)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (1, 400), (255, 256), (256, 257), (399, 400), (400, 400)])
+def test_a_tree_can_be_proved_to_have_only_grown(client: httpx.Client, first: int, second: int) -> None:
+    params: dict[str, str | int] = {"tenant_id": "acme", "first": first, "second": second}
+    proof = client.get("/v1/chain/proof/consistency", params=params).json()
+    roots = bytes.fromhex(proof["first_root"]), bytes.fromhex(proof["second_root"])
+    merkle.verify_consistency(first, second, *roots, [bytes.fromhex(one) for one in proof["hashes"]])
+    if second == 400:
+        assert roots[1] == signed_head(client, "acme")[1]
+
+
+def signed_head(client: httpx.Client, tenant_id: str) -> tuple[int, bytes]:
+    """Size and root of the newest checkpoint, its signature checked with the published key."""
+    note = client.get(f"/v1/log/{tenant_id}/checkpoint")
+    assert note.headers["content-type"] == "text/plain; charset=utf-8"
+    keys = client.get("/v1/keys", params={"tenant_id": tenant_id}).json()["log_verifier_keys"]
+    opened = checkpoint.open_checkpoint(note.text, keys)
+    return opened.size, opened.root
+
+
+def test_the_tiles_hold_the_leaves_that_the_checkpoint_signs(client: httpx.Client) -> None:
+    full = client.get("/v1/log/acme/tile/0/000")
+    partial = client.get("/v1/log/acme/tile/0/001.p/144")
+    assert full.headers["content-type"] == "application/octet-stream"
+    assert "immutable" in full.headers["cache-control"]
+    hashes = full.content + partial.content
+    leaves = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
+    assert (len(leaves), merkle.root(leaves)) == signed_head(client, "acme")
+    assert client.get("/v1/log/acme/tile/0/000.p/5").content == full.content[:160]
+    assert client.get("/v1/log/acme/tile/1/000.p/1").content == merkle.root(leaves[:256])
+
+
+@pytest.mark.parametrize(
+    "path", ["0/001", "0/001.p/145", "0/000.p/256", "0/0", "0/x000/000", "00/000", "64/000", "entries/000"]
+)
+def test_only_tiles_that_are_there_have_a_path(client: httpx.Client, path: str) -> None:
+    assert client.get(f"/v1/log/acme/tile/{path}").status_code == 404
+
+
+def test_a_snapshot_is_signed_on_demand_and_can_be_verified(client: httpx.Client) -> None:
+    client.post("/v1/jobs", json={"tenant_id": "signed", "job_id": "one"})
+    signed = client.post("/v1/snapshots", json={"tenant_id": "signed"})
+    again = client.post("/v1/snapshots", json={"tenant_id": "signed"})
+    assert (signed.status_code, again.status_code) == (201, 200)
+    assert signed.json() == again.json()
+    snapshot = client.get(f"/v1/snapshots/{signed.json()['id']}").json()
+    assert snapshot == signed.json()
+    payload = envelope.verify(snapshot["dsse_envelope"], client.get("/v1/keys").json())
+    assert payload == base64.b64decode(snapshot["dsse_envelope"]["payload"])
+    assert b'"signed' in payload
+
+
+def test_snapshots_are_listed_newest_first(client: httpx.Client) -> None:
+    listed = everything(client, "/v1/snapshots", tenant_id="acme", limit=1)
+    assert [(one["from_seq"], one["to_seq"]) for one in listed] == [(301, 400), (201, 300), (101, 200), (1, 100)]
+
+
+def test_verification_is_answered_under_every_spelling(client: httpx.Client) -> None:
+    for path in ("/chain/verify?tenantId=acme", "/chain/verify?tenant_id=acme", "/v1/chain/verify?tenantId=acme"):
+        verdict = client.get(path).json()
+        assert (verdict["valid"], verdict["entries_checked"]) == (True, 400)
+    part = client.get("/v1/chain/verify?tenant_id=acme&from_seq=10&to_seq=20").json()
+    assert (part["valid"], part["from_seq"], part["to_seq"], part["entries_checked"]) == (True, 10, 20, 11)
+
+
+def test_the_ledgers_own_chain_can_be_read(client: httpx.Client) -> None:
+    entries = everything(client, "/v1/chain/entries", tenant_id="_system")
+    assert {"KEY_ADDED", "TENANT_CREATED"} <= {entry["action"] for entry in entries}
+    assert client.get("/v1/chain/verify", params={"tenant_id": "_system"}).json()["valid"] is True
+
+
+def test_the_node_says_who_it_is_and_how_far_it_has_come(client: httpx.Client) -> None:
+    node = client.get("/v1/node").json()
+    positions = [node["positions"][name] for name in ("written_lsn", "durable_lsn", "commit_lsn", "chained_lsn")]
+    assert positions == sorted(positions, reverse=True)
+    assert positions[-1] >= 400
+    assert node["epoch"] == 1
+
+
+def test_readiness_lists_every_check_by_name(client: httpx.Client) -> None:
+    ready = client.get("/readyz")
+    assert ready.status_code == 200
+    assert {"accepting", "writer", "database"} <= ready.json()["checks"].keys()
+    assert all(check["ok"] for check in ready.json()["checks"].values())
+    assert client.get("/livez").json() == {"status": "live"}
+
+
+def test_metrics_have_their_names_and_never_a_tenant(client: httpx.Client) -> None:
+    text = client.get("/metrics").text
+    names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    assert names >= {
+        "hlc_ticks_total",
+        "hlc_clock_skew_rejections_total",
+        "hlc_physical_offset_seconds",
+        "scheduler_chain_entries_total",
+        "scheduler_chain_verifications_total",
+        "scheduler_chain_verification_failures_total",
+        "scheduler_batch_snapshots_total",
+        "wal_append_seconds_count",
+        "wal_sync_seconds_count",
+        "wal_batch_entries_count",
+        "wal_durable_lsn",
+        "wal_chained_lsn",
+        "wal_backlog_entries",
+        "wal_fencing_rejects_total",
+        "wal_epoch",
+        "http_requests_total",
+        "http_request_duration_seconds_count",
+    }
+    assert "acme" not in text
+    assert 'route="/v1/jobs/{job_id}"' in text
+
+
+def test_a_list_of_large_jobs_is_cut_short_and_goes_on(client: httpx.Client) -> None:
+    for number in range(8):
+        spec = {"blob": "x" * 900_000}
+        created = client.post("/v1/jobs", json={"tenant_id": "large", "job_id": f"large-{number}", "spec": spec})
+        assert created.status_code == 201
+    for path in ("/v1/jobs", "/v1/chain/entries"):
+        sizes = [len(page) for page in pages(client, path, tenant_id="large")]
+        assert sizes == [5, 3]

@@ -1,0 +1,371 @@
+"""Reads from hot standbys: real ones that stream from the primary, made stale, cut off, frozen and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from app.read.heartbeat import Heartbeat
+from app.session import Token
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.postgres_proxy import proxy_to
+from tests.app.service_thread import serving
+from tests.app.standby import Standby, standby_of
+from tests.conftest import Database
+
+NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
+PATIENCE_S = 15
+AT_ONCE_S = 3
+"""Longest that a read may take because of a replica: its silence, and letting go of the connection, with room."""
+
+
+@pytest.fixture(scope="module")
+def running_standby(postgres: EmbeddedPostgres) -> Iterator[Standby]:
+    with standby_of(postgres) as standby:
+        yield standby
+
+
+@pytest.fixture
+async def standby(running_standby: Standby) -> AsyncIterator[Standby]:
+    """A standby that runs and replays, before and after the test."""
+    yield running_standby
+    if not running_standby.is_running:
+        await asyncio.to_thread(running_standby.start)
+    await running_standby.resume()
+
+
+@pytest.fixture(scope="module")
+def shared_url(
+    postgres: EmbeddedPostgres, running_standby: Standby, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A node with one replica, which the tests share that do not touch its database."""
+    replica = running_standby.url(postgres.service_url("replicas"))
+    settings = {"database_replica_urls": [replica], "read": {"wait": "6s"}, "verify": {"on_start": False}}
+    with serving(postgres, tmp_path_factory.mktemp("replicas"), "replicas", **settings) as url:
+        yield url
+
+
+@pytest.fixture
+def with_replicas(make_settings: MakeSettings, database: Database, standby: Standby) -> Callable[..., Any]:
+    """Settings of a node that knows the replicas given, or the standby alone."""
+
+    def make(*urls: str, **given: Any) -> Any:
+        return make_settings(database_replica_urls=list(urls or [standby.url(database.service_url)]), **given)
+
+    return make
+
+
+async def create(client: httpx.AsyncClient, job_id: str) -> str:
+    """Chain the creation of a job; returns the session."""
+    answer = await client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": job_id, "durability": "GLOBAL"})
+    assert answer.status_code == 201, answer.text
+    return answer.headers["tally-session"]
+
+
+async def read(client: httpx.AsyncClient, job_id: str, session: str | None = None, **params: Any) -> httpx.Response:
+    headers = {} if session is None else {"Tally-Session": session}
+    return await client.get(f"/v1/jobs/{job_id}", params={"tenant_id": "acme", **params}, headers=headers)
+
+
+async def source(client: httpx.AsyncClient, job_id: str, session: str | None = None, **params: Any) -> str:
+    answer = await read(client, job_id, session, **params)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["consistency"]["source"]
+
+
+async def read_from(client: httpx.AsyncClient, wanted: str, job_id: str, **how: Any) -> dict[str, Any]:
+    """The job, once it comes from ``wanted``: a replica that a busy machine held up is out for a moment."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            answer = await read(client, job_id, **how)
+            if answer.status_code == 200 and answer.json()["consistency"]["source"] == wanted:
+                return answer.json()
+
+
+async def grow_stale(client: httpx.AsyncClient, enough_ms: int) -> None:
+    """Return once the replica, which is paused, is behind far enough."""
+    behind_ms = 0
+    while behind_ms < enough_ms:
+        behind_ms = (await read_from(client, "replica-1", "old", consistency="eventual"))["consistency"]["staleness_ms"]
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]
+
+
+@pytest.fixture
+async def client(shared_url: str, standby: Standby) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the shared node; its replica has the job ``old`` and answers."""
+    async with httpx.AsyncClient(base_url=shared_url, timeout=30, trust_env=False) as client:
+        await create(client, "old")
+        await read_from(client, "replica-1", "old", consistency="eventual")
+        yield client
+
+
+@pytest.fixture
+async def own_client(run_server: RunServer, with_replicas: Callable[..., Any]) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a node of its own with one replica, which has the job ``old`` and answers."""
+    async with run_server(with_replicas()) as client:
+        await create(client, "old")
+        await read_from(client, "replica-1", "old", consistency="eventual")
+        yield client
+
+
+async def test_a_replica_answers_all_but_strong_reads(client: httpx.AsyncClient) -> None:
+    session = await create(client, "fresh")
+    await read_from(client, "replica-1", "fresh", session=session)
+    old = await read_from(client, "replica-1", "old", session=session)
+    assert 0 <= old["consistency"]["staleness_ms"] < 60_000
+    for how in (
+        {"consistency": "eventual"},
+        {"consistency": "session"},
+        {"consistency": "bounded_staleness", "max_staleness_ms": 60_000},
+        {"as_of": old["last_hlc"]},
+    ):
+        answer = await read_from(client, "replica-1", "old", **how)
+        assert answer.pop("consistency")["level"] == str(how.get("consistency", "session")).upper()
+        assert answer == {name: old[name] for name in answer}
+    assert await source(client, "old", consistency="strong") == "primary"
+
+
+async def test_an_eventual_read_of_a_stale_replica_does_not_wait_and_says_how_stale(
+    client: httpx.AsyncClient, standby: Standby
+) -> None:
+    await standby.pause()
+    await create(client, "unseen")
+    began_s = time.monotonic()
+    async with asyncio.timeout(PATIENCE_S):
+        while (missing := await read(client, "unseen", consistency="eventual")).status_code == 200:
+            pass
+    assert problem(missing) == (404, "job-not-found")
+    assert "replica-1" in missing.json()["detail"]
+    while time.monotonic() - began_s < 0.6:
+        stale = await read_from(client, "replica-1", "old", consistency="eventual")
+    assert 600 <= stale["consistency"]["staleness_ms"] < 1000 * PATIENCE_S
+
+
+async def test_a_session_is_answered_by_whoever_has_its_writes(client: httpx.AsyncClient, standby: Standby) -> None:
+    await standby.pause()
+    session = await create(client, "new")
+    assert await source(client, "new", session) == "primary"
+    assert await source(client, "old", session) == "primary"
+    await read_from(client, "replica-1", "old")
+    created = (await read(client, "new", session)).json()["created_hlc"]
+    assert await source(client, "new", session, as_of=created) == "primary"
+    await standby.resume()
+    await read_from(client, "replica-1", "new", session=session)
+    await read_from(client, "replica-1", "new", session=session, as_of=created)
+
+
+async def test_a_session_waits_a_little_for_a_replica_that_is_nearly_there(
+    run_server: RunServer, with_replicas: Callable[..., Any], standby: Standby
+) -> None:
+    async with run_server(with_replicas(read={"wait": "60s"})) as client:
+        await create(client, "old")
+        await read_from(client, "replica-1", "old", consistency="eventual")
+        for number in range(5):
+            await standby.pause()
+            session = await create(client, f"new-{number}")
+            waiting = asyncio.create_task(source(client, f"new-{number}", session))
+            for _ in range(3):
+                await source(client, "old", consistency="eventual")
+            waited = not waiting.done()
+            await standby.resume()
+            if await waiting == "replica-1" and waited:
+                return
+    pytest.fail("no read waited for the replica")
+
+
+async def test_a_session_does_not_wait_for_a_replica_that_is_far_behind(
+    client: httpx.AsyncClient, standby: Standby
+) -> None:
+    await standby.pause()
+    session = await create(client, "far")
+    await grow_stale(client, 1000)
+    began_s = time.monotonic()
+    for _ in range(5):
+        assert await source(client, "far", session) == "primary"
+    assert time.monotonic() - began_s < 5 * 0.4, "it waited each time"
+
+
+async def test_a_read_is_never_staler_than_its_bound(client: httpx.AsyncClient, standby: Standby) -> None:
+    await standby.pause()
+    await grow_stale(client, 1000)
+    bounded = {"consistency": "bounded_staleness"}
+    await read_from(client, "replica-1", "old", **bounded, max_staleness_ms=60_000)
+    for max_staleness_ms in (0, 500):
+        assert await source(client, "old", **bounded, max_staleness_ms=max_staleness_ms) == "primary"
+    await standby.resume()
+    await read_from(client, "replica-1", "old", **bounded, max_staleness_ms=5000)
+
+
+async def test_while_the_primary_is_away_replicas_answer_what_they_can(
+    run_server: RunServer, with_replicas: Callable[..., Any], database: Database, standby: Standby
+) -> None:
+    settings = with_replicas(read={"wait": "50ms"})
+    async with proxy_to(database.service_url) as primary, run_server(settings, url=primary.url) as client:
+        session = await create(client, "old")
+        await read_from(client, "replica-1", "old", session=session)
+        await standby.pause()
+        unseen = await create(client, "unseen")
+        await primary.refuse()
+        await read_from(client, "replica-1", "old", consistency="eventual")
+        await read_from(client, "replica-1", "old", session=session)
+        bounded = {"consistency": "bounded_staleness"}
+        await read_from(client, "replica-1", "old", **bounded, max_staleness_ms=60_000)
+        too_stale = await read(client, "old", **bounded, max_staleness_ms=0)
+        assert problem(too_stale) == (503, "too-stale")
+        assert "retry-after" in too_stale.headers
+        assert (await read(client, "unseen", unseen)).status_code == 503
+        assert (await read(client, "old", consistency="strong")).status_code == 503
+        await primary.accept()
+        await read_from(client, "primary", "unseen", session=unseen)
+
+
+async def test_a_write_is_lost_only_by_the_word_of_one_who_saw_the_later_epoch(
+    run_server: RunServer,
+    with_replicas: Callable[..., Any],
+    database: Database,
+    superuser: asyncpg.Connection,
+    standby: Standby,
+) -> None:
+    position = (
+        "INSERT INTO scheduler.wal_positions (node_id, wal_id, epoch, chained_lsn, seen_durable_lsn)"
+        " VALUES ('there', 'w', $1, $2, $2) ON CONFLICT (node_id) DO UPDATE"
+        " SET epoch = excluded.epoch, chained_lsn = excluded.chained_lsn"
+    )
+    lost = Token("there", 2, 11, "1:0:there").encode()
+    settings = with_replicas(read={"wait": "50ms"})
+    async with proxy_to(database.service_url) as primary, run_server(settings, url=primary.url) as client:
+        await create(client, "old")
+        await superuser.execute(position, 2, 10)
+        seen = Token("there", 2, 10, "1:0:there")
+        await read_from(client, "replica-1", "old", session=seen.encode())
+        for unknown in (seen._replace(lsn=11), seen._replace(epoch=3), seen._replace(node_id="stranger")):
+            assert problem(await read(client, "old", unknown.encode())) == (503, "session-not-caught-up")
+        await standby.pause()
+        async with superuser.transaction():
+            await superuser.execute(
+                "INSERT INTO scheduler.wal_epochs (node_id, epoch, end_lsn) VALUES ('there', 2, 10)"
+            )
+            await superuser.execute(position, 3, 40)
+        assert problem(await read(client, "old", lost)) == (409, "write-lost")
+        await primary.refuse()
+        assert (await read(client, "old", lost)).status_code == 503
+        await standby.resume()
+        async with asyncio.timeout(PATIENCE_S):
+            while (answer := await read(client, "old", lost)).status_code == 503:
+                pass
+        assert problem(answer) == (409, "write-lost")
+
+
+async def test_a_killed_replica_makes_no_read_fail_or_wait_and_is_used_again_when_it_is_back(
+    client: httpx.AsyncClient, standby: Standby
+) -> None:
+    session = await create(client, "kept")
+    await asyncio.to_thread(standby.kill)
+    for how in ({"consistency": "eventual"}, {"session": session}, {"consistency": "strong"}):
+        began_s = time.monotonic()
+        assert await source(client, "kept", **how) == "primary"
+        assert time.monotonic() - began_s < AT_ONCE_S
+    await asyncio.to_thread(standby.start)
+    await read_from(client, "replica-1", "kept", session=session)
+
+
+async def test_a_frozen_replica_holds_reads_up_for_a_moment_at_most(
+    run_server: RunServer, with_replicas: Callable[..., Any], database: Database, standby: Standby
+) -> None:
+    async with AsyncExitStack() as stack:
+        replica = await stack.enter_async_context(proxy_to(standby.url(database.service_url)))
+        client = await stack.enter_async_context(run_server(with_replicas(replica.url)))
+        session = await create(client, "old")
+        await read_from(client, "replica-1", "old", session=session)
+        replica.stall()
+        began_s = time.monotonic()
+        reads = [source(client, "old", session), source(client, "old", consistency="eventual")]
+        assert await asyncio.gather(*reads) == ["primary", "primary"]
+        assert time.monotonic() - began_s < AT_ONCE_S
+        began_s = time.monotonic()
+        for _ in range(5):
+            assert await source(client, "old", session) == "primary"
+        assert time.monotonic() - began_s < AT_ONCE_S, "it is asked although it is known to be silent"
+        replica.resume()
+        await read_from(client, "replica-1", "old", session=session)
+
+
+async def test_replicas_take_turns_and_the_one_that_is_down_is_left_out(
+    run_server: RunServer, with_replicas: Callable[..., Any], database: Database, standby: Standby
+) -> None:
+    one = standby.url(database.service_url)
+    async with run_server(with_replicas(one, NOBODY, one)) as client:
+        await create(client, "old")
+        for name in ("replica-1", "replica-3", "replica-1"):
+            await read_from(client, name, "old", consistency="eventual")
+        sources = [await source(client, "old", consistency="eventual") for _ in range(12)]
+        assert "replica-2" not in sources
+
+
+async def test_an_age_is_told_by_the_clock_of_the_primary_alone(pool: asyncpg.Pool) -> None:
+    here, elsewhere = Heartbeat(pool), Heartbeat(pool)
+    beats = "SELECT beat_at FROM scheduler.heartbeat"
+    await elsewhere.beat()
+    theirs = await pool.fetchval(beats)
+    assert here.age_ms(theirs) is None, "nothing is known before the first beat"
+    await here.beat()
+    own = await pool.fetchval(beats)
+    assert here.age_ms(None) is None
+    assert 10_000 <= here.age_ms(own - timedelta(seconds=10)) < 10_000 + 1000 * PATIENCE_S
+    assert here.age_ms(own) <= here.age_ms(theirs)
+    await elsewhere.beat()
+    assert here.age_ms(await pool.fetchval(beats)) < 1000 * PATIENCE_S
+    assert here.age_ms(own + timedelta(hours=1)) is None, "the clock was set back: no age can be trusted"
+
+
+async def test_a_replica_of_another_ledger_or_of_unknown_age_is_not_believed(
+    own_client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    eventual = {"consistency": "eventual"}
+    origin = await superuser.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
+    await superuser.execute("UPDATE scheduler.ledger_identity SET log_origin = 'another'")
+    await read_from(own_client, "primary", "old", **eventual)
+    for _ in range(5):
+        assert await source(own_client, "old", **eventual) == "primary"
+    await superuser.execute("UPDATE scheduler.ledger_identity SET log_origin = $1", origin)
+    await read_from(own_client, "replica-1", "old", **eventual)
+    await superuser.execute("REVOKE ALL ON scheduler.heartbeat FROM tallystick_service")
+    assert (await own_client.get("/readyz")).status_code == 200, "a beat that is missed is no failure of the node"
+    await superuser.execute("GRANT SELECT ON scheduler.heartbeat TO tallystick_service")
+    await read_from(own_client, "replica-1", "old", **eventual)
+    await superuser.execute("UPDATE scheduler.heartbeat SET beat_at = beat_at + interval '1 hour'")
+    await read_from(own_client, "primary", "old", **eventual)
+    bounded = {"consistency": "bounded_staleness", "max_staleness_ms": 86_400_000}
+    assert await source(own_client, "old", **bounded) == "primary"
+
+
+async def test_a_node_starts_and_reads_while_no_replica_answers_and_beats_only_for_replicas(
+    run_server: RunServer, with_replicas: Callable[..., Any], make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    beats = "SELECT beat_at FROM scheduler.heartbeat"
+    async with run_server(make_settings("plain")) as client:
+        await create(client, "old")
+        assert await source(client, "old", consistency="eventual") == "primary"
+        assert await superuser.fetchval(beats) is None
+    async with run_server(with_replicas(NOBODY, NOBODY)) as client, asyncio.timeout(PATIENCE_S):
+        session = await create(client, "new")
+        assert await source(client, "new", session) == "primary"
+        assert await source(client, "old", consistency="eventual") == "primary"
+        assert (await client.get("/readyz")).status_code == 200
+        while (first := await superuser.fetchval(beats)) is None:
+            pass
+        while (second := await superuser.fetchval(beats)) == first:
+            pass
+    assert timedelta(milliseconds=200) < second - first < timedelta(seconds=PATIENCE_S)

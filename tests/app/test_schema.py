@@ -1,0 +1,361 @@
+"""The migrated schema: that it is the declared one, and that nobody but a superuser can change what is chained."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import asyncpg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection as SyncConnection
+
+from app.embedded_cluster import OWNER, SERVICE, SERVICE_GROUP
+from app.store.migrate import engine
+from app.store.tables import LOG_PARTITIONS, SCHEMA, metadata
+
+LOG_COLUMNS = (
+    *("tenant_id", "seq", "t_hlc", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action"),
+    *("link_version", "prev_chain_link", "chain_link", "payload_digest", "payload"),
+)
+APPEND_ONLY = ("scheduler_log", *(f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS)), "batch_snapshot")
+CHANGES = ("UPDATE scheduler.{} SET tenant_id = tenant_id", "DELETE FROM scheduler.{}", "TRUNCATE scheduler.{}")
+TENANTS = [f"tenant-{number}" for number in range(64)]
+"""Enough for every partition of the log to have a row."""
+
+
+class Urls(Protocol):
+    superuser_url: str
+    owner_url: str
+    service_url: str
+
+
+@pytest.fixture
+async def owner(database: Urls) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database.owner_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def service(database: Urls) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database.service_url)
+    yield connection
+    await connection.close()
+
+
+def link(seq: int) -> str:
+    return hashlib.sha256(str(seq).encode()).hexdigest()
+
+
+def entry(tenant_id: str, seq: int, /, **changed: object) -> dict[str, object]:
+    """Columns of a row that fits behind the entry of ``seq - 1``."""
+    row: dict[str, object] = {
+        "tenant_id": tenant_id,
+        "seq": seq,
+        "t_hlc": f"1700000000000:{seq}:node",
+        "hlc_physical": 1700000000000,
+        "hlc_logical": seq,
+        "hlc_node": "node",
+        "job_id": "job",
+        "action": "ENQUEUE",
+        "link_version": 2,
+        "prev_chain_link": None if seq == 1 else link(seq - 1),
+        "chain_link": link(seq),
+        "payload_digest": link(-seq),
+        "payload": "{}",
+    }
+    return row | changed
+
+
+async def insert(connection: asyncpg.Connection, *entries: dict[str, object]) -> None:
+    await connection.copy_records_to_table(
+        "scheduler_log",
+        schema_name=SCHEMA,
+        columns=LOG_COLUMNS,
+        records=[tuple(row[column] for column in LOG_COLUMNS) for row in entries],
+    )
+
+
+async def insert_snapshot(connection: asyncpg.Connection, from_seq: int = 1, to_seq: int = 1) -> None:
+    await connection.execute(
+        """
+        INSERT INTO scheduler.batch_snapshot (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link,
+               to_chain_link, entry_count, merkle_root, dsse_envelope)
+        VALUES ('acme', $1, $2, '1:0:node', 'aa', 'bb', 1, 'cc', '{}')
+        """,
+        from_seq,
+        to_seq,
+    )
+
+
+# The declared schema
+
+
+async def test_alembic_finds_no_difference_between_declared_and_migrated(database: Urls) -> None:
+    def differences(connection: SyncConnection) -> list[object]:
+        partitions = {f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS)}
+        options = {
+            "include_schemas": True,
+            "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
+            "include_object": lambda _, name, kind, *__: kind != "table" or name not in partitions,
+            "version_table_schema": SCHEMA,
+            "compare_type": True,
+            "compare_server_default": True,
+        }
+        context = MigrationContext.configure(connection, opts=options)
+        return list(compare_metadata(context, metadata))
+
+    async with engine(database.owner_url).connect() as connection:
+        assert await connection.run_sync(differences) == []
+
+
+COLUMNS = """
+    SELECT c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
+           l.collname, pg_get_expr(d.adbin, d.adrelid)
+      FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+      LEFT JOIN pg_collation l ON l.oid = a.attcollation
+      LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+     WHERE c.relnamespace = 'scheduler'::regnamespace AND c.relkind IN ('r', 'p') AND a.attnum > 0
+       AND NOT c.relispartition AND c.relname <> 'alembic_version'
+     ORDER BY 1, 2
+"""
+CONSTRAINTS = """
+    SELECT c.relname, n.conname, pg_get_constraintdef(n.oid)
+      FROM pg_class c JOIN pg_constraint n ON n.conrelid = c.oid
+     WHERE c.relnamespace = 'scheduler'::regnamespace AND NOT c.relispartition AND c.relname <> 'alembic_version'
+     ORDER BY 1, 2
+"""
+INDEXES = """
+    SELECT c.relname, pg_get_indexdef(i.indexrelid)
+      FROM pg_class c JOIN pg_index i ON i.indrelid = c.oid
+     WHERE c.relnamespace = 'scheduler'::regnamespace AND NOT c.relispartition AND c.relname <> 'alembic_version'
+     ORDER BY 1, 2
+"""
+STORAGE = """
+    SELECT relname, relkind, reloptions, pg_get_partkeydef(oid)
+      FROM pg_class
+     WHERE relnamespace = 'scheduler'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+       AND relname <> 'alembic_version'
+     ORDER BY 1
+"""
+SEQUENCES = """
+    SELECT sequencename, data_type::text, start_value, increment_by, cache_size FROM pg_sequences ORDER BY 1
+"""
+
+
+@pytest.mark.parametrize("question", [COLUMNS, CONSTRAINTS, INDEXES, STORAGE, SEQUENCES])
+async def test_the_catalog_of_the_migrated_schema_is_that_of_the_declared_one(
+    question: str, superuser: asyncpg.Connection, empty_database: Urls
+) -> None:
+    async with engine(empty_database.superuser_url).begin() as connection:
+        await connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")
+        await connection.run_sync(metadata.create_all)
+    declared = await asyncpg.connect(empty_database.superuser_url)
+    try:
+        expected = await declared.fetch(question)
+    finally:
+        await declared.close()
+    assert await superuser.fetch(question) == expected
+    assert expected
+
+
+async def test_the_log_has_all_its_hash_partitions(superuser: asyncpg.Connection) -> None:
+    partitions = await superuser.fetch(
+        "SELECT inhrelid::regclass::text, pg_get_expr(relpartbound, inhrelid) FROM pg_inherits"
+        " JOIN pg_class ON oid = inhrelid WHERE inhparent = 'scheduler.scheduler_log'::regclass ORDER BY 1"
+    )
+    assert [tuple(partition) for partition in partitions] == [
+        (f"scheduler.scheduler_log_p{number}", f"FOR VALUES WITH (modulus {LOG_PARTITIONS}, remainder {number})")
+        for number in range(LOG_PARTITIONS)
+    ]
+
+
+async def test_text_that_is_compared_or_hashed_sorts_bytewise(superuser: asyncpg.Connection) -> None:
+    others = await superuser.fetchval(
+        """
+        SELECT array_agg(c.relname || '.' || a.attname ORDER BY 1)
+          FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+         WHERE c.relnamespace = 'scheduler'::regnamespace AND c.relkind IN ('r', 'p', 'v')
+           AND a.atttypid = 'text'::regtype AND a.attcollation <> '"C"'::regcollation
+        """
+    )
+    assert set(others) == {
+        "ledger_identity.log_origin",
+        "merkle_head.checkpoint",
+        "signing_keys.algorithm",
+        "signing_keys.public_key_pem",
+    }
+
+
+async def test_tiles_are_stored_without_trying_to_compress_them(superuser: asyncpg.Connection) -> None:
+    storage = await superuser.fetchval(
+        "SELECT attstorage FROM pg_attribute WHERE attrelid = 'scheduler.merkle_tile'::regclass AND attname = 'hashes'"
+    )
+    assert storage == b"e"
+
+
+# Rows
+
+
+async def test_a_tenant_has_one_first_entry(service: asyncpg.Connection) -> None:
+    await insert(service, entry("acme", 1), entry("other", 1))
+    with pytest.raises(asyncpg.UniqueViolationError, match="prev_chain_link"):
+        await insert(service, entry("acme", 2, prev_chain_link=None))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"seq": 1},
+        {"prev_chain_link": link(1)},
+        {"t_hlc": "1700000000000:1:node"},
+    ],
+    ids=["seq", "previous link", "HLC"],
+)
+async def test_what_must_be_unique_in_a_chain_is(service: asyncpg.Connection, changed: dict[str, object]) -> None:
+    await insert(service, entry("acme", 1), entry("acme", 2))
+    await insert(service, entry("other", 3, **changed))
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await insert(service, entry("acme", 3, **changed))
+
+
+async def test_a_snapshot_begins_where_no_other_does(service: asyncpg.Connection) -> None:
+    await insert_snapshot(service)
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await insert_snapshot(service, to_seq=2)
+    with pytest.raises(asyncpg.CheckViolationError):
+        await insert_snapshot(service, from_seq=3, to_seq=2)
+
+
+async def test_a_head_has_a_link_exactly_when_it_has_entries(service: asyncpg.Connection) -> None:
+    add = "INSERT INTO scheduler.chain_heads (tenant_id, head_seq, head_chain_link, head_hlc) VALUES ($1, $2, $3, $4)"
+    await service.execute(add, "acme", 0, None, None)
+    await service.execute(add, "other", 1, "aa", "1:0:node")
+    with pytest.raises(asyncpg.CheckViolationError):
+        await service.execute(add, "third", 0, "aa", "1:0:node")
+    with pytest.raises(asyncpg.CheckViolationError):
+        await service.execute(add, "third", 1, None, None)
+
+
+async def test_the_log_keeps_the_bytes_of_a_payload_and_the_view_reads_them(
+    service: asyncpg.Connection,
+) -> None:
+    payload = '{"b": 1,  "a":{"deep":"yes"}, "a2":1e5}'
+    await insert(service, entry("acme", 1, payload=payload))
+    assert await service.fetchval("SELECT payload::text FROM scheduler.scheduler_log") == payload
+    assert await service.fetchval("SELECT payload -> 'a' ->> 'deep' FROM scheduler.log_entries") == "yes"
+    assert await service.fetchval("SELECT pg_typeof(payload)::text FROM scheduler.log_entries") == "jsonb"
+
+
+async def test_the_view_has_every_column_of_the_log(superuser: asyncpg.Connection) -> None:
+    columns = """
+        SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute
+         WHERE attrelid = $1::text::regclass AND attnum > 0
+    """
+    assert await superuser.fetchval(columns, "scheduler.log_entries") == await superuser.fetchval(
+        columns, "scheduler.scheduler_log"
+    )
+
+
+# Append only
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("table", APPEND_ONLY)
+async def test_the_service_may_not_change_what_is_chained(service: asyncpg.Connection, table: str, change: str) -> None:
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await service.execute(change.format(table))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_triggers_keep_even_the_owner_from_changing_what_is_chained(
+    owner: asyncpg.Connection, service: asyncpg.Connection, change: str
+) -> None:
+    await insert(service, *(entry(tenant_id, 1) for tenant_id in TENANTS))
+    await insert_snapshot(service)
+    for table in APPEND_ONLY:
+        assert await owner.fetchval(f"SELECT count(*) FROM scheduler.{table}") > 0
+        with pytest.raises(asyncpg.RestrictViolationError, match="append only"):
+            await owner.execute(change.format(table))
+    assert await owner.fetchval("SELECT count(*) FROM scheduler.scheduler_log") == len(TENANTS)
+
+
+async def test_every_append_only_table_has_both_triggers_and_they_are_on(superuser: asyncpg.Connection) -> None:
+    triggers = await superuser.fetch(
+        """
+        SELECT c.relname, t.tgname, t.tgenabled, pg_get_triggerdef(t.oid)
+          FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+         WHERE c.relnamespace = 'scheduler'::regnamespace
+        """
+    )
+    assert {tuple(trigger) for trigger in triggers} == {
+        (table, name, b"O", f"CREATE TRIGGER {name} BEFORE {changes} ON scheduler.{table} FOR EACH {what} "
+         "EXECUTE FUNCTION scheduler.refuse_change()")
+        for table in APPEND_ONLY
+        for name, changes, what in (
+            ("append_only_rows", "DELETE OR UPDATE", "ROW"),
+            ("append_only_table", "TRUNCATE", "STATEMENT"),
+        )
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "ALTER TABLE scheduler.scheduler_log DISABLE TRIGGER ALL",
+        "ALTER TABLE scheduler.scheduler_log_p0 DISABLE TRIGGER append_only_rows",
+        "ALTER TABLE scheduler.scheduler_log DETACH PARTITION scheduler.scheduler_log_p0",
+        "ALTER TABLE scheduler.scheduler_log ADD COLUMN more text",
+        "ALTER TABLE scheduler.scheduler_log OWNER TO tallystick",
+        "DROP TRIGGER append_only_rows ON scheduler.scheduler_log",
+        "DROP TABLE scheduler.scheduler_log",
+        "DROP SCHEMA scheduler CASCADE",
+        "CREATE TABLE scheduler.more (id int)",
+        "CREATE TABLE public.more (id int)",
+        "CREATE OR REPLACE FUNCTION scheduler.refuse_change() RETURNS trigger LANGUAGE sql RETURN NULL",
+        "CREATE RULE quiet AS ON INSERT TO scheduler.scheduler_log DO INSTEAD NOTHING",
+        "UPDATE scheduler.log_entries SET tenant_id = 'other'",
+        "UPDATE scheduler.alembic_version SET version_num = 'other'",
+        "INSERT INTO scheduler.scheduler_log_p0 (tenant_id, seq) VALUES ('acme', 1)",
+        "SET session_replication_role = replica",
+        "SET ROLE tallystick_owner",
+    ],
+)
+async def test_the_service_may_not_get_round_it(service: asyncpg.Connection, attempt: str) -> None:
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await service.execute(attempt)
+
+
+async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Connection) -> None:
+    rows = await superuser.fetch(
+        """
+        SELECT c.relname, array_agg(a.privilege_type ORDER BY 1) AS rights
+          FROM pg_class c CROSS JOIN aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) a
+         WHERE c.relnamespace = 'scheduler'::regnamespace AND c.relkind <> 'i' AND a.grantee <> c.relowner
+         GROUP BY 1
+        """
+    )
+    writable = {table.name for table in metadata.tables.values()} - {"scheduler_log", "batch_snapshot"}
+    expected = {name: ["INSERT", "SELECT", "UPDATE"] for name in writable}
+    expected |= {name: ["INSERT", "SELECT"] for name in ("scheduler_log", "batch_snapshot")}
+    expected |= {name: ["SELECT"] for name in ("alembic_version", "log_entries")}
+    expected["idempotency"] = ["DELETE", "INSERT", "SELECT", "UPDATE"]
+    assert {row["relname"]: sorted(row["rights"]) for row in rows} == expected
+
+
+async def test_the_owner_owns_everything_and_the_service_nothing(superuser: asyncpg.Connection) -> None:
+    owners = await superuser.fetch(
+        """
+        SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'scheduler'::regnamespace
+         UNION SELECT proowner::regrole::text FROM pg_proc WHERE pronamespace = 'scheduler'::regnamespace
+         UNION SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'scheduler'
+        """
+    )
+    assert [row[0] for row in owners] == [OWNER]
+    memberships = await superuser.fetch(
+        "SELECT roleid::regrole::text FROM pg_auth_members WHERE member = $1::text::regrole", SERVICE
+    )
+    assert [row[0] for row in memberships] == [SERVICE_GROUP]

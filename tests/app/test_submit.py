@@ -1,0 +1,440 @@
+"""Submitting: order, room, and answers that are given no earlier than their level."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.config import Settings
+from app.node import Watermark
+from app.service import Service
+from app.write.requests import Draft, Receipt
+from ledger import record
+from ledger.errors import (
+    DatabaseUnavailableError,
+    DurabilityTimeoutError,
+    InvalidEventError,
+    JobEndedError,
+    JobNotFoundError,
+    RecordTooLargeError,
+    WalFullError,
+    WalPoisonedError,
+)
+from ledger.events import JOB_EVENTS, Durability
+from ledger.hlc import Hlc
+from tests.app.chains import UNTIL_S, Chains, numbers, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, progressed
+from tests.app.postgres_proxy import PostgresProxy, proxy_to
+from tests.conftest import Database
+from wal.reader import Record, read
+
+
+@pytest.fixture
+async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
+    """A proxy in front of the database."""
+    async with proxy_to(database.service_url) as proxy:
+        yield proxy
+
+
+def wal_of(settings: Settings, service: Service, upto_lsn: int) -> list[Record]:
+    """What stands durably in the WAL, read from its files."""
+    return list(read(settings.wal_dir / service.node.node_id, 1, service.node.node_id, upto_lsn))
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+async def test_hlc_and_lsn_rise_together_and_the_chain_keeps_the_order_of_the_wal(
+    service: Service, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async def write(worker: int) -> list[Receipt]:
+        receipts = []
+        for n in range(20):
+            job = await service.submitter.submit(created("acme", 100 * worker + n, durability=LOCAL), key=None)
+            receipts.append(job)
+            receipts.append(await service.submitter.submit(accepted("acme", job.job_id, "dc1"), key=None))
+        return receipts
+
+    written = await asyncio.gather(*(write(worker) for worker in range(16)))
+    receipts = sorted((receipt for part in written for receipt in part), key=lambda receipt: receipt.lsn)
+    hlcs = [Hlc.parse(receipt.hlc) for receipt in receipts]
+    assert hlcs == sorted(set(hlcs))
+    assert len({receipt.lsn for receipt in receipts}) == len(receipts) == 640
+
+    await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "all is chained")
+    records = wal_of(make_settings(), service, service.writer.durable_lsn)
+    assert [entry.lsn for entry in records] == list(range(1, len(records) + 1))
+    assert [entry.hlc for entry in records] == sorted(entry.hlc for entry in records)
+    in_wal = [entry.hlc.text() for entry in records if record.decode(entry.payload).tenant_id == "acme"]
+    in_chain = [entry["t_hlc"] for entry in await chains.sound("acme")]
+    assert in_wal == in_chain
+    assert in_wal == [receipt.hlc for receipt in receipts]
+
+
+async def test_a_tenant_begins_with_an_entry_in_the_chain_of_the_system(service: Service, chains: Chains) -> None:
+    await asyncio.gather(
+        *(service.submitter.submit(created(tenant, n), key=None) for n in range(5) for tenant in ("acme", "beta"))
+    )
+    begun = [entry for entry in await chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
+    assert sorted(entry["job_id"] for entry in begun) == ["tenant:acme", "tenant:beta"]
+    assert sorted(numbers(await chains.sound("acme"))) == [0, 1, 2, 3, 4]
+
+
+async def test_a_made_job_id_is_that_of_the_event_that_created_the_job(service: Service) -> None:
+    receipt = await service.submitter.submit(created("acme", 1), key=None)
+    hlc = Hlc.parse(receipt.hlc)
+    assert receipt.job_id == f"local-{hlc.physical_ms}-{service.node.gate}-{hlc.logical:05d}"
+
+
+async def test_the_payload_is_canonical_with_the_fence_that_was_given_or_chosen(
+    service: Service, chains: Chains
+) -> None:
+    job = await service.submitter.submit(created("acme", 1), key=None)
+    fenced = accepted("acme", job.job_id, "dc1")._replace(fence_token=7)
+    receipts = [
+        await service.submitter.submit(draft, key=None) for draft in (fenced, fenced._replace(fence_token=None))
+    ]
+    assert [receipt.fence_token for receipt in (job, *receipts)] == [1, 7, 7]
+    payloads = [entry["payload"] for entry in await chains.sound("acme")]
+    assert payloads[0] == '{"fence_token":1,"spec":{"n":1},"type":"JobCreated"}'
+    assert [json.loads(payload)["fence_token"] for payload in payloads] == [1, 7, 7]
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+async def test_events_of_jobs_that_do_not_exist_or_have_ended_are_refused(run_node: RunNode, chains: Chains) -> None:
+    async with run_node() as service:
+        job = await service.submitter.submit(created("acme", 1), key=None)
+        await service.submitter.submit(completed("acme", job.job_id), key=None)
+        next_lsn = service.writer.next_lsn
+        with pytest.raises(JobNotFoundError):
+            await service.submitter.submit(completed("acme", "nobody"), key=None)
+        with pytest.raises(JobNotFoundError):
+            await service.submitter.submit(progressed("beta", job.job_id, 1), key=None)
+        with pytest.raises(JobEndedError):
+            await service.submitter.submit(progressed("acme", job.job_id, 1), key=None)
+        with pytest.raises(InvalidEventError) as refusal:
+            await service.submitter.submit_lines(
+                [created("acme", 2), progressed("acme", job.job_id, 1)], durability=None, key=None
+            )
+        assert refusal.value.line == 2
+        assert service.writer.next_lsn == next_lsn
+    async with run_node() as service:
+        with pytest.raises(JobEndedError):
+            await service.submitter.submit(progressed("acme", job.job_id, 1), key=None)
+    assert len(await chains.sound("acme")) == 2
+
+
+async def test_a_job_that_waits_to_be_chained_exists_also_after_a_restart(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
+) -> None:
+    settings = make_settings(shutdown_grace="1s")
+    async with run_node(settings, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await proxy.refuse()
+        job = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=None)
+        await service.submitter.submit(progressed("acme", job.job_id, 1), key=None)
+        ended = await service.submitter.submit(created("acme", 2, durability=LOCAL), key=None)
+        await service.submitter.submit(completed("acme", ended.job_id, durability=LOCAL), key=None)
+    async with run_node(settings) as service:
+        await service.submitter.submit(progressed("acme", job.job_id, 2), key=None)
+        with pytest.raises(JobEndedError):
+            await service.submitter.submit(progressed("acme", ended.job_id, 2), key=None)
+        await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "all is chained")
+    assert len(await chains.sound("acme")) == 6
+
+
+async def test_a_job_created_in_a_request_may_have_events_in_the_lines_behind_it(
+    service: Service, chains: Chains
+) -> None:
+    drafts = [
+        created("acme", 1, job_id="mine"),
+        accepted("acme", "mine", "dc1"),
+        completed("acme", "mine"),
+        created("acme", 2),
+    ]
+    receipt = await service.submitter.submit_lines(drafts, durability=None, key=None)
+    entries = await chains.sound("acme")
+    assert [entry["action"] for entry in entries] == ["ENQUEUE", "DEQUEUE", "COMPLETE", "ENQUEUE"]
+    assert receipt.job_ids == ["mine", entries[3]["job_id"]]
+    assert (receipt.first_hlc, receipt.last_hlc) == (entries[0]["t_hlc"], entries[3]["t_hlc"])
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+async def test_an_event_over_the_bound_of_a_record_is_refused_and_nothing_of_its_request_is_taken(
+    service: Service, chains: Chains
+) -> None:
+    huge = Draft("acme", None, JOB_EVENTS["JobCreated"], {"spec": {"n": "x" * (1 << 20)}}, None, GLOBAL)
+    next_lsn = service.writer.next_lsn
+    with pytest.raises(RecordTooLargeError):
+        await service.submitter.submit(huge, key=None)
+    with pytest.raises(InvalidEventError) as refusal:
+        await service.submitter.submit_lines([created("acme", 1), huge], durability=None, key=None)
+    assert refusal.value.line == 2
+    assert service.writer.next_lsn - next_lsn <= 1  # the node's own key, recorded meanwhile
+    assert await chains.entries("acme") == []
+
+
+async def test_without_postgres_local_events_are_taken_until_the_backlog_is_full_and_chained_afterwards(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
+) -> None:
+    settings = make_settings(wal={"backlog_max_entries": 50}, write={"timeout": "500ms"})
+    async with run_node(settings, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(chains.key_recorded, "the node has recorded its key")
+        await until(lambda: not service.backlog, "nothing waits")
+        await proxy.refuse()
+
+        taken = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in range(1, 41)]
+        assert {receipt.achieved for receipt in taken} == {LOCAL}
+        with pytest.raises(DurabilityTimeoutError) as timeout:
+            await service.submitter.submit(created("acme", 41), key=None)
+        assert (timeout.value.epoch, timeout.value.lsn, timeout.value.achieved) == (1, taken[-1].lsn + 1, LOCAL)
+        assert timeout.value.job_id is not None
+        with pytest.raises(WalFullError):
+            await service.submitter.submit_lines(
+                [created("acme", n) for n in range(1000, 1010)], durability=LOCAL, key=None
+            )
+        for n in range(42, 51):
+            await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
+        assert len(service.backlog) == 50
+        for _ in range(3):
+            with pytest.raises(WalFullError):
+                await service.submitter.submit(created("acme", 99, durability=LOCAL), key=None)
+
+        await proxy.accept()
+        await until(lambda: not service.backlog, "the backlog drains")
+        late = await service.submitter.submit(created("acme", 51), key=None)
+        assert late.chain is not None
+        entries = await chains.sound("acme")
+        assert numbers(entries) == list(range(52))
+        (timed_out,) = [entry for entry in entries if numbers([entry]) == [41]]
+        assert (timed_out["t_hlc"], timed_out["job_id"]) == (timeout.value.hlc, timeout.value.job_id)
+
+
+async def test_a_request_that_needs_postgres_before_it_may_be_taken_says_that_postgres_is_away(
+    service: Service, run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy
+) -> None:
+    async with run_node(make_settings("other"), url=proxy.url) as other:
+        job = await service.submitter.submit(created("acme", 0), key=None)
+        await proxy.refuse()
+        next_lsn = other.writer.next_lsn
+        with pytest.raises(DatabaseUnavailableError):
+            await other.submitter.submit(progressed("acme", job.job_id, 1), key=None)
+        assert other.writer.next_lsn == next_lsn
+
+
+async def test_requests_that_are_entered_in_turns_never_take_each_others_room(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    proxy: PostgresProxy,
+    chains: Chains,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.write.submit.LINES_PER_TURN", 3)
+    async with run_node(make_settings(wal={"backlog_max_entries": 100}), url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(chains.key_recorded, "the node has recorded its key")
+        await until(lambda: not service.backlog, "nothing waits")
+        await proxy.refuse()
+        requests = [[created("acme", 100 * request + n) for n in range(40)] for request in range(1, 6)]
+        results = await asyncio.gather(
+            *(service.submitter.submit_lines(drafts, durability=LOCAL, key=None) for drafts in requests),
+            return_exceptions=True,
+        )
+        taken = [drafts for drafts, result in zip(requests, results, strict=True) if not isinstance(result, Exception)]
+        assert {type(result) for result in results if isinstance(result, Exception)} == {WalFullError}
+        assert 1 <= len(taken) <= 2
+        assert len(service.backlog) == 40 * len(taken)
+        await proxy.accept()
+        await until(lambda: not service.backlog, "the backlog drains")
+    expected = [0, *(100 * request + n for request in range(1, 6) if requests[request - 1] in taken for n in range(40))]
+    assert sorted(numbers(await chains.sound("acme"))) == expected
+
+
+async def test_the_bytes_of_the_backlog_have_a_bound_too(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    proxy: PostgresProxy,
+    chains: Chains,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.write.backlog.BYTES_MAX_MIN", 200_000)
+    monkeypatch.setattr("app.write.submit.LINES_PER_TURN", 2)
+
+    def large(n: int) -> Draft:
+        fields: dict[str, object] = {"spec": {"n": n, "text": "x" * 9_000}}
+        return Draft("acme", None, JOB_EVENTS["JobCreated"], fields, None, LOCAL)
+
+    async with run_node(make_settings(wal={"backlog_max_entries": 100}), url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(chains.key_recorded, "the node has recorded its key")
+        await until(lambda: not service.backlog, "nothing waits")
+        await proxy.refuse()
+        requests = [[large(n) for _ in range(8)] for n in (1, 2, 3)]
+        results = await asyncio.gather(
+            *(service.submitter.submit_lines(drafts, durability=None, key=None) for drafts in requests),
+            return_exceptions=True,
+        )
+        assert [type(result).__name__ for result in results] == ["BatchReceipt", "BatchReceipt", "WalFullError"]
+        for _ in range(4):
+            await service.submitter.submit(large(4), key=None)
+        with pytest.raises(WalFullError):
+            await service.submitter.submit(large(5), key=None)
+        await proxy.accept()
+        await until(lambda: not service.backlog, "the backlog drains")
+        await service.submitter.submit(large(6), key=None)
+        await until(lambda: not service.backlog, "the backlog drains")
+    assert sorted(numbers(await chains.sound("acme"))) == [0, *[1] * 8, *[2] * 8, *[4] * 4, 6]
+
+
+# --- levels ---------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_said_to_be_durable_that_is_not_in_the_synced_file(
+    service: Service, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+
+    async def write(worker: int) -> None:
+        for n in range(25):
+            receipt = await service.submitter.submit(created("acme", 100 * worker + n, durability=LOCAL), key=None)
+            assert service.writer.durable_lsn >= receipt.lsn
+            if n % 8 == 0:
+                found = wal_of(settings, service, receipt.lsn)[-1]
+                assert (found.lsn, found.hlc.text()) == (receipt.lsn, receipt.hlc)
+
+    await asyncio.gather(*(write(worker) for worker in range(8)))
+
+
+async def test_in_asynchronous_mode_nothing_is_claimed_at_local_and_all_is_chained_all_the_same(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings(wal={"ack_mode": "LOCAL_ASYNC"})) as service:
+        receipts = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in range(20)]
+        assert {(receipt.achieved, receipt.survives) for receipt in receipts} == {(Durability.NONE, ())}
+        chained = await service.submitter.submit(created("acme", 20), key=None)
+        assert (chained.achieved, chained.survives) == (GLOBAL, ("process",))
+    assert numbers(await chains.sound("acme")) == list(range(21))
+
+
+async def test_what_an_answer_survives_is_what_the_operator_said_of_postgres(
+    run_node: RunNode, make_settings: MakeSettings
+) -> None:
+    async with run_node(make_settings(topology={"postgres_survives": "region"})) as service:
+        local = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=None)
+        chained = await service.submitter.submit(created("acme", 2, durability=Durability.REGIONAL), key=None)
+    assert local.survives == ("process",)
+    assert chained.survives == ("process", "node", "region")
+    assert chained.achieved is Durability.REGIONAL
+
+
+async def test_nothing_is_answered_or_chained_while_the_fsync_is_under_way(
+    service: Service, chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.submitter.submit(created("acme", 0), key=None)
+    await until(chains.key_recorded, "the node has recorded its key")
+    sync, may_sync = os.fdatasync, threading.Event()
+
+    def slow_sync(descriptor: int) -> None:
+        assert may_sync.wait(UNTIL_S)
+        sync(descriptor)
+
+    monkeypatch.setattr("wal.writer.os.fdatasync", slow_sync)
+    try:
+        answers = [
+            asyncio.create_task(service.submitter.submit(created("acme", n, durability=level), key=None))
+            for n, level in ((1, LOCAL), (2, GLOBAL))
+        ]
+        await until(lambda: service.writer.written_lsn > service.writer.durable_lsn, "the records are written")
+        # Something else may wake the appender; and then Postgres answers several times.
+        service.appender.wake()
+        await service.notary.sign_now("acme")
+        assert not any(answer.done() for answer in answers)
+        assert service.node.durable.lsn < service.writer.written_lsn
+        assert numbers(await chains.sound("acme")) == [0]
+    finally:
+        may_sync.set()
+    for receipt in await asyncio.gather(*answers):
+        assert service.writer.durable_lsn >= receipt.lsn
+    await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "all is chained")
+    assert numbers(await chains.sound("acme")) == [0, 1, 2]
+
+
+async def test_after_a_failed_fsync_nothing_is_acknowledged_any_more_and_a_restart_recovers(
+    run_node: RunNode, chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(chains.key_recorded, "the node has recorded its key")
+
+        def failing_sync(descriptor: int) -> None:
+            raise OSError(errno.EIO, "the disk is gone")
+
+        with monkeypatch.context() as broken:
+            broken.setattr("wal.writer.os.fdatasync", failing_sync)
+            results = await asyncio.gather(
+                *(
+                    service.submitter.submit(created("acme", n, durability=level), key=None)
+                    for n, level in ((1, LOCAL), (2, GLOBAL))
+                ),
+                return_exceptions=True,
+            )
+            assert [type(result).__name__ for result in results] == ["WalPoisonedError", "WalPoisonedError"]
+            assert isinstance(service.node.failure, WalPoisonedError)
+            assert service.stop_requested.is_set()
+        for durability in (LOCAL, GLOBAL):
+            with pytest.raises(WalPoisonedError):
+                await service.submitter.submit(created("acme", 3, durability=durability), key=None)
+    assert numbers(await chains.sound("acme")) == [0]
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 4), key=None)
+    chained = numbers(await chains.sound("acme"))
+    assert chained[0] == 0
+    assert chained[-1] == 4
+    assert chained[1:-1] in ([], [1], [1, 2])
+
+
+# --- watermarks -----------------------------------------------------------------------------------
+
+
+async def test_a_watermark_resolves_whom_it_reached_and_nobody_else() -> None:
+    watermark = Watermark("durable", 5)
+    futures = {lsn: watermark.reached(lsn) for lsn in (9, 5, 7, 6, 9, 8)}
+    assert {lsn for lsn, future in futures.items() if future.done()} == {5}
+    watermark.advance(7)
+    assert {lsn for lsn, future in futures.items() if future.done()} == {5, 6, 7}
+    watermark.advance(6)
+    assert watermark.lsn == 7
+    watermark.advance(9)
+    assert all(future.done() for future in futures.values())
+
+
+async def test_a_watermark_that_failed_fails_all_who_wait_and_who_come_later_but_for_what_was_reached() -> None:
+    watermark = Watermark("durable", 5)
+    waiting = asyncio.create_task(watermark.wait(6, 30))
+    await asyncio.sleep(0)
+    watermark.fail(WalPoisonedError("gone"))
+    with pytest.raises(WalPoisonedError):
+        await waiting
+    with pytest.raises(WalPoisonedError):
+        await watermark.wait(6, 30)
+    await watermark.wait(5, 30)
+
+
+async def test_a_wait_that_timed_out_leaves_the_watermark_to_others() -> None:
+    watermark = Watermark("chained", 5)
+    with pytest.raises(DurabilityTimeoutError, match="chained did not reach LSN 6"):
+        await watermark.wait(6, 0.01)
+    watermark.advance(6)
+    await watermark.wait(6, 0)
