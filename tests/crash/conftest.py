@@ -1,0 +1,111 @@
+"""Services as child processes, a PostgreSQL that may be killed, and the seed that a failing round prints."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from app.embedded_cluster import DATABASE, OWNER
+from app.store.migrate import migrate
+from tests.conftest import Database
+from tests.crash.serve_process import ServeProcess
+
+Launch = Callable[..., Awaitable[ServeProcess]]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def seed() -> int:
+    """What all chance of a test is drawn from: ``SEED``, else a new one, printed when the test fails."""
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
+    print(f"SEED={seed}")
+    return seed
+
+
+@pytest.fixture
+def torture_rounds() -> Callable[[int], int]:
+    """Rounds of a torture test: ``TORTURE_ROUNDS``, else as many as given."""
+    return lambda usual: int(os.environ.get("TORTURE_ROUNDS") or usual)
+
+
+@pytest.fixture
+async def launch() -> AsyncIterator[Launch]:
+    """Starts children as ``ServeProcess.launch`` does; what still runs at the end is killed."""
+    children: list[ServeProcess] = []
+
+    async def start(*given: object, **settings: object) -> ServeProcess:
+        child = await ServeProcess.launch(*given, **settings)
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        await child.kill()
+    for child in children[-3:]:
+        print(f"--- process {child.pid} ended with {child.process.returncode} and said last:\n{child.last_words()}")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every account can enter, as the one that runs PostgreSQL must."""
+    folder = Path(tempfile.mkdtemp(prefix="tally-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def mortal_postgres() -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL that no other test uses, for killing; its own database is the template of others."""
+    folder = Path(tempfile.mkdtemp(prefix="tally-"))
+    folder.chmod(0o755)
+    server = EmbeddedPostgres(folder / "postgres")
+    try:
+        server.start()
+        migrate(server.owner_url())
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def mortal_database(mortal_postgres: EmbeddedPostgres) -> Database:
+    """A fresh migrated database on the PostgreSQL that may be killed."""
+    mortal_postgres.ensure_alive()
+    name = f"mortal_{next(_numbers)}"
+    asyncio.run(_create(mortal_postgres.superuser_url("postgres"), name))
+    return Database(
+        name,
+        mortal_postgres.superuser_url(name),
+        mortal_postgres.owner_url(name),
+        mortal_postgres.service_url(name),
+    )
+
+
+async def _create(maintenance_url: str, name: str) -> None:
+    connection = await asyncpg.connect(maintenance_url)
+    try:
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {DATABASE} OWNER {OWNER}")
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="session")
+def strace() -> str:
+    """Path of strace, which makes single system calls of a child process fail."""
+    path = shutil.which("strace")
+    if path is None:
+        pytest.fail("install strace; on Debian: sudo apt-get install strace", pytrace=False)
+    return path

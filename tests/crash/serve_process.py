@@ -1,0 +1,157 @@
+"""``tally serve`` or ``tally dev`` as a child process: started, listened to, killed, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[2]
+TALLY = (sys.executable, "-m", "app.cli")
+WAIT_S = 60.0
+"""Longest that anything a child must say or do is waited for."""
+LINES_SHOWN = 60
+"""Last lines of a child that a failing test shows."""
+
+_READY = re.compile(r"answers at (http://\S+),")
+
+Found = TypeVar("Found")
+
+
+class ServeProcess:
+    """One child. What it says on stderr is kept; ``says`` and ``ready`` wait for a line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.lines: list[str] = []
+        self._heard = asyncio.Condition()
+        self._closed = False
+        self._listening = asyncio.get_running_loop().create_task(self._listen())
+
+    @classmethod
+    async def launch(
+        cls,
+        data_dir: Path,
+        database_url: str | None,
+        *,
+        before: Sequence[str] = (),
+        program: Sequence[str] = TALLY,
+        **settings: object,
+    ) -> ServeProcess:
+        """Start ``tally serve`` on ``database_url``, or ``tally dev`` without one, under the command ``before``.
+
+        ``settings`` are names of environment variables in lower case without their prefix: ``wal__dir``.
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+        given = {"data_dir": data_dir, "port": 0, "database_url": database_url, **settings}
+        environment |= {f"TALLY_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+        data_dir.mkdir(exist_ok=True)
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *before,
+                *program,
+                "dev" if database_url is None else "serve",
+                env=environment | {"PYTHONPATH": str(ROOT)},
+                cwd=data_dir,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                limit=1 << 22,
+            )
+        )
+
+    async def ready(self) -> str:
+        """Base URL, once the child answers requests.
+
+        Raises:
+            AssertionError: it ended before; the text has what it said.
+        """
+        return await self._wait_for(lambda line: (said := _READY.search(line)) and said[1], "that it answers")
+
+    async def ready_or_ended(self) -> str | None:
+        """Base URL once the child answers requests, None when it ended before."""
+        try:
+            return await self.ready()
+        except AssertionError:
+            await self.ended()
+            return None
+
+    async def says(self, event: str) -> dict[str, Any]:
+        """The first log event of this name, once it is logged."""
+        return await self._wait_for(lambda line: _log_event(line, event), event)
+
+    async def says_line(self, text: str) -> str:
+        """The first line that has ``text`` in it, once it is there."""
+        return await self._wait_for(lambda line: line if text in line else None, text)
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        """The log events of this name so far."""
+        return [found for line in self.lines if (found := _log_event(line, event))]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; one to a child that has ended goes nowhere."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+
+    async def ended(self, within_s: float = WAIT_S) -> int:
+        """Exit code, negative for a signal.
+
+        Raises:
+            AssertionError: it did not end in time.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                code = await self.process.wait()
+                await self._listening
+        except TimeoutError:
+            raise AssertionError(f"not ended within {within_s:g} s; it said:\n{self.last_words()}") from None
+        return code
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        self.signal(signal.SIGKILL)
+        await self.ended()
+
+    async def terminate(self, within_s: float = WAIT_S) -> int:
+        """SIGTERM, and wait for the end; the exit code."""
+        self.signal(signal.SIGTERM)
+        return await self.ended(within_s)
+
+    def last_words(self) -> str:
+        """The last lines it said."""
+        return "\n".join(self.lines[-LINES_SHOWN:])
+
+    async def _listen(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            async with self._heard:
+                self.lines.append(line.decode(errors="replace").rstrip())
+                self._heard.notify_all()
+        async with self._heard:
+            self._closed = True
+            self._heard.notify_all()
+
+    async def _wait_for(self, find: Callable[[str], Found | None], wanted: str) -> Found:
+        seen = 0
+        async with asyncio.timeout(WAIT_S), self._heard:
+            while True:
+                unread = self.lines[seen:]
+                seen += len(unread)
+                for line in unread:
+                    if found := find(line):
+                        return found
+                assert not self._closed, f"it ended without saying {wanted}; it said:\n{self.last_words()}"
+                await self._heard.wait()
+
+
+def _log_event(line: str, event: str) -> dict[str, Any] | None:
+    if f'"event": "{event}"' not in line:
+        return None
+    found: dict[str, Any] = json.loads(line)
+    return found if found["event"] == event else None

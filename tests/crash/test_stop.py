@@ -1,0 +1,296 @@
+"""SIGTERM and SIGINT: not ready, open requests answered, everything flushed and chained, exit code 0 in time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import asyncpg
+import psutil
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from app.embedded_cluster import free_port
+from tests.conftest import Database
+from tests.crash.conftest import Launch
+from tests.crash.load import Book, Load, http_session
+from tests.crash.proof import prove, verified_by_service, wal_folder
+from tests.crash.serve_process import ServeProcess
+from tests.crash.test_kill_postgres import kill_server
+from tests.crash.writer import Writer, writer
+from wal import control
+from wal.reader import read
+
+SETTINGS = {"shutdown_grace": "6s"}
+GRACE_S = 7.5
+"""The budget of ``SETTINGS``, and what a busy machine adds to it."""
+AT_ONCE_S = 3.0
+"""What a stop takes at the most that waits for nothing, on a busy machine."""
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+
+
+async def starts_again_with_nothing_to_repair(launch: Launch, data_dir: Path, database_url: str) -> ServeProcess:
+    """A start after a clean stop: the WAL ends where the chain ends."""
+    folder = wal_folder(data_dir)
+    kept = control.load(folder)
+    assert kept is not None
+    last_lsn = sum(1 for _ in read(folder, 1, folder.name))
+    assert (kept.durable_lsn, kept.chained_lsn) == (last_lsn, last_lsn)
+    child = await launch(data_dir, database_url, **SETTINGS)
+    await child.ready()
+    assert child.events("wal_recovery_cut_torn_tail") == []
+    return child
+
+
+@BOTH
+async def test_a_stop_under_load_loses_nothing_acknowledged_and_leaves_a_clean_start(
+    tmp_path: Path, database: Database, launch: Launch, seed: int, number: signal.Signals
+) -> None:
+    load, data_dir = Load(random.Random(seed)), tmp_path / "node"
+    child = await launch(data_dir, database.service_url, **SETTINGS)
+    url = await child.ready()
+    async with load.on(url):
+        await load.book.more_acknowledged(200)
+        child.signal(number)
+        # make passes on to its child what the terminal has sent it already.
+        child.signal(number)
+        assert await child.ended(GRACE_S) == 0
+    child = await starts_again_with_nothing_to_repair(launch, data_dir, database.service_url)
+    url = await child.ready()
+    await load.repeat_keyed(url)
+    await verified_by_service(url, load.book.tenants())
+    assert await child.terminate(GRACE_S) == 0
+    await prove(load.book, database.superuser_url, [wal_folder(data_dir)])
+
+
+async def test_a_stop_answers_the_open_requests_and_takes_no_new_ones(
+    tmp_path: Path, database: Database, superuser: asyncpg.Connection, launch: Launch
+) -> None:
+    book = Book()
+    child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
+    url = await child.ready()
+    async with writer(url, book) as one, writer(url, book) as other:
+        await one.created("GLOBAL")
+        await superuser.execute("BEGIN; LOCK scheduler.chain_heads IN EXCLUSIVE MODE")
+        waiting = [asyncio.ensure_future(one.created("GLOBAL")) for _ in range(5)]
+        waiting.append(asyncio.ensure_future(one.created("GLOBAL", key="keyed")))
+        await one.until("durable_lsn", (await one.positions())["chained_lsn"] + len(waiting))
+        child.signal(signal.SIGTERM)
+        # From ready over not ready to gone, and never back.
+        said = [status async for status in readiness_until_gone(other)]
+        assert sorted(said) == said
+        assert set(said) <= {200, 503}
+        with pytest.raises(aiohttp.ClientError):
+            await other.create("LOCAL")
+        assert not any(request.done() for request in waiting)
+        await superuser.execute("ROLLBACK")
+        await asyncio.gather(*waiting)
+        assert await child.ended(GRACE_S) == 0
+    await starts_again_with_nothing_to_repair(launch, tmp_path / "node", database.service_url)
+
+
+async def test_a_stop_chains_what_was_only_durable(
+    tmp_path: Path, database: Database, superuser: asyncpg.Connection, launch: Launch
+) -> None:
+    child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
+    async with writer(await child.ready(), Book()) as one:
+        await one.created("GLOBAL")
+        await superuser.execute("BEGIN; LOCK scheduler.chain_heads IN EXCLUSIVE MODE")
+        for _ in range(20):
+            await one.created("LOCAL")
+    child.signal(signal.SIGTERM)
+    await child.says_line("Finished server process")
+    await superuser.execute("ROLLBACK")
+    assert await child.ended(GRACE_S) == 0
+    await starts_again_with_nothing_to_repair(launch, tmp_path / "node", database.service_url)
+
+
+async def readiness_until_gone(other: Writer) -> AsyncIterator[int]:
+    """Answers of ``/readyz`` until nobody answers."""
+    while True:
+        try:
+            yield (await other.readiness())[0]
+        except aiohttp.ClientError:
+            return
+
+
+async def test_a_write_that_cannot_reach_its_level_in_time_is_told_where_it_stands(
+    tmp_path: Path, database: Database, superuser: asyncpg.Connection, launch: Launch
+) -> None:
+    book = Book()
+    child = await launch(tmp_path / "node", database.service_url, write__timeout="1m", **SETTINGS)
+    url = await child.ready()
+    async with writer(url, book) as one:
+        await one.created("GLOBAL")
+        await superuser.execute("BEGIN; LOCK scheduler.chain_heads IN EXCLUSIVE MODE")
+        waiting = asyncio.ensure_future(one.create("GLOBAL"))
+        await one.until("durable_lsn", (await one.positions())["chained_lsn"] + 1)
+        assert await child.terminate(GRACE_S) == 0
+        assert (await waiting).problem == "durability-timeout"
+        await superuser.execute("ROLLBACK")
+    child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
+    url = await child.ready()
+    await verified_by_service(url, book.tenants())
+    assert await child.terminate(GRACE_S) == 0
+    await prove(book, database.superuser_url, [wal_folder(tmp_path / "node")])
+
+
+async def test_idle_and_half_sent_connections_do_not_delay_a_stop(
+    tmp_path: Path, database: Database, launch: Launch
+) -> None:
+    child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
+    address = urlsplit(await child.ready())
+    idle = b"GET /livez HTTP/1.1\r\nHost: here\r\n\r\n"
+    half = b"POST /v1/jobs HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Len"
+    with open_connections(address.hostname, address.port, [b"", idle, half] * 20):
+        assert await child.terminate(AT_ONCE_S) == 0
+
+
+async def test_a_request_whose_body_never_comes_is_answered_and_does_not_keep_the_process(
+    tmp_path: Path, database: Database, launch: Launch
+) -> None:
+    child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
+    address = urlsplit(await child.ready())
+    half = b"POST /v1/jobs HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(half)
+    await writer.drain()
+    async with http_session() as session, session.get(f"{address.geturl()}/livez") as answer:
+        assert answer.status == 200
+    assert await child.terminate(GRACE_S) == 0
+    said = await reader.read()
+    writer.close()
+    assert said.startswith(b"HTTP/1.1 503 ")
+    assert b"problems/not-ready" in said
+
+
+@contextmanager
+def open_connections(host: str | None, port: int | None, sent: list[bytes]) -> Iterator[None]:
+    """One connection for each of ``sent``, on which that was sent; a whole request has been answered."""
+    connections = [socket.create_connection((host, port), timeout=10) for _ in sent]
+    try:
+        for connection, data in zip(connections, sent, strict=True):
+            connection.sendall(data)
+            if data.endswith(b"\r\n\r\n"):
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        yield
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+async def test_a_stop_while_postgres_is_down_or_hangs_ends_in_time_and_the_next_start_drains(
+    tmp_path: Path, mortal_postgres: EmbeddedPostgres, mortal_database: Database, launch: Launch
+) -> None:
+    book, data_dir = Book(), tmp_path / "node"
+    for away in (down, frozen):
+        child = await launch(data_dir, mortal_database.service_url, **SETTINGS)
+        url = await child.ready()
+        async with writer(url, book) as one:
+            await one.created("GLOBAL")
+            async with away(mortal_postgres):
+                for _ in range(20):
+                    await one.created("LOCAL")
+                assert await child.terminate(GRACE_S) == 0
+    child = await launch(data_dir, mortal_database.service_url, **SETTINGS)
+    url = await child.ready()
+    await verified_by_service(url, book.tenants())
+    assert await child.terminate(GRACE_S) == 0
+    await prove(book, mortal_database.superuser_url, [wal_folder(data_dir)])
+
+
+@asynccontextmanager
+async def down(server: EmbeddedPostgres) -> AsyncIterator[None]:
+    """PostgreSQL was killed."""
+    kill_server(server)
+    yield
+    await asyncio.to_thread(server.ensure_alive)
+
+
+@asynccontextmanager
+async def frozen(server: EmbeddedPostgres) -> AsyncIterator[None]:
+    """PostgreSQL takes connections and does nothing."""
+    pid = server.postmaster_pid()
+    assert pid is not None
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    yield
+    for process in processes:
+        process.resume()
+
+
+@BOTH
+async def test_a_start_that_waits_for_postgres_can_be_stopped(
+    tmp_path: Path, launch: Launch, number: signal.Signals
+) -> None:
+    child = await launch(tmp_path / "node", f"postgresql://nobody@127.0.0.1:{free_port()}/none", **SETTINGS)
+    while not list((tmp_path / "node").glob("wal/*/LOCK")):
+        assert child.process.returncode is None
+        await asyncio.sleep(0)
+    child.signal(number)
+    assert await child.ended(AT_ONCE_S) == 0
+    assert "Traceback" not in child.last_words()
+
+
+@BOTH
+async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
+    open_folder: Path, launch: Launch, seed: int, number: signal.Signals
+) -> None:
+    load, server = Load(random.Random(seed)), EmbeddedPostgres(open_folder / "postgres")
+    child = await launch(open_folder, None, **SETTINGS)
+    async with load.on(await child.ready()):
+        await load.book.more_acknowledged(100)
+        pid = server.postmaster_pid()
+        assert pid is not None
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        child.signal(number)
+        assert await child.ended(GRACE_S + AT_ONCE_S) == 0
+    assert not [process for process in processes if runs(process)]
+
+    child = await launch(open_folder, None, **SETTINGS)
+    url = await child.ready()
+    assert child.events("wal_recovery_cut_torn_tail") == []
+    await load.repeat_keyed(url)
+    await verified_by_service(url, load.book.tenants())
+    assert await child.terminate(GRACE_S + AT_ONCE_S) == 0
+    server.start()
+    try:
+        await prove(load.book, server.superuser_url(), [wal_folder(open_folder)])
+    finally:
+        server.stop()
+
+
+def runs(process: psutil.Process) -> bool:
+    """False for a zombie too: whoever adopts an orphan takes its time to bury it."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_folder: Path, launch: Launch) -> None:
+    server = EmbeddedPostgres(open_folder / "postgres")
+    moments = (
+        ("starting PostgreSQL in", signal.SIGINT),
+        ("Running upgrade", signal.SIGTERM),
+        ("wal_epoch_bump", signal.SIGINT),
+    )
+    for said, number in moments:
+        child = await launch(open_folder, None, **SETTINGS)
+        await child.says_line(said)
+        child.signal(number)
+        assert await child.ended(GRACE_S + AT_ONCE_S) == 0, child.last_words()
+        assert server.postmaster_pid() is None
+        assert "Traceback" not in child.last_words()
+    child = await launch(open_folder, None, **SETTINGS)
+    await child.ready()
+    assert await child.terminate(GRACE_S + AT_ONCE_S) == 0
