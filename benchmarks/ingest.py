@@ -1,0 +1,162 @@
+"""``ingest_ndjson``: ``POST /v1/events`` until the last row is chained, against COPY of the very same rows.
+
+The rows that the service chained are read back as the bytes of COPY, and go into the same table with the same
+indexes of a fresh database: in batches of 2000, each a transaction, and all in one transaction. The faster of the
+two is what we are compared with; its client has nothing to do but send bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import asyncpg
+import uvloop
+
+from app.session import decode_header
+from app.store.chaining import LOG_COLUMNS
+from benchmarks.apart import apart
+from benchmarks.bench import Bench, Database, expect_fsyncs, wait_for
+from benchmarks.events import EVENTS_A_JOB, TENANTS, ndjson, stream
+from benchmarks.http_client import Client, Target, post
+from benchmarks.ledger_checks import check_rows, check_service, wait_until_chained
+from benchmarks.processes import tally_serve
+from benchmarks.row import Outcome, Row, expect, interleave
+
+CONNECTIONS = 4
+JOBS_A_CONNECTION = 2000
+LINES_A_REQUEST = 2000
+EVENTS = CONNECTIONS * JOBS_A_CONNECTION * EVENTS_A_JOB
+ROWS_A_BATCH = 2000
+_WARM_UP_TENANT = "warm-up"
+
+_COLUMNS = ", ".join(LOG_COLUMNS)
+_READ_BACK = (
+    f"SELECT {_COLUMNS} FROM scheduler.scheduler_log"
+    f" WHERE tenant_id <> '_system' AND tenant_id <> '{_WARM_UP_TENANT}' ORDER BY id"
+)
+
+
+class Ingested(NamedTuple):
+    """What one run of the service took, and the rows it made: lines of COPY's text format, in chained order."""
+
+    rate: float
+    entries: Mapping[str, int]
+    lines: list[bytes]
+
+
+def measure(bench: Bench) -> Outcome:
+    """Service and COPY in turn; each COPY has the rows of the run before it."""
+    ingested: list[Ingested] = []
+    faster = Counter[str]()
+
+    def ours() -> float:
+        ingested[:] = [_ingest(bench)]
+        return ingested[0].rate
+
+    def against() -> float:
+        batches, whole = _copy(bench, ingested[0], ROWS_A_BATCH), _copy(bench, ingested[0], EVENTS)
+        bench.say(f"COPY in batches of {ROWS_A_BATCH}: {batches:,.0f}/s, in one transaction: {whole:,.0f}/s")
+        faster[f"batches of {ROWS_A_BATCH}" if batches > whole else "one transaction"] += 1
+        return max(batches, whole)
+
+    rates = interleave(bench, ours, against)
+    how = ", ".join(f"{way} {times} times" for way, times in faster.items())
+    return rates.outcome(f"{EVENTS:,} events; the faster COPY was: {how}")
+
+
+def _ingest(bench: Bench) -> Ingested:
+    with bench.fresh_database() as database, bench.fresh_folder() as folder:
+        with tally_serve(database.service_url, folder) as url:
+            rate, entries = apart(_send, url)
+            syncs = wait_for(check_service(url, entries))
+        bench.say(f"ours: {rate:,.0f}/s; {syncs}")
+        return Ingested(rate, entries, wait_for(_read_back(database)))
+
+
+def _send(url: str) -> tuple[float, dict[str, int]]:
+    """(events a second until the last is chained, entries by tenant)."""
+    return uvloop.run(_send_all(Target.of(url)))
+
+
+async def _send_all(target: Target) -> tuple[float, dict[str, int]]:
+    entries = Counter[str]()
+    bodies: list[list[bytes]] = []
+    for number in range(CONNECTIONS):
+        entries.update(tenant for tenant, _ in stream(f"stream{number}", JOBS_A_CONNECTION))
+        bodies.append(list(ndjson(stream(f"stream{number}", JOBS_A_CONNECTION), LINES_A_REQUEST)))
+    clients = [await Client.connect(target) for _ in range(CONNECTIONS)]
+    warm_up = json.dumps({"tenant_id": _WARM_UP_TENANT, "type": "JobCreated"}).encode()
+    await clients[0].ask(post("/v1/events", warm_up, "ndjson"))
+    last_lsn = 0
+
+    async def send(client: Client, requests: list[bytes]) -> None:
+        nonlocal last_lsn
+        for request in requests:
+            answer = json.loads((await client.ask(request)).body)
+            last_lsn = max(last_lsn, *(token.lsn for token in decode_header(answer["session"])))
+
+    requests = [[post("/v1/events", body, "ndjson") for body in each] for each in bodies]
+    began_s = time.perf_counter()
+    await asyncio.gather(*map(send, clients, requests))
+    chained_lsn = await wait_until_chained(clients[0])
+    took_s = time.perf_counter() - began_s
+    expect(chained_lsn >= last_lsn, f"LSN {last_lsn} was answered, the chain has {chained_lsn}")
+    for client in clients:
+        client.close()
+    return EVENTS / took_s, dict(entries)
+
+
+async def _read_back(database: Database) -> list[bytes]:
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        read = io.BytesIO()
+        await connection.copy_from_query(_READ_BACK, output=read)
+        return read.getvalue().splitlines(keepends=True)
+    finally:
+        await connection.close()
+
+
+def _copy(bench: Bench, ingested: Ingested, rows_a_batch: int) -> float:
+    """Rows a second, into a fresh database."""
+    lines = ingested.lines
+    expect(len(lines) == EVENTS, f"{len(lines)} rows were read back, not {EVENTS}")
+    batches = [b"".join(lines[at : at + rows_a_batch]) for at in range(0, len(lines), rows_a_batch)]
+    with bench.fresh_database() as database:
+        before = bench.postgres_fsyncs()
+        took_s = uvloop.run(_copy_batches(database, batches))
+        expect_fsyncs(bench, before, len(batches), "COPY")
+        wait_for(check_rows(database.superuser_url, ingested.entries, has_head=False))
+    return len(lines) / took_s
+
+
+async def _copy_batches(database: Database, batches: list[bytes]) -> float:
+    connection = await asyncpg.connect(database.service_url)
+    try:
+        sources = [io.BytesIO(batch) for batch in batches]
+        began_s = time.perf_counter()
+        for source in sources:
+            async with connection.transaction():
+                await connection.copy_to_table(
+                    "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, source=source
+                )
+        return time.perf_counter() - began_s
+    finally:
+        await connection.close()
+
+
+assert len(TENANTS) == 10
+ROW = Row(
+    "ingest_ndjson",
+    "events/s",
+    0.5,
+    f"POST /v1/events, 10 tenants, {CONNECTIONS} connections, {LINES_A_REQUEST} lines a request, until the last row is "
+    "chained, against COPY of the same rows into the same table and indexes of a fresh database, no service: the "
+    "faster of one transaction and batches of 2000",
+    measure,
+)

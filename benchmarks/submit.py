@@ -1,0 +1,118 @@
+"""``submit_local`` and ``submit_global``: single ``POST /v1/jobs`` on 64 connections."""
+
+from __future__ import annotations
+
+from benchmarks.apart import apart
+from benchmarks.bench import Bench, Database, expect_fsyncs, wait_for
+from benchmarks.events import job_requests
+from benchmarks.http_client import Target, post
+from benchmarks.ledger_checks import check_rows, check_service
+from benchmarks.load import Load, drive
+from benchmarks.processes import served, tally_serve
+from benchmarks.row import Outcome, Row, expect, interleave
+
+TENANT = "bench"
+CONNECTIONS = 64
+WARM_UP_S = 1.0
+WINDOW_S = 5.0
+REQUESTS = 2000
+ANSWER_BYTES_TOLERANCE = 8
+"""How far the sizes of both sides' answers may differ: positions have more digits as they grow."""
+
+
+def _load(url: str, durability: str) -> Load:
+    return drive(
+        Target.of(url),
+        [post("/v1/jobs", body) for body in job_requests(TENANT, durability, REQUESTS)],
+        CONNECTIONS,
+        WARM_UP_S,
+        WINDOW_S,
+    )
+
+
+def _measure_service(bench: Bench, durability: str) -> Load:
+    """The load that the service took, checked."""
+    with bench.fresh_database() as database, bench.fresh_folder() as folder:
+        with tally_serve(database.service_url, folder) as url:
+            load = apart(_load, url, durability)
+            syncs = wait_for(check_service(url, {TENANT: load.answered}))
+        bench.say(f"ours: {_described(load)}; {syncs}")
+    return load
+
+
+def _described(load: Load) -> str:
+    return (
+        f"{load.rate:,.0f}/s, p50 {load.p50_ms:.1f} ms, p99 {load.p99_ms:.1f} ms, {load.answered} answers of "
+        f"{load.answer_bytes:.0f} bytes, client at {load.client_cpu:.0%} of a core"
+    )
+
+
+def measure_local(bench: Bench) -> Outcome:
+    """The service at LOCAL against an empty handler."""
+    answers: dict[str, Load] = {}
+
+    def ours() -> float:
+        answers["ours"] = _measure_service(bench, "LOCAL")
+        return answers["ours"].rate
+
+    def against() -> float:
+        with served("benchmarks.empty_service", {}) as url:
+            load = answers["against"] = apart(_load, url, "LOCAL")
+        bench.say(f"empty handler: {_described(load)}")
+        difference = abs(load.answer_bytes - answers["ours"].answer_bytes)
+        expect(difference <= ANSWER_BYTES_TOLERANCE, f"answers of both sides differ by {difference:.0f} bytes")
+        return load.rate
+
+    rates = interleave(bench, ours, against)
+    mine, empty = answers["ours"], answers["against"]
+    return rates.outcome(
+        f"last run: p99 {mine.p99_ms:.1f} ms against {empty.p99_ms:.1f} ms, client at {mine.client_cpu:.0%} and "
+        f"{empty.client_cpu:.0%} of a core"
+    )
+
+
+def measure_global(bench: Bench) -> Outcome:
+    """The service at GLOBAL against one transaction a request."""
+    latencies: dict[str, Load] = {}
+
+    def ours() -> float:
+        latencies["ours"] = _measure_service(bench, "GLOBAL")
+        return latencies["ours"].rate
+
+    def against() -> float:
+        with bench.fresh_database() as database:
+            load = latencies["against"] = _measure_naive(bench, database)
+        return load.rate
+
+    rates = interleave(bench, ours, against)
+    mine, naive = latencies["ours"], latencies["against"]
+    return rates.outcome(f"last run: p99 {mine.p99_ms:.1f} ms against {naive.p99_ms:.1f} ms")
+
+
+def _measure_naive(bench: Bench, database: Database) -> Load:
+    before = bench.postgres_fsyncs()
+    with served("benchmarks.naive_service", {"BENCH_DATABASE_URL": database.service_url}) as url:
+        load = apart(_load, url, "GLOBAL")
+    bench.say(f"naive: {_described(load)}")
+    wait_for(check_rows(database.superuser_url, {TENANT: load.answered}, has_head=True))
+    # The head's lock is held until the commit is on disk, so no two requests share an fsync.
+    expect_fsyncs(bench, before, load.answered, "naive service")
+    return load
+
+
+LOCAL = Row(
+    "submit_local",
+    "requests/s",
+    0.6,
+    "single POST /v1/jobs at LOCAL, 64 connections, against the same application and model with an empty handler "
+    "and an answer of the same size",
+    measure_local,
+)
+GLOBAL = Row(
+    "submit_global",
+    "requests/s",
+    3.0,
+    "single POST /v1/jobs at GLOBAL, 64 connections, one tenant, against a naive service: one locked, chained INSERT "
+    "transaction a request, pool of 16, same table and indexes",
+    measure_global,
+)
