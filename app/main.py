@@ -197,6 +197,8 @@ async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]
         raise StartRefusedError(
             f"cannot listen on {settings.listen_host}:{settings.listen_port}: {error.strerror}; TALLY_PORT moves it"
         ) from error
+    # Inherited by every connection; else the second piece of an answer may wait 40 ms for the caller's delayed ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = Server(
         uvicorn.Config(
             create_app(parts),

@@ -19,3 +19,8 @@ LeafIndex = NewType("LeafIndex", int)
 def leaf_index_of(seq: Seq) -> LeafIndex:
     """The Merkle leaf that holds the chain link of ``seq``."""
     return LeafIndex(seq - 1)
+
+
+def seq_of(leaf_index: LeafIndex) -> Seq:
+    """The entry whose chain link the Merkle leaf holds."""
+    return Seq(leaf_index + 1)

@@ -1,39 +1,41 @@
-"""``/v1/log/{tenant_id}``: a tenant's log as C2SP tlog-tiles reads it. Checkpoint and hash tiles.
+"""``/v1/log/{tenant_id}``: a tenant's log as C2SP tlog-tiles has it. Checkpoint, hash tiles, entry bundles.
 
-A tile path is ``tile/<level>/<index>[.p/<width>]``; the index is written in groups of three digits, all but the last
-with an ``x`` in front: 1234067 is ``x001/x234/067``. A full tile never changes, a partial one is a prefix of it.
+A tile path is ``tile/<level>/<index>[.p/<width>]``, one of a bundle ``tile/entries/<index>[.p/<width>]``; the index is
+written in groups of three digits, all but the last with an ``x`` in front: 1234067 is ``x001/x234/067``. What such a
+path names never changes, a partial tile being the beginning of the full one, so it may be kept for ever; a checkpoint
+and a refusal may not.
 """
 
 from __future__ import annotations
 
+import gzip
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from app.http.fields import READABLE_TENANT_PATTERN
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
+from app.read import log_tiles
 from app.store import chain_reads
-from app.store.notary import read_tiles
 from app.store.reading import reading
 from ledger.errors import NotFoundError, TenantNotFoundError
-from ledger.merkle import HASH_BYTES
 from ledger.tiles import TILE_WIDTH
 
 router = APIRouter(route_class=StrictRoute, tags=["log"])
 
 TILE_LEVEL_MAX = 63
-_TILE = re.compile(
-    r"(?P<level>0|[1-9][0-9]?)/(?P<index>(?:x[0-9]{3}/){0,5}[0-9]{3})(?:\.p/(?P<width>[1-9][0-9]{0,2}))?", re.ASCII
-)
+_LEVEL = re.compile(r"(?P<level>0|[1-9][0-9]?)/(?P<rest>.*)", re.ASCII)
+_INDEX = re.compile(r"(?P<index>(?:x[0-9]{3}/){0,5}[0-9]{3})(?:\.p/(?P<width>[1-9][0-9]{0,2}))?", re.ASCII)
+_GZIP = re.compile(r"(?:x-)?gzip|\*", re.ASCII)
+_NO_WEIGHT = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
 _FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 _NOT_KEPT = {"Cache-Control": "no-store"}
 _TEXT = {"description": "A signed note", "content": {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}}
-_BYTES = {
-    "description": "Hashes of 32 bytes",
-    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-}
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_HASHES = {"description": "Hashes of 32 bytes", "content": _BINARY}
+_ENTRIES = {"description": "Entries, each behind its length as u16 big-endian", "content": _BINARY}
 
 TenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN)]
 
@@ -51,26 +53,48 @@ async def read_checkpoint(parts: PartsDep, tenant_id: TenantPath) -> Response:
 
 
 @router.get(
-    "/v1/log/{tenant_id}/tile/{tile:path}", response_class=Response, responses={200: _BYTES, **PROBLEM_RESPONSE}
+    "/v1/log/{tenant_id}/tile/entries/{bundle:path}",
+    response_class=Response,
+    responses={200: _ENTRIES, **PROBLEM_RESPONSE},
+)
+async def read_entry_bundle(request: Request, parts: PartsDep, tenant_id: TenantPath, bundle: str) -> Response:
+    """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
+    entries = await log_tiles.entry_bundle(parts.pool, tenant_id, *_parse_index(bundle))
+    headers = {**_FOREVER, "Vary": "Accept-Encoding"}
+    if _takes_gzip(request.headers.getlist("accept-encoding")):
+        entries = gzip.compress(entries, compresslevel=1, mtime=0)
+        headers["Content-Encoding"] = "gzip"
+    return Response(entries, headers=headers, media_type="application/octet-stream")
+
+
+@router.get(
+    "/v1/log/{tenant_id}/tile/{tile:path}", response_class=Response, responses={200: _HASHES, **PROBLEM_RESPONSE}
 )
 async def read_tile(parts: PartsDep, tenant_id: TenantPath, tile: str) -> Response:
     """One tile of hashes, full, or partial when its path ends in ``.p/<width>``."""
-    level, index, width = _parse(tile)
-    async with reading(parts.pool) as connection:
-        found = await read_tiles(connection, tenant_id, [(level, index)])
-    hashes = found.get((level, index), b"")
-    if len(hashes) < width * HASH_BYTES:
-        raise NotFoundError(f"tile {tile[:100]} of {tenant_id} does not reach that far")
-    return Response(hashes[: width * HASH_BYTES], headers=_FOREVER, media_type="application/octet-stream")
-
-
-def _parse(tile: str) -> tuple[int, int, int]:
-    """(level, index, width) of a tile path that has one spelling only."""
-    match = _TILE.fullmatch(tile)
+    match = _LEVEL.fullmatch(tile)
     if match is None or int(match["level"]) > TILE_LEVEL_MAX:
         raise NotFoundError("not the path of a hash tile")
+    hashes = await log_tiles.hash_tile(parts.pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
+    return Response(hashes, headers=_FOREVER, media_type="application/octet-stream")
+
+
+def _parse_index(path: str) -> tuple[int, int]:
+    """(index, width) of the end of a tile path, which has one spelling only."""
+    match = _INDEX.fullmatch(path)
+    if match is None:
+        raise NotFoundError("not the path of a tile")
     groups = match["index"].replace("x", "").split("/")
     width = int(match["width"] or TILE_WIDTH)
     if (len(groups) > 1 and groups[0] == "000") or (match["width"] and width >= TILE_WIDTH):
-        raise NotFoundError("not the path of a hash tile")
-    return int(match["level"]), int("".join(groups)), width
+        raise NotFoundError("not the path of a tile")
+    return int("".join(groups)), width
+
+
+def _takes_gzip(accepted: list[str]) -> bool:
+    """Whether an Accept-Encoding asks for gzip, by name or by ``*``, and does not give it the weight 0."""
+    for item in ",".join(accepted).lower().split(","):
+        name, _, weight = (part.strip() for part in item.partition(";"))
+        if _GZIP.fullmatch(name):
+            return _NO_WEIGHT.fullmatch(weight) is None
+    return False

@@ -134,7 +134,8 @@ def problem_response(
         "detail": _cut(detail, DETAIL_CHARACTERS_MAX),
         **(members or {}),
     }
-    all_headers = dict(headers or {})
+    # A 404 may be kept by caches like any answer, and what is not there yet may come.
+    all_headers = {"Cache-Control": "no-store", **(headers or {})}
     if kind.status == 503:
         all_headers.setdefault("Retry-After", RETRY_AFTER_S)
     return Response(orjson.dumps(body, default=str), kind.status, all_headers, media_type=PROBLEM_MEDIA_TYPE)

@@ -47,7 +47,7 @@ async def inclusion(
 
     Raises:
         TenantNotFoundError: no such tenant.
-        SeqOutOfRangeError: not ``seq <= tree_size <= size of the stored tree``.
+        SeqOutOfRangeError: not ``seq <= tree_size <= size of the newest checkpoint``.
     """
     async with reading(pool, snapshot=True) as connection:
         size = await _size(connection, tenant_id, tree_size, "tree_size")
@@ -75,7 +75,7 @@ async def consistency(
 
     Raises:
         TenantNotFoundError: no such tenant.
-        SeqOutOfRangeError: not ``1 <= first <= second <= size of the stored tree``.
+        SeqOutOfRangeError: not ``1 <= first <= second <= size of the newest checkpoint``.
     """
     async with reading(pool, snapshot=True) as connection:
         size = await _size(connection, tenant_id, second, "second")
@@ -103,11 +103,12 @@ async def _size(connection: Connection, tenant_id: str, asked: int | None, name:
     head = await chain_reads.head(connection, tenant_id)
     if head is None:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-    size = checkpoint_size(head.checkpoint) if asked is None else asked
-    if size is None:
+    covered = checkpoint_size(head.checkpoint)
+    size = covered if asked is None else asked
+    if covered is None or size is None:
         raise SeqOutOfRangeError(f"there is no checkpoint of {tenant_id} yet; try again soon", (name,))
-    if not 1 <= size <= head.tree_size:
-        raise SeqOutOfRangeError(f"{name} {size} lies beyond the tree, which has {head.tree_size} leaves", (name,))
+    if not 1 <= size <= covered:
+        raise SeqOutOfRangeError(f"{name} {size} lies beyond the checkpoint, which covers {covered} leaves", (name,))
     return size
 
 
