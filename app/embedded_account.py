@@ -142,11 +142,14 @@ def reachable_folder(wanted: Path) -> Path:
         wanted.mkdir(mode=0o700)
         return wanted
     account = _account_of_root()
-    wanted.mkdir(mode=0o700)
-    account.own(wanted)
-    if account.reaches(wanted):
-        return wanted
-    wanted.rmdir()
+    unowned = wanted.with_name(f"{wanted.name}.unfinished")
+    if unowned.exists():
+        unowned.rmdir()
+    unowned.mkdir(mode=0o700)
+    account.own(unowned)
+    if account.reaches(unowned):
+        return unowned.rename(wanted)
+    unowned.rmdir()
     _make_reachable_root()
     folder = REACHABLE_ROOT / f"cluster-{secrets.token_hex(6)}"
     folder.mkdir(mode=0o700)

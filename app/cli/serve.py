@@ -51,10 +51,12 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
     """
     from app.store import migrate as migrations
 
+    stop = _StopWhileStarting()
     settings = load_settings()
     configure_logs()
     with _embedded_postgres(settings.data_dir) as postgres:
         migrations.migrate(postgres.owner_url())
+        stop.unwind_if_asked()
         code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal))
     raise CommandExit(code)
 
@@ -67,14 +69,14 @@ def serve(accept_lost_wal: AcceptLostWal = False) -> None:
       TALLY_DATABASE_URL=postgresql://tallystick@db/tallystick tally serve
       TALLY_CONFIG=/etc/tallystick/tally.toml tally serve
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop_starting)
+    stop = _StopWhileStarting()
     settings = load_settings()
     configure_logs()
     if settings.database_url is None:
         raise ConfigurationError("database_url is not set: name one in TALLY_DATABASE_URL, or use tally dev")
     from app import main
 
+    stop.unwind_if_asked()
     url = settings.database_url
     raise CommandExit(uvloop.run(main.serve(settings, url, accept_lost_wal=accept_lost_wal, on_ready=_say_ready)))
 
@@ -124,13 +126,10 @@ def embedded_postgres(data_dir: Path) -> EmbeddedPostgres:
 def _embedded_postgres(data_dir: Path) -> Iterator[EmbeddedPostgres]:
     """The embedded PostgreSQL, started, and stopped again however the service ends."""
     postgres = embedded_postgres(data_dir)
-    signal.signal(signal.SIGTERM, _stop_starting)
     try:
         err.print(f"starting PostgreSQL in {postgres.data_dir}", markup=False)
         postgres.start()
         yield postgres
-    except KeyboardInterrupt:
-        raise CommandExit(ExitCode.FINE) from None
     finally:
         # make passes SIGTERM on to a child that already had it; the stop is under way, so it adds nothing.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -164,6 +163,22 @@ def _say_ready(url: str) -> None:
     err.print(f"Tallystick answers at {url}, its API is described at {url}/docs", markup=False)
 
 
-def _stop_starting(_number: int, _frame: FrameType | None) -> NoReturn:
-    """A signal before the service has its own handler: unwind, so that PostgreSQL is stopped too."""
-    raise CommandExit(ExitCode.FINE)
+class _StopWhileStarting:
+    """SIGINT and SIGTERM before the service has its own handlers: unwind, so that PostgreSQL is stopped too.
+
+    A signal is remembered as well: what it raises may land in a destructor or a callback, which drops it.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._unwind)
+
+    def _unwind(self, _number: int, _frame: FrameType | None) -> NoReturn:
+        self._asked = True
+        raise CommandExit(ExitCode.FINE)
+
+    def unwind_if_asked(self) -> None:
+        """Unwind now if a signal came earlier."""
+        if self._asked:
+            raise CommandExit(ExitCode.FINE)

@@ -288,7 +288,7 @@ async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_
         child = await launch(open_folder, None, **SETTINGS)
         await child.says_line(said)
         child.signal(number)
-        assert await child.ended(GRACE_S + AT_ONCE_S) == 0, child.last_words()
+        assert await child.ended() == 0, child.last_words()
         assert server.postmaster_pid() is None
         assert "Traceback" not in child.last_words()
     child = await launch(open_folder, None, **SETTINGS)
