@@ -80,7 +80,7 @@ class NaiveLedger:
                     payload_digest=digest.digest(),
                 ).hex()
                 row = (tenant_id, seq, t_hlc, *hlc, job_id, CREATED.action, LINK_VERSION, prev, chain_link)
-                await connection.execute(_INSERT, *row, digest.hexdigest(), payload.decode())
+                await connection.execute(_INSERT, *row, digest.hexdigest(), payload.decode(), None)
                 await connection.execute(_MOVE, tenant_id, seq, chain_link, t_hlc)
         return Receipt(
             job_id=job_id,

@@ -36,6 +36,8 @@ class SystemAction(StrEnum):
     KEY_ADDED = "KEY_ADDED"
     WAL_LOST = "WAL_LOST"
     REFUSED = "REFUSED"
+    CONFLICT = "CONFLICT"
+    """Holds an event whose HLC another one has: see :mod:`ledger.conflict`."""
 
 
 BATCH_RECORD_TYPE = 16

@@ -18,9 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+import orjson
+
 from ledger.canonical import INTEGER_MAX
+from ledger.conflict import held_event
 from ledger.errors import InvalidInputError
-from ledger.events import EVENTS_BY_ACTION
+from ledger.events import EVENTS_BY_ACTION, SystemAction
 from ledger.job_state import (
     Created,
     End,
@@ -37,12 +40,12 @@ __all__ = [
     "STATUSES",
     "JobState",
     "event_fact",
+    "fact_of",
     "from_json",
     "is_ended",
     "merge",
     "status",
     "to_json",
-    "touches_job",
     "view",
 ]
 
@@ -64,17 +67,33 @@ _STATUS_OF_END: Final = {"COMPLETE": COMPLETED, "FAIL": FAILED, "TIMEOUT": TIMED
 _Fact = TypeVar("_Fact", Progress, Workflow)
 
 
-def touches_job(action: str) -> bool:
-    """Whether entries with ``action`` are events of a job; others leave the state of every job alone."""
-    return action in EVENTS_BY_ACTION
-
-
 def is_ended(status: str) -> bool:
     """Whether a job of this status takes no more events at the edge."""
     return status in _ENDED
 
 
 # --- one event as a state -------------------------------------------------------------------------
+
+
+def fact_of(
+    action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str, seq: int
+) -> JobState | None:
+    """The state that one entry is by itself, None when it says nothing of a job.
+
+    A CONFLICT entry counts as the event that it holds: which of two that claim one HLC was chained first then makes
+    no difference. Arguments are those of ``event_fact``.
+    """
+    if action in EVENTS_BY_ACTION:
+        return event_fact(action, payload, hlc, digest, job_id, seq)
+    held = held_event(payload, job_id) if action == SystemAction.CONFLICT else None
+    if held is None or held.event.action not in EVENTS_BY_ACTION:
+        return None
+    try:
+        inner = orjson.loads(held.payload)
+    except ValueError:
+        inner = None
+    inner = inner if isinstance(inner, dict) else {}
+    return event_fact(held.event.action, inner, held.hlc, held.event.payload_digest, job_id, seq)
 
 
 def event_fact(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str, seq: int) -> JobState:

@@ -90,9 +90,9 @@ def _fold(rows: Sequence[Sequence[Any]], state: JobState | None) -> tuple[list[J
     """Fold ``rows`` onto ``state``; the jobs that ended before the last row, and the state of the last."""
     folded: list[JobState] = []
     for job_id, seq, physical, logical, node, action, digest, text in rows:
-        if not jobs.touches_job(action):
+        fact = jobs.fact_of(action, _payload(text), (physical, logical, node), digest, job_id, seq)
+        if fact is None:
             continue
-        fact = jobs.event_fact(action, _payload(text), (physical, logical, node), digest, job_id, seq)
         if state is None:
             state = fact
         elif state.job_id == job_id:

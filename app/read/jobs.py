@@ -114,8 +114,8 @@ async def _state_as_of(connection: Connection, tenant_id: str, job_id: str, as_o
     """What the events of the job with an HLC up to ``as_of`` say together."""
     state: State = None
     async for event in reads.job_events_up_to(connection, tenant_id, job_id, as_of):
-        if jobs.touches_job(event.action):
-            fact = _fact_of(event, job_id)
+        fact = _fact_of(event, job_id)
+        if fact is not None:
             state = fact if state is None else jobs.merge(state, fact)
     return state
 
@@ -132,7 +132,7 @@ def state_of(stored: str) -> jobs.JobState:
         raise LedgerError(f"a stored job state is damaged, verify the chain: {error}") from error
 
 
-def _fact_of(event: reads.EventRow, job_id: str) -> jobs.JobState:
+def _fact_of(event: reads.EventRow, job_id: str) -> State:
     hlc = (event.hlc_physical, event.hlc_logical, event.hlc_node)
     payload = orjson.loads(event.payload)
-    return jobs.event_fact(event.action, payload, hlc, event.payload_digest, job_id, event.seq)
+    return jobs.fact_of(event.action, payload, hlc, event.payload_digest, job_id, event.seq)

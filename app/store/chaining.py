@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
+from ledger.conflict import Event
+
 if TYPE_CHECKING:
     from app.store import Connection
 
@@ -24,6 +26,7 @@ LOG_COLUMNS = (
     "chain_link",
     "payload_digest",
     "payload",
+    "origin",
 )
 """Columns of one new row, in the order of the tuples given to ``copy_entries``."""
 
@@ -87,12 +90,12 @@ class ChainHead(NamedTuple):
 
 
 class ChainedEntry(NamedTuple):
-    """Identity of one chained row."""
+    """Place of one chained row, and what makes it this event and no other."""
 
     seq: int
-    prev_chain_link: str | None
     chain_link: str
-    payload_digest: str
+    prev_chain_link: str | None
+    event: Event
 
 
 class WalPosition(NamedTuple):
@@ -181,15 +184,21 @@ async def finish(
     await connection.execute(_FINISH, *head_columns, *job_columns)
 
 
-async def find_entry(connection: Connection, tenant_id: str, t_hlc: str) -> ChainedEntry | None:
-    """The entry that has this HLC."""
-    row = await connection.fetchrow(
-        "SELECT seq, prev_chain_link, chain_link, payload_digest FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND t_hlc = $2",
+async def find_entries(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:
+    """Entries of the tenant by HLC, those of ``t_hlcs`` that there are."""
+    rows = await connection.fetch(
+        "SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest FROM scheduler.scheduler_log"
+        " WHERE tenant_id = $1 AND t_hlc = ANY($2::text[])",
         tenant_id,
-        t_hlc,
+        t_hlcs,
     )
-    return ChainedEntry(*row) if row else None
+    return {t_hlc: ChainedEntry(seq, link, prev, Event(t_hlc, *rest)) for seq, link, prev, t_hlc, *rest in rows}
+
+
+async def is_node(connection: Connection, node_id: str) -> bool:
+    """Whether a node of this ledger has this name."""
+    query = "SELECT EXISTS (SELECT FROM scheduler.wal_positions WHERE node_id = $1)"
+    return bool(await connection.fetchval(query, node_id))
 
 
 def is_record_fault(error: asyncpg.PostgresError) -> bool:

@@ -22,6 +22,8 @@ What Postgres answers decides what happens next:
 =================================  ==============================================================
 the answer to COMMIT is lost       read the position under lock: new = it was committed, old = again
 the fence does not let through     another epoch = fenced, stop; lower position = it went back, stop
+an entry stands in the way         look up what the chain holds of the batch: what was imported while this node
+                                   was away is not chained again; another event with that HLC makes a CONFLICT
 SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as REFUSED instead
 anything else                      again, with growing pauses, for as long as it takes
 =================================  ==============================================================
@@ -30,7 +32,6 @@ anything else                      again, with growing pauses, for as long as it
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -43,13 +44,12 @@ from app.node import Node
 from app.store import chaining, idempotency
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
-from app.store.notary import LinkRow
+from app.store.growth import head_of
 from app.store.reading import reading
 from app.write import prior
 from app.write.backlog import Backlog, Pending
 from app.write.linking import LinkedBatch, link_batch, tenant_begun_by
 from app.write.prior import JobStateCache
-from app.write.requests import ChainPosition
 from ledger.chain import Linker
 from ledger.errors import (
     ClockSkewError,
@@ -113,6 +113,9 @@ class Appender:
         self._linkers: dict[str, Linker] = {}
         self._states = JobStateCache()
         self._ahead: asyncio.Task[LinkedAhead | None] | None = None
+        self._is_returning = False
+        """Whether the last batch held records that were in the chain already, imported while this node was away: then
+        the next one probably does too, and what stands in the chain is looked up first."""
         self._work = asyncio.Event()
         self.database_error: str | None = None
         """Why the last attempt failed, None while all is well."""
@@ -148,6 +151,11 @@ class Appender:
         try:
             linked = await self._commit(batch, refused_sqlstate=None)
         except asyncpg.PostgresError as error:
+            if isinstance(error, asyncpg.UniqueViolationError) and not self._is_returning:
+                log.warning("records_chained_by_another_way", lsn=batch[0].lsn, error=str(error))
+                self._is_returning = True
+                await self._chain(batch)
+                return
             if len(batch) > 1:
                 middle = len(batch) // 2
                 await self._chain(batch[:middle])
@@ -155,18 +163,19 @@ class Appender:
                 return
             log.error("record_refused", lsn=batch[0].lsn, sqlstate=error.sqlstate, error=str(error))
             if isinstance(error, asyncpg.UniqueViolationError):
-                position = await self._find_chained(batch[0], error)
-                linked = await self._commit((), refused_sqlstate=None, upto_lsn=batch[0].lsn)
-                linked.outcomes.append(position)
-            else:
-                linked = await self._commit(batch, refused_sqlstate=error.sqlstate)
+                raise DatabaseWentBackError(
+                    f"Postgres says {error} for LSN {batch[0].lsn}, yet does not hold that very event: the rows of "
+                    f"tenant {batch[0].tenant_id} and its chain head do not fit together; run tally verify"
+                ) from error
+            linked = await self._commit(batch, refused_sqlstate=error.sqlstate)
         self._publish(batch, linked)
 
     def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         self._backlog.drop(len(batch))
+        self._is_returning = linked.is_returning
         self._states.commit(linked)
         for tenant, links in linked.links.items():
-            self._heads[tenant] = _head_of(links)
+            self._heads[tenant] = head_of(links)
         self._metrics.chain_entries.inc(len(linked.log_rows))
         self._on_chained(linked)
         for pending, outcome in zip(batch, linked.outcomes, strict=True):
@@ -301,12 +310,13 @@ class Appender:
                 raise asyncpg.InterfaceError("another node began the same tenant; trying again")
             heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
         self._check_heads(heads)
-        self._learn_time(heads)
+        await self._learn_time(connection, heads)
         self._states.begin(heads)
 
         # 3. decide and link, unless that was done ahead
         linked = await self._take_ahead(batch, heads, new_tenants) if refused_sqlstate is None else None
         if linked is None:
+            chained = await prior.standing(connection, batch) if self._is_returning else None
             linked = link_batch(
                 batch,
                 heads=heads,
@@ -314,9 +324,11 @@ class Appender:
                 chained_keys=await prior.chained_keys(connection, batch),
                 job_states=await prior.job_states(connection, batch, self._states, {}),
                 linkers=self._linkers,
+                chained=chained,
                 refused_sqlstate=refused_sqlstate,
             )
-        self._start_ahead(batch, linked)
+        if not self._is_returning:
+            self._start_ahead(batch, linked)
 
         # 4. store
         if linked.log_rows:
@@ -324,11 +336,7 @@ class Appender:
         if linked.idempotency_rows:
             await idempotency.store_lines(connection, linked.idempotency_rows)
         if linked.links:
-            await chaining.finish(
-                connection,
-                [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in linked.links.items()],
-                linked.job_rows,
-            )
+            await chaining.finish(connection, linked.heads(), linked.job_rows())
         return linked
 
     # --- the next batch, while Postgres stores this one -------------------------------------------
@@ -344,7 +352,7 @@ class Appender:
         heads = {}
         for tenant in {pending.tenant_id for pending in batch}:
             links = before.links.get(tenant)
-            head = _head_of(links) if links else self._heads.get(tenant)
+            head = head_of(links) if links else self._heads.get(tenant)
             if head is None:
                 return None
             heads[tenant] = head
@@ -387,38 +395,15 @@ class Appender:
                     f"seen seq {seen.seq} ({seen.chain_link}); the database was restored or tampered with"
                 )
 
-    def _learn_time(self, heads: dict[str, ChainHead]) -> None:
-        """Let the clock follow heads that other nodes left: what is written after them gets a later HLC."""
+    async def _learn_time(self, connection: asyncpg.Connection[asyncpg.Record], heads: dict[str, ChainHead]) -> None:
+        """Let the clock follow heads that other nodes of this ledger left: what is written after them gets a later
+        HLC. Heads that an import left teach nothing."""
         for tenant, head in heads.items():
             if head.hlc is None or head == self._heads.get(tenant):
                 continue
             try:
-                self._node.clock.receive(Hlc.parse(head.hlc), time.time_ns() // 1_000_000)
+                hlc = Hlc.parse(head.hlc)
+                if await chaining.is_node(connection, hlc.node_id):
+                    self._node.clock.receive(hlc, time.time_ns() // 1_000_000)
             except (ClockSkewError, InvalidInputError) as error:
                 log.warning("head_hlc_refused", tenant_id=tenant, error=str(error))
-
-    async def _find_chained(self, pending: Pending, error: asyncpg.PostgresError) -> ChainPosition:
-        """Where the refused event stands in the chain already, brought there by another way.
-
-        Raises:
-            DatabaseWentBackError: it does not.
-        """
-        while True:
-            try:
-                connection = await self._connected()
-                found = await chaining.find_entry(connection, pending.tenant_id, pending.hlc.text())
-                break
-            except DATABASE_FAULTS as fault:
-                self._retry_later(fault)
-                await asyncio.sleep(RETRY_PAUSE_FIRST_S)
-        if found is None or found.payload_digest != hashlib.sha256(pending.payload).hexdigest():
-            raise DatabaseWentBackError(
-                f"Postgres says {error} for LSN {pending.lsn}, yet does not hold that very event: the rows of "
-                f"tenant {pending.tenant_id} and its chain head do not fit together; run tally verify"
-            )
-        return ChainPosition(found.seq, found.chain_link, found.prev_chain_link)
-
-
-def _head_of(links: Sequence[LinkRow]) -> ChainHead:
-    """The head that these entries leave."""
-    return ChainHead(links[-1].seq, links[-1].chain_link, links[-1].t_hlc)

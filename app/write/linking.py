@@ -11,16 +11,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import orjson
+import structlog
 
 from app.store.chaining import ChainHead
-from app.store.notary import LinkRow
+from app.store.growth import Grower, Growth
+from app.store.standing import Standing, place_of
 from app.write.backlog import Pending
 from app.write.requests import ChainPosition
 from ledger import canonical, jobs
-from ledger.chain import LINK_VERSION, Linker
+from ledger.chain import Linker
+from ledger.conflict import Event, conflict_hlc, conflict_payload
 from ledger.errors import IdempotencyReusedError, LedgerError
-from ledger.events import ACTIONS, EVENTS_BY_ACTION, SYSTEM_RECORD_TYPES, SystemAction
+from ledger.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
+
+log = structlog.get_logger()
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
@@ -33,18 +37,14 @@ class DuplicateLineError(LedgerError):
 
 
 @dataclass(slots=True)
-class LinkedBatch:
+class LinkedBatch(Growth):
     """Rows and outcomes of one batch; ``outcomes`` runs parallel to the pending events."""
 
-    log_rows: list[tuple[object, ...]] = field(default_factory=list)
     idempotency_rows: list[tuple[str, int, str, int, bytes, int, int, int]] = field(default_factory=list)
     """(tenant, route, key, line, body digest, seq, epoch, LSN) of each keyed line."""
-    links: dict[str, list[LinkRow]] = field(default_factory=dict)
-    """New entries by tenant, in seq order; the last of each is the new head."""
-    job_states: dict[tuple[str, str], jobs.JobState] = field(default_factory=dict)
-    job_rows: list[tuple[object, ...]] = field(default_factory=list)
-    """Rows of ``JOB_COLUMNS`` that store ``job_states``."""
     outcomes: list[ChainPosition | LedgerError] = field(default_factory=list)
+    is_returning: bool = False
+    """Whether an event of the batch, or another with its HLC, was in the chain already."""
 
 
 def refused_payload(pending: Pending, sqlstate: str) -> bytes:
@@ -68,6 +68,7 @@ def link_batch(
     chained_keys: Mapping[KeyedRequest, Mapping[int, bytes]],
     job_states: Mapping[tuple[str, str], jobs.JobState],
     linkers: dict[str, Linker],
+    chained: Mapping[str, Standing] | None = None,
     refused_sqlstate: str | None = None,
 ) -> LinkedBatch:
     """Chain ``batch`` onto ``heads``.
@@ -79,72 +80,51 @@ def link_batch(
         chained_keys: body digest by line of every keyed request in the batch that has chained lines.
         job_states: stored state of every job in the batch that has one.
         linkers: per-tenant linkers, filled as needed.
+        chained: when some of the batch came into the chain by another way, what stands there, by tenant and HLC.
         refused_sqlstate: when given, the batch is one event that Postgres refused with this code, and
             a REFUSED entry takes its place.
     """
     linked = LinkedBatch()
     keys_in_batch: dict[KeyedRequest, dict[int, bytes]] = {}
-    ends = {tenant: (head.seq, bytes.fromhex(head.chain_link or "")) for tenant, head in heads.items()}
-    states = linked.job_states
+    grower = Grower(linked, heads, job_states, linkers)
     for pending in batch:
         tenant_id = pending.tenant_id
         refusal = _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
         if refusal is not None:
             linked.outcomes.append(refusal)
             continue
+        hlc = pending.hlc
         if refused_sqlstate is None:
             job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
         else:
             job_id, action = f"refused:{pending.hlc.node_id}:{pending.lsn}", SystemAction.REFUSED.value
             payload = refused_payload(pending, refused_sqlstate)
-
-        seq, prev_link = ends[tenant_id]
-        seq += 1
-        hlc = pending.hlc
-        t_hlc = hlc.text()
-        digest = hashlib.sha256(payload)
-        linker = linkers.get(tenant_id)
-        if linker is None:
-            linker = linkers[tenant_id] = Linker(tenant_id)
-        link = linker.link(seq, t_hlc, job_id, action, prev_link, digest.digest())
-        ends[tenant_id] = (seq, link)
-        link_hex = link.hex()
-        prev_hex = prev_link.hex() or None
-        digest_hex = digest.hexdigest()
-        linked.log_rows.append(
-            (
-                tenant_id,
-                seq,
-                t_hlc,
-                hlc.physical_ms,
-                hlc.logical,
-                hlc.node_id,
-                job_id,
-                action,
-                LINK_VERSION,
-                prev_hex,
-                link_hex,
-                digest_hex,
-                payload.decode(),
-            )
-        )
-        links = linked.links.get(tenant_id)
-        if links is None:
-            links = linked.links[tenant_id] = []
-        links.append(LinkRow(seq, t_hlc, link_hex))
-        linked.outcomes.append(ChainPosition(seq, link_hex, prev_hex))
+        stands = None
+        if chained:
+            event = event_of(pending)
+            stands, kept_digest = place_of(event, chained.get(tenant_id, {}))
+            linked.is_returning |= stands is not None or kept_digest is not None
+            if kept_digest is not None:
+                hlc, action = conflict_hlc(event), SystemAction.CONFLICT.value
+                payload = conflict_payload(event, pending.payload.decode(), kept_digest)
+                log.error("hlc_conflict", tenant_id=tenant_id, hlc=event.t_hlc, lsn=pending.lsn)
+        if stands is None:
+            place = ChainPosition(*grower.append(tenant_id, hlc, job_id, action, payload))
+        else:
+            place = ChainPosition(*stands[:3])
+        linked.outcomes.append(place)
         key = pending.idempotency
         if key is not None:
             linked.idempotency_rows.append(
-                (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
+                (tenant_id, key.route, key.key, key.line, key.body_digest, place.seq, pending.epoch, pending.lsn)
             )
-        if action in EVENTS_BY_ACTION:
-            job = (tenant_id, job_id)
-            fact = jobs.event_fact(action, orjson.loads(payload), hlc, digest_hex, job_id, seq)
-            known = states.get(job) or job_states.get(job)
-            states[job] = jobs.merge(known, fact) if known is not None else fact
-    linked.job_rows = [_job_row(job, state) for job, state in states.items()]
     return linked
+
+
+def event_of(pending: Pending) -> Event:
+    """The event as the chain knows it."""
+    digest = hashlib.sha256(pending.payload).hexdigest()
+    return Event(pending.hlc.text(), pending.job_id, ACTIONS[pending.record_type], digest)
 
 
 def tenant_begun_by(pending: Pending) -> str | None:
@@ -178,9 +158,3 @@ def _duplicate(
             return DuplicateLineError(f"line {key.line} of this keyed request is chained already")
     lines_here[key.line] = key.body_digest
     return None
-
-
-def _job_row(job: tuple[str, str], state: jobs.JobState) -> tuple[object, ...]:
-    """The row of ``JOB_COLUMNS`` that stores ``state``."""
-    physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
-    return (*job, jobs.status(state), physical, logical, node, state.last_seq, jobs.to_json(state).decode())

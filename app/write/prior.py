@@ -14,9 +14,11 @@ import structlog
 
 from app.store import chaining, idempotency
 from app.store.chaining import ChainHead
+from app.store.standing import Standing, find_standing
 from app.write.backlog import Pending
-from app.write.linking import KeyedRequest, LinkedBatch
+from app.write.linking import KeyedRequest, LinkedBatch, event_of
 from ledger import jobs
+from ledger.conflict import Event
 from ledger.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -75,6 +77,14 @@ async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> dict
         if pending.idempotency is not None
     }
     return await idempotency.find_digests(connection, sorted(keys)) if keys else {}
+
+
+async def standing(connection: Connection, batch: Sequence[Pending]) -> dict[str, Standing]:
+    """By tenant, what already stands in the chain at the HLCs of the batch."""
+    events: dict[str, list[Event]] = {}
+    for pending in batch:
+        events.setdefault(pending.tenant_id, []).append(event_of(pending))
+    return {tenant: await find_standing(connection, tenant, each) for tenant, each in events.items()}
 
 
 async def job_states(

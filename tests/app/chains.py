@@ -92,9 +92,7 @@ class Chains:
         """The stored job states are the fold of the chain, merged here in another order."""
         folded: dict[str, jobs.JobState] = {}
         for entry in reversed(entries):
-            if not jobs.touches_job(entry["action"]):
-                continue
-            fact = jobs.event_fact(
+            fact = jobs.fact_of(
                 entry["action"],
                 json.loads(entry["payload"]),
                 Hlc.parse(entry["t_hlc"]),
@@ -102,6 +100,8 @@ class Chains:
                 entry["job_id"],
                 entry["seq"],
             )
+            if fact is None:
+                continue
             known = folded.get(entry["job_id"])
             folded[entry["job_id"]] = fact if known is None else jobs.merge(known, fact)
         rows = await self._superuser.fetch(

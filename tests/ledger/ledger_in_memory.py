@@ -112,11 +112,11 @@ class Ledger:
         """Make the job states those of the entries."""
         states: dict[str, jobs.JobState] = {}
         for row in self.entries:
-            if jobs.touches_job(row["action"]):
-                hlc = (row["hlc_physical"], row["hlc_logical"], row["hlc_node"])
-                payload = orjson.loads(row["payload"])
-                digest = row["payload_digest"]
-                fact = jobs.event_fact(row["action"], payload, hlc, digest, row["job_id"], row["seq"])
+            hlc = (row["hlc_physical"], row["hlc_logical"], row["hlc_node"])
+            payload = orjson.loads(row["payload"])
+            digest = row["payload_digest"]
+            fact = jobs.fact_of(row["action"], payload, hlc, digest, row["job_id"], row["seq"])
+            if fact is not None:
                 known = states.get(fact.job_id)
                 states[fact.job_id] = fact if known is None else jobs.merge(known, fact)
         self.jobs = [stored_form(states[job_id])._asdict() for job_id in sorted(states)]

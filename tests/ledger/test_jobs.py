@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
 from ledger.events import EVENTS_BY_ACTION, JOB_EVENTS
-from ledger.jobs import JobState, event_fact, from_json, is_ended, merge, status, to_json, touches_job, view
+from ledger.jobs import JobState, event_fact, fact_of, from_json, is_ended, merge, status, to_json, view
 
 JOB = "use1-1704931200000-gate42-00001"
 
@@ -150,8 +150,8 @@ def test_only_ended_jobs_are_ended() -> None:
 
 
 def test_entries_about_the_ledger_touch_no_job() -> None:
-    assert touches_job("ENQUEUE")
-    assert not touches_job("REFUSED")
+    assert fact_of("REFUSED", {}, (1, 0, "n1"), "00", JOB, 1) is None
+    assert fact_of("ENQUEUE", {}, (1, 0, "n1"), "00", JOB, 1) == event_fact("ENQUEUE", {}, (1, 0, "n1"), "00", JOB, 1)
     with pytest.raises(InvalidInputError):
         event_fact("REFUSED", {}, (1, 0, "n1"), "00", JOB, 1)
 

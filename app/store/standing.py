@@ -1,0 +1,39 @@
+"""Which of some events the chain holds already: as themselves, or in a CONFLICT entry because another has their HLC.
+
+Asked under the head's lock before events are chained that may have come into the chain by another way: imported
+entries, and records of a node whose log was imported before it came back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.store.chaining import ChainedEntry, find_entries
+from ledger.conflict import Event, conflict_hlc
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+Standing = Mapping[str, ChainedEntry]
+"""What stands in one chain, by HLC."""
+
+
+async def find_standing(connection: Connection, tenant_id: str, events: Sequence[Event]) -> dict[str, ChainedEntry]:
+    """The entries that have the HLC of one of ``events``, and the CONFLICT entries that hold one."""
+    standing = await find_entries(connection, tenant_id, [event.t_hlc for event in events])
+    clashing = [event for event in events if event.t_hlc in standing and standing[event.t_hlc].event != event]
+    if clashing:
+        hlcs = [conflict_hlc(event).text() for event in clashing]
+        standing |= await find_entries(connection, tenant_id, hlcs)
+    return standing
+
+
+def place_of(event: Event, standing: Standing) -> tuple[ChainedEntry | None, str | None]:
+    """Where ``event`` stands, as itself or in a CONFLICT entry; when it does not, but another event has its HLC, the
+    payload digest of that one, beside which it is to be kept."""
+    entry = standing.get(event.t_hlc)
+    if entry is None or entry.event == event:
+        return entry, None
+    held = standing.get(conflict_hlc(event).text())
+    return held, entry.event.payload_digest if held is None else None

@@ -1,0 +1,89 @@
+"""Two events that claim one HLC: both are kept, the one that was chained first as it is, the other in a CONFLICT entry.
+
+An honest node never issues an HLC twice; a copied disk, a restored clock or a forger may. The CONFLICT entry stands in
+the other's place and has an HLC of its own, which follows from the event that it holds and from nothing else::
+
+    physical and logical of the event's HLC, node "conflict-" + first 40 hex of SHA-256(event)
+    event = canonical JSON of [t_hlc, job_id, action, payload_digest]
+
+So the same event conflicts under the same HLC wherever and whenever it is imported: a second import finds it there.
+Its payload is canonical JSON::
+
+    {"action", "digest", "hlc", "kept_digest", "payload", "type": "Conflict"}
+
+``payload`` is the other's payload as a string of the stored bytes, ``digest`` its SHA-256, ``kept_digest`` that of the
+payload that was chained first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from ledger import canonical
+from ledger.errors import InvalidInputError
+from ledger.hlc import Hlc
+
+CONFLICT_TYPE: Final = "Conflict"
+NODE_PREFIX: Final = "conflict-"
+NODE_DIGITS: Final = 40
+_FIELDS: Final = frozenset(("action", "digest", "hlc", "kept_digest", "payload", "type"))
+
+
+class Event(NamedTuple):
+    """What makes an event this one and no other, in its tenant; the digest is lowercase hex."""
+
+    t_hlc: str
+    job_id: str
+    action: str
+    payload_digest: str
+
+
+class HeldEvent(NamedTuple):
+    """The event that a CONFLICT entry holds."""
+
+    event: Event
+    hlc: Hlc
+    payload: str
+    kept_digest: str
+
+
+def conflict_hlc(event: Event) -> Hlc:
+    """The HLC of the CONFLICT entry that holds ``event``.
+
+    Raises:
+        InvalidInputError: the event has no valid HLC.
+    """
+    hlc = Hlc.parse(event.t_hlc)
+    digest = sha256(canonical.encode(list(event))).hexdigest()
+    return Hlc(hlc.physical_ms, hlc.logical, NODE_PREFIX + digest[:NODE_DIGITS])
+
+
+def conflict_payload(event: Event, payload: str, kept_digest: str) -> bytes:
+    """The payload of the CONFLICT entry that holds ``event`` beside the one of ``kept_digest``."""
+    return canonical.encode(
+        {
+            "type": CONFLICT_TYPE,
+            "hlc": event.t_hlc,
+            "action": event.action,
+            "kept_digest": kept_digest,
+            "digest": event.payload_digest,
+            "payload": payload,
+        }
+    )
+
+
+def held_event(payload: Mapping[str, Any], job_id: str) -> HeldEvent | None:
+    """The event in the payload of a CONFLICT entry of ``job_id``, None when there is none to be made out."""
+    if payload.keys() != _FIELDS or not all(isinstance(value, str) for value in payload.values()):
+        return None
+    try:
+        hlc = Hlc.parse(payload["hlc"])
+        digest = sha256(payload["payload"].encode()).hexdigest()
+    except (InvalidInputError, UnicodeEncodeError):
+        return None
+    if digest != payload["digest"]:
+        return None
+    event = Event(payload["hlc"], job_id, payload["action"], digest)
+    return HeldEvent(event, hlc, payload["payload"], payload["kept_digest"])
