@@ -40,6 +40,7 @@ from pydantic_settings import (
 )
 
 from ledger.errors import ConfigurationError
+from ledger.names import GATE, NODE_ID, anchored
 
 ENV_PREFIX = "TALLY_"
 ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"})
@@ -148,8 +149,8 @@ def _listen(value: str) -> str:
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
-NodeId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-JobIdPart = Annotated[str, Field(pattern=r"^[a-z0-9]{1,32}$")]
+NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
+JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]
 
 
 class _Section(BaseModel):

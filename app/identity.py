@@ -1,20 +1,24 @@
 """Who this node is: ids that were configured, else made once and kept in the WAL directory.
 
-``<wal.dir>/node.json`` holds ``{"gate", "node_id"}``. A configured value wins over a kept one.
+``<wal.dir>/node.json`` holds ``{"gate", "node_id"}`` and nothing else. A configured value wins over a kept one. What
+cannot have been written here is refused: another identity would begin another WAL and leave this one unchained.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
 from ledger.errors import StartRefusedError
+from ledger.names import GATE, NODE_ID
 from wal.control import CONTROL_NAME
 from wal.segment import store_file
 
 NAME = "node.json"
+_GRAMMAR = {"node_id": NODE_ID, "gate": GATE}
 
 
 class Identity(NamedTuple):
@@ -28,10 +32,16 @@ def load_or_make(wal_dir: Path, node_id: str | None, gate: str | None) -> Identi
     """The node's ids, kept from now on.
 
     Raises:
-        StartRefusedError: the kept file cannot be read, or is gone while WALs of nodes are still there.
+        StartRefusedError: the kept file cannot be read, was altered, or is gone while WALs of nodes are still there.
     """
     kept = _load(wal_dir / NAME)
-    if node_id is None and not kept and (orphans := _nodes_with_wal(wal_dir)):
+    orphans = _nodes_with_wal(wal_dir) if node_id is None else []
+    if kept and orphans and kept["node_id"] not in orphans:
+        raise StartRefusedError(
+            f"{wal_dir / NAME} names the node {kept['node_id']}, but {wal_dir} holds the WAL of {', '.join(orphans)}: "
+            "restore the file, or set node_id to the one meant"
+        )
+    if not kept and orphans:
         raise StartRefusedError(
             f"{wal_dir} holds the WAL of {', '.join(orphans)}, but {NAME}, which says which of them is this node, is "
             "gone: set node_id to the one meant, or choose another wal.dir"
@@ -52,8 +62,14 @@ def _load(path: Path) -> dict[str, str]:
         return {}
     except (ValueError, OSError) as error:
         raise StartRefusedError(f"{path} cannot be read: {error}; remove it and set node_id and gate") from error
-    if not isinstance(kept, dict) or not all(isinstance(kept.get(name), str) for name in Identity._fields):
-        raise StartRefusedError(f"{path} does not hold node_id and gate; remove it and set both")
+    if not isinstance(kept, dict) or kept.keys() != _GRAMMAR.keys():
+        raise StartRefusedError(f"{path} does not hold node_id and gate alone; remove it and set both")
+    for name, grammar in _GRAMMAR.items():
+        if not isinstance(kept[name], str) or re.fullmatch(grammar, kept[name]) is None:
+            raise StartRefusedError(
+                f"{path} holds a {name} that does not match {grammar}, it was altered: restore it, or remove it and "
+                "set node_id and gate"
+            )
     return kept
 
 

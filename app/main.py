@@ -28,6 +28,7 @@ import uvicorn
 from app.bundle.export import BundleExporter
 from app.config import Settings
 from app.http.application import create_app
+from app.http.protocol import ProblemProtocol
 from app.parts import Parts
 from app.read.consistency import Consistency
 from app.read.jobs import JobReader
@@ -202,6 +203,7 @@ async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]
     server = Server(
         uvicorn.Config(
             create_app(parts),
+            http=ProblemProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",

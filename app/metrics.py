@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from app.node import Node
+
+disable_created_metrics()  # A time of creation beside each counter and histogram, which nobody asked for.
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 UNMATCHED_ROUTE = "unmatched"

@@ -33,6 +33,7 @@ from app.write.notary import Notary
 from app.write.submit import Submitter
 from ledger.errors import (
     DurabilityTimeoutError,
+    EventRefusedError,
     LedgerError,
     WalPoisonedError,
 )
@@ -226,7 +227,7 @@ class Service:
         """
         lost = self._started.lost
         if lost is not None:
-            await self.submitter.record_system(
+            await self._record_unless_refused(
                 SystemAction.WAL_LOST,
                 f"wal:{self.node.node_id}",
                 {"node_id": self.node.node_id, "first_lsn": lost[0], "last_lsn": lost[1], "epoch": self.node.epoch},
@@ -234,7 +235,7 @@ class Service:
         await self.node.chained.reached(self._started.next_lsn - 1)
         for key in self._started.signers():
             if not await self._is_recorded(SystemAction.KEY_ADDED, f"key:{key.key_id}"):
-                await self.submitter.record_system(
+                await self._record_unless_refused(
                     SystemAction.KEY_ADDED,
                     f"key:{key.key_id}",
                     {
@@ -244,6 +245,13 @@ class Service:
                         "node_id": self.node.node_id,
                     },
                 )
+
+    async def _record_unless_refused(self, action: SystemAction, subject: str, facts: dict[str, object]) -> None:
+        """Record it; should Postgres refuse that very entry, the next start tries again, and this one goes on."""
+        try:
+            await self.submitter.record_system(action, subject, facts)
+        except EventRefusedError as error:
+            log.error("start_not_recorded", subject=subject, error=str(error))
 
     async def _is_recorded(self, action: SystemAction, subject: str) -> bool:
         """Whether ``_system`` has such an entry, trying until Postgres answers."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
+from ledger.names import NODE_ID
 
 SESSION_HEADER_BYTES_MAX = 4096
 """Longest ``Tally-Session`` header that is read."""
@@ -24,9 +25,8 @@ SESSION_TOKENS_MAX = 32
 """Most tokens in one header."""
 
 _HEADER_PATH = ("Tally-Session",)
-_NODE = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _PLAIN = re.compile(
-    rf"t1 (?P<node>{_NODE}) (?P<epoch>[1-9][0-9]{{0,17}}) (?P<lsn>[1-9][0-9]{{0,17}})"
+    rf"t1 (?P<node>{NODE_ID}) (?P<epoch>[1-9][0-9]{{0,17}}) (?P<lsn>[1-9][0-9]{{0,17}})"
     r" (?P<hlc>[0-9]{1,19}:[0-9]{1,10}:[a-z0-9-]{1,63})"
 )
 _SEPARATOR = re.compile(r"[ \t]*,[ \t]*")

@@ -74,6 +74,10 @@ class WalFullError(WalError):
     """The bounded queue has no room; nothing was queued. Try again later."""
 
 
+class RequestTooLargeError(InvalidInputError):
+    """The events of one request can never fit within a bound, however empty the node is; nothing was queued."""
+
+
 class RecordTooLargeError(WalError, InvalidInputError):
     """One record is over ``wal.record_bytes_max``; nothing was queued."""
 
@@ -143,6 +147,27 @@ class JobEndedError(LedgerError):
 
 class IdempotencyReusedError(LedgerError):
     """An Idempotency-Key came back with another body than its first request had."""
+
+
+class EventRefusedError(LedgerError):
+    """Postgres would not hold the event; a REFUSED entry at ``seq`` keeps its bytes in its place.
+
+    ``line`` counts from 1 and is there when the event was one of many in a request.
+    """
+
+    line: int
+
+    def __init__(self, message: str, *, seq: int, hlc: str, epoch: int, lsn: int) -> None:
+        super().__init__(message)
+        self.seq = seq
+        self.hlc = hlc
+        self.epoch = epoch
+        self.lsn = lsn
+
+    def at_line(self, line: int) -> EventRefusedError:
+        """This error, once it is known which line of a request it is about."""
+        self.line = line
+        return self
 
 
 class InvalidEventError(InvalidInputError):

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ledger.errors import ClockSkewError, InvalidInputError
+from ledger.names import NODE_ID
 
 PHYSICAL_MS_MAX = 2**63 - 1
 """Largest physical part: what a PostgreSQL ``bigint`` holds."""
@@ -33,7 +34,9 @@ PACKED_BYTES = 16
 NODE_HASH_BYTES = 4
 
 _PACKED = struct.Struct(f">QI{NODE_HASH_BYTES}s")
-_TEXT = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,9}):([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)")
+TEXT = f"(0|[1-9][0-9]{{0,18}}):(0|[1-9][0-9]{{0,9}}):({NODE_ID})"
+"""The text form as a regular expression: physical time in ms, logical counter, node."""
+_TEXT = re.compile(TEXT)
 
 assert _PACKED.size == PACKED_BYTES
 

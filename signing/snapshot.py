@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from ledger import canonical
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
+from ledger.names import NODE_ID, READABLE_TENANT_ID
 from ledger.snapshot import SnapshotClaim
 from signing import envelope
 from signing.keys import Keyring, Signer
@@ -32,13 +33,13 @@ Verdict = Literal["ok", "broken", "unknown_key", "not_checked"]
 _INTEGER_MAX = 2**53 - 1
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATTERNS = {
-    "tenant_id": re.compile(r"_system|[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"),
+    "tenant_id": re.compile(READABLE_TENANT_ID),
     "from_chain_link": _DIGEST,
     "to_chain_link": _DIGEST,
     "merkle_root": _DIGEST,
     "tree_root": _DIGEST,
     "snapshot_hlc": re.compile(r".{1,128}"),
-    "node_id": re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"),
+    "node_id": re.compile(NODE_ID),
     "key_id": re.compile(r"[0-9a-f]{16}"),
 }
 _INTEGERS = ("from_seq", "to_seq", "entry_count", "tree_size")

@@ -28,7 +28,14 @@ from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
-from ledger.errors import InvalidInputError, RecordTooLargeError, WalError, WalFullError, WalPoisonedError
+from ledger.errors import (
+    InvalidInputError,
+    RecordTooLargeError,
+    RequestTooLargeError,
+    WalError,
+    WalFullError,
+    WalPoisonedError,
+)
 from ledger.events import BATCH_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
 from wal.format import (
@@ -169,23 +176,25 @@ class WalWriter:
         """Everything up to here is synced."""
         return self._durable_lsn
 
-    @property
-    def poisoned(self) -> bool:
-        """A write or fsync has failed; this writer takes nothing any more."""
-        return self._poisoned
-
-    def check_room(self, records: int, record_bytes: int = 0) -> None:
-        """Return when ``records`` more, of ``record_bytes`` together, fit into the queue now.
+    def check_room(self, records: int, record_bytes: int = 0, reserved_bytes: int = 0) -> None:
+        """Return when ``records`` more, of ``record_bytes`` together, fit into the queue now, beside ``reserved_bytes``
+        that are kept for others.
 
         Only the thread that appends may rely on it, and only until it appends.
 
         Raises:
+            RequestTooLargeError: they never fit, however empty the queue is.
             WalPoisonedError: nothing is taken any more.
             WalFullError: they do not fit.
         """
+        if records > self._queue_max_entries or record_bytes > self._queue_max_bytes:
+            raise RequestTooLargeError(
+                f"{records} records of {record_bytes} bytes do not go into the queue of the WAL, which takes "
+                f"{self._queue_max_entries} records and {self._queue_max_bytes} bytes: send fewer at once"
+            )
         with self._lock:
             self._refuse_if_stopped()
-            self._refuse_if_full(records, record_bytes)
+            self._refuse_if_full(records, record_bytes + reserved_bytes)
 
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> int:
         """Queue one record and return its LSN.

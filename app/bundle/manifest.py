@@ -26,6 +26,7 @@ from app.bundle.format import FORMAT_VERSION, INTEGER_MAX, SNAPSHOTS, Part, chec
 from ledger import canonical
 from ledger.errors import BundleInvalidError, InvalidInputError, SignatureError
 from ledger.hlc import Hlc
+from ledger.names import NODE_ID, READABLE_TENANT_ID
 from signing import envelope
 from signing.envelope import Envelope
 from signing.keys import Signer
@@ -37,9 +38,9 @@ CONSISTENCY_HASHES_MAX: Final = 128
 
 _HASH = r"[0-9a-f]{64}"
 _PATTERNS: Final = {
-    "node_id": re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"),
+    "node_id": re.compile(NODE_ID),
     "log_origin": re.compile(r"[!-*,-~]{1,300}"),
-    "tenant_id": re.compile(r"_system|[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"),
+    "tenant_id": re.compile(READABLE_TENANT_ID),
     "to_chain_link": re.compile(_HASH),
     "tree_root": re.compile(_HASH),
 }

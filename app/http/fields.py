@@ -8,19 +8,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
+from ledger import hlc, names
+
 INTEGER_MAX = 2**53 - 1
 """Largest integer that every JSON reader holds exactly."""
 NAME_CHARACTERS_MAX = 256
 TEXT_CHARACTERS_MAX = 65_536
 ASSIGNED_DCS_MAX = 1024
 LIST_LIMIT_MAX = 1000
-CURSOR_CHARACTERS_MAX = 512
 TREE_SIZE_MAX = 2**63 - 1
 
-TENANT_PATTERN = r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$"
-READABLE_TENANT_PATTERN = r"^(_system|[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)$"
-JOB_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
-HLC_PATTERN = r"^(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,9}):[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+TENANT_PATTERN = names.anchored(names.TENANT_ID)
+READABLE_TENANT_PATTERN = names.anchored(names.READABLE_TENANT_ID)
+JOB_ID_PATTERN = names.anchored(names.JOB_ID)
+HLC_PATTERN = names.anchored(hlc.TEXT)
 CURSOR_PATTERN = r"^[A-Za-z0-9_-]{1,512}$"
 
 

@@ -27,10 +27,10 @@ from app.parts import PartsDep, parts_of
 from app.read.consistency import ReadLevel
 from app.read.jobs import state_of
 from app.session import decode_header
-from app.store import reads
+from app.store import chain_reads, reads
 from app.store.reading import reading
 from ledger import jobs as job_fold
-from ledger.errors import InvalidInputError, JobNotFoundError
+from ledger.errors import InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.events import JOB_EVENTS, EventType
 from ledger.hlc import Hlc
 
@@ -146,6 +146,8 @@ async def list_jobs(
     after = cursors.decode_hlc("jobs", scope, cursor)
     async with reading(parts.pool) as connection:
         page = await reads.list_jobs(connection, tenant_id, status, after, limit)
+        if not page.states and not await chain_reads.tenant_exists(connection, tenant_id):
+            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     following = cursors.encode("jobs", scope, *page.last_created) if page.more and page.last_created else None
     items = [{"tenant_id": tenant_id, **job_fold.view(state_of(state))} for state in page.states]
     return json_answer({"items": items, "next_cursor": following})

@@ -24,7 +24,7 @@ async def list_keys(parts: PartsDep, tenant_id: Annotated[ReadableTenantId | Non
     """Keys of snapshots; and of checkpoints, one a tenant's log, of one tenant or of all."""
     async with reading(parts.pool) as connection:
         keys = await chain_reads.list_keys(connection)
-        tenants = [tenant_id] if tenant_id else await chain_reads.list_tenants(connection, TENANTS_MAX)
+        tenants = [tenant_id] if tenant_id else await chain_reads.first_tenants(connection, TENANTS_MAX)
     return json_answer(
         {
             "keys": [key._asdict() for key in keys],

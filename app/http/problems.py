@@ -53,13 +53,16 @@ class ProblemError(Exception):
 BACKLOG_FULL = ProblemType("backlog-full", 503, "Too many events wait to be chained")
 CLOCK_SKEW = ProblemType("clock-skew", 400, "A time lies too far ahead")
 DURABILITY_TIMEOUT = ProblemType("durability-timeout", 503, "The level asked for was not reached in time")
+EVENT_REFUSED = ProblemType("event-refused", 422, "The event was recorded as REFUSED")
 FENCED = ProblemType("fenced", 503, "This node may not write any more")
+HEADERS_TOO_LARGE = ProblemType("headers-too-large", 431, "The head of the request is too large")
 IDEMPOTENCY_KEY_REUSED = ProblemType("idempotency-key-reused", 422, "The Idempotency-Key belongs to another request")
 INTERNAL_ERROR = ProblemType("internal-error", 500, "The service failed")
 INVALID_EVENT = ProblemType("invalid-event", 422, "A line is not a valid event")
 INVALID_REQUEST = ProblemType("invalid-request", 422, "The request is not valid")
 JOB_ENDED = ProblemType("job-ended", 409, "The job has ended")
 JOB_NOT_FOUND = ProblemType("job-not-found", 404, "There is no such job")
+MALFORMED_HTTP = ProblemType("malformed-http", 400, "That is not an HTTP request")
 METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", 405, "The method is not allowed here")
 NOT_FOUND = ProblemType("not-found", 404, "There is nothing here")
 NOT_READY = ProblemType("not-ready", 503, "The node is not ready")
@@ -77,6 +80,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.DatabaseUnavailableError: NOT_READY,
     errors.DatabaseWentBackError: NOT_READY,
     errors.DurabilityTimeoutError: DURABILITY_TIMEOUT,
+    errors.EventRefusedError: EVENT_REFUSED,
     errors.FencedError: FENCED,
     errors.IdempotencyReusedError: IDEMPOTENCY_KEY_REUSED,
     errors.InvalidEventError: INVALID_EVENT,
@@ -86,6 +90,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.NotFoundError: NOT_FOUND,
     errors.NotReadyError: NOT_READY,
     errors.RecordTooLargeError: PAYLOAD_TOO_LARGE,
+    errors.RequestTooLargeError: PAYLOAD_TOO_LARGE,
     errors.SeqOutOfRangeError: SEQ_OUT_OF_RANGE,
     errors.SessionNotCaughtUpError: SESSION_NOT_CAUGHT_UP,
     errors.SigningUnavailableError: SIGNING_UNAVAILABLE,
@@ -97,7 +102,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
 }
 """Errors that have a problem of their own; a subclass without one takes its nearest base's."""
 
-_MEMBERS = ("line", "job_id", "hlc", "epoch", "lsn", "achieved")
+_MEMBERS = ("line", "job_id", "seq", "hlc", "epoch", "lsn", "achieved")
 """Attributes of an error that become members of its problem when it has them."""
 _BY_STATUS = {
     404: NOT_FOUND,

@@ -24,7 +24,7 @@ class HeadRow(NamedTuple):
     signed_seq: int
 
 
-class EntryRow(NamedTuple):
+class ListedEntry(NamedTuple):
     """One row of the log, every column; ``payload`` and ``origin`` are the stored text."""
 
     id: int
@@ -81,7 +81,7 @@ SELECT h.head_seq, h.head_chain_link, h.head_hlc, h.updated_at,
  WHERE h.tenant_id = $1
 """
 
-_ENTRY_COLUMNS = ", ".join(EntryRow._fields)
+_ENTRY_COLUMNS = ", ".join(ListedEntry._fields)
 _SNAPSHOT_COLUMNS = ", ".join(SnapshotRow._fields)
 
 _ENTRIES = f"""
@@ -107,7 +107,7 @@ async def tenant_exists(connection: Connection, tenant_id: str) -> bool:
     return bool(await connection.fetchval("SELECT true FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id))
 
 
-async def list_tenants(connection: Connection, limit: int) -> list[str]:
+async def first_tenants(connection: Connection, limit: int) -> list[str]:
     """The first ``limit`` tenants by name, ``_system`` among them."""
     rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads ORDER BY tenant_id LIMIT $1", limit)
     return [row["tenant_id"] for row in rows]
@@ -115,10 +115,10 @@ async def list_tenants(connection: Connection, limit: int) -> list[str]:
 
 async def list_entries(
     connection: Connection, tenant_id: str, from_seq: int, limit: int
-) -> tuple[list[EntryRow], bool]:
+) -> tuple[list[ListedEntry], bool]:
     """Entries from ``from_seq`` on in seq order, and whether more follow."""
     rows = await connection.fetch(_ENTRIES, tenant_id, from_seq, limit, PAGE_BYTES_MAX)
-    return [EntryRow(*list(row)[:-1]) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
+    return [ListedEntry(*list(row)[:-1]) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
 
 
 async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq: int, limit: int) -> list[SnapshotRow]:

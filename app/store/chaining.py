@@ -30,7 +30,7 @@ LOG_COLUMNS = (
 )
 """Columns of one new row, in the order of the tuples given to ``copy_entries``."""
 
-JOB_COLUMNS = (
+MERGED_JOB_COLUMNS = (
     "tenant_id",
     "job_id",
     "status",
@@ -178,9 +178,9 @@ async def finish(
     heads: Iterable[tuple[str, int, str, str]],
     jobs: Sequence[tuple[object, ...]],
 ) -> None:
-    """Move heads (tenant, seq, link, hlc) and merge-store job rows of ``JOB_COLUMNS``."""
+    """Move heads (tenant, seq, link, hlc) and merge-store job rows of ``MERGED_JOB_COLUMNS``."""
     head_columns: Sequence[Sequence[object]] = list(zip(*heads, strict=True)) or [()] * 4
-    job_columns: Sequence[Sequence[object]] = list(zip(*jobs, strict=True)) or [()] * len(JOB_COLUMNS)
+    job_columns: Sequence[Sequence[object]] = list(zip(*jobs, strict=True)) or [()] * len(MERGED_JOB_COLUMNS)
     await connection.execute(_FINISH, *head_columns, *job_columns)
 
 

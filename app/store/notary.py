@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ledger.entry_check import ENTRY_COLUMNS, EntryRow
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from app.store import Connection
 
 TileCoordinates = tuple[int, int]
 """(level, index) of one tile."""
 
 
-class StoredTree(NamedTuple):
+class LockedTree(NamedTuple):
     """The stored tree of one tenant; ``checkpoint`` is the newest signed note, None before the first."""
 
     tree_size: int
@@ -37,10 +35,9 @@ class LastSnapshot(NamedTuple):
 
     to_seq: int
     dsse_envelope: str
-    created_at: datetime
 
 
-async def lock_tree(connection: Connection, tenant_id: str) -> StoredTree:
+async def lock_tree(connection: Connection, tenant_id: str) -> LockedTree:
     """The tenant's tree, made when missing and locked until the transaction ends."""
     query = "SELECT tree_size, root_hash, checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1 FOR UPDATE"
     row = await connection.fetchrow(query, tenant_id)
@@ -53,7 +50,7 @@ async def lock_tree(connection: Connection, tenant_id: str) -> StoredTree:
         )
         row = await connection.fetchrow(query, tenant_id)
         assert row is not None
-    return StoredTree(*row)
+    return LockedTree(*row)
 
 
 async def read_links(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[LinkRow]:
@@ -143,7 +140,7 @@ async def store_checkpoint(connection: Connection, tenant_id: str, checkpoint: s
 async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:
     """The newest snapshot, None before the first."""
     row = await connection.fetchrow(
-        "SELECT to_seq, dsse_envelope, created_at FROM scheduler.batch_snapshot"
+        "SELECT to_seq, dsse_envelope FROM scheduler.batch_snapshot"
         " WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1",
         tenant_id,
     )

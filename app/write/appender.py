@@ -55,6 +55,7 @@ from ledger.errors import (
     ClockSkewError,
     DatabaseUnavailableError,
     DatabaseWentBackError,
+    EventRefusedError,
     FencedError,
     IdempotencyReusedError,
     InvalidInputError,
@@ -180,8 +181,9 @@ class Appender:
         self._on_chained(linked)
         for pending, outcome in zip(batch, linked.outcomes, strict=True):
             future = pending.outcome
-            if isinstance(outcome, IdempotencyReusedError):
-                log.error("keyed_event_dropped", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
+            if isinstance(outcome, EventRefusedError | IdempotencyReusedError):
+                pending.refusal = outcome
+                log.error("event_refused", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
             if future is None or future.done():
                 continue
             if isinstance(outcome, LedgerError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from app.write.requests import ChainPosition
-from ledger.errors import WalFullError
+from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
 from ledger.record import IdempotencyKey
 
@@ -25,9 +25,14 @@ BYTES_AROUND_PAYLOAD = 640
 
 
 class Pending:
-    """One event between WAL and chain. ``outcome`` resolves once it is chained, never before."""
+    """One event between WAL and chain. ``outcome`` resolves once it is chained, never before.
+
+    ``answered_early`` says that the event may have been acknowledged before it is chained: then something of it must
+    be. ``refusal`` is why another entry stands in its place, or none; it is known once the event is chained.
+    """
 
     __slots__ = (
+        "answered_early",
         "epoch",
         "hlc",
         "idempotency",
@@ -36,6 +41,7 @@ class Pending:
         "outcome",
         "payload",
         "record_type",
+        "refusal",
         "tenant_id",
     )
 
@@ -50,6 +56,7 @@ class Pending:
         payload: bytes,
         idempotency: IdempotencyKey | None,
         outcome: asyncio.Future[ChainPosition] | None,
+        answered_early: bool = True,
     ) -> None:
         self.lsn = lsn
         self.epoch = epoch
@@ -60,6 +67,8 @@ class Pending:
         self.payload = payload
         self.idempotency = idempotency
         self.outcome = outcome
+        self.answered_early = answered_early
+        self.refusal: LedgerError | None = None
 
 
 class Backlog:
@@ -79,8 +88,13 @@ class Backlog:
         """Keep room for ``entries`` more, so that a request is taken whole or not at all.
 
         Raises:
+            RequestTooLargeError: there never is so much room.
             WalFullError: there is no room; nothing was kept.
         """
+        if entries > self.entries_max:
+            raise RequestTooLargeError(
+                f"the request makes {entries} entries; wal.backlog_max_entries is {self.entries_max}: send fewer"
+            )
         free = self.entries_max - len(self._queue) - self._reserved
         if entries > free:
             raise WalFullError(
@@ -89,13 +103,18 @@ class Backlog:
             )
         self._reserved += entries
 
-    def check_bytes(self, record_bytes: int) -> None:
-        """Return when records of ``record_bytes`` together fit as well.
+    def check_bytes(self, record_bytes: int, reserved_bytes: int) -> None:
+        """Return when records of ``record_bytes`` together fit as well, beside ``reserved_bytes`` of others.
 
         Raises:
+            RequestTooLargeError: they never do.
             WalFullError: they do not.
         """
-        if self._bytes + record_bytes > self.bytes_max:
+        if record_bytes > self.bytes_max:
+            raise RequestTooLargeError(
+                f"the events take {record_bytes} bytes; {self.bytes_max} may wait at once: send fewer"
+            )
+        if self._bytes + reserved_bytes + record_bytes > self.bytes_max:
             raise WalFullError(
                 f"events of {self._bytes} bytes wait to be chained and {record_bytes} more do not fit within "
                 f"{self.bytes_max}; try again once the database has caught up"

@@ -6,18 +6,11 @@ directory fsync. A chain that is shorter than its checkpoint or differs from it 
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from ledger.errors import InvalidInputError
+from ledger.names import is_readable_tenant
 from wal.segment import UNNAMED_SUFFIX, store_file, sync_folder
-
-_TENANT_ID = re.compile(r"_system|[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?")
-
-
-def is_tenant_id(name: str) -> bool:
-    """Whether a tenant can have this name; one that cannot stands in Postgres only by somebody's hand."""
-    return _TENANT_ID.fullmatch(name) is not None
 
 
 class CheckpointFolder:
@@ -51,6 +44,6 @@ class CheckpointFolder:
 
     def _path(self, tenant_id: str) -> Path:
         """The tenant's file. The name comes from the database, so it is not believed: it could lead elsewhere."""
-        if not is_tenant_id(tenant_id):
+        if not is_readable_tenant(tenant_id):
             raise InvalidInputError(f"no tenant can be named {tenant_id!r}; that row was not written by this service")
         return self._folder / tenant_id

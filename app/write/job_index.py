@@ -46,3 +46,9 @@ class JobIndex:
         if fence_token > known.fence_token:
             known.fence_token = fence_token
         known.ended = known.ended or ended
+
+    def reopen(self, tenant_id: str, job_id: str) -> None:
+        """Forget that the job has ended: the event that said so was refused."""
+        known = self._jobs.get((tenant_id, job_id))
+        if known is not None:
+            known.ended = False

@@ -3,12 +3,15 @@
 The truth is the idempotency table, written by the appender in the chaining transaction. Between WAL and
 chain a request is known only to the node that took it, here; after a restart the backlog fills it in again.
 
-At most one request of a key is under way on a node; others of the same key wait until it has been entered.
+A request goes by one name for each tenant that it has lines of. At most one request of a name is under way on a
+node; others that share a name with it wait until it has been entered, then are judged whole: the same body gets the
+same answer, another body is refused and leaves no line.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -17,20 +20,20 @@ import structlog
 from app.node import Node
 from app.store.idempotency import ChainedLine
 from app.write.backlog import Pending
-from app.write.requests import BatchReceipt, RequestKey
+from app.write.requests import BatchReceipt, RequestKey, RequestName
 from ledger.errors import DatabaseUnavailableError, IdempotencyReusedError
 from ledger.events import Durability
 
 log = structlog.get_logger()
 
 FindLines = Callable[[Sequence[str], int, str], Awaitable[list[ChainedLine]]]
-_InFlightKey = tuple[tuple[str, ...], int, str]
 
 
 class KeyedRequest:
     """One keyed request: what is known of it when it begins, and what becomes of it."""
 
-    def __init__(self, body_digest: bytes) -> None:
+    def __init__(self, names: Sequence[RequestName], body_digest: bytes) -> None:
+        self.names = names
         self.body_digest = body_digest
         self.chained: list[ChainedLine] = []
         """Lines already chained when the request began."""
@@ -63,8 +66,10 @@ class KeyedRequests:
     def __init__(self, node: Node, find_lines: FindLines) -> None:
         self._node = node
         self._find_lines = find_lines
-        self._in_flight: dict[_InFlightKey, KeyedRequest] = {}
-        self._recovered: dict[tuple[str, int, str], list[Pending]] = {}
+        self._in_flight: dict[RequestName, KeyedRequest] = {}
+        self._entered: deque[KeyedRequest] = deque()
+        """Those in flight that have been entered, about in LSN order."""
+        self._recovered: dict[RequestName, list[Pending]] = {}
         self._recovered_lsn = 0
 
     def recover(self, pending: Pending) -> None:
@@ -88,20 +93,20 @@ class KeyedRequests:
             IdempotencyReusedError: the key belongs to another body.
         """
         self._prune()
-        name = (tenants, key.route, key.key)
-        while (earlier := self._in_flight.get(name)) is not None:
+        names = [(tenant_id, key.route, key.key) for tenant_id in tenants]
+        while (earlier := self._first_in_flight(names)) is not None:
             await earlier.settled.wait()
             if earlier.last_lsn:
                 # Only now: a request that came to nothing leaves the key to whoever came after it.
                 self._check_body(key, earlier.body_digest)
                 yield earlier, True
                 return
-            if self._in_flight.get(name) is earlier:
-                del self._in_flight[name]
-        request = self._in_flight[name] = KeyedRequest(key.body_digest)
+            self._forget(earlier)
+        request = KeyedRequest(names, key.body_digest)
+        self._in_flight.update(dict.fromkeys(names, request))
         try:
-            for tenant_id in tenants:
-                request.recovered += self._recovered.get((tenant_id, key.route, key.key), ())
+            for name in names:
+                request.recovered += self._recovered.get(name, ())
             request.chained = await self._look_up(tenants, key, level)
             for line in (*request.chained, *(pending.idempotency for pending in request.recovered)):
                 if line is not None:
@@ -109,8 +114,10 @@ class KeyedRequests:
             yield request, False
         finally:
             request.settled.set()
-            if not request.last_lsn and self._in_flight.get(name) is request:
-                del self._in_flight[name]
+            if request.last_lsn:
+                self._entered.append(request)
+            else:
+                self._forget(request)
 
     async def find(self, tenants: Sequence[str], key: RequestKey) -> list[ChainedLine]:
         """The chained lines of the request, in line order.
@@ -143,6 +150,14 @@ class KeyedRequests:
         chained_lsn = self._node.chained.lsn
         if self._recovered and self._recovered_lsn <= chained_lsn:
             self._recovered.clear()
-        for name, request in list(self._in_flight.items())[:4]:
-            if request.last_lsn and request.last_lsn <= chained_lsn:
+        while self._entered and self._entered[0].last_lsn <= chained_lsn:
+            self._forget(self._entered.popleft())
+
+    def _first_in_flight(self, names: Sequence[RequestName]) -> KeyedRequest | None:
+        """A request that shares a name with those; any will do, the caller asks again."""
+        return next((self._in_flight[name] for name in names if name in self._in_flight), None)
+
+    def _forget(self, request: KeyedRequest) -> None:
+        for name in request.names:
+            if self._in_flight.get(name) is request:
                 del self._in_flight[name]

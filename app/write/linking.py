@@ -17,19 +17,19 @@ from app.store.chaining import ChainHead
 from app.store.growth import Grower, Growth
 from app.store.standing import Standing, place_of
 from app.write.backlog import Pending
-from app.write.requests import ChainPosition
+from app.write.requests import ChainPosition, RequestName
 from ledger import canonical, jobs
 from ledger.chain import Linker
 from ledger.conflict import Event, conflict_hlc, conflict_payload
-from ledger.errors import IdempotencyReusedError, LedgerError
+from ledger.errors import EventRefusedError, IdempotencyReusedError, LedgerError
 from ledger.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
 
 log = structlog.get_logger()
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
-KeyedRequest = tuple[str, int, str]
-"""(tenant, route, key)."""
+KEY_REUSED = "idempotency-key-reused"
+"""Reason in a REFUSED entry: the event was acknowledged, and its key turned out to be taken by another body."""
 
 
 class DuplicateLineError(LedgerError):
@@ -45,18 +45,32 @@ class LinkedBatch(Growth):
     outcomes: list[ChainPosition | LedgerError] = field(default_factory=list)
     is_returning: bool = False
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
+    refused_jobs: list[tuple[str, str]] = field(default_factory=list)
+    """(tenant, job) of each event in whose place a REFUSED entry stands."""
 
 
-def refused_payload(pending: Pending, sqlstate: str) -> bytes:
-    """Payload of the REFUSED entry that stands in for an event Postgres would not take."""
+def refused_payload(pending: Pending, why: Mapping[str, str]) -> bytes:
+    """Payload of the REFUSED entry that stands in for an event, with all of its bytes."""
     return canonical.encode(
         {
             "type": "Refused",
-            "sqlstate": sqlstate,
+            **why,
             "record_type": pending.record_type,
             "job_id": base64.b64encode(pending.job_id.encode()).decode(),
             "payload": base64.b64encode(pending.payload).decode(),
         }
+    )
+
+
+def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: int, lsn: int) -> EventRefusedError:
+    """What the caller is told of an event that the REFUSED entry at ``seq`` stands in for."""
+    return EventRefusedError(
+        f"PostgreSQL refused the event with SQLSTATE {sqlstate}; a REFUSED entry at seq {seq} keeps its bytes. "
+        "Mend what refuses it, then send the event again under a new Idempotency-Key",
+        seq=seq,
+        hlc=t_hlc,
+        epoch=epoch,
+        lsn=lsn,
     )
 
 
@@ -65,7 +79,7 @@ def link_batch(
     *,
     heads: Mapping[str, ChainHead],
     new_tenants: set[str],
-    chained_keys: Mapping[KeyedRequest, Mapping[int, bytes]],
+    chained_keys: Mapping[RequestName, Mapping[int, bytes]],
     job_states: Mapping[tuple[str, str], jobs.JobState],
     linkers: dict[str, Linker],
     chained: Mapping[str, Standing] | None = None,
@@ -85,36 +99,47 @@ def link_batch(
             a REFUSED entry takes its place.
     """
     linked = LinkedBatch()
-    keys_in_batch: dict[KeyedRequest, dict[int, bytes]] = {}
+    keys_in_batch: dict[RequestName, dict[int, bytes]] = {}
     grower = Grower(linked, heads, job_states, linkers)
     for pending in batch:
         tenant_id = pending.tenant_id
         refusal = _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
+        key = pending.idempotency
+        why: dict[str, str] | None = None
         if refusal is not None:
-            linked.outcomes.append(refusal)
-            continue
+            if key is None or not pending.answered_early or isinstance(refusal, DuplicateLineError):
+                linked.outcomes.append(refusal)
+                continue
+            why = {"reason": KEY_REUSED, "idempotency_key": key.key}
+        elif refused_sqlstate is not None:
+            why = {"sqlstate": refused_sqlstate}
         hlc = pending.hlc
-        if refused_sqlstate is None:
+        if why is None:
             job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
         else:
-            job_id, action = f"refused:{pending.hlc.node_id}:{pending.lsn}", SystemAction.REFUSED.value
-            payload = refused_payload(pending, refused_sqlstate)
+            job_id, action = f"refused:{hlc.node_id}:{pending.lsn}", SystemAction.REFUSED.value
+            payload = refused_payload(pending, why)
         stands = None
         if chained:
             event = event_of(pending)
             stands, kept_digest = place_of(event, chained.get(tenant_id, {}))
             linked.is_returning |= stands is not None or kept_digest is not None
             if kept_digest is not None:
-                hlc, action = conflict_hlc(event), SystemAction.CONFLICT.value
-                payload = conflict_payload(event, pending.payload.decode(), kept_digest)
+                hlc = conflict_hlc(event)
                 log.error("hlc_conflict", tenant_id=tenant_id, hlc=event.t_hlc, lsn=pending.lsn)
-        if stands is None:
-            place = ChainPosition(*grower.append(tenant_id, hlc, job_id, action, payload))
-        else:
+                if why is None:
+                    action = SystemAction.CONFLICT.value
+                    payload = conflict_payload(event, pending.payload.decode(), kept_digest)
+        if stands is not None:
             place = ChainPosition(*stands[:3])
-        linked.outcomes.append(place)
-        key = pending.idempotency
-        if key is not None:
+        else:
+            place = ChainPosition(*grower.append(tenant_id, hlc, job_id, action, payload))
+            if why is not None:
+                linked.refused_jobs.append((tenant_id, pending.job_id))
+            if "sqlstate" in (why or ()):
+                refusal = event_refused(refused_sqlstate, place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
+        linked.outcomes.append(refusal or place)
+        if key is not None and not isinstance(refusal, IdempotencyReusedError):
             linked.idempotency_rows.append(
                 (tenant_id, key.route, key.key, key.line, key.body_digest, place.seq, pending.epoch, pending.lsn)
             )
@@ -135,8 +160,8 @@ def tenant_begun_by(pending: Pending) -> str | None:
 def _duplicate(
     pending: Pending,
     new_tenants: set[str],
-    chained_keys: Mapping[KeyedRequest, Mapping[int, bytes]],
-    keys_in_batch: dict[KeyedRequest, dict[int, bytes]],
+    chained_keys: Mapping[RequestName, Mapping[int, bytes]],
+    keys_in_batch: dict[RequestName, dict[int, bytes]],
 ) -> LedgerError | None:
     """Why this event must not be chained, None when it must. First chained wins."""
     begun = tenant_begun_by(pending)

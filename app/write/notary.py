@@ -35,10 +35,11 @@ from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.notary import LinkRow
 from app.write.before_signing import checked_links, extended_tree, proved_root
-from app.write.checkpoints import CheckpointFolder, is_tenant_id
+from app.write.checkpoints import CheckpointFolder
 from app.write.linking import LinkedBatch
 from ledger import merkle, tiles
 from ledger.errors import ChainBrokenError, DatabaseWentBackError, LedgerError, SigningUnavailableError
+from ledger.names import is_readable_tenant
 from ledger.snapshot import SnapshotClaim
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_file import FileSigner
@@ -180,7 +181,7 @@ class Notary:
                 self.last_error = f"{type(error).__name__}: {error}"
                 log.warning("signing_delayed", error=self.last_error)
             await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
-        strangers = {*behind, *tree_sizes} - {name for name in (*behind, *tree_sizes) if is_tenant_id(name)}
+        strangers = {*behind, *tree_sizes} - {name for name in (*behind, *tree_sizes) if is_readable_tenant(name)}
         if strangers:
             log.error("chain_break_found", tenants=sorted(strangers), error="no tenant can have such a name")
         for tenant_id, head_seq in behind.items():

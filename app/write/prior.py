@@ -16,7 +16,8 @@ from app.store import chaining, idempotency
 from app.store.chaining import ChainHead
 from app.store.standing import Standing, find_standing
 from app.write.backlog import Pending
-from app.write.linking import KeyedRequest, LinkedBatch, event_of
+from app.write.linking import LinkedBatch, event_of
+from app.write.requests import RequestName
 from ledger import jobs
 from ledger.conflict import Event
 from ledger.errors import InvalidInputError
@@ -69,7 +70,7 @@ class JobStateCache:
         self._count -= len(self._tenants.pop(tenant)[1])
 
 
-async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> dict[KeyedRequest, dict[int, bytes]]:
+async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> dict[RequestName, dict[int, bytes]]:
     """Body digest by chained line of each keyed request in the batch that has chained lines."""
     keys = {
         (pending.tenant_id, pending.idempotency.route, pending.idempotency.key)

@@ -30,6 +30,10 @@ class RequestKey(NamedTuple):
     body_digest: bytes
 
 
+RequestName = tuple[str, int, str]
+"""(tenant, route, key): what a keyed request is known by; one with lines of several tenants has several names."""
+
+
 class ChainPosition(NamedTuple):
     """Where an event stands in its tenant's chain. Links are lowercase hex."""
 

@@ -16,6 +16,7 @@ DurabilityTimeoutError: the event is in the WAL and may still be chained.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -27,12 +28,14 @@ from app.store.idempotency import ChainedLine
 from app.write.backlog import BYTES_AROUND_PAYLOAD, Backlog, Pending
 from app.write.job_index import JobIndex
 from app.write.keyed import KeyedRequests
-from app.write.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
+from app.write.linking import DuplicateLineError, LinkedBatch, event_refused, tenant_begun_by
 from app.write.requests import BatchReceipt, ChainPosition, Draft, Receipt, RequestKey
 from ledger import canonical, jobs, record
 from ledger.errors import (
     DurabilityTimeoutError,
+    EventRefusedError,
     InvalidEventError,
+    InvalidInputError,
     JobEndedError,
     JobNotFoundError,
     LedgerError,
@@ -57,7 +60,7 @@ class WalQueue(Protocol):
 
     @property
     def next_lsn(self) -> int: ...
-    def check_room(self, records: int, record_bytes: int = 0) -> None: ...
+    def check_room(self, records: int, record_bytes: int, reserved_bytes: int) -> None: ...
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> int: ...
 
 
@@ -95,6 +98,8 @@ class Submitter:
         self._write_timeout_s = write_timeout_s
         self._record_bytes_max = record_bytes_max
         self._acknowledge_before_fsync = acknowledge_before_fsync
+        self._made_here = re.compile(rf"{re.escape(node.region)}-[0-9]+-{re.escape(node.gate)}-[0-9]+")
+        """Job ids that this node makes; a caller who brought one could meet a job made later."""
         self._watched: tuple[int, float] | None = None
         """LSN and time of one record on its way, a sample of how long they take: watching each would cost more."""
         self._entering_bytes = 0
@@ -108,7 +113,10 @@ class Submitter:
 
         Raises:
             JobNotFoundError, JobEndedError: the event is about no job, or one known to have ended.
+            InvalidInputError: a job is to be created under an id that only this node may make.
             IdempotencyReusedError: the key was used with another body.
+            EventRefusedError: Postgres would not hold the event; a REFUSED entry was chained in its place.
+            RequestTooLargeError: there never is room for it; nothing was taken.
             WalFullError: no room; nothing was taken.
             WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed. What failed it may have
                 struck after the event was taken, so whether it will be chained is not known.
@@ -147,14 +155,16 @@ class Submitter:
 
         Raises:
             InvalidEventError: a line is about no job, or one known to have ended; nothing was taken.
-            IdempotencyReusedError, WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError,
-            DurabilityTimeoutError: as ``submit``.
+            EventRefusedError: the first line in whose place a REFUSED entry was chained; the others are chained.
+            IdempotencyReusedError, RequestTooLargeError, WalFullError, WalPoisonedError, FencedError,
+            DatabaseWentBackError, DurabilityTimeoutError: as ``submit``.
         """
         requested = durability if durability is not None else max(draft.durability for draft in drafts)
         if key is None:
             await self._check_jobs(drafts, in_lines=True)
-            entered = await self._enter_lines(drafts, None, frozenset())
+            entered = await self._enter_lines(drafts, None, frozenset(), requested)
             await self._wait(entered[-1].lsn, requested, entered[-1])
+            _raise_refusal(entered)
             return self._batch_receipt(drafts, entered, requested)
         return await self._submit_keyed_lines(drafts, requested, key)
 
@@ -169,7 +179,7 @@ class Submitter:
             if not seen and len(present) < len(drafts):
                 if not present:
                     await self._check_jobs(drafts, in_lines=True)
-                entered = await self._enter_lines(drafts, key, present)
+                entered = await self._enter_lines(drafts, key, present, requested)
                 if not present:
                     request.receipt = self._batch_receipt(drafts, entered, requested)
                 request.entered(entered[-1])
@@ -182,6 +192,9 @@ class Submitter:
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
         chained = await self._keyed.find(tenants, key)
+        for line in chained:
+            if line.action == SystemAction.REFUSED:
+                raise _refused(line).at_line(line.line + 1)
         last = max(chained, key=lambda line: line.lsn)
         return BatchReceipt(
             accepted=len(drafts),
@@ -206,6 +219,8 @@ class Submitter:
 
     def chained(self, linked: LinkedBatch) -> None:
         """Learn which jobs have ended by what was chained, such as a cancellation that all have acknowledged."""
+        for tenant_id, job_id in linked.refused_jobs:
+            self._jobs.reopen(tenant_id, job_id)
         for (tenant_id, job_id), state in linked.job_states.items():
             if jobs.is_ended(jobs.status(state)):
                 self._jobs.learn(tenant_id, job_id, state.fence, True)
@@ -237,6 +252,8 @@ class Submitter:
             if draft.job_id is None:
                 continue
             job = (draft.tenant_id, draft.job_id)
+            if draft.event.name == _CREATED and self._made_here.fullmatch(draft.job_id) is not None:
+                raise _taken(draft.job_id, number, in_lines)
             known = self._jobs.get(*job)
             if known is not None and known.ended:
                 raise _ended(draft.job_id, number, in_lines)
@@ -269,21 +286,23 @@ class Submitter:
         self._backlog.reserve(room)
         try:
             self._check_bytes(room, len(payload))
-            pending = self._enter(draft, fence_token, payload, key)
+            answered_early = draft.durability <= Durability.LOCAL
+            pending = self._enter(draft, fence_token, payload, key, answered_early)
         finally:
             self._backlog.release(room)
-        if key is not None or draft.durability > Durability.LOCAL:
+        if key is not None or not answered_early:
             pending.outcome = asyncio.get_running_loop().create_future()
         return pending, fence_token
 
     async def _enter_lines(
-        self, drafts: Sequence[Draft], key: RequestKey | None, present: frozenset[int]
+        self, drafts: Sequence[Draft], key: RequestKey | None, present: frozenset[int], requested: Durability
     ) -> list[Pending]:
         self._refuse_if_failed()
         room = len(drafts) - len(present) + len({draft.tenant_id for draft in drafts} - self._tenants)
         self._backlog.reserve(room)
         entered: list[Pending] = []
         entering_bytes = 0
+        answered_early = requested <= Durability.LOCAL
         try:
             payloads = []
             fences: dict[tuple[str, str], int] = {}
@@ -301,7 +320,7 @@ class Submitter:
                 line_key = None
                 if key is not None:
                     line_key = record.IdempotencyKey(key.route, key.key, number, key.body_digest)
-                entered.append(self._enter(draft, *payloads[number], line_key))
+                entered.append(self._enter(draft, *payloads[number], line_key, answered_early))
         finally:
             self._backlog.release(room)
             self._entering_bytes -= entering_bytes
@@ -311,11 +330,12 @@ class Submitter:
         """Most bytes of these records, for which there is room beside all that is being entered in turns.
 
         Raises:
+            RequestTooLargeError: there never is.
             WalFullError, WalPoisonedError: there is none.
         """
         record_bytes = payload_bytes + records * BYTES_AROUND_PAYLOAD
-        self._backlog.check_bytes(record_bytes + self._entering_bytes)
-        self._wal.check_room(records, record_bytes + self._entering_bytes)
+        self._backlog.check_bytes(record_bytes, self._entering_bytes)
+        self._wal.check_room(records, record_bytes, self._entering_bytes)
         return record_bytes
 
     def _payload(
@@ -337,7 +357,9 @@ class Submitter:
             raise RecordTooLargeError(reason) if number is None else InvalidEventError(reason, number + 1)
         return fence_token, payload
 
-    def _enter(self, draft: Draft, fence_token: int, payload: bytes, key: record.IdempotencyKey | None) -> Pending:
+    def _enter(
+        self, draft: Draft, fence_token: int, payload: bytes, key: record.IdempotencyKey | None, answered_early: bool
+    ) -> Pending:
         """Draw HLC and LSN together and queue the record: WAL order is HLC order."""
         tenant_id, job_id = draft.tenant_id, draft.job_id
         if tenant_id not in self._tenants:
@@ -351,7 +373,9 @@ class Submitter:
         lsn = self._wal.append(
             hlc, event.record_type, record.encode(record.EventRecord(tenant_id, job_id, payload, key))
         )
-        pending = Pending(lsn, node.epoch, hlc, event.record_type, tenant_id, job_id, payload, key, None)
+        pending = Pending(
+            lsn, node.epoch, hlc, event.record_type, tenant_id, job_id, payload, key, None, answered_early
+        )
         self._backlog.add(pending)
         self._jobs.learn(tenant_id, job_id, fence_token, event.name in _ENDS)
         if self._watched is None:
@@ -432,6 +456,8 @@ class Submitter:
 
     def _chained_receipt(self, line: ChainedLine, draft: Draft) -> Receipt:
         """The first answer again, from what the chain holds."""
+        if line.action == SystemAction.REFUSED:
+            raise _refused(line)
         level = draft.durability
         chain = ChainPosition(line.seq, line.chain_link, line.prev_chain_link)
         return Receipt(
@@ -484,9 +510,26 @@ def fence_token_of(payload: bytes | str) -> int:
     return fence_token
 
 
+def _refused(line: ChainedLine) -> EventRefusedError:
+    """What was said, or could not be said yet, when ``line`` was chained as REFUSED."""
+    return event_refused(orjson.loads(line.payload).get("sqlstate"), line.seq, line.t_hlc, line.epoch, line.lsn)
+
+
+def _raise_refusal(entered: Sequence[Pending]) -> None:
+    """Raise the refusal of the first line, if any, in whose place a REFUSED entry was chained."""
+    for number, pending in enumerate(entered, 1):
+        if isinstance(pending.refusal, EventRefusedError):
+            raise pending.refusal.at_line(number)
+
+
 def _not_found(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
     reason = f"tenant {job[0]} has no job {job[1]}; create it first"
     return InvalidEventError(reason, number + 1) if in_lines else JobNotFoundError(reason)
+
+
+def _taken(job_id: str, number: int, in_lines: bool) -> LedgerError:
+    reason = f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another"
+    return InvalidEventError(reason, number + 1, ("job_id",)) if in_lines else InvalidInputError(reason, ("job_id",))
 
 
 def _ended(job_id: str, number: int, in_lines: bool) -> LedgerError:

@@ -9,13 +9,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import asyncpg
+import httpx
 import pytest
 
 from app.service import Service
 from app.write.requests import Receipt
 from ledger import canonical
-from ledger.errors import DatabaseWentBackError, FencedError, LedgerError
-from ledger.events import JOB_EVENTS
+from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
+from ledger.events import JOB_EVENTS, Durability
 from ledger.hlc import Hlc
 from tests.app.chains import Chains, Entry, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
@@ -258,7 +259,9 @@ async def test_a_record_that_a_constraint_refuses_is_chained_as_refused_and_all_
 ) -> None:
     await superuser.execute("ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_poison CHECK (job_id <> 'poison')")
     drafts = [created("acme", n, job_id="poison" if n in (0, 17, 18, 63) else f"job-{n}") for n in range(64)]
-    await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+    with pytest.raises(EventRefusedError) as refusal:
+        await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+    assert (refusal.value.line, refusal.value.seq) == (1, 1)
 
     entries = await chains.sound("acme")
     assert len(entries) == 64
@@ -279,11 +282,84 @@ async def test_every_class_of_refused_data_becomes_a_refused_entry(
     await superuser.execute(REFUSE_POISON)
     job_ids = ["job-1", f"poison-{sqlstate}", "job-2"]
     drafts = [created("acme", n, job_id=job_id) for n, job_id in enumerate(job_ids)]
-    await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+    with pytest.raises(EventRefusedError, match=f"SQLSTATE {sqlstate}") as refusal:
+        await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+    assert (refusal.value.line, refusal.value.seq) == (2, 2)
     entries = await chains.sound("acme")
     assert [entry["action"] for entry in entries] == ["ENQUEUE", "REFUSED", "ENQUEUE"]
     payload = canonical.encode({"type": "JobCreated", "fence_token": 1, "spec": {"n": 1}})
     assert_refused(entries[1], f"poison-{sqlstate}", payload, sqlstate)
+
+
+@pytest.mark.parametrize("level", [LOCAL, GLOBAL])
+@pytest.mark.parametrize("again", ["at once", "after a restart"])
+async def test_a_refused_event_is_never_answered_as_if_it_were_fine(
+    run_node: RunNode, chains: Chains, superuser: asyncpg.Connection, level: Durability, again: str
+) -> None:
+    await superuser.execute("ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_poison CHECK (job_id <> 'poison')")
+    poison = created("acme", 1, job_id="poison", durability=level)
+    drafts = [created("acme", 0), poison, created("acme", 2)]
+
+    async def refusals(service: Service) -> list[EventRefusedError]:
+        """Of the keyed event, and of the keyed lines, each sent again."""
+        found = []
+        for repeated in (
+            service.submitter.submit(poison, key=key("one")),
+            service.submitter.submit_lines(drafts, durability=level, key=key("many", route=4)),
+        ):
+            with pytest.raises(EventRefusedError, match="SQLSTATE 23514") as refusal:
+                await repeated
+            found.append(refusal.value)
+        return found
+
+    async with run_node() as service:
+        if level is LOCAL:
+            early = await service.submitter.submit(poison, key=key("one"))
+            await service.submitter.submit_lines(drafts, durability=LOCAL, key=key("many", route=4))
+            assert early.chain is None
+            await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "all is chained")
+        first = await refusals(service)
+        if again == "at once":
+            second = await refusals(service)
+    if again == "after a restart":
+        async with run_node() as service:
+            second = await refusals(service)
+    for one, other in zip(first, second, strict=True):
+        assert (str(one), vars(one)) == (str(other), vars(other))
+    entries = await chains.sound("acme")
+    assert [entry["action"] for entry in entries] == ["REFUSED", "ENQUEUE", "REFUSED", "ENQUEUE"]
+    assert [refusal.seq for refusal in second] == [1, 3]
+    assert [refusal.hlc for refusal in second] == [entries[0]["t_hlc"], entries[2]["t_hlc"]]
+    assert second[1].line == 2
+
+
+async def test_a_refused_event_is_a_problem_over_http(
+    client: httpx.AsyncClient, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute("ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_poison CHECK (job_id <> 'poison')")
+    line = {"tenant_id": "acme", "type": "JobCreated", "job_id": "poison"}
+    lines = "\n".join(json.dumps(each) for each in (line | {"job_id": "fine"}, line)).encode()
+    single = await client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "poison"})
+    many = await client.post("/v1/events", content=lines, headers={"content-type": "application/x-ndjson"})
+    for answer, seq in ((single, 1), (many, 3)):
+        problem = answer.json()
+        assert (answer.status_code, problem["type"]) == (422, "https://tallystick.dev/problems/event-refused")
+        entry = (await chains.sound("acme"))[seq - 1]
+        assert (problem["seq"], problem["hlc"]) == (seq, entry["t_hlc"])
+        assert entry["action"] == "REFUSED"
+    assert many.json()["line"] == 2
+
+
+async def test_a_refused_end_leaves_its_job_open(
+    service: Service, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    job = await service.submitter.submit(created("acme", 1), key=None)
+    await superuser.execute("ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_end CHECK (action <> 'COMPLETE')")
+    with pytest.raises(EventRefusedError):
+        await service.submitter.submit(completed("acme", job.job_id), key=None)
+    report = await service.submitter.submit(progressed("acme", job.job_id, 1, durability=GLOBAL), key=None)
+    assert report.chain is not None
+    assert [entry["action"] for entry in await chains.sound("acme")] == ["ENQUEUE", "REFUSED", "EXECUTE"]
 
 
 async def test_an_error_that_is_not_about_the_data_is_tried_again_until_it_passes(

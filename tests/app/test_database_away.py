@@ -9,6 +9,7 @@ import asyncpg
 import httpx
 
 from app.embedded import EmbeddedPostgres
+from tests.app.chains import until
 from tests.app.service_thread import serving
 
 NAME = "database_away"
@@ -46,3 +47,30 @@ def test_reads_and_readiness_tell_that_the_database_is_away(postgres: EmbeddedPo
         session = client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "three"}).headers["tally-session"]
         back = client.get("/v1/jobs/two?tenant_id=acme", headers={"Tally-Session": session})
         assert (back.status_code, back.json()["status"]) == (200, "SUBMITTED")
+
+
+def test_while_the_database_is_away_a_full_backlog_is_a_503_to_try_again_and_what_never_fits_is_a_413(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    maintenance_url = postgres.superuser_url("postgres")
+    ndjson = {"content-type": "application/x-ndjson"}
+    line = b'{"tenant_id":"acme","type":"JobCreated"}\n'
+    with (
+        serving(postgres, tmp_path, NAME, wal={"backlog_max_entries": 20}) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "one"}).raise_for_status()
+        too_large = client.post("/v1/events?durability=LOCAL", content=line * 21, headers=ndjson)
+        assert (too_large.status_code, too_large.json()["type"].rsplit("/", 1)[-1]) == (413, "payload-too-large")
+        assert "wal.backlog_max_entries is 20" in too_large.json()["detail"]
+        asyncio.run(_admit(maintenance_url, False))
+        try:
+            full = client.post("/v1/events?durability=LOCAL", content=line * 20, headers=ndjson)
+            while full.status_code == 200:
+                full = client.post("/v1/events?durability=LOCAL", content=line, headers=ndjson)
+            assert (full.status_code, full.json()["type"].rsplit("/", 1)[-1]) == (503, "backlog-full")
+            assert int(full.headers["retry-after"]) >= 1
+        finally:
+            asyncio.run(_admit(maintenance_url, True))
+        asyncio.run(until(lambda: client.get("/readyz").status_code == 200, "the backlog has room again"))
+        assert client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "two"}).status_code == 201

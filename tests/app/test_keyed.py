@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +17,9 @@ import pytest
 
 from app.config import Settings
 from app.service import Service
+from app.store import idempotency
 from app.write.requests import Draft
+from ledger import canonical
 from ledger.errors import (
     DatabaseUnavailableError,
     DurabilityTimeoutError,
@@ -204,6 +208,58 @@ async def test_without_postgres_local_keys_are_known_on_this_node_and_global_one
     assert numbers(await chains.sound("acme")) == [0, 1]
 
 
+async def test_a_local_event_whose_key_turns_out_to_be_taken_is_in_the_chain_as_refused(
+    run_node: RunNode, proxy: PostgresProxy, hasty: Settings, chains: Chains
+) -> None:
+    async with run_node(hasty, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=key("k", "one"))
+        await service.submitter.submit(created("acme", 0), key=key("m", "one"))
+    async with run_node(hasty, url=proxy.url) as service:
+        await proxy.refuse()
+        taken = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("k", "two"))
+        many = [created("acme", n, durability=LOCAL) for n in (2, 3)]
+        lines_taken = await service.submitter.submit_lines(many, durability=LOCAL, key=key("m", "three"))
+        await proxy.accept()
+        await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "the backlog drains")
+        for name, body in (("k", "two"), ("m", "three")):
+            with pytest.raises(IdempotencyReusedError):
+                await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key(name, body))
+    entries = await chains.sound("acme")
+    assert [entry["action"] for entry in entries] == [*["ENQUEUE"] * 2, *["REFUSED"] * 3]
+    assert [entries[2]["t_hlc"], entries[4]["t_hlc"]] == [taken.hlc, lines_taken.last_hlc]
+    for entry, n, job_id in zip(entries[2:], (1, 2, 3), (taken.job_id, *lines_taken.job_ids), strict=True):
+        assert json.loads(entry["payload"]) == {
+            "type": "Refused",
+            "reason": "idempotency-key-reused",
+            "idempotency_key": "k" if n == 1 else "m",
+            "record_type": 1,
+            "job_id": base64.b64encode(job_id.encode()).decode(),
+            "payload": base64.b64encode(
+                canonical.encode({"type": "JobCreated", "fence_token": 1, "spec": {"n": n}})
+            ).decode(),
+        }
+
+
+async def test_a_local_event_taken_before_a_crash_is_in_the_chain_as_refused_when_its_key_is_taken(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
+) -> None:
+    settings = make_settings(shutdown_grace="1s")
+    async with run_node(make_settings("other")) as other:
+        async with run_node(settings, url=proxy.url) as service:
+            await service.submitter.submit(created("acme", 0), key=None)
+            await proxy.refuse()
+            taken = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("k", "one"))
+        await other.submitter.submit(created("acme", 2), key=key("k", "two"))
+    async with run_node(settings) as service:
+        await until(lambda: service.node.chained.lsn >= taken.lsn, "the backlog drains")
+    entries = await chains.sound("acme")
+    assert [(entry["action"], entry["t_hlc"] == taken.hlc) for entry in entries] == [
+        ("ENQUEUE", False),
+        ("ENQUEUE", False),
+        ("REFUSED", True),
+    ]
+
+
 # --- many lines -----------------------------------------------------------------------------------
 
 
@@ -236,6 +292,61 @@ async def test_lines_of_one_request_are_in_each_chain_in_their_order(service: Se
     await service.submitter.submit_lines(lines(1500, ["acme", "beta"]), durability=None, key=key("k"))
     assert numbers(await chains.sound("acme")) == list(range(0, 1500, 2))
     assert numbers(await chains.sound("beta")) == list(range(1, 1500, 2))
+
+
+async def test_of_concurrent_requests_that_share_a_key_and_a_tenant_one_is_taken_whole_and_the_other_leaves_nothing(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.write.submit.LINES_PER_TURN", 2)
+    async with run_node(make_settings()) as service:
+        for level in (LOCAL, GLOBAL):
+            for round_ in range(5):
+                name = f"{level.name.lower()}{round_}"
+                first = lines(12, [f"{name}-a", f"{name}-b"])
+                second = lines(12, [f"{name}-b", f"{name}-c"])
+                results = await asyncio.gather(
+                    service.submitter.submit_lines(first, durability=level, key=key(name, "first")),
+                    service.submitter.submit_lines(second, durability=level, key=key(name, "second")),
+                    return_exceptions=True,
+                )
+                assert [type(result).__name__ for result in results] == ["BatchReceipt", "IdempotencyReusedError"]
+                await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "all is chained")
+                assert len(await chains.sound(f"{name}-a")) == 6
+                assert [entry["action"] for entry in await chains.sound(f"{name}-b")] == ["ENQUEUE"] * 6
+                assert await chains.entries(f"{name}-c") == []
+
+
+# --- seven days -----------------------------------------------------------------------------------
+
+
+async def test_a_key_is_forgotten_after_seven_days_and_no_earlier(
+    service: Service, chains: Chains, superuser: asyncpg.Connection, pool: asyncpg.Pool
+) -> None:
+    for name in ("old", "young"):
+        await service.submitter.submit(created("acme", 1), key=key(name, "one"))
+    aged = "UPDATE scheduler.idempotency SET created_at = now() - make_interval(days => 7, secs => $2) WHERE key = $1"
+    await superuser.execute(aged, "old", 60.0)
+    await superuser.execute(aged, "young", -60.0)
+    async with pool.acquire() as connection:
+        await idempotency.forget_old(connection)
+    again = await service.submitter.submit(created("acme", 2), key=key("old", "two"))
+    assert not again.replayed
+    with pytest.raises(IdempotencyReusedError):
+        await service.submitter.submit(created("acme", 2), key=key("young", "two"))
+    assert numbers(await chains.sound("acme")) == [1, 1, 2]
+
+
+async def test_a_running_node_forgets_old_keys_by_itself(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings(wal={"retain": "1s"})) as service:
+        await service.submitter.submit(created("acme", 1), key=key("k"))
+        await superuser.execute("UPDATE scheduler.idempotency SET created_at = now() - make_interval(days => 8)")
+
+        async def forgotten() -> bool:
+            return await superuser.fetchval("SELECT count(*) FROM scheduler.idempotency") == 0
+
+        await until(forgotten, "the key is forgotten")
 
 
 # --- a crash in the middle ------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,6 +109,8 @@ BODIES = [
     post("the ledger's own tenant", {"tenant_id": "_system"}, "tenant_id"),
     post("a field nobody knows", {"tenant_id": "acme", "priority": 1}, "priority"),
     post("a server's field", {"tenant_id": "acme", "hlc": "1:0:a"}, "hlc"),
+    post("job id of one dot", {"tenant_id": "acme", "job_id": "."}, "job_id"),
+    post("job id of two dots", {"tenant_id": "acme", "job_id": ".."}, "job_id"),
     post("job id with a slash", {"tenant_id": "acme", "job_id": "a/b"}, "job_id"),
     post("job id too long", {"tenant_id": "acme", "job_id": "a" * 129}, "job_id"),
     post("job id empty", {"tenant_id": "acme", "job_id": ""}, "job_id"),
@@ -166,6 +170,8 @@ EVENTS = [
     event("job ended", {"type": "JobFailed"}, None, path="/v1/jobs/ended/events")._replace(
         status=409, problem="job-ended"
     ),
+    event("job id of one dot", {"type": "JobCompleted"}, "job_id", path="/v1/jobs/%2E/events"),
+    event("job id of two dots", {"type": "JobCompleted"}, "job_id", path="/v1/jobs/%2E%2E/cancel"),
     event("job id not possible", {"type": "JobCompleted"}, "job_id", path="/v1/jobs/a%20b/events"),
     event("cancel an ended job", {"reason": "late"}, None, path="/v1/jobs/ended/cancel")._replace(
         status=409, problem="job-ended"
@@ -189,6 +195,7 @@ LINES = [
     lines("beyond binary64", CREATED + b'{"tenant_id":"acme","type":"JobCreated","spec":{"a":1E0400}}', "spec.a"),
     lines("NaN", CREATED + b'{"tenant_id":"acme","type":"JobCreated","spec":{"a":NaN}}', "spec.a"),
     lines("deep", CREATED + b'{"tenant_id":"acme","type":"JobCreated","spec":' + DEEP.encode() + b"}", None),
+    lines("job id of two dots", CREATED + b'{"tenant_id":"acme","type":"JobCreated","job_id":".."}', "job_id"),
     lines("job unknown", CREATED + b'{"tenant_id":"acme","type":"JobFailed","job_id":"nobody"}', None),
     lines("job ended", CREATED + b'{"tenant_id":"acme","type":"JobFailed","job_id":"ended"}', None),
     lines(
@@ -253,6 +260,10 @@ QUERIES = [
     get(
         "a session of nobody", "/v1/jobs/known?tenant_id=acme", None, status=503, problem="session-not-caught-up"
     )._replace(headers={"tally-session": Token("nobody", 1, 1, "1:0:nobody").encode()}),
+    get("jobs of nobody", "/v1/jobs?tenant_id=nobody", None, status=404, problem="tenant-not-found"),
+    get(
+        "jobs of nobody ended", "/v1/jobs?tenant_id=nobody&status=FAILED", None, status=404, problem="tenant-not-found"
+    ),
     get("verify whom", "/v1/chain/verify", "tenant_id"),
     get("verify twice", "/v1/chain/verify?tenant_id=a&tenantId=a", "tenant_id"),
     get("verify backwards", "/v1/chain/verify?tenant_id=acme&from_seq=3&to_seq=2", "from_seq"),
@@ -358,3 +369,83 @@ def test_a_key_used_with_another_body_is_refused(client: httpx.Client) -> None:
     assert (again.status_code, again.content) == (201, first.content)
     assert again.headers["idempotent-replay"] == "true"
     assert (other.status_code, other.json()["type"].rsplit("/", 1)[-1]) == (422, "idempotency-key-reused")
+
+
+@pytest.mark.parametrize("job_id", ["...", ".a", "..a", "a.", "a" * 128, "." + "a" * 127, ".." + "a" * 126])
+def test_a_job_id_that_a_url_can_name_is_taken(client: httpx.Client, job_id: str) -> None:
+    assert client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": job_id}).status_code == 201
+    assert client.get(f"/v1/jobs/{job_id}?tenant_id=acme").json()["job_id"] == job_id
+    too_long = {"tenant_id": "acme", "job_id": job_id + "a" * 128}
+    assert client.post("/v1/jobs", json=too_long).json()["path"] == "job_id"
+
+
+def test_a_job_id_of_the_form_that_this_node_makes_is_refused(client: httpx.Client) -> None:
+    made = client.post("/v1/jobs", json={"tenant_id": "acme"}).json()["job_id"]
+    region, _, gate, _ = made.split("-")
+    before = written(client)
+    for job_id in (made, f"{region}-1-{gate}-1", f"{region}-99999999999999-{gate}-00000"):
+        single = client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": job_id})
+        line = CREATED + b'{"tenant_id":"acme","type":"JobCreated","job_id":"%b"}' % job_id.encode()
+        many = client.post("/v1/events", content=line, headers=NDJSON)
+        for answer, problem in ((single, "invalid-request"), (many, "invalid-event")):
+            assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (422, problem)
+            assert answer.json()["path"] == "job_id"
+        assert many.json()["line"] == 2
+    assert written(client) == before
+    other = client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": f"{region}-1-other-1"})
+    assert other.status_code == 201
+
+
+HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: tally\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "problem"),
+    [
+        (b"nonsense\r\n\r\n", 400, "malformed-http"),
+        (b"GET /v1/jobs HTTP/9.9\r\n\r\n", 400, "malformed-http"),
+        (HEAD + b"Content-Length: many\r\n\r\n", 400, "malformed-http"),
+        (HEAD + b"a header without end", None, None),
+        (HEAD + b"X: " + b"x" * 70_000 + b"\r\n\r\n", 431, "headers-too-large"),
+        (HEAD + b"X: y\r\n" * 20_000 + b"\r\n", 431, "headers-too-large"),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: tally\r\n\r\n", 431, "headers-too-large"),
+        (HEAD + b"X: " + b"x" * 4_000_000, 431, "headers-too-large"),
+    ],
+)
+def test_what_the_parser_of_http_refuses_gets_a_problem_too(
+    base_url: str, sent: bytes, status: int | None, problem: str | None
+) -> None:
+    host, port = base_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent)
+        if status is None:
+            connection.sendall(b": y\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 4")
+            return
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(65536):
+                received += piece
+    head, body = received.split(b"\r\n\r\n", 1)
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"content-type: application/problem+json" in head.lower()
+    assert f"content-length: {len(body)}".encode() in head.lower()
+    found = json.loads(body)
+    assert (found["status"], found["type"].rsplit("/", 1)[-1]) == (status, problem)
+
+
+def test_a_head_behind_a_large_body_is_not_too_large(base_url: str) -> None:
+    host, port = base_url.removeprefix("http://").split(":")
+    size = 200_000
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(
+            b"POST /v1/events HTTP/1.1\r\nHost: t\r\nContent-Type: application/x-ndjson\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (size, b" " * size) + b"GET /livez HTTP/1.1\r\nHost: t\r\n"
+        )
+        connection.sendall(b"Connection: close\r\n\r\n")
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+    assert received.startswith(b"HTTP/1.1 422 ")
+    assert b"HTTP/1.1 200 OK" in received

@@ -23,6 +23,7 @@ from ledger.errors import (
     JobEndedError,
     JobNotFoundError,
     RecordTooLargeError,
+    RequestTooLargeError,
     WalFullError,
     WalPoisonedError,
 )
@@ -438,3 +439,37 @@ async def test_a_wait_that_timed_out_leaves_the_watermark_to_others() -> None:
         await watermark.wait(6, 0.01)
     watermark.advance(6)
     await watermark.wait(6, 0)
+
+
+# --- what can never fit ---------------------------------------------------------------------------
+
+
+async def test_a_request_larger_than_the_whole_backlog_is_too_large_instead_of_early(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings(wal={"backlog_max_entries": 50})) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(chains.key_recorded, "the node has recorded its key")
+        await until(lambda: not service.backlog, "nothing waits")
+        next_lsn = service.writer.next_lsn
+        for drafts in ([created("acme", n) for n in range(51)], [created("beta", n) for n in range(50)]):
+            with pytest.raises(RequestTooLargeError, match=r"51 entries; wal\.backlog_max_entries is 50"):
+                await service.submitter.submit_lines(drafts, durability=LOCAL, key=None)
+        assert service.writer.next_lsn == next_lsn
+        receipt = await service.submitter.submit_lines(
+            [created("acme", n) for n in range(1, 51)], durability=GLOBAL, key=None
+        )
+        assert receipt.accepted == 50
+    assert numbers(await chains.sound("acme")) == list(range(51))
+
+
+async def test_events_larger_than_all_bytes_that_may_wait_are_too_large(
+    run_node: RunNode, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.write.backlog.BYTES_MAX_MIN", 100_000)
+    text = "x" * 9_000
+    drafts = [Draft("acme", None, JOB_EVENTS["JobCreated"], {"spec": {"text": text}}, None, LOCAL)] * 12
+    async with run_node(make_settings(wal={"backlog_max_entries": 90})) as service:
+        with pytest.raises(RequestTooLargeError, match="100000 may wait at once"):
+            await service.submitter.submit_lines(drafts, durability=None, key=None)
+        assert (await service.submitter.submit_lines(drafts[:9], durability=None, key=None)).accepted == 9

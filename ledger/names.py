@@ -1,0 +1,38 @@
+"""The grammar of names: the one place that says what a tenant, a node, a gate and a job may be called.
+
+Each is a regular expression for the whole name, without anchors, in the syntax that Python, Rust and JSON Schema share.
+"""
+
+import re
+
+NODE_ID = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+"""A node; it stands last in an HLC, so it holds no colon."""
+
+TENANT_ID = "[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?"
+"""A tenant that may be written to."""
+
+READABLE_TENANT_ID = f"_system|{TENANT_ID}"
+"""A tenant, or the one whose chain records what happens to the ledger itself."""
+
+GATE = "[a-z0-9]{1,32}"
+"""Region and gate of a job id that a node makes."""
+
+_JOB_CHARACTER = "[A-Za-z0-9._:-]"
+JOB_ID = (
+    f"[A-Za-z0-9_:-]{_JOB_CHARACTER}{{0,127}}"
+    rf"|\.[A-Za-z0-9_:-]{_JOB_CHARACTER}{{0,126}}"
+    rf"|\.\.{_JOB_CHARACTER}{{1,126}}"
+)
+"""A job: 1 to 128 characters, but neither ``.`` nor ``..``, which no URL can name."""
+
+_is_readable_tenant = re.compile(READABLE_TENANT_ID).fullmatch
+
+
+def is_readable_tenant(name: str) -> bool:
+    """Whether a tenant can have this name; one that cannot stands in Postgres only by somebody's hand."""
+    return _is_readable_tenant(name) is not None
+
+
+def anchored(grammar: str) -> str:
+    """``grammar`` for readers that look for a match anywhere, such as JSON Schema."""
+    return f"^({grammar})$"
