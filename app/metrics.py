@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 
 from app.node import Node
 
-disable_created_metrics()  # A time of creation beside each counter and histogram, which nobody asked for.
+# A time of creation beside each counter and histogram, which nobody asked for.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 UNMATCHED_ROUTE = "unmatched"

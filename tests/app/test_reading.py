@@ -235,6 +235,7 @@ def test_readiness_lists_every_check_by_name(client: httpx.Client) -> None:
 
 def test_metrics_have_their_names_and_never_a_tenant(client: httpx.Client) -> None:
     text = client.get("/metrics").text
+    assert "_created" not in text
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     assert names >= {
         "hlc_ticks_total",

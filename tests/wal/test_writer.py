@@ -12,6 +12,7 @@ import pytest
 from ledger.errors import (
     InvalidInputError,
     RecordTooLargeError,
+    RequestTooLargeError,
     WalError,
     WalFullError,
     WalPoisonedError,
@@ -178,8 +179,10 @@ def test_a_full_queue_rejects_and_queues_nothing(tmp_path: Path) -> None:
         blocked.set()
         log.wait_durable(12)
         log.writer.check_room(10)
-        with pytest.raises(WalFullError):
+        with pytest.raises(RequestTooLargeError, match="takes 10 records"):
             log.writer.check_room(11)
+        with pytest.raises(RequestTooLargeError):
+            log.writer.check_room(1, 1 << 40)
         log.wait_durable(log.append())
     assert lsns_in(tmp_path) == list(range(1, 14))
 
