@@ -42,7 +42,7 @@ class Growth:
     job_states: dict[Job, jobs.JobState] = field(default_factory=dict)
 
     def job_rows(self) -> list[tuple[object, ...]]:
-        """Rows of ``JOB_COLUMNS`` that store ``job_states``."""
+        """Rows of ``MERGED_JOB_COLUMNS`` that store ``job_states``."""
         return [_job_row(job, state) for job, state in self.job_states.items()]
 
     def heads(self) -> list[tuple[str, int, str, str]]:
