@@ -27,6 +27,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
     model_validator,
 )
@@ -39,14 +40,17 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from ledger.errors import ConfigurationError
+from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, anchored
+from signing.cosignature import WitnessKey
 
 ENV_PREFIX = "TALLY_"
 ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"})
 """Variables with our prefix that are read elsewhere: this file's own path, and the client's target."""
 DEFAULT_TOML = Path("tally.toml")
 REPLICAS_MAX = 16
+WITNESSES_MAX = 32
+"""Witnesses of one ledger; a note has room for a signature of each."""
 
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
@@ -137,6 +141,13 @@ def _comma_separated(value: object) -> object:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
+
+
+def _witness(value: object) -> WitnessKey:
+    try:
+        return WitnessKey.parse(value if isinstance(value, str) else "")
+    except InvalidInputError as error:
+        raise ValueError(f"must be a verifier key such as name+hash+base64 of type 4: {error}") from None
 
 
 def _listen(value: str) -> str:
@@ -231,9 +242,20 @@ class ChainSettings(_Section):
 
 
 class LogSettings(_Section):
-    """``log.origin``: first part of every checkpoint's origin; made once and kept in the database when not said."""
+    """``log.*``: the tenants' logs, for outsiders.
 
+    ``origin`` is the first part of every checkpoint's origin; made once and kept in the database when not said.
+    ``witnesses`` are verifier keys of those whose cosignatures are taken; in the environment separated by commas.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
     origin: Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}$")] | None = None
+    witnesses: Annotated[
+        list[Annotated[WitnessKey, PlainValidator(_witness)]],
+        Field(max_length=WITNESSES_MAX),
+        NoDecode,
+        BeforeValidator(_comma_separated),
+    ] = []
 
 
 class SigningSettings(_Section):

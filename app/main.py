@@ -41,6 +41,7 @@ from app.store import chain_reads
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
 from app.write.appender import STATEMENT_TIMEOUT_S
+from app.write.cosignatures import CosignatureInbox
 from ledger.errors import (
     InvalidInputError,
     SignatureError,
@@ -167,6 +168,14 @@ def _parts(
         consistency=consistency,
         metrics=service.metrics,
         log_verifier_key=log_verifier_key,
+        witnesses=settings.log.witnesses,
+        cosignatures=CosignatureInbox(
+            pool=pool,
+            origin=service.notary.origin,
+            keyring=keyring,
+            witnesses=settings.log.witnesses,
+            max_skew_ms=settings.hlc.max_clock_skew_ms,
+        ),
         readiness_checks={
             "chaining": lambda: service.appender.database_error,
             "backlog": service.backlog_fault,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from app.read.consistency import Consistency
     from app.read.jobs import JobReader
     from app.read.verification import ChainVerifier
+    from app.write.cosignatures import CosignatureInbox
     from app.write.notary import Notary
     from app.write.submit import Submitter
+    from signing.cosignature import WitnessKey
 
 ReadinessCheck = Callable[[], str | None]
 """None when all is well, else what is wrong."""
@@ -43,6 +45,9 @@ class Parts:
     metrics: Metrics
     log_verifier_key: Callable[[str], str]
     """C2SP verifier key of the checkpoints of one tenant's log: ``origin+id+key``."""
+    witnesses: Sequence[WitnessKey]
+    """Whose cosignatures are taken and served."""
+    cosignatures: CosignatureInbox
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks of ``/readyz`` by name, beside those every service has."""
     accepting: bool = False

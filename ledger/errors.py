@@ -129,6 +129,10 @@ class UnknownKeyError(SignatureError):
     """No key that the verifier holds made this signature, or the key had expired or been revoked."""
 
 
+class CosignatureRefusedError(InvalidInputError):
+    """A cosigned checkpoint is not one this log signed, or brings nothing new of a registered witness."""
+
+
 class SigningUnavailableError(LedgerError):
     """The signer cannot be reached or has no key; chaining goes on, signing catches up."""
 

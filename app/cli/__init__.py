@@ -21,6 +21,7 @@ from app.cli.tamper import demo
 from app.cli.verify import verify
 from app.cli.verify_bundle import verify_bundle
 from app.cli.wal import wal
+from app.cli.witness import witness
 from ledger.errors import LedgerError
 
 _USAGE_ERROR = 2
@@ -48,6 +49,7 @@ tally.command()(snapshot)
 tally.add_typer(bundle, name="bundle")
 tally.add_typer(keys, name="keys")
 tally.add_typer(wal, name="wal")
+tally.add_typer(witness, name="witness")
 tally.add_typer(demo, name="demo")
 
 

@@ -105,6 +105,10 @@ class LedgerClient:
             self._send("POST", path, content=orjson.dumps(body), key=key, repeatable=key is not None).content
         )
 
+    def post_text(self, path: str, text: bytes) -> Any:
+        """The JSON that ``POST path`` answers to a body of text; errors as ``get``. Never repeated."""
+        return orjson.loads(self._send("POST", path, content=text, content_type="text/plain", repeatable=False).content)
+
     def download(self, path: str, body: Mapping[str, Any], write: Callable[[bytes], object]) -> None:
         """Hand what ``POST path`` answers to ``write``, piece by piece; errors as ``get``. Never repeated.
 

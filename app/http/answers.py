@@ -211,6 +211,39 @@ class ConsistencyProofAnswer(_Answer):
     hashes: list[HexHash]
 
 
+class AddedCosignature(_Answer):
+    """A cosignature that was stored; ``witness`` is the verifier key."""
+
+    witness: str
+    time: datetime
+
+
+class CosignedAnswer(_Answer):
+    """What was stored of a cosigned checkpoint."""
+
+    tenant_id: str
+    tree_size: int
+    root_hash: HexHash
+    added: list[AddedCosignature]
+
+
+class CosignatureAnswer(_Answer):
+    """A stored cosignature; ``note`` is the checkpoint with this one cosignature."""
+
+    tree_size: int
+    witness: str
+    time: datetime
+    status: Literal["ok", "broken", "unknown_key"]
+    note: str
+
+
+class CosignatureList(_Answer):
+    """Cosignatures, newest first."""
+
+    items: list[CosignatureAnswer]
+    next_cursor: str | None
+
+
 class BreakAnswer(_Answer):
     """The first thing that does not hold."""
 

@@ -15,6 +15,7 @@ from app.http.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, Problem
 
 JSON_MEDIA_TYPE = "application/json"
 NDJSON_MEDIA_TYPE = "application/x-ndjson"
+TEXT_MEDIA_TYPE = "text/plain"
 
 
 async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:

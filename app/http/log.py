@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import gzip
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.http.fields import READABLE_TENANT_PATTERN
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
-from app.read import log_tiles
-from app.store import chain_reads
-from app.store.reading import reading
-from ledger.errors import NotFoundError, TenantNotFoundError
+from app.read import cosigned, log_tiles
+from ledger.errors import NotFoundError
 from ledger.tiles import TILE_WIDTH
 
 router = APIRouter(route_class=StrictRoute, tags=["log"])
@@ -41,15 +39,18 @@ TenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN)]
 
 
 @router.get("/v1/log/{tenant_id}/checkpoint", response_class=Response, responses={200: _TEXT, **PROBLEM_RESPONSE})
-async def read_checkpoint(parts: PartsDep, tenant_id: TenantPath) -> Response:
-    """The newest checkpoint: a C2SP signed note over size and root of the tree."""
-    async with reading(parts.pool) as connection:
-        head = await chain_reads.head(connection, tenant_id)
-    if head is None:
-        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-    if head.checkpoint is None:
-        raise NotFoundError(f"no checkpoint of {tenant_id} has been signed yet; try again soon")
-    return Response(head.checkpoint, headers=_NOT_KEPT, media_type="text/plain")
+async def read_checkpoint(
+    parts: PartsDep,
+    tenant_id: TenantPath,
+    is_cosigned: Annotated[Literal["true", "false"], Query(alias="cosigned")] = "false",
+) -> Response:
+    """The newest checkpoint: a C2SP signed note over size and root of the tree, with the cosignatures there are.
+
+    With ``cosigned`` the newest one that a registered witness has cosigned.
+    """
+    read = cosigned.newest_cosigned if is_cosigned == "true" else cosigned.newest
+    note = await read(parts.pool, tenant_id, parts.witnesses)
+    return Response(note, headers=_NOT_KEPT, media_type="text/plain")
 
 
 @router.get(

@@ -52,6 +52,7 @@ class ProblemError(Exception):
 
 BACKLOG_FULL = ProblemType("backlog-full", 503, "Too many events wait to be chained")
 CLOCK_SKEW = ProblemType("clock-skew", 400, "A time lies too far ahead")
+COSIGNATURE_REFUSED = ProblemType("cosignature-refused", 422, "The cosigned checkpoint is not taken")
 DURABILITY_TIMEOUT = ProblemType("durability-timeout", 503, "The level asked for was not reached in time")
 EVENT_REFUSED = ProblemType("event-refused", 422, "The event was recorded as REFUSED")
 FENCED = ProblemType("fenced", 503, "This node may not write any more")
@@ -77,6 +78,7 @@ WRITE_LOST = ProblemType("write-lost", 409, "The session's write was lost")
 
 PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.ClockSkewError: CLOCK_SKEW,
+    errors.CosignatureRefusedError: COSIGNATURE_REFUSED,
     errors.DatabaseUnavailableError: NOT_READY,
     errors.DatabaseWentBackError: NOT_READY,
     errors.DurabilityTimeoutError: DURABILITY_TIMEOUT,

@@ -148,6 +148,34 @@ merkle_tile = Table(
     Column("hashes", LargeBinary, nullable=False),
 )
 
+checkpoint_cosignature = Table(
+    "checkpoint_cosignature",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _bytewise("tenant_id"),
+    _bytewise("witness"),
+    _number("tree_size", CheckConstraint("tree_size >= 1", name="checkpoint_cosignature_size")),
+    _time("cosigned_at"),
+    _bytewise("note"),
+    _time("created_at", now=True),
+    UniqueConstraint("tenant_id", "witness", "tree_size", "cosigned_at", name="checkpoint_cosignature_once"),
+    Index("checkpoint_cosignature_size_of", "tenant_id", "tree_size"),
+)
+
+checkpoint_timestamp = Table(
+    "checkpoint_timestamp",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _bytewise("tenant_id"),
+    _bytewise("authority"),
+    _number("tree_size", CheckConstraint("tree_size >= 1", name="checkpoint_timestamp_size")),
+    _time("generated_at"),
+    _bytewise("note"),
+    Column("response", LargeBinary, nullable=False),
+    _time("created_at", now=True),
+    UniqueConstraint("tenant_id", "authority", "tree_size", name="checkpoint_timestamp_once"),
+)
+
 _NEWEST_FIRST = (text("created_physical DESC"), text("created_logical DESC"), text("created_node DESC"))
 
 jobs = Table(

@@ -82,6 +82,8 @@ _CUT_TAIL = (
     "DELETE FROM scheduler.batch_snapshot WHERE tenant_id = $1 AND to_seq > $2",
     "DELETE FROM scheduler.merkle_tile WHERE tenant_id = $1 AND $2::bigint > 0",
     "DELETE FROM scheduler.merkle_head WHERE tenant_id = $1 AND $2::bigint > 0",
+    "DELETE FROM scheduler.checkpoint_cosignature WHERE tenant_id = $1 AND tree_size > $2",
+    "DELETE FROM scheduler.checkpoint_timestamp WHERE tenant_id = $1 AND tree_size > $2",
     "DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND last_seq > $2",
     "UPDATE scheduler.chain_heads h SET head_seq = l.seq, head_chain_link = l.chain_link, head_hlc = l.t_hlc"
     " FROM scheduler.scheduler_log l WHERE h.tenant_id = $1 AND l.tenant_id = $1 AND l.seq = $2",

@@ -20,7 +20,10 @@ LOG_COLUMNS = (
     *("tenant_id", "seq", "t_hlc", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action"),
     *("link_version", "prev_chain_link", "chain_link", "payload_digest", "payload"),
 )
-APPEND_ONLY = ("scheduler_log", *(f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS)), "batch_snapshot")
+APPEND_ONLY = (
+    *("scheduler_log", *(f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS)), "batch_snapshot"),
+    *("checkpoint_cosignature", "checkpoint_timestamp"),
+)
 CHANGES = ("UPDATE scheduler.{} SET tenant_id = tenant_id", "DELETE FROM scheduler.{}", "TRUNCATE scheduler.{}")
 TENANTS = [f"tenant-{number}" for number in range(64)]
 """Enough for every partition of the log to have a row."""
@@ -89,6 +92,17 @@ async def insert_snapshot(connection: asyncpg.Connection, from_seq: int = 1, to_
         from_seq,
         to_seq,
     )
+
+
+async def insert_anchors(connection: asyncpg.Connection) -> None:
+    for table, whose, when, more in (
+        ("checkpoint_cosignature", "witness", "cosigned_at", ""),
+        ("checkpoint_timestamp", "authority", "generated_at", ", response"),
+    ):
+        await connection.execute(
+            f"INSERT INTO scheduler.{table} (tenant_id, tree_size, note, {whose}, {when}{more})"
+            f" VALUES ('acme', 1, 'a note', 'somebody', now(){more and ', decode($$00$$, $$hex$$)'})"
+        )
 
 
 # The declared schema
@@ -276,6 +290,7 @@ async def test_triggers_keep_even_the_owner_from_changing_what_is_chained(
 ) -> None:
     await insert(service, *(entry(tenant_id, 1) for tenant_id in TENANTS))
     await insert_snapshot(service)
+    await insert_anchors(service)
     for table in APPEND_ONLY:
         assert await owner.fetchval(f"SELECT count(*) FROM scheduler.{table}") > 0
         with pytest.raises(asyncpg.RestrictViolationError, match="append only"):
@@ -338,9 +353,10 @@ async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Con
          GROUP BY 1
         """
     )
-    writable = {table.name for table in metadata.tables.values()} - {"scheduler_log", "batch_snapshot"}
+    append_only = {table.name for table in metadata.tables.values()} & {*APPEND_ONLY}
+    writable = {table.name for table in metadata.tables.values()} - append_only
     expected = {name: ["INSERT", "SELECT", "UPDATE"] for name in writable}
-    expected |= {name: ["INSERT", "SELECT"] for name in ("scheduler_log", "batch_snapshot")}
+    expected |= {name: ["INSERT", "SELECT"] for name in append_only}
     expected |= {name: ["SELECT"] for name in ("alembic_version", "log_entries")}
     expected["idempotency"] = ["DELETE", "INSERT", "SELECT", "UPDATE"]
     assert {row["relname"]: sorted(row["rights"]) for row in rows} == expected

@@ -7,8 +7,9 @@ from pathlib import Path
 from ledger import canonical
 from signing import envelope
 from signing.checkpoint import open_checkpoint
+from signing.cosignature import WitnessKey, cosignatures_of
 from signing.keys import Keyring
-from signing.note import VerifierKey
+from signing.note import VerifierKey, parse
 from signing.snapshot import open_snapshot
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats"
@@ -44,3 +45,13 @@ def test_the_checkpoint_opens_with_the_verifier_key_and_covers_the_snapshot() ->
     checkpoint = open_checkpoint(checkpoint_note, [verifier_key.strip()], origin="log.example/acme")
     claim = open_snapshot(examples("snapshot.md")[0], documented_ring()).claim
     assert (checkpoint.size, checkpoint.root.hex()) == (claim.tree_size, claim.tree_root)
+
+
+def test_the_cosigned_checkpoint_was_made_by_another_program_and_holds() -> None:
+    """It was made with github.com/transparency-dev/formats v0.1.1, so both understand the specification alike."""
+    plain, log_key, cosigned, witness_key = examples("checkpoint.md")
+    assert cosigned.startswith(plain)
+    assert open_checkpoint(cosigned, [log_key.strip()]) == open_checkpoint(plain, [log_key.strip()])
+    (found,) = cosignatures_of(parse(cosigned), [WitnessKey.parse(witness_key.strip())])
+    assert (found.witness.name, found.time.year) == ("witness.example/w1", 2026)
+    assert found.witness.text() == witness_key.strip()

@@ -1,0 +1,71 @@
+"""``tally witness``: hand in what a witness cosigned, list what was handed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from app.cli.client import LedgerClient
+from app.cli.options import Json, Tenant, Url
+from app.cli.outcome import out, print_json
+from ledger.errors import UnknownKeyError
+from signing import note as notes
+from signing.cosignature import WitnessKey, cosignatures_of
+
+NOTE_BYTES_MAX = 1 << 20
+
+witness = typer.Typer(no_args_is_help=True, help="Cosignatures of witnesses on a tenant's checkpoints.")
+
+
+@witness.command("add")
+def add(
+    tenant: Tenant,
+    note: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The cosigned checkpoint.")],
+    verifier_key: Annotated[
+        str, typer.Option("--verifier-key", help="The witness's key, name+hash+base64, as it published it.")
+    ],
+    url: Url,
+    as_json: Json = False,
+) -> None:
+    """Hand in a checkpoint that a witness cosigned, once its cosignature is found to hold.
+
+    The service takes cosignatures of those witnesses only that its setting log.witnesses names.
+
+    \b
+    Examples:
+      tally witness add -t acme --verifier-key "$(cat w1.vkey)" cosigned.checkpoint
+    """
+    with note.open("rb") as file:
+        content = file.read(NOTE_BYTES_MAX + 1)
+    key = WitnessKey.parse(verifier_key)
+    if not cosignatures_of(notes.parse(content), [key]):
+        raise UnknownKeyError(f"{note} has no cosignature by {key.name}+{key.key_hash.hex()}; nothing was sent")
+    with LedgerClient(url) as client:
+        answer = client.post_text(f"/v1/log/{tenant}/cosignatures", content)
+    if as_json:
+        print_json(answer)
+        return
+    names = ", ".join(WitnessKey.parse(each["witness"]).name for each in answer["added"])
+    out.print(f"checkpoint of size {answer['tree_size']} of tenant {tenant} is cosigned by {names}", markup=False)
+
+
+@witness.command("list")
+def list_cosignatures(tenant: Tenant, url: Url, as_json: Json = False) -> None:
+    """List the newest cosignatures on a tenant's checkpoints, and whether each holds.
+
+    \b
+    Examples:
+      tally witness list --tenant acme
+    """
+    with LedgerClient(url) as client:
+        answer = client.get(f"/v1/log/{tenant}/cosignatures")
+    if as_json:
+        print_json(answer)
+        return
+    table = Table("entries", "time", "holds", "witness")
+    for each in answer["items"]:
+        table.add_row(str(each["tree_size"]), each["time"], each["status"], each["witness"].partition("+")[0])
+    out.print(table)

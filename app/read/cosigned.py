@@ -1,0 +1,111 @@
+"""Checkpoints as they are served: the log's note, and under it the cosignatures of registered witnesses that hold.
+
+What is stored is not believed: a cosignature that does not hold, or whose witness is not registered (any more), is not
+served, since one bad line of a known key spoils the whole note for its reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.store import anchors, chain_reads
+from app.store.reading import reading
+from ledger.errors import NotFoundError, SignatureError, TenantNotFoundError
+from signing import checkpoint as checkpoints
+from signing import note as notes
+from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
+from signing.note import SIGNATURES_MAX, Note, NoteSignature
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.store.anchors import CosignatureRow
+
+ROWS_A_SIZE_MAX = SIGNATURES_MAX - 10
+"""Cosignatures of one checkpoint that are looked at, the newest; with the log's own they fit into one note."""
+SIZES_MAX = 16
+"""Cosigned sizes that are looked at for the newest of which a cosignature holds."""
+
+
+class ListedCosignature(NamedTuple):
+    """A stored cosignature and whether it holds: ``ok``, ``broken``, or ``unknown_key`` when nobody registered it."""
+
+    row: CosignatureRow
+    status: str
+
+
+async def newest(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]) -> str:
+    """The newest checkpoint, with the cosignatures there are on it.
+
+    Raises:
+        TenantNotFoundError: no such tenant.
+        NotFoundError: nothing was signed yet.
+    """
+    async with reading(pool) as connection:
+        head = await chain_reads.head(connection, tenant_id)
+        if head is None:
+            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+        if head.checkpoint is None:
+            raise NotFoundError(f"no checkpoint of {tenant_id} has been signed yet; try again soon")
+        note = notes.parse(head.checkpoint)
+        size = checkpoints.parse(note.text).size
+        rows = await anchors.cosignatures_of_size(connection, tenant_id, size, _names(witnesses), ROWS_A_SIZE_MAX)
+    return _cosigned(note, rows, witnesses).encode()
+
+
+async def newest_cosigned(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]) -> str:
+    """The newest checkpoint that a registered witness has cosigned.
+
+    Raises:
+        TenantNotFoundError: no such tenant.
+        NotFoundError: none has been cosigned.
+    """
+    async with reading(pool) as connection:
+        if not await chain_reads.tenant_exists(connection, tenant_id):
+            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+        names = _names(witnesses)
+        for size in await anchors.newest_cosigned_sizes(connection, tenant_id, names, SIZES_MAX):
+            rows = await anchors.cosignatures_of_size(connection, tenant_id, size, names, ROWS_A_SIZE_MAX)
+            for row in rows:
+                if held(row, witnesses) is not None:
+                    return _cosigned(_by_log_alone(row), rows, witnesses).encode()
+    raise NotFoundError(f"no checkpoint of {tenant_id} has been cosigned by a registered witness")
+
+
+def held(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> Cosignature | None:
+    """The cosignature in ``row``, if it is of the witness, the size and the time that the row says, and holds."""
+    try:
+        note = notes.parse(row.note)
+        (found,) = cosignatures_of(note, [each for each in witnesses if each.text() == row.witness])
+        size = checkpoints.parse(note.text).size
+    except (SignatureError, ValueError):
+        return None
+    return found if (size, found.time) == (row.tree_size, row.cosigned_at) else None
+
+
+def listed(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> ListedCosignature:
+    """``row`` and whether its cosignature holds."""
+    if row.witness not in _names(witnesses):
+        return ListedCosignature(row, "unknown_key")
+    return ListedCosignature(row, "broken" if held(row, witnesses) is None else "ok")
+
+
+def _names(witnesses: Iterable[WitnessKey]) -> list[str]:
+    return [witness.text() for witness in witnesses]
+
+
+def _by_log_alone(row: CosignatureRow) -> Note:
+    note = notes.parse(row.note)
+    origin = checkpoints.parse(note.text).origin
+    return note._replace(signatures=tuple(line for line in note.signatures if line.name == origin))
+
+
+def _cosigned(note: Note, rows: Iterable[CosignatureRow], witnesses: Sequence[WitnessKey]) -> Note:
+    """``note`` with the cosignatures in ``rows`` that hold on its text, the newest of each witness."""
+    lines: dict[str, NoteSignature] = {}
+    for row in rows:
+        found = held(row, witnesses)
+        if found is not None and notes.parse(row.note).text == note.text:
+            lines.setdefault(found.witness.text(), found.line)
+    return note._replace(signatures=(*note.signatures, *(lines[name] for name in sorted(lines))))

@@ -1,0 +1,99 @@
+"""SQL of what outsiders said of checkpoints: cosignatures of witnesses and RFC 3161 time stamps. Append only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+
+class CosignatureRow(NamedTuple):
+    """One cosignature. ``witness`` is a verifier key; ``note`` what the log signed and this one alone cosigned."""
+
+    id: int
+    tenant_id: str
+    witness: str
+    tree_size: int
+    cosigned_at: datetime
+    note: str
+    created_at: datetime
+
+
+_COSIGNATURE_COLUMNS = ", ".join(CosignatureRow._fields)
+
+
+async def insert_cosignature(
+    connection: Connection, tenant_id: str, witness: str, tree_size: int, cosigned_at: datetime, note: str
+) -> bool:
+    """Add a cosignature; False when this witness has cosigned a larger tree before, or this one then or later."""
+    added = await connection.fetchval(
+        """
+        INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note)
+        SELECT $1, $2, $3, $4, $5
+         WHERE NOT EXISTS (SELECT FROM scheduler.checkpoint_cosignature
+                            WHERE tenant_id = $1 AND witness = $2 AND (tree_size, cosigned_at) >= ($3, $4))
+            ON CONFLICT DO NOTHING
+        RETURNING true
+        """,
+        tenant_id,
+        witness,
+        tree_size,
+        cosigned_at,
+        note,
+    )
+    return bool(added)
+
+
+async def cosignatures_of_size(
+    connection: Connection, tenant_id: str, tree_size: int, witnesses: Sequence[str], limit: int
+) -> list[CosignatureRow]:
+    """Cosignatures of these witnesses on the checkpoint of that size, the newest first."""
+    rows = await connection.fetch(
+        f"SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature"
+        " WHERE tenant_id = $1 AND tree_size = $2 AND witness = ANY($3::text[]) ORDER BY id DESC LIMIT $4",
+        tenant_id,
+        tree_size,
+        witnesses,
+        limit,
+    )
+    return [CosignatureRow(*row) for row in rows]
+
+
+async def newest_cosigned_sizes(
+    connection: Connection, tenant_id: str, witnesses: Sequence[str], limit: int
+) -> list[int]:
+    """The largest sizes that any of these witnesses has cosigned, the largest first."""
+    rows = await connection.fetch(
+        "SELECT DISTINCT tree_size FROM scheduler.checkpoint_cosignature"
+        " WHERE tenant_id = $1 AND witness = ANY($2::text[]) ORDER BY tree_size DESC LIMIT $3",
+        tenant_id,
+        witnesses,
+        limit,
+    )
+    return [row["tree_size"] for row in rows]
+
+
+async def newest_cosignatures(connection: Connection, tenant_id: str, witnesses: Sequence[str]) -> list[CosignatureRow]:
+    """The newest cosignature of each of these witnesses."""
+    rows = await connection.fetch(
+        f"SELECT DISTINCT ON (witness) {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature"
+        " WHERE tenant_id = $1 AND witness = ANY($2::text[]) ORDER BY witness, tree_size DESC, cosigned_at DESC",
+        tenant_id,
+        witnesses,
+    )
+    return [CosignatureRow(*row) for row in rows]
+
+
+async def list_cosignatures(connection: Connection, tenant_id: str, below_id: int, limit: int) -> list[CosignatureRow]:
+    """Up to ``limit`` cosignatures, the newest first, from below ``below_id``."""
+    rows = await connection.fetch(
+        f"SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature"
+        " WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3",
+        tenant_id,
+        below_id,
+        limit,
+    )
+    return [CosignatureRow(*row) for row in rows]

@@ -1,0 +1,119 @@
+"""Cosignatures of witnesses on checkpoints (c2sp.org/tlog-cosignature), the Ed25519 kind, ``cosignature/v1``.
+
+One more signature line under a checkpoint::
+
+    signature    = time, u64 big-endian, POSIX seconds || Ed25519 signature, 64 bytes
+    signed       = "cosignature/v1\\n" "time " time in decimal "\\n" text of the note
+    key hash     = SHA-256(name || 0x0A || 0x04 || 32-byte public key)[:4]
+    verifier key = name "+" key hash in hex "+" base64(0x04 || public key)
+
+It says that at that time the largest tree of this origin that the witness had seen, and found to extend all it had
+seen before, was this one. 0 <= time < 2^63.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from ledger.errors import InvalidInputError, SignatureError
+from signing.note import KEY_HASH_BYTES, Note, NoteSignature, is_name
+from signing.public_key import PublicKey
+from signing.strict import decode_base64
+
+COSIGNATURE_TYPE = 4
+SIGNATURE_BYTES = 64
+TIME_MAX_S = 253_402_300_799
+"""Last second of the year 9999; no true cosignature lies beyond."""
+
+_TIME_BYTES = 8
+_VERIFIER_CHARACTERS_MAX = 1024
+
+
+class WitnessKey(NamedTuple):
+    """The public key of a witness under its name; name and hash together identify it."""
+
+    name: str
+    key_hash: bytes
+    public_key: PublicKey
+
+    @classmethod
+    def of(cls, name: str, public_key: PublicKey) -> WitnessKey:
+        """The key of the witness ``name``.
+
+        Raises:
+            InvalidInputError: the name is not allowed, or the key is not Ed25519.
+        """
+        if not is_name(name):
+            raise InvalidInputError(f"witness {name[:100]!r} is empty or holds a space, plus or control character")
+        digest = hashlib.sha256(name.encode() + b"\n" + _typed(public_key)).digest()
+        return cls(name, digest[:KEY_HASH_BYTES], public_key)
+
+    @classmethod
+    def parse(cls, text: str) -> WitnessKey:
+        """The key that ``name+hash+base64`` spells.
+
+        Raises:
+            InvalidInputError: malformed, not of type 4, or the hash is not that of name and key.
+        """
+        name, _, rest = text[:_VERIFIER_CHARACTERS_MAX].partition("+")
+        hash_hex, _, encoded = rest.partition("+")
+        try:
+            typed = decode_base64(encoded, "the key")
+        except SignatureError as error:
+            raise InvalidInputError(f"witness key {text[:200]!r} is malformed: {error}") from error
+        if len(typed) != 33 or typed[0] != COSIGNATURE_TYPE:
+            raise InvalidInputError(
+                f"witness key {text[:200]!r} is not of type {COSIGNATURE_TYPE}, timestamped Ed25519 cosignatures"
+            )
+        key = cls.of(name, PublicKey.of_ed25519(typed[1:]))
+        if key.key_hash.hex() != hash_hex:
+            raise InvalidInputError(f"witness key {text[:200]!r} does not have the hash of its name and key")
+        return key
+
+    def text(self) -> str:
+        """``name+hash+base64``, as ``parse`` takes it."""
+        return f"{self.name}+{self.key_hash.hex()}+{base64.b64encode(_typed(self.public_key)).decode()}"
+
+
+class Cosignature(NamedTuple):
+    """A cosignature that holds: whose, of when, and its line in the note."""
+
+    witness: WitnessKey
+    time: datetime
+    line: NoteSignature
+
+
+def cosignatures_of(note: Note, witnesses: Iterable[WitnessKey]) -> list[Cosignature]:
+    """The cosignatures of ``witnesses`` under ``note``, in the note's order; lines of others are ignored.
+
+    Raises:
+        SignatureError: one of them is named, and its cosignature does not hold.
+    """
+    known = {(witness.name, witness.key_hash): witness for witness in witnesses}
+    found = []
+    for line in note.signatures:
+        witness = known.get((line.name, line.key_hash))
+        if witness is not None:
+            found.append(Cosignature(witness, _verified_time(note.text, line, witness), line))
+    return found
+
+
+def _verified_time(text: str, line: NoteSignature, witness: WitnessKey) -> datetime:
+    if len(line.signature) != _TIME_BYTES + SIGNATURE_BYTES:
+        raise SignatureError(f"the cosignature by {witness.name} is not {_TIME_BYTES + SIGNATURE_BYTES} bytes")
+    (time_s,) = struct.unpack_from(">Q", line.signature)
+    if time_s > TIME_MAX_S:
+        raise SignatureError(f"the cosignature by {witness.name} names no time")
+    signed = f"cosignature/v1\ntime {time_s}\n{text}"
+    if not witness.public_key.made(line.signature[_TIME_BYTES:], signed.encode()):
+        raise SignatureError(f"the cosignature by {witness.name}+{witness.key_hash.hex()} does not hold")
+    return datetime.fromtimestamp(time_s, UTC)
+
+
+def _typed(public_key: PublicKey) -> bytes:
+    return bytes((COSIGNATURE_TYPE,)) + public_key.ed25519_bytes()
