@@ -264,6 +264,14 @@ class SigningSettings(_Section):
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
 
 
+class BundleSettings(_Section):
+    """``bundle.*``: whose bundles may be imported, a PEM file, a folder of them or saved ``/v1/keys`` JSON; and how
+    much one import may upload."""
+
+    trusted_keys: Path | None = None
+    import_bytes_max: Annotated[Size, _sized("1 KiB", "1024 GiB")] = 8 << 30
+
+
 class VerifySettings(_Section):
     """``verify.*``: when the node verifies its own chains."""
 
@@ -321,6 +329,7 @@ class Settings(BaseSettings):
     chain: ChainSettings = ChainSettings()
     log: LogSettings = LogSettings()
     signing: SigningSettings = SigningSettings()
+    bundle: BundleSettings = BundleSettings()
     verify: VerifySettings = VerifySettings()
     write: WriteSettings = WriteSettings()
     read: ReadSettings = ReadSettings()

@@ -26,6 +26,8 @@ import structlog
 import uvicorn
 
 from app.bundle.export import BundleExporter
+from app.bundle.importer import BundleImporter
+from app.bundle.staging import Staging
 from app.config import Settings
 from app.http.application import create_app
 from app.http.protocol import ProblemProtocol
@@ -82,6 +84,8 @@ async def running(
     settings: Settings, database_url: str, *, accept_lost_wal: bool = False
 ) -> AsyncIterator[tuple[Service, Parts]]:
     """A started service with its parts, stopped on leaving."""
+    if settings.bundle.trusted_keys is not None:
+        Keyring.load(settings.bundle.trusted_keys)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal)
     try:
         pool = await asyncpg.create_pool(
@@ -99,6 +103,7 @@ async def running(
         service.start()
         verify = settings.verify
         service.spawn(parts.verifier.run(verify.interval.total_seconds(), on_start=verify.on_start))
+        service.spawn(parts.importer.log_unfinished())
         if replicas is not None:
             service.spawn(replicas.run())
         parts.accepting = True
@@ -164,6 +169,16 @@ def _parts(
             keyring=keys_of,
             sign_now=service.notary.sign_now,
         ),
+        importer=BundleImporter(
+            pool=pool,
+            node=node,
+            trusted_keys=settings.bundle.trusted_keys,
+            begin_tenant=service.submitter.begin_tenant,
+            check_heads=service.appender.check_heads,
+            on_imported=service.imported,
+            metrics=service.metrics,
+        ),
+        staging=Staging(started.folder, settings.bundle.import_bytes_max),
         job_reader=JobReader(node, pool, consistency, replicas),
         consistency=consistency,
         metrics=service.metrics,

@@ -41,6 +41,7 @@ class Metrics:
             "scheduler_chain_verification_failures", "Chain verifications that found something broken"
         )
         self.batch_snapshots = self._counter("scheduler_batch_snapshots", "Batch snapshots signed")
+        self.imported_entries = self._counter("bundle_imported_entries", "Entries chained from imported bundles")
         self.fencing_rejects = self._counter(
             "wal_fencing_rejects", "Chaining transactions refused because of a newer epoch"
         )

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import asyncpg
 
     from app.bundle.export import BundleExporter
+    from app.bundle.importer import BundleImporter
+    from app.bundle.staging import Staging
     from app.config import Settings
     from app.metrics import Metrics
     from app.node import Node
@@ -40,6 +42,8 @@ class Parts:
     notary: Notary
     verifier: ChainVerifier
     exporter: BundleExporter
+    importer: BundleImporter
+    staging: Staging
     job_reader: JobReader
     consistency: Consistency
     metrics: Metrics

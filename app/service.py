@@ -24,6 +24,7 @@ from app.store import idempotency
 from app.store import node as node_store
 from app.store.edge import EdgeLookups
 from app.store.faults import DATABASE_FAULTS
+from app.store.growth import Growth
 from app.write.appender import STATEMENT_TIMEOUT_S, Appender
 from app.write.backlog import Backlog
 from app.write.job_index import JobIndex
@@ -157,6 +158,11 @@ class Service:
     def _chained(self, linked: LinkedBatch) -> None:
         self.notary.chained(linked)
         self.submitter.chained(linked)
+
+    def imported(self, growth: Growth) -> None:
+        """Entries of bundles were chained by this node, past the appender."""
+        self.notary.chained(growth)
+        self.submitter.imported(growth)
 
     def _durable(self, lsn: int) -> None:
         waited_s = self.submitter.became_durable(lsn)

@@ -9,7 +9,8 @@ In this order, each step refused with what to do when it does not hold::
     5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone
     6. no chain is shorter than, or differs from, its checkpoint beside the WAL; the origin is the ledger's
     7. a higher epoch, first in the control file, then in Postgres
-    8. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from all heads
+    8. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
+       that nodes of this ledger left
     9. what the WAL holds beyond the chain goes to the backlog
    10. the keys of the node are published, before anything is signed with them
 """
@@ -270,7 +271,9 @@ async def _start_locked(
     for head in heads.values():
         if head.hlc is not None:
             with contextlib.suppress(ClockSkewError, InvalidInputError):
-                clock.receive(Hlc.parse(head.hlc), time.time_ns() // 1_000_000)
+                hlc = Hlc.parse(head.hlc)
+                if await chaining.is_node(connection, hlc.node_id):
+                    clock.receive(hlc, time.time_ns() // 1_000_000)
 
     # 9. the backlog
     pending = list(_unchained(folder, who.node_id, chained_lsn, last_lsn))

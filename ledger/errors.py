@@ -6,7 +6,7 @@ or, where the HTTP layer maps it to a problem, to a client.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ledger.events import Durability
@@ -212,3 +212,26 @@ class ChainBrokenError(SigningUnavailableError):
 
 class BundleInvalidError(LedgerError):
     """A file is not a bundle as docs/formats/bundle.md has it, or its parts are not those its manifest names."""
+
+
+class BundleRefusedError(BundleInvalidError):
+    """A bundle is not imported; ``verdict`` is what verifying it came to, ``file`` what its sender called it."""
+
+    def __init__(self, message: str, verdict: dict[str, Any] | None = None, file: str | None = None) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+        self.file = file
+
+
+class UntrustedKeyError(UnknownKeyError):
+    """A bundle is not signed by a key that this ledger trusts to import from, or it trusts none; ``verdict`` and
+    ``file`` as in BundleRefusedError."""
+
+    def __init__(self, message: str, verdict: dict[str, Any] | None = None, file: str | None = None) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+        self.file = file
+
+
+class UploadTooLargeError(InvalidInputError):
+    """Files sent together are over their bound; nothing of them was kept."""

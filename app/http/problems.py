@@ -51,6 +51,7 @@ class ProblemError(Exception):
 
 
 BACKLOG_FULL = ProblemType("backlog-full", 503, "Too many events wait to be chained")
+BUNDLE_INVALID = ProblemType("bundle-invalid", 422, "The bundle does not hold")
 CLOCK_SKEW = ProblemType("clock-skew", 400, "A time lies too far ahead")
 COSIGNATURE_REFUSED = ProblemType("cosignature-refused", 422, "The cosigned checkpoint is not taken")
 DURABILITY_TIMEOUT = ProblemType("durability-timeout", 503, "The level asked for was not reached in time")
@@ -73,10 +74,12 @@ SESSION_NOT_CAUGHT_UP = ProblemType("session-not-caught-up", 503, "The session's
 SIGNING_UNAVAILABLE = ProblemType("signing-unavailable", 503, "Nothing can be signed now")
 TENANT_NOT_FOUND = ProblemType("tenant-not-found", 404, "There is no such tenant")
 TOO_STALE = ProblemType("too-stale", 503, "Nothing fresh enough could answer")
+UNTRUSTED_KEY = ProblemType("untrusted-key", 422, "The bundle was not signed by a trusted key")
 UNSUPPORTED_MEDIA_TYPE = ProblemType("unsupported-media-type", 415, "The media type is not supported")
 WRITE_LOST = ProblemType("write-lost", 409, "The session's write was lost")
 
 PROBLEMS: Mapping[type[Exception], ProblemType] = {
+    errors.BundleInvalidError: BUNDLE_INVALID,
     errors.ClockSkewError: CLOCK_SKEW,
     errors.CosignatureRefusedError: COSIGNATURE_REFUSED,
     errors.DatabaseUnavailableError: NOT_READY,
@@ -98,13 +101,15 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.SigningUnavailableError: SIGNING_UNAVAILABLE,
     errors.TenantNotFoundError: TENANT_NOT_FOUND,
     errors.TooStaleError: TOO_STALE,
+    errors.UntrustedKeyError: UNTRUSTED_KEY,
+    errors.UploadTooLargeError: PAYLOAD_TOO_LARGE,
     errors.WalFullError: BACKLOG_FULL,
     errors.WalPoisonedError: NOT_READY,
     errors.WriteLostError: WRITE_LOST,
 }
 """Errors that have a problem of their own; a subclass without one takes its nearest base's."""
 
-_MEMBERS = ("line", "job_id", "seq", "hlc", "epoch", "lsn", "achieved")
+_MEMBERS = ("line", "job_id", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
 """Attributes of an error that become members of its problem when it has them."""
 _BY_STATUS = {
     404: NOT_FOUND,

@@ -251,3 +251,24 @@ signing_keys = Table(
 )
 
 heartbeat = Table("heartbeat", metadata, _only("heartbeat"), _time("beat_at"), postgresql_with={"fillfactor": 50})
+
+bundle_import = Table(
+    "bundle_import",
+    metadata,
+    _bytewise("set_digest", primary_key=True),
+    _number("bundles"),
+    _number("entries"),
+    Column("from_seqs", JSON, nullable=False),
+    _number("position"),
+    _number("imported"),
+    _number("duplicates"),
+    _number("jobs_changed"),
+    Column("conflicts", JSON, nullable=False),
+    _bytewise("node_id"),
+    _time("began_at", now=True),
+    _time("ended_at", nullable=True),
+    CheckConstraint(
+        "position <= entries AND imported + duplicates = position",
+        name="bundle_import_position",
+    ),
+)

@@ -311,7 +311,7 @@ class Appender:
             if new_tenants != missing:
                 raise asyncpg.InterfaceError("another node began the same tenant; trying again")
             heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
-        self._check_heads(heads)
+        self.check_heads(heads)
         await self._learn_time(connection, heads)
         self._states.begin(heads)
 
@@ -388,7 +388,12 @@ class Appender:
             return None
         return ahead.linked
 
-    def _check_heads(self, heads: dict[str, ChainHead]) -> None:
+    def check_heads(self, heads: dict[str, ChainHead]) -> None:
+        """Refuse to extend chains that are shorter than this node has seen them, or others.
+
+        Raises:
+            DatabaseWentBackError: one is.
+        """
         for tenant, head in heads.items():
             seen = self._heads.get(tenant)
             if seen is not None and (head.seq < seen.seq or (head.seq == seen.seq and head[:2] != seen[:2])):

@@ -33,10 +33,10 @@ from app.metrics import Metrics
 from app.node import Node
 from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
+from app.store.growth import Growth
 from app.store.notary import LinkRow
 from app.write.before_signing import checked_links, extended_tree, proved_root
 from app.write.checkpoints import CheckpointFolder
-from app.write.linking import LinkedBatch
 from ledger import merkle, tiles
 from ledger.errors import ChainBrokenError, DatabaseWentBackError, LedgerError, SigningUnavailableError
 from ledger.names import is_readable_tenant
@@ -143,13 +143,13 @@ class Notary:
         """Origin line, and key name, of the tenant's log."""
         return f"{self._log_origin}/{tenant_id}"
 
-    def chained(self, linked: LinkedBatch) -> None:
-        """The appender has committed ``linked``."""
+    def chained(self, linked: Growth) -> None:
+        """``linked`` was committed, by the appender or an import: of two that wait, in whatever order."""
         now_s = time.monotonic()
         for tenant_id, rows in linked.links.items():
             tenant = self._tenant(tenant_id)
             self._remember(tenant, rows)
-            tenant.head_seq = rows[-1].seq
+            tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
             if tenant.unsigned_since_s is None:
                 tenant.unsigned_since_s = now_s
             self._grown.add(tenant_id)

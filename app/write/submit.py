@@ -16,6 +16,7 @@ DurabilityTimeoutError: the event is in the WAL and may still be chained.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from typing import Protocol
 import orjson
 
 from app.node import Node, expire
+from app.store.growth import Growth
 from app.store.idempotency import ChainedLine
 from app.write.backlog import BYTES_AROUND_PAYLOAD, Backlog, Pending
 from app.write.job_index import JobIndex
@@ -241,6 +243,21 @@ class Submitter:
             self._backlog.release(1)
         pending.outcome = asyncio.get_running_loop().create_future()
         return await pending.outcome
+
+    async def begin_tenant(self, tenant_id: str) -> None:
+        """Let a tenant begin without an event of its own; on return its chain has a head."""
+        if tenant_id in self._tenants:
+            await self._node.chained.wait(self._wal.next_lsn - 1, self._write_timeout_s)
+            return
+        with contextlib.suppress(DuplicateLineError):
+            await self.record_system(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
+        self._tenants.add(tenant_id)
+
+    def imported(self, growth: Growth) -> None:
+        """Learn which of the jobs that this node knows have ended by what was imported."""
+        for (tenant_id, job_id), state in growth.job_states.items():
+            if self._jobs.get(tenant_id, job_id) is not None:
+                self._jobs.learn(tenant_id, job_id, state.fence, jobs.is_ended(jobs.status(state)))
 
     # --- checks -----------------------------------------------------------------------------------
 

@@ -1,0 +1,458 @@
+"""Importing bundles: verified whole first, then merged into the chains of their tenants in bounded transactions.
+
+One import of some files, in order::
+
+    1. the keys that this ledger trusts are read; without any nothing is imported
+    2. every bundle is verified wholly against them
+    3. every entry is looked at and sorted into the order of the merge: (HLC, log it was born in, seq there)
+    4. tenants that do not exist yet begin
+    5. batch by batch, each in one transaction that holds the heads: what stands in the chain already is a duplicate,
+       the rest is chained; with it the progress of this set of bundles is stored
+
+Until 4 nothing is stored, so a bundle that does not hold leaves nothing. After that the import may end anywhere: the
+same set of bundles again, here or on another node of the ledger, goes on behind the last batch, and a set that was
+imported whole adds nothing. Imports bypass the WAL and leave the clock alone; appenders of this and other nodes meet
+them at the heads' locks, as they meet each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import orjson
+import structlog
+
+from app.bundle.incoming import incoming_entries
+from app.bundle.placing import Decided, chain, decide, events_to_find
+from app.bundle.reader import BundleReader
+from app.bundle.sorting import Incoming, Sorter
+from app.bundle.verify import verify_bundle, verify_file
+from app.store import chaining, imports
+from app.store.chaining import ChainedEntry, ChainHead
+from app.store.faults import DATABASE_FAULTS
+from app.store.growth import Grower, Growth, Job, head_of
+from app.store.imports import Progress
+from app.store.notary import read_link
+from app.store.standing import find_standing
+from ledger import jobs
+from ledger.chain import LINK_VERSION, Linker
+from ledger.errors import (
+    BundleInvalidError,
+    BundleRefusedError,
+    ClockSkewError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    InvalidInputError,
+    NotReadyError,
+    UntrustedKeyError,
+)
+from ledger.events import SYSTEM_TENANT
+from ledger.hlc import Hlc
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from app.bundle.staging import StagedFile
+    from app.metrics import Metrics
+    from app.node import Node
+    from app.store import Connection
+
+ENTRIES_A_TRANSACTION: Final = 1000
+BYTES_A_TRANSACTION: Final = 8 << 20
+"""Payload bytes in one transaction, but for an entry that is longer by itself."""
+CONFLICTS_LISTED_MAX: Final = 1000
+"""Conflicts that an answer lists; all are counted and chained."""
+BEGIN_TENANT_TIMEOUT_S: Final = 60.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import came to. ``imported + duplicates`` is ``entries``."""
+
+    bundles: int
+    entries: int
+    imported: int = 0
+    duplicates: int = 0
+    jobs_changed: int = 0
+    conflicts: list[Mapping[str, Any]] = field(default_factory=list)
+    heads: dict[str, ChainHead] = field(default_factory=dict)
+
+    def to_json(self, *, dry_run: bool) -> dict[str, Any]:
+        """The answer of the interfaces."""
+        heads = {tenant: _head_json(tenant, self.heads[tenant]) for tenant in sorted(self.heads)}
+        return {
+            "bundles": self.bundles,
+            "entries": self.entries,
+            "imported": self.imported,
+            "duplicates": self.duplicates,
+            "conflicts": self.conflicts,
+            "jobs_changed": self.jobs_changed,
+            "new_head": next(iter(heads.values())),
+            "new_heads": heads,
+            "dry_run": dry_run,
+        }
+
+
+def _head_json(tenant_id: str, head: ChainHead) -> dict[str, Any]:
+    return {"tenant_id": tenant_id, **head._asdict()}
+
+
+@dataclass(slots=True)
+class _Set:
+    """The bundles of one import, verified, and their entries in order."""
+
+    digest: str
+    """SHA-256 over the bundles' digests, sorted."""
+    bundles: int
+    tenants: frozenset[str]
+    entries: int
+    beginnings: Mapping[str, str]
+    """First link of each chain of an older link version, by tenant."""
+    in_order: Iterator[Incoming]
+
+
+class BundleImporter:
+    """Imports bundles into one ledger for one node, one set at a time."""
+
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool[asyncpg.Record],
+        node: Node,
+        trusted_keys: Path | None,
+        begin_tenant: Callable[[str], Awaitable[None]],
+        check_heads: Callable[[dict[str, ChainHead]], None],
+        on_imported: Callable[[Growth], None],
+        metrics: Metrics,
+    ) -> None:
+        """``check_heads`` refuses heads of a database that went back; ``on_imported`` runs after each commit."""
+        self._pool = pool
+        self._node = node
+        self._trusted_keys = trusted_keys
+        self._begin_tenant = begin_tenant
+        self._check_heads = check_heads
+        self._on_imported = on_imported
+        self._metrics = metrics
+        self._turn = asyncio.Lock()
+        self._linkers: dict[str, Linker] = {}
+
+    async def log_unfinished(self) -> None:
+        """Say which imports an earlier process left unfinished; repeating the call finishes them."""
+        with contextlib.suppress(*DATABASE_FAULTS):
+            async with self._pool.acquire() as connection:
+                for digest, position, entries in await imports.unfinished(connection):
+                    log.warning("bundle_import_unfinished", set_digest=digest, position=position, entries=entries)
+
+    async def run(self, files: Sequence[StagedFile], *, dry_run: bool) -> Imported:
+        """Import the bundles in ``files``, or with ``dry_run`` do all but store.
+
+        Raises:
+            UntrustedKeyError: no trusted keys are configured, or a bundle was signed by others.
+            BundleRefusedError: a bundle does not hold, or an entry of it cannot stand in a ledger.
+            ClockSkewError: an entry lies further ahead than ``hlc.max_clock_skew``.
+            InvalidInputError: the bundle is of ``_system``, or begins a chain where there is one.
+            NotReadyError: the service stops, or another node imports the same.
+            DatabaseUnavailableError, DatabaseWentBackError: what was stored stays; repeat the call.
+        """
+        async with self._turn, contextlib.AsyncExitStack() as stack:
+            began_s = time.perf_counter()
+            keys = await asyncio.to_thread(self._keys)
+            readers = [
+                stack.enter_context(await asyncio.to_thread(_verified, file, keys)) for file in _by_digest(files)
+            ]
+            spill = stack.enter_context(tempfile.TemporaryFile(dir=files[0].path.parent))  # noqa: SIM115
+            latest_ms = time.time_ns() // 1_000_000 + self._node.clock.max_clock_skew_ms
+            bundles = await asyncio.to_thread(self._sorted, files, readers, Sorter(spill), latest_ms)
+            place = self._pretend if dry_run else self._store
+            try:
+                outcome = await place(bundles)
+            except DATABASE_FAULTS as error:
+                if isinstance(error, asyncpg.PostgresError) and chaining.is_record_fault(error):
+                    raise BundleInvalidError(f"PostgreSQL refuses an entry of these bundles: {error}") from error
+                raise DatabaseUnavailableError(
+                    f"the database does not answer ({type(error).__name__}); import the same bundles again to go on"
+                ) from error
+            log.info(
+                "bundles_imported",
+                set_digest=bundles.digest,
+                bundles=bundles.bundles,
+                entries=bundles.entries,
+                imported=outcome.imported,
+                duplicates=outcome.duplicates,
+                conflicts=len(outcome.conflicts),
+                dry_run=dry_run,
+                seconds=round(time.perf_counter() - began_s, 3),
+            )
+            return outcome
+
+    # --- before anything is stored ----------------------------------------------------------------
+
+    def _keys(self) -> Keyring:
+        if self._trusted_keys is None:
+            raise UntrustedKeyError(
+                "this ledger trusts no keys to import from: name a PEM file, a folder of them or saved /v1/keys JSON "
+                "in bundle.trusted_keys"
+            )
+        try:
+            return Keyring.load(self._trusted_keys)
+        except ConfigurationError as error:
+            raise UntrustedKeyError(f"bundle.trusted_keys: {error}") from error
+
+    def _sorted(
+        self, files: Sequence[StagedFile], readers: Sequence[BundleReader], sorter: Sorter, latest_ms: int
+    ) -> _Set:
+        names = {file.digest: file.name for file in files}
+        count, beginnings = 0, dict[str, str]()
+        for reader in readers:
+            try:
+                for entry in incoming_entries(reader, latest_ms):
+                    sorter.add(entry)
+                    count += 1
+                    if entry.link_version != LINK_VERSION and entry.key.seq == reader.manifest.from_seq:
+                        _note_beginning(beginnings, entry)
+            except ClockSkewError:
+                self._node.clock.skew_rejections += 1
+                raise
+            except BundleInvalidError as error:
+                raise BundleRefusedError(str(error), file=names.get(reader.digest)) from error
+        digests = sorted(reader.digest for reader in readers)
+        return _Set(
+            sha256("\n".join(digests).encode()).hexdigest(),
+            len(readers),
+            frozenset(reader.manifest.tenant_id for reader in readers),
+            count,
+            beginnings,
+            sorter.entries(),
+        )
+
+    async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, str]) -> None:
+        for tenant_id, link in beginnings.items():
+            first = await read_link(connection, tenant_id, 1)
+            if first not in (None, link):
+                raise InvalidInputError(
+                    f"a chain of an older link version can only be imported as the beginning of an empty chain; tenant "
+                    f"{tenant_id} has entries"
+                )
+
+    # --- storing ----------------------------------------------------------------------------------
+
+    async def _store(self, bundles: _Set) -> Imported:
+        async with self._pool.acquire() as connection:
+            await self._check_beginnings(connection, bundles.beginnings)
+            heads = await imports.read_heads(connection, sorted(bundles.tenants))
+        for tenant_id in sorted(bundles.tenants - heads.keys()):
+            await self._begin(tenant_id)
+        async with self._pool.acquire() as connection:
+            heads = await imports.read_heads(connection, sorted(bundles.tenants))
+            if missing := bundles.tenants - heads.keys():
+                raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
+            self._check_heads(heads)
+            progress = await imports.begin(
+                connection,
+                bundles.digest,
+                bundles=bundles.bundles,
+                entries=bundles.entries,
+                from_seqs={tenant: head.seq for tenant, head in heads.items()},
+                node_id=self._node.node_id,
+            )
+        if progress.has_ended:
+            seqs = {tenant: head.seq for tenant, head in heads.items()}
+            progress = Progress(seqs, 0, 0, 0, 0, (), has_ended=True)
+        outcome = Imported(bundles.bundles, bundles.entries, heads=heads)
+        outcome.imported, outcome.duplicates = progress.imported, progress.duplicates
+        outcome.jobs_changed, outcome.conflicts = progress.jobs_changed, list(progress.conflicts)
+        async for batch in _batches(bundles.in_order, skip=progress.position):
+            if self._node.shutting_down:
+                raise NotReadyError("the service stops; import the same bundles again to go on")
+            await self._store_batch(bundles.digest, progress, outcome, batch)
+        return outcome
+
+    async def _begin(self, tenant_id: str) -> None:
+        try:
+            async with asyncio.timeout(BEGIN_TENANT_TIMEOUT_S):
+                await self._begin_tenant(tenant_id)
+        except TimeoutError as error:
+            raise NotReadyError(f"tenant {tenant_id} could not begin; import the same bundles again") from error
+
+    async def _store_batch(
+        self, set_digest: str, progress: Progress, outcome: Imported, batch: Sequence[Incoming]
+    ) -> None:
+        growth = Growth()
+        async with self._pool.acquire() as connection, connection.transaction():
+            # 1. nobody else imports this set, and the heads
+            is_tracked = not progress.has_ended
+            if is_tracked:
+                now = await imports.lock(connection, set_digest)
+                if (now.imported, now.duplicates) != (outcome.imported, outcome.duplicates):
+                    raise NotReadyError("another node imports the same bundles now; import them again later")
+            heads = await imports.lock_heads(connection, sorted({entry.tenant_id for entry in batch}))
+            self._check_heads(heads)
+            # 2. what the chains hold of the batch, and the rest chained
+            decided, states = await _meet(connection, batch, heads)
+            await asyncio.to_thread(chain, decided, Grower(growth, heads, states, self._linkers))
+            # 3. store
+            if decided.placed:
+                await imports.let_keys_count_from(connection, _oldest_ms(batch))
+                await chaining.copy_entries(connection, growth.log_rows)
+                await chaining.finish(connection, growth.heads(), growth.job_rows())
+            conflicts = _listed(outcome, decided)
+            changed = sum(
+                job not in states or states[job].last_seq <= progress.from_seqs[job[0]] for job in growth.job_states
+            )
+            if is_tracked:
+                await imports.advance(
+                    connection,
+                    set_digest,
+                    imported=outcome.imported + len(decided.placed),
+                    duplicates=outcome.duplicates + decided.duplicates,
+                    jobs_changed=outcome.jobs_changed + changed,
+                    conflicts=orjson.dumps(conflicts).decode() if len(conflicts) > len(outcome.conflicts) else None,
+                )
+        outcome.imported += len(decided.placed)
+        outcome.duplicates += decided.duplicates
+        outcome.jobs_changed += changed
+        outcome.conflicts = conflicts
+        outcome.heads |= heads | {tenant: head_of(links) for tenant, links in growth.links.items()}
+        self._metrics.chain_entries.inc(len(decided.placed))
+        self._metrics.imported_entries.inc(len(decided.placed))
+        self._on_imported(growth)
+
+    # --- all but storing --------------------------------------------------------------------------
+
+    async def _pretend(self, bundles: _Set) -> Imported:
+        """As ``_store``, onto the heads as they are now, and none of it stored."""
+        outcome = Imported(bundles.bundles, bundles.entries)
+        touched: set[int] = set()
+        before: dict[str, dict[str, ChainedEntry]] = {}
+        async with self._pool.acquire() as connection:
+            await self._check_beginnings(connection, bundles.beginnings)
+            heads = await imports.read_heads(connection, sorted(bundles.tenants))
+            outcome.heads = {tenant: heads.get(tenant, ChainHead(0, None, None)) for tenant in bundles.tenants}
+            async for batch in _batches(bundles.in_order):
+                if self._node.shutting_down:
+                    raise NotReadyError("the service stops")
+                growth = Growth()
+                standing = await _standing(connection, batch)
+                for tenant_id, here in standing.items():
+                    here |= {hlc: entry for hlc, entry in before.get(tenant_id, {}).items() if hlc not in here}
+                decided = decide(batch, standing, outcome.heads)
+                await asyncio.to_thread(chain, decided, Grower(growth, outcome.heads, {}, self._linkers))
+                touched |= {hash(job) for job in growth.job_states}
+                before = standing
+                outcome.conflicts = _listed(outcome, decided)
+                outcome.imported += len(decided.placed)
+                outcome.duplicates += decided.duplicates
+                outcome.heads |= {tenant: head_of(links) for tenant, links in growth.links.items()}
+        outcome.jobs_changed = len(touched)
+        return outcome
+
+
+def _by_digest(files: Sequence[StagedFile]) -> list[StagedFile]:
+    """Each bundle once, in an order that is the same whatever they are called."""
+    return [file for _, file in sorted({file.digest: file for file in files}.items())]
+
+
+def _verified(file: StagedFile, keys: Keyring) -> BundleReader:
+    """An open bundle that was verified wholly; runs in a thread.
+
+    Raises:
+        UntrustedKeyError, BundleRefusedError: it does not hold; with the verdict.
+        InvalidInputError: it is of the chain that each ledger has of its own.
+    """
+    try:
+        reader = BundleReader.open(file.path)
+    except BundleInvalidError as error:
+        verdict = asyncio.run(verify_file(file.path, keys)).to_json()
+        raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
+    try:
+        found = asyncio.run(verify_bundle(reader, keys))
+        _judge(file, found.verdict["verdicts"], found.to_json())
+        if reader.manifest.tenant_id == SYSTEM_TENANT:
+            raise InvalidInputError(
+                f"{file.name} is of {SYSTEM_TENANT}: each ledger has that chain of its own, it is never imported"
+            )
+    except BaseException:
+        reader.close()
+        raise
+    return reader
+
+
+def _judge(file: StagedFile, verdicts: Mapping[str, str], verdict: dict[str, Any]) -> None:
+    """Refuse what is broken, and what no trusted key signed. A range that begins later, or ends behind its last
+    snapshot, may come in: the manifest, which a trusted key signed, covers every byte of it."""
+    first = verdict["first_break"]
+    if "broken" in verdicts.values():
+        raise BundleRefusedError(f"{file.name} does not hold: {first['kind']}: {first['detail']}", verdict, file.name)
+    if "unknown_key" in verdicts.values() or verdicts["bundle"] != "ok":
+        why = first["detail"] if first is not None else "a signature could not be checked"
+        raise UntrustedKeyError(f"{file.name}: {why}; bundle.trusted_keys names who is trusted", verdict, file.name)
+
+
+def _note_beginning(beginnings: dict[str, str], entry: Incoming) -> None:
+    if entry.seq != 1 or beginnings.setdefault(entry.tenant_id, entry.chain_link) != entry.chain_link:
+        raise InvalidInputError(
+            f"a chain of link version {entry.link_version} can only be imported from its beginning, and one a tenant"
+        )
+
+
+async def _batches(in_order: Iterator[Incoming], *, skip: int = 0) -> AsyncIterator[Sequence[Incoming]]:
+    """Entries in order, bounded in number and bytes, read in a thread; the first ``skip`` are left out."""
+    remaining = islice(in_order, skip, None)
+    held: list[Incoming] = []
+
+    def take() -> list[Incoming]:
+        batch, size = held[:], sum(len(entry.payload) for entry in held)
+        held.clear()
+        for entry in islice(remaining, ENTRIES_A_TRANSACTION - len(batch)):
+            size += len(entry.payload)
+            if batch and size > BYTES_A_TRANSACTION:
+                held.append(entry)
+                break
+            batch.append(entry)
+        return batch
+
+    while batch := await asyncio.to_thread(take):
+        yield batch
+
+
+async def _standing(connection: Connection, batch: Sequence[Incoming]) -> dict[str, dict[str, ChainedEntry]]:
+    wanted = events_to_find(batch)
+    return {tenant: await find_standing(connection, tenant, events) for tenant, events in wanted.items()}
+
+
+async def _meet(
+    connection: Connection, batch: Sequence[Incoming], heads: Mapping[str, ChainHead]
+) -> tuple[Decided, dict[Job, jobs.JobState]]:
+    """What becomes of the batch, and the stored states of the jobs it touches."""
+    decided = decide(batch, await _standing(connection, batch), heads)
+    states: dict[Job, jobs.JobState] = {}
+    if decided.placed:
+        for job, stored in (await chaining.load_job_states(connection, sorted(decided.jobs()))).items():
+            try:
+                states[job] = jobs.from_json(stored)
+            except InvalidInputError as error:
+                # Someone edited the table. The chain must go on; verification names the job.
+                log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
+    return decided, states
+
+
+def _oldest_ms(batch: Sequence[Incoming]) -> int:
+    return min(Hlc.parse(entry.t_hlc).physical_ms for entry in batch)
+
+
+def _listed(outcome: Imported, decided: Decided) -> list[Mapping[str, Any]]:
+    """The conflicts so far, and those of this batch."""
+    if decided.conflicts:
+        log.error("hlc_conflict", count=len(decided.conflicts), first=decided.conflicts[0])
+    return [*outcome.conflicts, *decided.conflicts][:CONFLICTS_LISTED_MAX]

@@ -1,0 +1,107 @@
+"""Where uploaded bundles wait until they are verified: a folder beside the WAL, emptied at every start.
+
+::
+
+    <wal folder>/staging/<random>/NNN.tar        one folder an upload, gone when its import has ended
+
+Invariants::
+
+    bytes of one upload <= bytes_max        files of one upload <= FILES_MAX
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from ledger.errors import InvalidInputError, UploadTooLargeError
+
+FILES_MAX: Final = 100
+
+
+class StagedFile(NamedTuple):
+    """One uploaded file; ``name`` is what the sender called it, ``digest`` its SHA-256 in hex."""
+
+    name: str
+    path: Path
+    digest: str
+
+
+class Upload:
+    """The files of one upload, written one after the other."""
+
+    def __init__(self, folder: Path, bytes_max: int) -> None:
+        self.files: list[StagedFile] = []
+        self._folder = folder
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._name = ""
+        self._file: BinaryIO | None = None
+        self._hash = hashlib.sha256()
+
+    def begin_file(self, name: str) -> None:
+        """A file begins; the one before must have ended.
+
+        Raises:
+            InvalidInputError: there are too many.
+        """
+        if len(self.files) == FILES_MAX:
+            raise InvalidInputError(f"one import takes at most {FILES_MAX} files")
+        assert self._file is None
+        self._name, self._hash = name, hashlib.sha256()
+        self._file = (self._folder / f"{len(self.files):03d}.tar").open("xb")
+
+    def write(self, data: bytes) -> None:
+        """The next bytes of the file.
+
+        Raises:
+            UploadTooLargeError: the upload is over its bound.
+        """
+        assert self._file is not None
+        self._bytes += len(data)
+        if self._bytes > self._bytes_max:
+            raise UploadTooLargeError(
+                f"the files have more than {self._bytes_max} bytes, the bound of bundle.import_bytes_max; import fewer "
+                "at a time, or raise it"
+            )
+        self._hash.update(data)
+        self._file.write(data)
+
+    def end_file(self) -> None:
+        """The file is whole."""
+        assert self._file is not None
+        self._file.close()
+        self.files.append(StagedFile(self._name, Path(self._file.name), self._hash.hexdigest()))
+        self._file = None
+
+    def close(self) -> None:
+        """Let go of a file that has not ended."""
+        if self._file is not None:
+            self._file.close()
+
+
+class Staging:
+    """The staging folder of one node."""
+
+    def __init__(self, wal_folder: Path, bytes_max: int) -> None:
+        """Made empty: what an earlier process left there was never imported, or is imported by repeating its call."""
+        self._folder = wal_folder / "staging"
+        self._bytes_max = bytes_max
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
+    def upload(self) -> Iterator[Upload]:
+        """Room for one upload; on leaving, all of it is gone."""
+        folder = self._folder / secrets.token_hex(8)
+        folder.mkdir(mode=0o700, parents=True)
+        upload = Upload(folder, self._bytes_max)
+        try:
+            yield upload
+        finally:
+            upload.close()
+            shutil.rmtree(folder, ignore_errors=True)

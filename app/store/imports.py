@@ -1,0 +1,126 @@
+"""SQL of the import of bundles: its progress, and what else one of its transactions touches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+
+from app.store.chaining import ChainHead
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+
+class Progress(NamedTuple):
+    """How far the import of one set of bundles has come."""
+
+    from_seqs: Mapping[str, int]
+    """Head seq of each of its tenants when it began."""
+    position: int
+    """Entries decided, in the order of the merge; ``imported + duplicates``."""
+    imported: int
+    duplicates: int
+    jobs_changed: int
+    conflicts: Sequence[Mapping[str, object]]
+    has_ended: bool
+
+
+async def begin(
+    connection: Connection, set_digest: str, *, bundles: int, entries: int, from_seqs: Mapping[str, int], node_id: str
+) -> Progress:
+    """The progress of the set, from nothing when it is new."""
+    await connection.execute(
+        """
+        INSERT INTO scheduler.bundle_import
+               (set_digest, bundles, entries, from_seqs, node_id,
+                position, imported, duplicates, jobs_changed, conflicts)
+        VALUES ($1, $2, $3, $4, $5, 0, 0, 0, 0, '[]') ON CONFLICT (set_digest) DO NOTHING
+        """,
+        set_digest,
+        bundles,
+        entries,
+        orjson.dumps(from_seqs).decode(),
+        node_id,
+    )
+    return await lock(connection, set_digest)
+
+
+async def lock(connection: Connection, set_digest: str) -> Progress:
+    """The progress of a set that was begun, locked until the transaction ends."""
+    row = await connection.fetchrow(
+        "SELECT from_seqs, position, imported, duplicates, jobs_changed, conflicts, ended_at IS NOT NULL"
+        "  FROM scheduler.bundle_import WHERE set_digest = $1 FOR UPDATE",
+        set_digest,
+    )
+    assert row is not None
+    from_seqs, position, imported, duplicates, jobs_changed, conflicts, has_ended = row
+    return Progress(
+        orjson.loads(from_seqs),
+        position,
+        imported,
+        duplicates,
+        jobs_changed,
+        orjson.loads(conflicts),
+        has_ended,
+    )
+
+
+async def advance(
+    connection: Connection, set_digest: str, *, imported: int, duplicates: int, jobs_changed: int, conflicts: str | None
+) -> None:
+    """Move the progress to these counts; ``conflicts`` is the JSON of all, None when none was added."""
+    await connection.execute(
+        """
+        UPDATE scheduler.bundle_import
+           SET position = $2::bigint + $3::bigint, imported = $2, duplicates = $3, jobs_changed = $4,
+               conflicts = coalesce($5::json, conflicts),
+               ended_at = CASE WHEN $2::bigint + $3::bigint = entries THEN now() END
+         WHERE set_digest = $1
+        """,
+        set_digest,
+        imported,
+        duplicates,
+        jobs_changed,
+        conflicts,
+    )
+
+
+async def unfinished(connection: Connection) -> list[tuple[str, int, int]]:
+    """Set digest, position and entries of each import that was cut short."""
+    rows = await connection.fetch(
+        "SELECT set_digest, position, entries FROM scheduler.bundle_import WHERE ended_at IS NULL ORDER BY began_at"
+    )
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+async def lock_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, ChainHead]:
+    """Heads of ``tenant_ids`` that exist, locked in tenant order."""
+    rows = await connection.fetch(
+        "SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads"
+        " WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE",
+        tenant_ids,
+    )
+    return {row["tenant_id"]: ChainHead(*row[1:]) for row in rows}
+
+
+async def read_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, ChainHead]:
+    """Heads of ``tenant_ids`` that exist."""
+    rows = await connection.fetch(
+        "SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads"
+        " WHERE tenant_id = ANY($1::text[])",
+        tenant_ids,
+    )
+    return {row["tenant_id"]: ChainHead(*row[1:]) for row in rows}
+
+
+async def let_keys_count_from(connection: Connection, oldest_ms: int) -> None:
+    """Let the keys that sign now count for entries of that HLC time as well: they will have to sign them."""
+    await connection.execute(
+        """
+        UPDATE scheduler.signing_keys SET not_before = to_timestamp(floor($1::bigint / 1000.0))
+         WHERE not_after IS NULL AND not_before > to_timestamp(floor($1::bigint / 1000.0))
+        """,
+        oldest_ms,
+    )

@@ -1,0 +1,13 @@
+"""Imports of bundles: how far each has come."""
+
+from app.store.migrate import run_sql_file
+
+revision = "0004"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the table."""
+    run_sql_file("0004_bundle_import.sql")
