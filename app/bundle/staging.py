@@ -11,17 +11,20 @@ Invariants::
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from ledger.errors import InvalidInputError, UploadTooLargeError
 
 FILES_MAX: Final = 100
+UPLOADS_AT_ONCE_MAX: Final = 2
+"""Each may take ``bundle.import_bytes_max`` of disk, and as much again to sort in; others wait before they are read."""
 
 
 class StagedFile(NamedTuple):
@@ -92,16 +95,18 @@ class Staging:
         """Made empty: what an earlier process left there was never imported, or is imported by repeating its call."""
         self._folder = wal_folder / "staging"
         self._bytes_max = bytes_max
+        self._turns = asyncio.Semaphore(UPLOADS_AT_ONCE_MAX)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    @contextmanager
-    def upload(self) -> Iterator[Upload]:
-        """Room for one upload; on leaving, all of it is gone."""
+    @asynccontextmanager
+    async def upload(self) -> AsyncIterator[Upload]:
+        """Room for one upload, as soon as there is; on leaving, all of it is gone."""
         folder = self._folder / secrets.token_hex(8)
-        folder.mkdir(mode=0o700, parents=True)
-        upload = Upload(folder, self._bytes_max)
-        try:
-            yield upload
-        finally:
-            upload.close()
-            shutil.rmtree(folder, ignore_errors=True)
+        async with self._turns:
+            folder.mkdir(mode=0o700, parents=True)
+            upload = Upload(folder, self._bytes_max)
+            try:
+                yield upload
+            finally:
+                upload.close()
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

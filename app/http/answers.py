@@ -308,6 +308,42 @@ class SnapshotList(_Answer):
     next_cursor: str | None
 
 
+class ConflictAnswer(_Answer):
+    """An event whose HLC another one has: a CONFLICT entry holds it, with an HLC that follows from it."""
+
+    tenant_id: str
+    hlc: HlcText
+    job_id: str
+    action: str
+    digest: HexHash
+    kept_digest: HexHash
+    conflict_hlc: HlcText
+
+
+class ImportHead(_Answer):
+    """End of a tenant's chain after the import; seq 0 and nulls for one that a dry run would begin."""
+
+    tenant_id: str
+    seq: int
+    chain_link: HexHash | None
+    hlc: HlcText | None
+
+
+class ImportAnswer(_Answer):
+    """What an import came to: `imported + duplicates = entries`. `conflicts` lists the first 1000. `new_head` is that
+    of the first tenant by name, `new_heads` has all."""
+
+    bundles: int
+    entries: int
+    imported: int
+    duplicates: int
+    conflicts: list[ConflictAnswer]
+    jobs_changed: int
+    new_head: ImportHead
+    new_heads: dict[str, ImportHead]
+    dry_run: bool
+
+
 class KeyAnswer(_Answer):
     """A public key and when it counts."""
 

@@ -9,7 +9,10 @@ import structlog
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from app.http.answers import ImportAnswer, json_answer
 from app.http.body import read_json
+from app.http.multipart import MEDIA_TYPE as MULTIPART
+from app.http.multipart import read_files
 from app.http.requests import EXPORT_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
 from app.parts import parts_of
@@ -22,6 +25,12 @@ MEDIA_TYPE = "application/x-tar"
 _BUNDLE = {
     "description": "A bundle; without its end it is none, and nothing in it counts",
     "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+}
+
+_FILES = {
+    "type": "object",
+    "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}},
+    "required": ["file"],
 }
 
 log = structlog.get_logger()
@@ -65,3 +74,20 @@ async def export_bundle(request: Request) -> Response:
     pieces = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
     await anext(pieces)
     return StreamedBundle(request, pieces, f"{wanted['tenant_id']}.bundle.tar")
+
+
+@router.post(
+    "/v1/bundles/import",
+    response_model=ImportAnswer,
+    responses=PROBLEM_RESPONSE,
+    openapi_extra={"requestBody": {"required": True, "content": {MULTIPART: {"schema": _FILES}}}},
+)
+async def import_bundles(request: Request, dry_run: bool = False) -> Response:
+    """Verify the bundles, all of them, then merge them into the chains of their tenants; what is there already is not
+    added again. With `dry_run` nothing is stored. Cut short, the same call again goes on where it was."""
+    parts = parts_of(request)
+    parts.check_writable()
+    async with parts.staging.upload() as upload:
+        await read_files(request, upload)
+        outcome = await parts.importer.run(upload.files, dry_run=dry_run)
+    return json_answer(outcome.to_json(dry_run=dry_run))

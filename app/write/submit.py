@@ -249,7 +249,7 @@ class Submitter:
         if tenant_id in self._tenants:
             await self._node.chained.wait(self._wal.next_lsn - 1, self._write_timeout_s)
             return
-        with contextlib.suppress(DuplicateLineError):
+        with contextlib.suppress(DuplicateLineError, EventRefusedError):
             await self.record_system(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
         self._tenants.add(tenant_id)
 

@@ -1,0 +1,112 @@
+"""Reading uploads (RFC 7578, multipart/form-data) as they stream in: files go to disk, nothing is held but one chunk.
+
+Parts of the body are files, each with a ``filename``; whatever the field is called, it is one more file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from email.message import Message
+from typing import TYPE_CHECKING
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from starlette.requests import Request
+
+from app.http.problems import UNSUPPORTED_MEDIA_TYPE, ProblemError
+from ledger.errors import InvalidInputError, NotReadyError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+    from app.bundle.staging import Upload
+
+MEDIA_TYPE = "multipart/form-data"
+FILE_NAME_CHARACTERS_MAX = 200
+
+
+async def read_files(request: Request, upload: Upload) -> None:
+    """Write every file of the body to ``upload``.
+
+    Raises:
+        ProblemError: not multipart/form-data, or encoded.
+        InvalidInputError: the body is malformed, cut short, holds no file, or something else than files.
+        UploadTooLargeError: it is over the bound of ``upload``.
+        NotReadyError: the disk takes no more.
+    """
+    files = _Files(upload)
+    parser = MultipartParser(_boundary(request), files.callbacks())
+    try:
+        async for chunk in request.stream():
+            await asyncio.to_thread(parser.write, chunk)
+    except FormParserError as error:
+        raise InvalidInputError(f"the body is not well-formed multipart/form-data: {error}") from None
+    except OSError as error:
+        raise NotReadyError(f"the files cannot be kept beside the WAL: {error.strerror}") from error
+    if not files.is_whole:
+        raise InvalidInputError("the body ends before its last boundary")
+    if not upload.files:
+        raise InvalidInputError("the body holds no file")
+
+
+def _boundary(request: Request) -> bytes:
+    header = Message()
+    header["Content-Type"] = request.headers.get("content-type", "")
+    if header.get_content_type() != MEDIA_TYPE or "content-encoding" in request.headers:
+        raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"send {MEDIA_TYPE}, without a Content-Encoding")
+    boundary = header.get_boundary()
+    if not boundary or not boundary.isascii():
+        raise InvalidInputError("the Content-Type names no boundary", ("boundary",))
+    return boundary.encode()
+
+
+class _Files:
+    """The parts of one body, as the parser comes upon them."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self._name = b""
+        self._value = b""
+        self._disposition = b""
+        self.is_whole = False
+
+    def callbacks(self) -> MultipartCallbacks:
+        """What the parser calls."""
+        return {
+            "on_part_begin": self._begin_part,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._end_headers,
+            "on_part_data": self._data,
+            "on_part_end": self._upload.end_file,
+            "on_end": self._end,
+        }
+
+    def _begin_part(self) -> None:
+        self._disposition = b""
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._name = self._value = b""
+
+    def _end_headers(self) -> None:
+        header = Message()
+        header["Content-Disposition"] = self._disposition.decode("utf-8", "replace")
+        name = header.get_filename()
+        if name is None:
+            raise InvalidInputError("the body may hold files only, each with a filename")
+        self._upload.begin_file("".join(filter(str.isprintable, name))[:FILE_NAME_CHARACTERS_MAX])
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._upload.write(data[start:end])
+
+    def _end(self) -> None:
+        self.is_whole = True
