@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ledger.entry_check import ENTRY_COLUMNS, EntryRow
+from ledger.merkle import EMPTY_ROOT
+from ledger.tiles import TileTree
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -17,8 +19,16 @@ TileCoordinates = tuple[int, int]
 class LockedTree(NamedTuple):
     """The stored tree of one tenant; ``checkpoint`` is the newest signed note, None before the first."""
 
+    tenant_id: str
     tree_size: int
-    root_hash: str | None
+    checkpoint: str | None
+
+
+class GrownTree(NamedTuple):
+    """A tree to be stored with the checkpoint of its new size; None when there is nothing to store."""
+
+    tenant_id: str
+    tree: TileTree
     checkpoint: str | None
 
 
@@ -37,20 +47,29 @@ class LastSnapshot(NamedTuple):
     dsse_envelope: str
 
 
-async def lock_tree(connection: Connection, tenant_id: str) -> LockedTree:
-    """The tenant's tree, made when missing and locked until the transaction ends."""
-    query = "SELECT tree_size, root_hash, checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1 FOR UPDATE"
-    row = await connection.fetchrow(query, tenant_id)
-    if row is None:
-        await connection.execute(
-            "INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash) VALUES ($1, 0, $2)"
-            " ON CONFLICT DO NOTHING",
-            tenant_id,
-            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-        )
-        row = await connection.fetchrow(query, tenant_id)
-        assert row is not None
-    return LockedTree(*row)
+async def begin_trees(connection: Connection, tenant_ids: Sequence[str]) -> None:
+    """Give each tenant that has none an empty tree."""
+    await connection.execute(
+        """
+        INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash)
+        SELECT tenant_id, 0, $2 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
+            ON CONFLICT DO NOTHING
+        """,
+        tenant_ids,
+        EMPTY_ROOT.hex(),
+    )
+
+
+async def lock_trees(connection: Connection, tenant_ids: Sequence[str]) -> list[LockedTree]:
+    """The trees of these tenants in tenant order, locked until the transaction ends."""
+    rows = await connection.fetch(
+        """
+        SELECT tenant_id, tree_size, checkpoint FROM scheduler.merkle_head
+         WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
+        """,
+        tenant_ids,
+    )
+    return [LockedTree(*row) for row in rows]
 
 
 async def read_links(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[LinkRow]:
@@ -104,37 +123,32 @@ async def read_tiles(
     return {(row["level"], row["tile_index"]): row["hashes"] for row in rows}
 
 
-async def store_tree(
-    connection: Connection,
-    tenant_id: str,
-    *,
-    tree_size: int,
-    root_hash: str,
-    tiles: Mapping[TileCoordinates, bytes],
-) -> None:
-    """Write changed tiles and the new size and root; the checkpoint is now older than the tree."""
-    await connection.executemany(
-        """
-        INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes) VALUES ($1, $2, $3, $4)
-            ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
-        """,
-        [(tenant_id, level, index, hashes) for (level, index), hashes in tiles.items()],
-    )
-    await connection.execute(
-        "UPDATE scheduler.merkle_head SET tree_size = $2, root_hash = $3 WHERE tenant_id = $1",
-        tenant_id,
-        tree_size,
-        root_hash,
-    )
-
-
-async def store_checkpoint(connection: Connection, tenant_id: str, checkpoint: str) -> None:
-    """Keep the newest signed note."""
-    await connection.execute(
-        "UPDATE scheduler.merkle_head SET checkpoint = $2, signed_at = now() WHERE tenant_id = $1",
-        tenant_id,
-        checkpoint,
-    )
+async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> None:
+    """Write what changed of each tree: tiles, size, root, and its checkpoint."""
+    tiles = [(tree.tenant_id, *at, hashes) for tree in grown for at, hashes in tree.tree.changed.items()]
+    if tiles:
+        await connection.execute(
+            """
+            INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes)
+            SELECT * FROM unnest($1::text[], $2::smallint[], $3::bigint[], $4::bytea[])
+                ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
+            """,
+            *zip(*tiles, strict=True),
+        )
+    if grown:
+        await connection.execute(
+            """
+            UPDATE scheduler.merkle_head AS m
+               SET tree_size = n.tree_size, root_hash = n.root_hash, checkpoint = n.checkpoint, signed_at = now()
+              FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
+                   AS n(tenant_id, tree_size, root_hash, checkpoint)
+             WHERE m.tenant_id = n.tenant_id
+            """,
+            *zip(
+                *((tree.tenant_id, tree.tree.size, tree.tree.root().hex(), tree.checkpoint) for tree in grown),
+                strict=True,
+            ),
+        )
 
 
 async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:

@@ -1,16 +1,17 @@
 """The newest checkpoint of each tenant, kept beside the WAL where a database administrator cannot reach it.
 
 ``<wal folder>/checkpoints/<tenant>``, one signed note a file, replaced by temp file, fsync, rename and
-directory fsync. A chain that is shorter than its checkpoint or differs from it is never extended.
+directory fsync, many together. A chain that is shorter than its checkpoint or differs from it is never extended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ledger.errors import InvalidInputError
 from ledger.names import is_readable_tenant
-from wal.segment import UNNAMED_SUFFIX, store_file, sync_folder
+from wal.segment import UNNAMED_SUFFIX, store_files, sync_folder
 
 
 class CheckpointFolder:
@@ -38,9 +39,9 @@ class CheckpointFolder:
         """Newest notes by tenant."""
         return {path.name: path.read_text() for path in sorted(self._folder.iterdir()) if path.suffix != UNNAMED_SUFFIX}
 
-    def store(self, tenant_id: str, note: str) -> None:
-        """Replace the tenant's note; on return it survives a crash."""
-        store_file(self._path(tenant_id), note.encode())
+    def store(self, notes: Mapping[str, str]) -> None:
+        """Replace the notes of these tenants; on return they survive a crash. A crash before leaves each old or new."""
+        store_files({self._path(tenant_id): note.encode() for tenant_id, note in notes.items()})
 
     def _path(self, tenant_id: str) -> Path:
         """The tenant's file. The name comes from the database, so it is not believed: it could lead elsewhere."""

@@ -1,12 +1,15 @@
 """The notary: follows each tenant's chain with its Merkle tree, and signs what it has followed.
 
-For a tenant whose chain has grown::
+For the tenants whose chains have grown, many at once::
 
-    1. lock the stored tree; read the links beyond it; append them; write the changed tiles and the root
-    2. sign a checkpoint of that size and store it with the tree, in the same transaction
-    3. keep the checkpoint beside the WAL
+    1. lock the stored trees; read the links beyond them; append them; sign a checkpoint of each new size
+    2. write the changed tiles, the sizes, roots and checkpoints; commit: one transaction for all
+    3. keep the checkpoints beside the WAL: their files are synced together, then renamed, then the folder is synced
     4. sign snapshots: one for every ``batch_size`` entries, a shorter one when the oldest unsigned entry
        has waited ``batch_interval`` or somebody asks
+
+Each tenant gets one turn a round, of a bounded number of links and snapshots; whoever has more to do is in the next
+round, with all others that have grown meanwhile. So none waits for another's backlog.
 
 Invariants, per tenant::
 
@@ -22,7 +25,9 @@ import asyncio
 import base64
 import hashlib
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -34,7 +39,7 @@ from app.node import Node
 from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
-from app.store.notary import LinkRow
+from app.store.notary import GrownTree, LinkRow
 from app.write.before_signing import checked_links, extended_tree, proved_root
 from app.write.checkpoints import CheckpointFolder
 from ledger import merkle, tiles
@@ -49,13 +54,17 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 LINKS_PER_TURN = 10_000
-"""Links appended to a tree in one transaction, as this node chained them."""
+"""Links appended to one tree in one transaction, as this node chained them."""
 ENTRIES_PER_TURN = 1000
-"""Entries read back, checked and appended in one transaction."""
+"""Entries of one tenant read back, checked and appended in one transaction."""
+SNAPSHOTS_PER_TURN = 20
+"""Snapshots signed for one tenant before others get their turn."""
+TENANTS_PER_TRANSACTION_MAX = 64
+"""Trees that grow in one transaction; its locks keep other nodes from them for as long."""
 RECENT_LINKS_MAX = 200_000
 """Links kept in memory, over all tenants, from being chained here until they are signed; others are read back."""
-TENANTS_AT_ONCE_MAX = 4
-"""Tenants followed at once, so that the fsync of one does not keep the next waiting."""
+TURNS_AT_ONCE_MAX = 4
+"""Transactions at once, so that the fsyncs of one do not keep the next waiting."""
 TREES_CACHED_MAX = 1000
 """Tenants whose tree edge is kept in memory."""
 HOUSEKEEPING_INTERVAL_S = 1.0
@@ -128,9 +137,11 @@ class Notary:
         self._metrics = metrics
         self._on_failure = on_failure
         self._tenants: dict[str, _Tenant] = {}
+        self._cached: OrderedDict[str, None] = OrderedDict()
+        """Tenants whose tree is kept in memory, the one used last at the end."""
         self._recent_count = 0
         self._grown: set[str] = set()
-        self._turns = asyncio.Semaphore(TENANTS_AT_ONCE_MAX)
+        self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
         self._wake = asyncio.Event()
         self._mark: tuple[int, dict[str, int]] = (0, {})
         self.signed_lsn = 0
@@ -166,7 +177,9 @@ class Notary:
             self.last_error = None
             overdue = self._overdue()
             due, self._grown = self._grown | overdue, set()
-            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(due)))
+            failed = await self._follow_all(sorted(due))
+            signing = [name for name in due - failed if name in overdue or self._is_snapshot_due(self._tenants[name])]
+            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(signing)))
             self._move_mark()
 
     async def _find_behind(self) -> None:
@@ -205,20 +218,79 @@ class Notary:
         except TimeoutError:
             return
 
+    async def _follow_all(self, names: Sequence[str]) -> set[str]:
+        """One turn for the tree of each tenant, many in one transaction; returns those that could not be followed."""
+        groups = [
+            names[first : first + TENANTS_PER_TRANSACTION_MAX]
+            for first in range(0, len(names), TENANTS_PER_TRANSACTION_MAX)
+        ]
+        return set().union(*await asyncio.gather(*map(self._follow, groups)))
+
+    async def _follow(self, names: Sequence[str]) -> set[str]:
+        """One turn for the trees of these tenants in one transaction; returns who failed, or is being signed now."""
+        async with self._turns, AsyncExitStack() as held:
+            busy = {name for name in names if self._tenants[name].lock.locked()}
+            self._grown |= busy
+            names = [name for name in names if name not in busy]
+            if not names:
+                return busy
+            for name in names:
+                await held.enter_async_context(self._tenants[name].lock)
+            try:
+                async with self._pool.acquire() as connection:
+                    faults = await self._advance(connection, names)
+            except BaseException as error:
+                for name in names:
+                    self._tenants[name].tree = None
+                if not isinstance(error, DATABASE_FAULTS):
+                    raise
+                self._delayed(names, error)
+                return busy.union(names)
+            for name in names:
+                tenant = self._tenants[name]
+                if name in faults:
+                    self._note_fault(name, faults[name])
+                elif tenant.tree is not None and tenant.tree.size < tenant.head_seq:
+                    self._grown.add(name)
+                elif not self._sign_snapshots and tenant.tree is not None:
+                    tenant.signed_seq = tenant.tree.size
+                    self._forget_signed(tenant)
+        return busy.union(faults)
+
     async def _attend(self, tenant_id: str, *, sign_rest: bool) -> None:
+        """One turn for the snapshots of a tenant."""
+        tenant = self._tenants[tenant_id]
         try:
-            async with self._turns:
-                await self.follow(tenant_id, sign_rest=sign_rest)
-        except DatabaseWentBackError as error:
+            async with self._turns, self._signing(tenant), self._pool.acquire() as connection:
+                if tenant.tree is None:
+                    for fault in (await self._advance(connection, (tenant_id,))).values():
+                        raise fault
+                await self._sign_batches(connection, tenant_id, tenant, sign_rest, SNAPSHOTS_PER_TURN)
+                self._forget_signed(tenant)
+        except LedgerError as error:
+            self._note_fault(tenant_id, error)
+        except DATABASE_FAULTS as error:
+            self._delayed((tenant_id,), error)
+        else:
+            if self._is_snapshot_due(tenant):
+                self._grown.add(tenant_id)
+
+    def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
+        """One tenant could not be followed or signed."""
+        if isinstance(error, DatabaseWentBackError):
             log.error("chain_break_found", tenant_id=tenant_id, error=str(error))
             self._on_failure(error)
-        except ChainBrokenError as error:
+        elif isinstance(error, ChainBrokenError):
             self.last_error = str(error)
             log.error("chain_break_found", tenant_id=tenant_id, error=self.last_error)
-        except (LedgerError, *DATABASE_FAULTS) as error:
-            self.last_error = f"{type(error).__name__}: {error}"
-            log.warning("signing_delayed", tenant_id=tenant_id, error=self.last_error)
-            self._grown.add(tenant_id)
+        else:
+            self._delayed((tenant_id,), error)
+
+    def _delayed(self, names: Sequence[str], error: BaseException) -> None:
+        """Try these tenants again, later."""
+        self.last_error = f"{type(error).__name__}: {error}"
+        log.warning("signing_delayed", tenants=names[:10], error=self.last_error)
+        self._grown.update(names)
 
     async def sign_now(self, tenant_id: str) -> list[dict[str, object]]:
         """Bring tree, checkpoint and snapshots of the tenant up to its head; returns the new snapshots.
@@ -228,28 +300,27 @@ class Notary:
         """
         if not self._sign_snapshots:
             raise SigningUnavailableError("chain.sign_snapshots is off on this node")
-        return await self.follow(tenant_id, sign_rest=True)
-
-    async def follow(self, tenant_id: str, *, sign_rest: bool) -> list[dict[str, object]]:
-        """Follow the tenant's chain to where it ends now and sign; ``sign_rest`` also signs a short last batch.
-
-        What is chained meanwhile is for the next turn, or one busy tenant would keep all others waiting.
-        """
         tenant = self._tenant(tenant_id)
         target_seq = tenant.head_seq
-        async with tenant.lock, self._pool.acquire() as connection:
-            try:
-                more = True
-                while more:
-                    more = await self._advance_tree(connection, tenant_id, tenant, target_seq)
+        async with self._signing(tenant), self._pool.acquire() as connection:
+            size_before = -1
+            while tenant.tree is None or size_before < tenant.tree.size:
+                size_before = tenant.tree.size if tenant.tree is not None else -1
+                for fault in (await self._advance(connection, (tenant_id,))).values():
+                    raise fault
                 assert tenant.tree is not None
-                made = []
-                if self._sign_snapshots:
-                    made = await self._sign_batches(connection, tenant_id, tenant, sign_rest)
-                else:
-                    tenant.signed_seq = tenant.tree.size
-                self._forget_signed(tenant)
-                return made
+                if target_seq and tenant.tree.size >= target_seq:
+                    break
+            made = await self._sign_batches(connection, tenant_id, tenant, True, None)
+            self._forget_signed(tenant)
+            return made
+
+    @asynccontextmanager
+    async def _signing(self, tenant: _Tenant) -> AsyncIterator[None]:
+        """The tenant's lock; after a failure nothing that was known of it is believed any more."""
+        async with tenant.lock:
+            try:
+                yield
             except BaseException:
                 tenant.tree = None
                 tenant.signed_seq = None
@@ -258,10 +329,6 @@ class Notary:
     def _tenant(self, tenant_id: str) -> _Tenant:
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
-            if len(self._tenants) >= TREES_CACHED_MAX:
-                for other in self._tenants.values():
-                    if not other.lock.locked():
-                        other.tree = None
             tenant = self._tenants[tenant_id] = _Tenant()
         return tenant
 
@@ -331,35 +398,64 @@ class Notary:
 
     # --- tree and checkpoint ----------------------------------------------------------------------
 
-    async def _advance_tree(self, connection: Connection, tenant_id: str, tenant: _Tenant, target_seq: int) -> bool:
-        """Append one turn of links and sign a checkpoint; whether ``target_seq`` is not reached or more was read."""
-        note: str | None = None
+    async def _advance(self, connection: Connection, names: Sequence[str]) -> dict[str, LedgerError]:
+        """Append one turn of links to the tree of each tenant and sign its checkpoint; all in one transaction.
+
+        The caller holds the tenants' locks. What is wrong with one tenant keeps none of the others: returns the faults.
+        """
+        faults: dict[str, LedgerError] = {}
+        grown: dict[str, GrownTree] = {}
         async with connection.transaction():
-            stored = await store.lock_tree(connection, tenant_id)
-            tree = tenant.tree
-            if tree is None or tree.size != stored.tree_size:
-                tree = await extended_tree(connection, tenant_id, stored.tree_size, self._checkpoints.load(tenant_id))
-            links = await self._links_to_follow(connection, tenant_id, tenant, tree.size)
-            if links:
-                tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links])
-                await store.store_tree(
-                    connection,
-                    tenant_id,
-                    tree_size=tree.size,
-                    root_hash=tree.root().hex(),
-                    tiles=tree.changed,
-                )
-            if tree.size and (links or stored.checkpoint is None or not tenant.is_kept):
-                note = sign_checkpoint(Checkpoint(self.origin(tenant_id), tree.size, tree.root()), self._log_signer)
-                await store.store_checkpoint(connection, tenant_id, note)
-        tree.forget_changed()
-        tenant.tree = tree
-        tenant.unkept = note or tenant.unkept
-        if tenant.unkept is not None:
-            await asyncio.to_thread(self._checkpoints.store, tenant_id, tenant.unkept)
-            tenant.unkept = None
-            tenant.is_kept = True
-        return bool(links) and (tree.size < target_seq or len(links) == ENTRIES_PER_TURN)
+            if new := [name for name in names if self._tenants[name].tree is None]:
+                await store.begin_trees(connection, new)
+            for stored in await store.lock_trees(connection, names):
+                tenant = self._tenants[stored.tenant_id]
+                try:
+                    grown[stored.tenant_id] = await self._grow(connection, stored, tenant)
+                except LedgerError as error:
+                    faults[stored.tenant_id] = error
+                    tenant.tree = None
+            await store.store_trees(connection, [tree for tree in grown.values() if tree.checkpoint is not None])
+        for name, tree in grown.items():
+            tenant = self._tenants[name]
+            tree.tree.forget_changed()
+            tenant.tree = tree.tree
+            tenant.unkept = tree.checkpoint or tenant.unkept
+        await self._keep([name for name in names if name not in faults])
+        self._trim_cache(grown)
+        return faults
+
+    async def _grow(self, connection: Connection, stored: store.LockedTree, tenant: _Tenant) -> GrownTree:
+        """One tenant's tree, one turn of links longer, with the checkpoint that is due."""
+        name, tree = stored.tenant_id, tenant.tree
+        if tree is None or tree.size != stored.tree_size:
+            tree = await extended_tree(connection, name, stored.tree_size, self._checkpoints.load(name))
+        links = await self._links_to_follow(connection, name, tenant, tree.size)
+        tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links])
+        if not tree.size or not (links or stored.checkpoint is None or not tenant.is_kept):
+            return GrownTree(name, tree, None)
+        return GrownTree(
+            name, tree, sign_checkpoint(Checkpoint(self.origin(name), tree.size, tree.root()), self._log_signer)
+        )
+
+    async def _keep(self, names: Sequence[str]) -> None:
+        """Bring the newest checkpoints beside the WAL; each is committed by now."""
+        unkept = {name: note for name in names if (note := self._tenants[name].unkept) is not None}
+        if unkept:
+            await asyncio.to_thread(self._checkpoints.store, unkept)
+        for name in unkept:
+            self._tenants[name].unkept = None
+            self._tenants[name].is_kept = True
+
+    def _trim_cache(self, used: Iterable[str]) -> None:
+        """Keep the trees that were used last."""
+        for name in used:
+            self._cached[name] = None
+            self._cached.move_to_end(name)
+        surplus = len(self._cached) - TREES_CACHED_MAX
+        for name in [name for name in self._cached if not self._tenants[name].lock.locked()][: max(0, surplus)]:
+            del self._cached[name]
+            self._tenants[name].tree = None
 
     # --- snapshots --------------------------------------------------------------------------------
 
@@ -369,13 +465,18 @@ class Notary:
         tenant_id: str,
         tenant: _Tenant,
         sign_rest: bool,
+        snapshots_max: int | None,
     ) -> list[dict[str, object]]:
         assert tenant.tree is not None
+        since_s = tenant.unsigned_since_s
         if tenant.signed_seq is None:
             await self._load_signed(connection, tenant_id, tenant)
         made: list[dict[str, object]] = []
         while (unsigned := tenant.tree.size - (tenant.signed_seq or 0)) > 0:
             if unsigned < self._batch_size and not sign_rest:
+                return made
+            if len(made) == snapshots_max:
+                tenant.unsigned_since_s = since_s
                 return made
             row = await self._sign_batch(connection, tenant_id, tenant)
             if row is None:
@@ -387,6 +488,12 @@ class Notary:
         all_signed = (tenant.signed_seq or 0) >= tenant.head_seq
         tenant.unsigned_since_s = None if all_signed else time.monotonic()
         return made
+
+    def _is_snapshot_due(self, tenant: _Tenant) -> bool:
+        """Whether a batch is full, or it must be looked up how far the tenant is signed."""
+        if not self._sign_snapshots:
+            return False
+        return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self._batch_size
 
     async def _load_signed(self, connection: Connection, tenant_id: str, tenant: _Tenant) -> None:
         last = await store.last_snapshot(connection, tenant_id)

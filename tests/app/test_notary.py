@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
 import json
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
 from app.service import Service
+from app.write.checkpoints import CheckpointFolder
+from app.write.notary import TURNS_AT_ONCE_MAX
 from ledger.errors import DatabaseWentBackError, SigningUnavailableError
-from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.checkpoint import Checkpoint, open_checkpoint, parse
 from signing.keys import Keyring
 from signing.note import VerifierKey
+from signing.note import parse as parse_note
 from signing.public_key import PublicKey
 from signing.snapshot import open_snapshot
 from tests.app.chains import Chains, until
@@ -315,6 +322,137 @@ async def test_two_nodes_that_sign_the_same_tenant_make_one_gapless_row_of_snaps
     checkpoint = await checkpoint_of(superuser, "acme")
     assert checkpoint is not None
     assert checkpoint.root == naive_root(links)
+
+
+# --- many tenants ---------------------------------------------------------------------------------
+
+
+async def all_covered(superuser: asyncpg.Connection, tenants: int) -> bool:
+    """Whether every tenant but the system's has a checkpoint that covers all its entries."""
+    covered = await superuser.fetchval(
+        """
+        SELECT count(*) FROM scheduler.merkle_head JOIN scheduler.chain_heads USING (tenant_id)
+         WHERE tenant_id <> '_system' AND checkpoint IS NOT NULL AND tree_size = head_seq
+        """
+    )
+    return bool(covered == tenants)
+
+
+async def assert_kept_are_prefixes(superuser: asyncpg.Connection, checkpoints: CheckpointFolder, at_least: int) -> None:
+    """Every checkpoint beside the WAL covers so many entries, and is that of the beginning of its chain."""
+    for tenant_id, note in checkpoints.load_all().items():
+        rows = await superuser.fetch(
+            "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", tenant_id
+        )
+        kept = parse(parse_note(note).text)
+        assert at_least <= kept.size <= len(rows)
+        assert kept.root == naive_root([bytes.fromhex(row["chain_link"]) for row in rows[: kept.size]])
+
+
+async def test_hundreds_of_tenants_that_grow_at_once_all_get_their_checkpoints(
+    service: Service, superuser: asyncpg.Connection
+) -> None:
+    tenants = [f"tenant-{n:03d}" for n in range(300)]
+    kept = service._started.checkpoints
+    for size in (1, 2):
+        drafts = [created(tenant, size) for tenant in tenants]
+        await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+        await until(lambda: all_covered(superuser, 300), "all are covered")
+        await until(lambda size=size: all(kept.size(tenant) == size for tenant in tenants), "all are kept")  # type: ignore[misc]
+        await assert_kept_are_prefixes(superuser, kept, 1)
+    assert service.notary.last_error is None
+
+
+async def test_tenants_beyond_those_whose_trees_are_in_memory_are_followed_and_signed_all_the_same(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.write.notary.TREES_CACHED_MAX", 5)
+    monkeypatch.setattr("app.write.notary.TENANTS_PER_TRANSACTION_MAX", 4)
+    tenants = [f"tenant-{n:02d}" for n in range(30)]
+    async with run_node(make_settings(chain={"batch_size": 2})) as service:
+        for round_ in range(4):
+            drafts = [created(tenant, round_) for tenant in tenants]
+            await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+            await until(lambda: all_covered(superuser, 30), "all are covered")
+            in_memory = [name for name, tenant in service.notary._tenants.items() if tenant.tree is not None]
+            assert len(in_memory) <= 5 + 4 * TURNS_AT_ONCE_MAX
+        for tenant in tenants:
+
+            async def two(tenant: str = tenant) -> bool:
+                return len(await snapshots_of(superuser, tenant)) == 2
+
+            await until(two, f"{tenant} is signed")
+        await assert_kept_are_prefixes(superuser, service._started.checkpoints, 1)
+        assert service.notary.last_error is None
+
+
+async def test_a_tenant_with_a_long_backlog_keeps_no_other_waiting(
+    service: Service, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.write.notary.LINKS_PER_TURN", 5)
+    async with superuser.transaction():
+        await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
+        await write(service, "acme", 300)
+        await write(service, "beta", 3)
+    await until(lambda: covered(superuser, "beta", 3), "the short one is covered")
+    behind = await checkpoint_of(superuser, "acme")
+    assert behind is None or behind.size < 300
+    await until(lambda: covered(superuser, "acme", 300), "the long one is covered")
+
+
+async def test_a_damaged_tenant_keeps_none_of_those_in_its_transaction_from_being_signed(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    tenants = ["acme", *(f"tenant-{n}" for n in range(9))]
+    settings = make_settings(shutdown_grace="1s")
+    async with superuser.transaction():
+        await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
+        async with run_node(settings) as service:
+            for tenant in tenants:
+                await write(service, tenant, 4)
+    await edit(superuser, "payload = '{}'", 4)
+    async with run_node(settings) as service:
+        for tenant in tenants[1:]:
+            await until(lambda tenant=tenant: covered(superuser, tenant, 4), f"{tenant} is covered")
+        assert await checkpoint_of(superuser, "acme") is None
+        assert service.node.failure is None
+
+
+@pytest.mark.parametrize("renamed", [0, 1, 7])
+async def test_a_crash_between_checkpoints_in_postgres_and_those_beside_the_wal_leaves_prefixes_of_the_chains(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    renamed: int,
+) -> None:
+    tenants = [f"tenant-{n}" for n in range(10)]
+    alive, crashed = make_settings("alive"), make_settings("crashed")
+    rename, left = os.rename, [renamed]
+
+    def rename_some(source: Path, target: Path) -> None:
+        if target.parent.name == "checkpoints" and target.name in tenants:
+            if not left[0]:
+                raise OSError(errno.EIO, "the disk is gone")
+            left[0] -= 1
+        rename(source, target)
+
+    async with run_node(alive) as service:
+        await service.submitter.submit_lines([created(t, 1) for t in tenants], durability=GLOBAL, key=None)
+        kept = service._started.checkpoints
+        await until(lambda: all(kept.size(tenant) == 1 for tenant in tenants), "all are kept")
+        with monkeypatch.context() as broken:
+            broken.setattr("wal.segment.os.rename", rename_some)
+            await service.submitter.submit_lines([created(t, 2) for t in tenants], durability=GLOBAL, key=None)
+            await until(lambda: all_covered(superuser, 10), "the checkpoints are in Postgres")
+            await until(lambda: service.notary.last_error, "the folder could not be written")
+            assert sum(kept.size(tenant) == 2 for tenant in tenants) == renamed
+            shutil.copytree(alive.data_dir, crashed.data_dir)
+    async with run_node(crashed) as service:
+        kept = service._started.checkpoints
+        await assert_kept_are_prefixes(superuser, kept, 1)
+        await until(lambda: all(kept.size(tenant) == 2 for tenant in tenants), "all are kept again")
+        await assert_kept_are_prefixes(superuser, kept, 1)
 
 
 # --- what is signed is what was chained -----------------------------------------------------------
