@@ -125,6 +125,7 @@ def pem_of(private, encryption=None) -> bytes:  # type: ignore[no-untyped-def]
         (pem_of(ec.generate_private_key(ec.SECP384R1())), "Ed25519 or ECDSA P-256"),
         (b"x" * 2**20, "too much"),
     ],
+    ids=["empty", "text", "bytes", "cut short", "encrypted", "RSA", "P-384", "huge"],
 )
 def test_a_file_without_a_usable_key_is_refused_with_its_name(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "signing.pem"
