@@ -46,7 +46,7 @@ def acknowledged_lsn(book: Book) -> int:
 
 @pytest.mark.parametrize(
     ("call", "error", "number"),
-    [("fdatasync", "EIO", 5), ("fdatasync", "ENOSPC", 60), (WRITE, "ENOSPC", 30)],
+    [("fdatasync", "EIO", 20), ("fdatasync", "ENOSPC", 60), (WRITE, "ENOSPC", 30)],
 )
 async def test_nothing_is_acknowledged_after_the_disk_failed_and_a_restart_recovers_the_rest(
     tmp_path: Path, database: Database, launch: Launch, strace: str, seed: int, call: str, error: str, number: int
