@@ -1,4 +1,4 @@
-"""``tally bundle``: take a ledger, or a range of it, out as a file that anybody can verify."""
+"""``tally bundle``: take a ledger, or a range of it, out as a file that anybody can verify, and merge such files in."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.bundle.from_wal import export_from_wal, survey
 from app.bundle.reader import BundleReader
-from app.cli.client import LedgerClient
+from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Json, Tenant, Url
-from app.cli.outcome import err, out, print_json
+from app.cli.outcome import ExitCode, err, fail, out, print_json
 from app.config import load_settings
 from ledger.errors import ConfigurationError, InvalidInputError
 from signing.key_file import LOG_KEY_SUFFIX, FileSigner, load
@@ -88,6 +89,73 @@ def export(
         markup=False,
     )
     out.print(f"SHA-256 {told['sha256']}")
+
+
+@bundle.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles, in any order.", dir_okay=False)],
+    url: Url,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Verify and merge, but store nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Merge bundles into the ledger: all are verified first, against the keys that the service trusts.
+
+    What is there already is not added again, so a call that was cut short is
+    finished by repeating it. Which keys are trusted is said by the service's
+    setting bundle.trusted_keys.
+
+    \b
+    Exit codes: 0 imported; 2 a bundle does not hold; 4 it was not signed by
+    a trusted key; 1 anything else. But for 0 nothing of the call is stored,
+    unless the service or its database went away in the middle.
+
+    \b
+    Examples:
+      tally bundle import site-a.tar site-b.tar --dry-run
+      tally bundle import /mnt/usb/*.tar --json
+    """
+    total = sum(file.stat().st_size for file in files)
+    with _upload_progress(hidden=as_json) as progress, LedgerClient(url) as client:
+        task = progress.add_task("sending", total=total)
+
+        def advance(count: int) -> None:
+            progress.advance(task, count)
+            if progress.tasks[task].finished:
+                progress.update(task, description="verifying and merging")
+
+        try:
+            told = client.upload("/v1/bundles/import", files, advance, dry_run="true" if dry_run else None)
+        except RequestRefusedError as error:
+            raise fail(str(error), _CODES.get(error.kind, ExitCode.COULD_NOT_RUN)) from error
+    if as_json:
+        print_json(told)
+        return
+    _print_import(told)
+
+
+_CODES = {"bundle-invalid": ExitCode.TAMPERED, "untrusted-key": ExitCode.UNKNOWN_KEY}
+
+
+def _upload_progress(*, hidden: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=err, disable=hidden)
+
+
+def _print_import(told: dict[str, Any]) -> None:
+    would = "would be " if told["dry_run"] else ""
+    out.print(
+        f"{told['bundles']:,} bundles, {told['entries']:,} entries: {told['imported']:,} {would}imported, "
+        f"{told['duplicates']:,} there already; {told['jobs_changed']:,} jobs {would}changed",
+        markup=False,
+    )
+    for conflict in told["conflicts"]:
+        out.print(
+            f"conflict: two events of tenant {conflict['tenant_id']} have HLC {conflict['hlc']}; job "
+            f"{conflict['job_id']} has one, kept under {conflict['conflict_hlc']}",
+            markup=False,
+        )
+    for tenant, head in told["new_heads"].items():
+        out.print(f"tenant {tenant}: head at seq {head['seq']:,}, link {head['chain_link']}", markup=False)
 
 
 def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO) -> None:

@@ -6,9 +6,12 @@ Waits double from 0.25 s to 10 s with jitter; a ``Retry-After`` longer than that
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -22,6 +25,8 @@ DOWNLOAD_PAUSE_MAX_S = 600.0
 """Longest wait for the next piece of a download; before the first, a long chain may have to be signed."""
 PATIENCE_S = 60.0
 """How long a request is repeated by default before the command gives up."""
+UPLOAD_ANSWER_MAX_S = 4 * 3600.0
+"""Longest wait for the answer once files were sent: they are verified and merged first."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
 RETRY_AFTER_MAX_S = 60.0
 
@@ -61,6 +66,19 @@ def wait_s(attempt: int, retry_after: str | None, jitter: float) -> float:
     backoff: float = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2**attempt) * (0.5 + jitter / 2)
     asked = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0.0
     return max(backoff, min(asked, RETRY_AFTER_MAX_S))
+
+
+class _CountedFile(io.FileIO):
+    """A file that tells how much of it is read."""
+
+    def __init__(self, path: Path, advance: Callable[[int], object]) -> None:
+        super().__init__(path, "rb")
+        self._advance = advance
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size) or b""
+        self._advance(len(data))
+        return data
 
 
 class LedgerClient:
@@ -124,6 +142,33 @@ class LedgerClient:
                     write(piece)
         except httpx.HTTPError as error:
             raise UnreachableError(f"no whole answer from {self.url}: {str(error) or type(error).__name__}") from error
+
+    def upload(
+        self, path: str, files: Sequence[Path], advance: Callable[[int], object], **params: str | None
+    ) -> dict[str, Any]:
+        """Send files as multipart/form-data, streamed; returns the JSON that answers. Never repeated.
+
+        ``advance`` is told how many bytes of the files were sent, piece by piece.
+
+        Raises:
+            RequestRefusedError, UnreachableError: as ``get``.
+            OSError: a file cannot be read.
+        """
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=UPLOAD_ANSWER_MAX_S)
+        query = {name: value for name, value in params.items() if value is not None}
+        with contextlib.ExitStack() as stack:
+            parts = [
+                ("file", (file.name, stack.enter_context(_CountedFile(file, advance)), "application/x-tar"))
+                for file in files
+            ]
+            try:
+                response = self._http.post(f"{self.url}{path}", params=query, files=parts, timeout=timeout)
+            except httpx.HTTPError as error:
+                raise UnreachableError(f"no answer from {self.url}: {str(error) or type(error).__name__}") from error
+        if response.status_code >= 400:
+            raise problem_of(response)
+        told: dict[str, Any] = orjson.loads(response.content)
+        return told
 
     def post_lines(self, path: str, lines: bytes, *, key: str, **params: str | None) -> tuple[dict[str, Any], bool]:
         """Send NDJSON; returns the answer and whether the ledger already had it (``Idempotent-Replay``)."""

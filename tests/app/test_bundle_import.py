@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
 from app.bundle.verify import BundleVerdict, verify_file
 from app.embedded import EmbeddedPostgres
 from signing.keys import Keyring
+from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, store
 from tests.app.service_thread import serving
-from tests.ledger.ledger_in_memory import SIGNER, build
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 
 DATABASE = "bundle_import"
-LEDGER = build(30, snapshots_to=(10, 20, 30))
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +84,224 @@ def test_a_bundle_is_merged_verified_exported_again_and_adds_nothing_twice(
         verify_file(store(tmp_path, answer.content), Keyring.from_json(client.get("/v1/keys").json()))
     )
     assert exit_code(found) == 0, found.verdict
+
+
+# --- what leaves the ledger as it was -----------------------------------------------------------------
+
+
+def everything(postgres: EmbeddedPostgres, database: str = DATABASE) -> dict[str, int]:
+    """Rows of every table."""
+
+    async def count() -> dict[str, int]:
+        connection = await asyncpg.connect(postgres.superuser_url(database))
+        try:
+            rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'scheduler'")
+            names: list[str] = sorted(row["tablename"] for row in rows)
+            return {name: await connection.fetchval(f"SELECT count(*) FROM scheduler.{name}") for name in names}
+        finally:
+            await connection.close()
+
+    return asyncio.run(count())
+
+
+def kind_of(answer: httpx.Response) -> str:
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    kind: str = answer.json()["type"].rsplit("/", 1)[-1]
+    return kind
+
+
+def settled(client: httpx.Client, postgres: EmbeddedPostgres) -> dict[str, int]:
+    """``everything``, once the service has signed all that it chained."""
+    for tenant in ("_system", "whole", "beside", "skewed"):
+        client.post("/v1/snapshots", json={"tenant_id": tenant})
+    return everything(postgres)
+
+
+def test_a_bundle_that_does_not_hold_leaves_nothing(client: httpx.Client, postgres: EmbeddedPostgres) -> None:
+    before = settled(client, postgres)
+    sound = bundle_of(build(4, tenant_id="beside", snapshots_to=(4,)))
+    kinds = {2: "bundle-invalid", 4: "untrusted-key"}
+    tried = 0
+    for case in cases():
+        if case.code not in kinds or case.kept is not None:
+            continue
+        answer = send(client, sound, case.bundle)
+        assert (answer.status_code, kind_of(answer)) == (422, kinds[case.code]), (case.name, answer.text)
+        assert answer.json()["verdict"]["valid"] is False, case.name
+        assert answer.json()["file"] == "1.tar"
+        tried += 1
+    assert tried > 100
+    assert everything(postgres) == before
+
+
+def resigned(row_changes: dict[str, Any], seq: int = 9, tenant: str = "beside") -> bytes:
+    """A bundle that a trusted key signed over a chain with one row that cannot stand in a ledger."""
+    ledger = build(12, tenant_id=tenant)
+    ledger.entry(seq).update(row_changes)
+    ledger.relink()
+    ledger.sign(12)
+    return bundle_of(ledger)
+
+
+def test_a_row_that_cannot_stand_in_a_ledger_leaves_nothing_whoever_signed_it(
+    client: httpx.Client, postgres: EmbeddedPostgres
+) -> None:
+    before = settled(client, postgres)
+    origin = {"bundle_digest": "0" * 64, "chain_link": "0" * 64, "log": "l/t", "node_id": "n", "seq": 1}
+    changes: list[dict[str, Any]] = [
+        {"payload": '{"type": "JobCompleted"}'},
+        {"payload": "[]"},
+        {"payload": "not json"},
+        {"payload": '{"a":"\\u0000"}'},
+        {"job_id": "a b"},
+        {"job_id": ""},
+        {"action": "complete"},
+        {"action": "CONFLICT"},
+        {"t_hlc": "5:0:Node", "hlc_physical": 5, "hlc_logical": 0, "hlc_node": "Node"},
+        {"origin": "{}"},
+        {"origin": "null"},
+        {"origin": json.dumps(origin)},
+        {"origin": json.dumps({**origin, "seq": 0}, separators=(",", ":"))},
+        {"origin": json.dumps({**origin, "more": 1}, separators=(",", ":"))},
+        {"origin": json.dumps({**origin, "chain_link": "x"}, separators=(",", ":"))},
+    ]
+    for changed in changes:
+        answer = send(client, resigned(changed))
+        assert (answer.status_code, kind_of(answer)) == (422, "bundle-invalid"), (changed, answer.text)
+        assert "seq 9" in answer.json()["detail"], answer.text
+    assert everything(postgres) == before
+
+
+def test_what_is_not_an_upload_of_bundles_is_a_problem(client: httpx.Client, postgres: EmbeddedPostgres) -> None:
+    before = settled(client, postgres)
+    path = "/v1/bundles/import"
+    typed = {"Content-Type": "multipart/form-data; boundary=b"}
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    answers = {
+        "no body": (client.post(path), 415, "unsupported-media-type"),
+        "JSON": (client.post(path, json={}), 415, "unsupported-media-type"),
+        "no boundary": (client.post(path, headers={"Content-Type": "multipart/form-data"}), 422, "invalid-request"),
+        "nothing": (client.post(path, headers=typed), 422, "invalid-request"),
+        "no part": (client.post(path, headers=typed, content=b"--b--\r\n"), 422, "invalid-request"),
+        "garbage": (client.post(path, headers=typed, content=bytes(5000)), 422, "invalid-request"),
+        "cut short": (client.post(path, headers=typed, content=part + b"data"), 422, "invalid-request"),
+        "a field": (client.post(path, data={"a": "b"}, files={"file": b"x"}), 422, "invalid-request"),
+        "text": (send(client, b"text"), 422, "bundle-invalid"),
+        "too many": (send(client, *[b"x"] * 101), 422, "invalid-request"),
+        "a query": (send(client, b"x", dryrun="true"), 422, "invalid-request"),
+        "no answer to it": (send(client, b"x", dry_run="perhaps"), 422, "invalid-request"),
+        "GET": (client.get(path), 405, "method-not-allowed"),
+    }
+    for name, (answer, status, kind) in answers.items():
+        assert (answer.status_code, kind_of(answer)) == (status, kind), (name, answer.text)
+    assert everything(postgres) == before
+
+
+def test_the_chain_of_a_ledger_itself_and_the_future_are_not_imported(
+    client: httpx.Client, postgres: EmbeddedPostgres
+) -> None:
+    before = settled(client, postgres)
+    answer = send(client, bundle_of(build(5, tenant_id="_system", snapshots_to=(5,))))
+    assert (answer.status_code, kind_of(answer)) == (422, "invalid-request")
+    assert "each ledger has that chain of its own" in answer.json()["detail"]
+    later_ms = time.time_ns() // 1_000_000 + 3_600_000
+    answer = send(client, bundle_of(build(5, tenant_id="late", snapshots_to=(5,), begin_ms=later_ms)))
+    assert (answer.status_code, kind_of(answer)) == (400, "clock-skew")
+    assert everything(postgres) == before
+
+
+def test_a_dry_run_says_what_would_be_and_stores_nothing(client: httpx.Client, postgres: EmbeddedPostgres) -> None:
+    before = settled(client, postgres)
+    bundle = bundle_of(build(30, tenant_id="dry", snapshots_to=(30,)))
+    told = imported(client, bundle, dry_run="true")
+    assert (told["dry_run"], told["imported"], told["duplicates"], told["new_head"]["seq"]) == (True, 30, 0, 30)
+    assert everything(postgres) == before
+    done = imported(client, bundle)
+    assert {**done, "dry_run": True} == told
+    assert imported(client, bundle, dry_run="true")["imported"] == 0
+
+
+def test_without_trusted_keys_or_with_too_much_nothing_is_imported(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    limits = {"import_bytes_max": "4 KiB"}
+    with (
+        serving(postgres, tmp_path / "data", "bundle_untrusted", bundle=limits) as url,
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        small = bundle_of(build(1, snapshots_to=(1,)))
+        answer = send(client, small[:4000])
+        assert (answer.status_code, kind_of(answer)) == (422, "untrusted-key")
+        assert "bundle.trusted_keys" in answer.json()["detail"]
+        answer = send(client, bytes(4000), bytes(4000))
+        assert (answer.status_code, kind_of(answer)) == (413, "payload-too-large")
+        (node,) = (path for path in (tmp_path / "data" / "wal").iterdir() if path.is_dir())
+        assert list((node / "staging").iterdir()) == []
+
+
+# --- beside what the service does ---------------------------------------------------------------------
+
+
+def test_an_import_leaves_the_clock_alone(client: httpx.Client) -> None:
+    ahead_ms = time.time_ns() // 1_000_000 + 4_000
+    imported(client, bundle_of(build(4, tenant_id="skewed", snapshots_to=(4,), begin_ms=ahead_ms)))
+    body = {"tenant_id": "skewed", "job_id": "mine", "durability": "GLOBAL"}
+    hlc = client.post("/v1/jobs", json=body).raise_for_status().json()["hlc"]
+    assert int(hlc.split(":")[0]) < ahead_ms or time.time_ns() // 1_000_000 > ahead_ms
+
+
+def test_an_import_and_writers_of_the_same_tenant_do_not_disturb_each_other(client: httpx.Client) -> None:
+    bundle = bundle_of(build(4_000, tenant_id="busy", snapshots_to=range(1000, 4001, 1000)))
+    is_over = threading.Event()
+    written: list[int] = []
+
+    def write() -> None:
+        with httpx.Client(base_url=client.base_url, timeout=60, trust_env=False) as writer:
+            while not is_over.is_set():
+                n = len(written)
+                body = {"tenant_id": "busy", "job_id": f"live-{n}", "durability": "GLOBAL"}
+                written.append(writer.post("/v1/jobs", json=body).raise_for_status().json()["chain"]["seq"])
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        told = imported(client, bundle)
+    finally:
+        is_over.set()
+        writing.join()
+    assert told["imported"] == 4_000
+    assert len(set(written)) == len(written) > 0
+    client.post("/v1/snapshots", json={"tenant_id": "busy"})
+    verdict = verdict_of(client, "busy")
+    assert (verdict["valid"], verdict["to_seq"]) == (True, 4_000 + len(written)), verdict
+    assert verdict["verdicts"]["projection"] == "ok"
+
+
+def test_a_job_that_ended_elsewhere_has_ended_here(client: httpx.Client) -> None:
+    (job,) = {row["job_id"] for row in build(4, tenant_id="ends").entries if row["action"] == "COMPLETE"} or {""}
+    client.post("/v1/jobs", json={"tenant_id": "ends", "job_id": job}).raise_for_status()
+    imported(client, bundle_of(build(8, tenant_id="ends", snapshots_to=(8,))))
+    answer = client.post(f"/v1/jobs/{job}/cancel", json={"tenant_id": "ends", "reason": "r", "requestor": "q"})
+    assert (answer.status_code, kind_of(answer)) == (409, "job-ended")
+
+
+# --- tally bundle import --------------------------------------------------------------------------------
+
+
+def tally(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+    command = [sys.executable, "-m", "app.cli", "bundle", "import", *arguments]
+    environment = clean | {"TALLY_URL": url}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+
+
+def test_the_command_says_what_became_of_the_bundles(client: httpx.Client, tmp_path: Path) -> None:
+    url = str(client.base_url)
+    good = store(tmp_path, bundle_of(build(6, tenant_id="command", snapshots_to=(6,))), "good.tar")
+    bad = store(tmp_path, good.read_bytes()[:-600], "bad.tar")
+    strange = store(tmp_path, bundle_of(build(6, tenant_id="command", snapshots_to=(6,)), signer=STRANGER), "s.tar")
+    done = tally(url, str(good), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["imported"], told["new_head"]["tenant_id"]) == (6, "command")
+    again = tally(url, str(good), "--dry-run")
+    assert (again.returncode, "6 there already" in again.stdout) == (0, True)
+    assert [tally(url, str(path)).returncode for path in (bad, strange, tmp_path / "nowhere.tar")] == [2, 4, 1]

@@ -1,0 +1,289 @@
+"""Merging: ledgers that were written apart become one, the same whatever the order, and every conflict is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from app.embedded_cluster import DATABASE, OWNER
+from ledger import jobs
+from ledger.conflict import Event, conflict_hlc
+from ledger.errors import ClockSkewError, InvalidInputError
+from ledger.verification import ENTRY_COLUMNS
+from tests.app.bundles import bundle_of, store
+from tests.app.chains import Chains
+from tests.app.importing import import_all
+from tests.app.service_thread import serving
+from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The key of ``SIGNER``, which signs the bundles made in memory."""
+    return store(tmp_path_factory.mktemp("keys"), SIGNER.public_key_pem.encode(), "trusted.pem")
+
+
+@contextmanager
+def fresh(postgres: EmbeddedPostgres) -> Iterator[tuple[str, Callable[[str], list[Any]]]]:
+    """URL of a fresh ledger, and how to read its chains, each row checked."""
+    name = f"merge_{next(_numbers)}"
+    maintenance_url = postgres.superuser_url("postgres")
+
+    async def run(url: str, statement: str) -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(statement)
+        await connection.close()
+
+    async def sound(tenant: str) -> list[Any]:
+        connection = await asyncpg.connect(postgres.superuser_url(name))
+        try:
+            return await Chains(connection).sound(tenant)
+        finally:
+            await connection.close()
+
+    asyncio.run(run(maintenance_url, f"CREATE DATABASE {name} TEMPLATE {DATABASE} OWNER {OWNER}"))
+    try:
+        yield postgres.service_url(name), lambda tenant: asyncio.run(sound(tenant))
+    finally:
+        asyncio.run(run(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def links(entries: list[Any]) -> list[str]:
+    return [entry["chain_link"] for entry in entries]
+
+
+def states(entries: list[Any]) -> dict[str, Any]:
+    """What the jobs of a chain are, but for where in the chain they were touched last."""
+    folded: dict[str, jobs.JobState] = {}
+    for entry in entries:
+        hlc = (entry["hlc_physical"], entry["hlc_logical"], entry["hlc_node"])
+        payload = json.loads(entry["payload"])
+        fact = jobs.fact_of(entry["action"], payload, hlc, entry["payload_digest"], entry["job_id"], 1)
+        if fact is not None:
+            known = folded.get(fact.job_id)
+            folded[fact.job_id] = fact if known is None else jobs.merge(known, fact)
+    return {job_id: (jobs.status(state), jobs.to_json(state)) for job_id, state in folded.items()}
+
+
+# --- three services that worked apart -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def apart(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path]:
+    """Bundles of three services that worked on the same jobs without knowing each other, and a folder of their keys."""
+    folder = tmp_path_factory.mktemp("apart")
+    keys = folder / "keys"
+    keys.mkdir()
+    bundles = []
+    last_events: list[tuple[str, dict[str, Any]]] = [
+        ("cancel", {"reason": "no longer needed", "requestor": "a"}),
+        ("events", {"type": "JobCompleted", "final_status": "ok"}),
+        ("events", {"type": "JobFailed", "error": "disk", "fence_token": 7}),
+    ]
+    for number, (route, fields) in enumerate(last_events):
+        with (
+            serving(postgres, folder / f"data-{number}", f"apart_{number}") as url,
+            httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+        ):
+            for n in range(12):
+                job = {"tenant_id": "acme", "job_id": f"job-{n}", "spec": {"made_by": number}}
+                client.post("/v1/jobs", json=job).raise_for_status()
+                report = {"type": "JobProgressReported", "dc_id": f"dc-{number}", "completed": n, "failed": 0}
+                path = f"/v1/jobs/job-{n}/"
+                client.post(path + "events", json={"tenant_id": "acme", **report}).raise_for_status()
+                if n % 3 != number:
+                    client.post(path + route, json={"tenant_id": "acme", **fields}).raise_for_status()
+            answer = client.post("/v1/bundles/export", json={"tenant_id": "acme"}).raise_for_status()
+            bundles.append(store(folder, answer.content, f"site-{number}.tar"))
+            (keys / f"{number}.json").write_text(client.get("/v1/keys").text)
+    return bundles, keys
+
+
+def test_the_same_bundles_named_in_any_order_make_the_same_chain(
+    postgres: EmbeddedPostgres, apart: tuple[list[Path], Path]
+) -> None:
+    bundles, keys = apart
+    chains, heads = [], []
+    for order in itertools.permutations(bundles):
+        with fresh(postgres) as (url, sound):
+            (planned,) = import_all(url, keys, order, dry_run=True)
+            assert sound("acme") == []
+            done, again = import_all(url, keys, order, order[:1])
+            entries = sound("acme")
+        assert (done.imported, done.duplicates, done.jobs_changed) == (len(entries), 0, 12)
+        assert (planned.imported, planned.jobs_changed, planned.heads) == (done.imported, 12, done.heads)
+        assert (again.imported, again.heads) == (0, done.heads)
+        chains.append(links(entries))
+        heads.append(done.heads["acme"])
+        order_of_hlcs = [(entry["hlc_physical"], entry["hlc_logical"], entry["hlc_node"]) for entry in entries]
+        assert order_of_hlcs == sorted(order_of_hlcs)
+    assert all(chain == chains[0] for chain in chains)
+    assert len(chains[0]) == 3 * (12 + 12 + 8)
+
+
+def test_bundles_imported_one_at_a_time_in_any_order_give_the_same_job_states(
+    postgres: EmbeddedPostgres, apart: tuple[list[Path], Path]
+) -> None:
+    bundles, keys = apart
+    found = []
+    for order in itertools.permutations(bundles):
+        with fresh(postgres) as (url, sound):
+            import_all(url, keys, *([path] for path in order))
+            found.append(states(sound("acme")))
+    assert all(each == found[0] for each in found)
+    assert {status for status, _ in found[0].values()} == {"CANCELLED", "FAILED"}
+
+
+# --- two events with one HLC --------------------------------------------------------------------------
+
+
+def forked(seq: int, **changed: Any) -> Ledger:
+    """A ledger as ``build`` makes it, but that one of its events says something else under the same HLC."""
+    ledger = build(12)
+    row = ledger.entry(seq)
+    row["payload"] = json.dumps({**json.loads(row["payload"]), **changed}, sort_keys=True, separators=(",", ":"))
+    ledger.relink()
+    ledger.sign(12)
+    return ledger
+
+
+def test_two_events_with_one_hlc_are_both_kept_in_any_order_and_only_once(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    first = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))), "a.tar")
+    other = store(tmp_path, bundle_of(forked(9, fence_token=5)), "b.tar")
+    third = store(tmp_path, bundle_of(forked(9, fence_token=6)), "c.tar")
+    found, merged = [], []
+    for order in itertools.permutations((first, other, third)):
+        with fresh(postgres) as (url, sound):
+            outcomes = import_all(url, trusted, *([path] for path in order), order)
+            entries = sound("acme")
+        assert [outcome.imported for outcome in outcomes] == [12, 1, 1, 0]
+        assert [len(outcome.conflicts) for outcome in outcomes] == [0, 1, 1, 2]
+        held = [entry for entry in entries if entry["action"] == "CONFLICT"]
+        assert len(held) == 2
+        for entry in held:
+            payload = json.loads(entry["payload"])
+            event = Event(payload["hlc"], entry["job_id"], payload["action"], payload["digest"])
+            assert entry["t_hlc"] == conflict_hlc(event).text()
+            assert payload["digest"] == sha256(payload["payload"].encode()).hexdigest()
+            assert payload["kept_digest"] == entries[8]["payload_digest"]
+        found.append(states(entries))
+        with fresh(postgres) as (url, sound):
+            (outcome,) = import_all(url, trusted, order)
+            merged.append(links(sound("acme")))
+            assert (outcome.imported, outcome.duplicates, len(outcome.conflicts)) == (14, 22, 2)
+    assert all(each == found[0] for each in found)
+    assert all(each == merged[0] for each in merged)
+
+
+def test_conflicts_that_two_merged_ledgers_hold_the_other_way_round_are_one_conflict(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    rows = []
+    for name, seq in (("a", 9), ("b", 9)):
+        ledger = build(12) if name == "a" else forked(seq, fence_token=5)
+        rows.append(ledger)
+    bundles = [
+        store(tmp_path, bundle_of(signed(ledger)), f"{name}.tar") for name, ledger in zip("ab", rows, strict=True)
+    ]
+    exported = []
+    for number, order in enumerate((bundles, bundles[::-1])):
+        with fresh(postgres) as (url, sound):
+            import_all(url, trusted, *([path] for path in order))
+            merged = Ledger("acme", [in_memory(entry) for entry in sound("acme")])
+            exported.append(store(tmp_path, bundle_of(signed(merged)), f"merged-{number}.tar"))
+    with fresh(postgres) as (url, sound):
+        outcomes = import_all(url, trusted, *([path] for path in exported), exported)
+        entries = sound("acme")
+    assert [(one.imported, one.duplicates) for one in outcomes] == [(13, 0), (0, 13), (0, 26)]
+    assert [entry["action"] for entry in entries].count("CONFLICT") == 1
+
+
+def signed(ledger: Ledger) -> Ledger:
+    ledger.snapshots = []
+    ledger.sign(len(ledger.entries))
+    return ledger
+
+
+def in_memory(entry: Any) -> dict[str, Any]:
+    return {name: entry[name] for name in ENTRY_COLUMNS}
+
+
+# --- origin, beginnings, time ------------------------------------------------------------------------------
+
+
+def test_the_first_origin_survives_however_often_an_entry_is_carried_on(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    ledger = build(12, snapshots_to=(12,))
+    path = store(tmp_path, bundle_of(ledger), "a.tar")
+    digest = sha256(path.read_bytes()).hexdigest()
+    for number in range(3):
+        with fresh(postgres) as (url, sound):
+            import_all(url, trusted, [path])
+            entries = sound("acme")
+        path = store(tmp_path, bundle_of(signed(Ledger("acme", [in_memory(e) for e in entries]))), f"{number}.tar")
+        for entry, born in zip(entries, ledger.entries, strict=True):
+            assert json.loads(entry["origin"]) == {
+                "bundle_digest": digest,
+                "chain_link": born["chain_link"],
+                "log": "log.example/acme",
+                "node_id": "node-1",
+                "seq": born["seq"],
+            }
+
+
+def test_a_chain_of_version_1_begins_an_empty_chain_as_it_is_and_no_other(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    old = build(12, version_1_until=5, snapshots_to=(12,))
+    path = store(tmp_path, bundle_of(old), "old.tar")
+    later = store(tmp_path, bundle_of(old, from_seq=3), "later.tar")
+    new = store(tmp_path, bundle_of(build(9, snapshots_to=(9,), begin_ms=1_704_000_000_000)), "new.tar")
+    with fresh(postgres) as (url, _sound):
+        done, again = import_all(url, trusted, [path, new], [path])
+        rows = asyncio.run(_rows(url))
+        assert (done.imported, again.imported, again.duplicates) == (21, 0, 12)
+    versions = [row["link_version"] for row in rows]
+    assert versions == [1] * 5 + [2] * 16
+    assert [row["chain_link"] for row in rows[:5]] == [row["chain_link"] for row in old.entries[:5]]
+    assert [row["origin"] for row in rows[:5]] == [None] * 5
+    with fresh(postgres) as (url, sound):
+        import_all(url, trusted, [new])
+        before = links(sound("acme"))
+        for refused in ([path], [later], [path, later]):
+            with pytest.raises(InvalidInputError, match="beginning"):
+                import_all(url, trusted, refused)
+        assert links(sound("acme")) == before
+
+
+async def _rows(url: str) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetch("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = 'acme' ORDER BY seq")
+    finally:
+        await connection.close()
+
+
+def test_entries_from_the_future_wait_until_time_has_caught_up(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    path = store(tmp_path, bundle_of(build(6, snapshots_to=(6,), begin_ms=4_000_000_000_000)))
+    with fresh(postgres) as (url, _sound):
+        with pytest.raises(ClockSkewError, match="import it again once time has caught up"):
+            import_all(url, trusted, [path])
+        assert asyncio.run(_rows(url)) == []
