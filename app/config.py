@@ -272,6 +272,12 @@ class BundleSettings(_Section):
     import_bytes_max: Annotated[Size, _sized("1 KiB", "1024 GiB")] = 8 << 30
 
 
+class PrivacySettings(_Section):
+    """``privacy.master_key_uri``: ``file:PATH``, the only kind today; a file beside the data when not said."""
+
+    master_key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+
+
 class VerifySettings(_Section):
     """``verify.*``: when the node verifies its own chains."""
 
@@ -330,6 +336,7 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     signing: SigningSettings = SigningSettings()
     bundle: BundleSettings = BundleSettings()
+    privacy: PrivacySettings = PrivacySettings()
     verify: VerifySettings = VerifySettings()
     write: WriteSettings = WriteSettings()
     read: ReadSettings = ReadSettings()
@@ -363,6 +370,11 @@ class Settings(BaseSettings):
     def signing_key_uri(self) -> str:
         """Where the signing key is; a file that is made on the first start when nothing was said."""
         return self.signing.key_uri or f"file:{self.data_dir / 'keys' / 'signing.pem'}"
+
+    @property
+    def privacy_master_key_uri(self) -> str:
+        """Where the master key is; a file that is made when private fields are first declared, if nothing was said."""
+        return self.privacy.master_key_uri or f"file:{self.data_dir / 'keys' / 'privacy-master.key'}"
 
     @classmethod
     def settings_customise_sources(

@@ -32,9 +32,12 @@ from app.config import Settings
 from app.http.application import create_app
 from app.http.protocol import ProblemProtocol
 from app.parts import Parts
+from app.privacy.keys import SubjectKeys
+from app.privacy.knowledge import PrivacyKnowledge
 from app.read.consistency import Consistency
 from app.read.jobs import JobReader
 from app.read.replicas import Replicas, replicas_at
+from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
 from app.service import Service
@@ -44,7 +47,10 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
 from app.write.appender import STATEMENT_TIMEOUT_S
 from app.write.cosignatures import CosignatureInbox
+from app.write.privacy_changes import PrivacyChanges
+from app.write.sealing import Sealing
 from ledger.errors import (
+    DatabaseUnavailableError,
     InvalidInputError,
     SignatureError,
     StartRefusedError,
@@ -91,7 +97,8 @@ async def running(
         pool = await asyncpg.create_pool(
             database_url, min_size=1, max_size=POOL_CONNECTIONS_MAX, timeout=5, command_timeout=STATEMENT_TIMEOUT_S
         )
-    except DATABASE_FAULTS as error:
+        knowledge = await _private_fields(pool, settings.privacy_master_key_uri)
+    except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
         started.lock.release()
         raise went_away(error) from error
     except BaseException:
@@ -99,8 +106,10 @@ async def running(
         raise
     service = Service(settings, started, pool, database_url)
     async with replicas_at(settings.database_replica_urls, database_url, started.log_origin) as replicas:
-        parts = _parts(service, started, pool, replicas)
+        parts = _parts(service, started, pool, replicas, knowledge)
         service.start()
+        service.spawn(knowledge.run())
+        service.spawn(parts.privacy_changes.finish())
         verify = settings.verify
         service.spawn(parts.verifier.run(verify.interval.total_seconds(), on_start=verify.on_start))
         service.spawn(parts.importer.log_unfinished())
@@ -115,12 +124,28 @@ async def running(
             await service.stop()
 
 
+async def _private_fields(pool: asyncpg.Pool[asyncpg.Record], master_key_uri: str) -> PrivacyKnowledge:
+    """What the ledger's private fields are, known before the first event is taken; the pool ends if that fails."""
+    knowledge = PrivacyKnowledge(pool, SubjectKeys(pool, master_key_uri))
+    try:
+        await knowledge.refresh()
+    except BaseException:
+        pool.terminate()
+        raise
+    return knowledge
+
+
 def _parts(
-    service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], replicas: Replicas | None
+    service: Service,
+    started: StartedNode,
+    pool: asyncpg.Pool[asyncpg.Record],
+    replicas: Replicas | None,
+    knowledge: PrivacyKnowledge,
 ) -> Parts:
     """What the routers use, wired to ``service``."""
     settings, node = service.settings, service.node
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
+    revealing = Revealing(knowledge)
 
     async def keyring() -> Keyring:
         """This node's own keys, and those the ledger has published."""
@@ -179,7 +204,10 @@ def _parts(
             metrics=service.metrics,
         ),
         staging=Staging(started.folder, settings.bundle.import_bytes_max),
-        job_reader=JobReader(node, pool, consistency, replicas),
+        job_reader=JobReader(node, pool, consistency, revealing, replicas),
+        sealing=Sealing(knowledge),
+        revealing=revealing,
+        privacy_changes=PrivacyChanges(node, pool, knowledge, service.submitter),
         consistency=consistency,
         metrics=service.metrics,
         log_verifier_key=log_verifier_key,

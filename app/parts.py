@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from app.node import Node
     from app.read.consistency import Consistency
     from app.read.jobs import JobReader
+    from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
     from app.write.cosignatures import CosignatureInbox
     from app.write.notary import Notary
+    from app.write.privacy_changes import PrivacyChanges
+    from app.write.sealing import Sealing
     from app.write.submit import Submitter
     from signing.cosignature import WitnessKey
 
@@ -45,6 +48,9 @@ class Parts:
     importer: BundleImporter
     staging: Staging
     job_reader: JobReader
+    sealing: Sealing
+    revealing: Revealing
+    privacy_changes: PrivacyChanges
     consistency: Consistency
     metrics: Metrics
     log_verifier_key: Callable[[str], str]

@@ -235,3 +235,15 @@ class UntrustedKeyError(UnknownKeyError):
 
 class UploadTooLargeError(InvalidInputError):
     """Files sent together are over their bound; nothing of them was kept."""
+
+
+class PrivacyUnavailableError(LedgerError):
+    """The keys of private fields cannot be used on this node now; nothing was stored, least of all in clear."""
+
+
+class PrivateValueError(LedgerError):
+    """A private value or a wrapped key does not open with the key it names: it was changed, or moved here."""
+
+
+class SubjectNotFoundError(NotFoundError):
+    """No event of the tenant has private fields of this subject."""

@@ -1,7 +1,8 @@
 """The kinds of entry: job events, what the ledger itself records, and their names and numbers.
 
 The type number stands in the WAL record, the action in ``scheduler_log``, the name in the payload.
-Numbers 1 to 10 are job events, 16 is the WAL's own BATCH record, the rest are entries of ``_system``.
+Numbers 1 to 10 are job events, 16 is the WAL's own BATCH record. The rest the ledger writes itself: 22 and 23 into the
+chain of the tenant they are about, the others into ``_system``.
 """
 
 from enum import IntEnum, StrEnum
@@ -38,6 +39,8 @@ class SystemAction(StrEnum):
     REFUSED = "REFUSED"
     CONFLICT = "CONFLICT"
     """Holds an event whose HLC another one has: see :mod:`ledger.conflict`."""
+    SUBJECT_ERASED = "SUBJECT_ERASED"
+    PRIVACY_DECLARED = "PRIVACY_DECLARED"
 
 
 BATCH_RECORD_TYPE = 16
@@ -63,6 +66,8 @@ SYSTEM_RECORD_TYPES = {
     17: SystemAction.TENANT_CREATED,
     18: SystemAction.KEY_ADDED,
     19: SystemAction.WAL_LOST,
+    22: SystemAction.SUBJECT_ERASED,
+    23: SystemAction.PRIVACY_DECLARED,
 }
 
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {

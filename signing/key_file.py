@@ -1,19 +1,13 @@
 """Private keys in files, and the seam where other signers go.
 
-A key file is one unencrypted PKCS #8 block in PEM, mode 0600. It appears whole or not at all: written
-and fsynced under another name, linked into place (which never overwrites), folder fsynced. A key file
-that group or others can read is refused, and no rights are ever changed.
+A key file is one unencrypted PKCS #8 block in PEM, kept as ``signing.private_file`` says.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import secrets
-import stat
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,15 +21,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from ledger.errors import ConfigurationError, InvalidInputError
+from signing import private_file
+from signing.private_file import path_of
 from signing.public_key import ALGORITHMS, ECDSA_P256, ED25519, PublicKey
 
-KEY_FILE_BYTES_MAX = 16 * 2**10
-KEY_FILE_MODE = 0o600
 LOG_KEY_SUFFIX = ".log-key.pem"
 
 PrivateMaterial = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
-
-_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 
 
 class Signer(Protocol):
@@ -126,8 +118,7 @@ def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
     private = _new_private(algorithm)
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        _make_folder(path.parent)
-        _write_new(path, pem)
+        private_file.make(path, pem)
     except FileExistsError as error:
         raise ConfigurationError(f"key file {path} exists already; it was left as it is") from error
     except OSError as error:
@@ -149,7 +140,7 @@ def load(uri: str) -> FileSigner:
     """
     path = path_of(uri)
     try:
-        return FileSigner(path, private_of(_read_private(path)))
+        return FileSigner(path, private_of(private_file.read(path)))
     except InvalidInputError as error:
         raise ConfigurationError(f"key file {path} cannot be used: {error}") from error
     except OSError as error:
@@ -187,67 +178,3 @@ def log_signer(signer: FileSigner) -> FileSigner:
     if second.algorithm != ED25519:
         raise ConfigurationError(f"log key {second.path} must be {ED25519}, not {second.algorithm}")
     return second
-
-
-def path_of(uri: str) -> Path:
-    """The file that a key URI names.
-
-    Raises:
-        ConfigurationError: the URI is of a kind that is not supported.
-    """
-    scheme = _SCHEME.match(uri)
-    if scheme is None:
-        return Path(uri)
-    parts = urlsplit(uri)
-    if scheme[1].lower() != "file" or parts.netloc not in ("", "localhost") or not parts.path:
-        raise ConfigurationError(f"key URI {uri!r} is not supported; give a path or file:/path/to/key.pem")
-    return Path(unquote(parts.path))
-
-
-def _read_private(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise ConfigurationError(f"key file {path} is not a regular file")
-        if mode & 0o077:
-            raise ConfigurationError(
-                f"key file {path} has mode {stat.S_IMODE(mode):04o}, so others can use this key; "
-                f"if it may have been read, make a new one, else run: chmod 600 {path}"
-            )
-        pem = os.read(descriptor, KEY_FILE_BYTES_MAX + 1)
-    finally:
-        os.close(descriptor)
-    if len(pem) > KEY_FILE_BYTES_MAX:
-        raise ConfigurationError(f"key file {path} is over {KEY_FILE_BYTES_MAX} bytes, too much for a key")
-    return pem
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(temporary, flags, KEY_FILE_MODE), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.exists():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

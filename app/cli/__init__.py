@@ -13,6 +13,7 @@ import typer
 from app.cli.bundle import bundle
 from app.cli.keys import keys
 from app.cli.outcome import CommandExit, ExitCode, exit_code_of_error, fail
+from app.cli.privacy import erase, privacy
 from app.cli.replay import replay
 from app.cli.run import run
 from app.cli.serve import db_url, dev, migrate, serve
@@ -46,6 +47,8 @@ tally.command()(replay)
 tally.command()(verify)
 tally.command("verify-bundle")(verify_bundle)
 tally.command()(snapshot)
+tally.command()(erase)
+tally.add_typer(privacy, name="privacy")
 tally.add_typer(bundle, name="bundle")
 tally.add_typer(keys, name="keys")
 tally.add_typer(wal, name="wal")

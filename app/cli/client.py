@@ -117,11 +117,16 @@ class LedgerClient:
         """The text that ``GET path`` answers; errors as ``get``."""
         return self._send("GET", path, repeatable=True).text
 
-    def post(self, path: str, body: Mapping[str, Any], *, key: str | None = None) -> Any:
-        """The JSON that ``POST path`` answers. Repeated on failure only with an Idempotency-Key ``key``."""
-        return orjson.loads(
-            self._send("POST", path, content=orjson.dumps(body), key=key, repeatable=key is not None).content
-        )
+    def post(self, path: str, body: Mapping[str, Any], *, key: str | None = None, repeatable: bool = False) -> Any:
+        """The JSON that ``POST path`` answers. Repeated on failure with an Idempotency-Key ``key``, or if it is
+        ``repeatable``: twice is once."""
+        repeatable = repeatable or key is not None
+        answer = self._send("POST", path, content=orjson.dumps(body), key=key, repeatable=repeatable)
+        return orjson.loads(answer.content)
+
+    def put(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that ``PUT path`` answers. Repeated on failure: saying it twice is saying it once."""
+        return orjson.loads(self._send("PUT", path, content=orjson.dumps(body), repeatable=True).content)
 
     def post_text(self, path: str, text: bytes) -> Any:
         """The JSON that ``POST path`` answers to a body of text; errors as ``get``. Never repeated."""

@@ -403,6 +403,28 @@ class NodeAnswer(_Answer):
     failure: str | None
 
 
+class PrivacyAnswer(_Answer):
+    """A tenant's private fields, and the entry of its chain that says so."""
+
+    tenant_id: str
+    fields: list[str]
+    subject: str | None
+    seq: int | None
+    declared_at: datetime | None
+    covers: str
+    other_nodes_within_s: float
+
+
+class ErasureAnswer(_Answer):
+    """The newest erasure of a subject, and the entry of the tenant's chain that says so."""
+
+    tenant_id: str
+    key_ids: list[str]
+    seq: int
+    erased_at: datetime
+    other_nodes_within_s: float
+
+
 class LiveAnswer(_Answer):
     """The process runs."""
 

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from app.http import anchors, bundles, chain, docs, events, jobs, keys, log, node, service, snapshots
+from app.http import anchors, bundles, chain, docs, events, jobs, keys, log, node, privacy, service, snapshots
 from app.http.answers import Problem
 from app.http.middleware import Observed
 from app.http.problems import (
@@ -25,7 +25,7 @@ from app.parts import Parts
 from ledger.errors import LedgerError
 
 TITLE = "Tallystick"
-ROUTERS = (jobs, events, chain, snapshots, bundles, keys, log, anchors, node, service, docs)
+ROUTERS = (jobs, events, chain, snapshots, bundles, privacy, keys, log, anchors, node, service, docs)
 
 
 def create_app(parts: Parts) -> FastAPI:

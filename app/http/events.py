@@ -80,8 +80,8 @@ async def submit_events(request: Request, durability: Annotated[Level | None, Qu
     parts = parts_of(request)
     parts.check_writable()
     body = await read_body(request, NDJSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
-    drafts = await drafts_of(body, parts.settings.wal.record_bytes_max)
-    key = request_key(request, Route.EVENTS, body, durability or "")
+    drafts = await parts.sealing.prepare_lines(await drafts_of(body, parts.settings.wal.record_bytes_max))
+    key = parts.sealing.key_of(request_key(request, Route.EVENTS, body, durability or ""), drafts)
     tokens = session_tokens(request)
     if tokens:
         parts.consistency.receive(tokens)

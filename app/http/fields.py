@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from ledger import hlc, names
+from ledger.private_fields import PATH_CHARACTERS_MAX
 
 INTEGER_MAX = 2**53 - 1
 """Largest integer that every JSON reader holds exactly."""
@@ -41,6 +42,8 @@ JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN, examples=["use1-17049312000
 HlcText = Annotated[str, Field(pattern=HLC_PATTERN, examples=["1704931200000:1:node-7f3a"])]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
+FieldName = Annotated[str, Field(min_length=1, max_length=PATH_CHARACTERS_MAX, examples=["spec.user"])]
+"""A field of payloads, its parts separated by dots."""
 Count = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Number = Annotated[int | float, PlainValidator(_number), WithJsonSchema({"type": "number"})]
 JsonObject = dict[str, Any]

@@ -100,13 +100,14 @@ async def _submit(
     bytes_max = min(parts.settings.http.body_bytes_max, parts.settings.wal.record_bytes_max)
     body = await read_body(request, JSON_MEDIA_TYPE, bytes_max)
     given = parse(adapter, body, EVENT_TAGS)
-    key = request_key(request, route, body, job_id or "")
+    draft = await parts.sealing.prepare(draft_of(given, event, job_id))
+    key = parts.sealing.key_of(request_key(request, route, body, job_id or ""), (draft,))
     tokens = session_tokens(request)
     if tokens:
         parts.consistency.receive(tokens)
         if job_id is not None:
             await parts.consistency.wait_for_session(tokens)
-    receipt = await parts.submitter.submit(draft_of(given, event, job_id), key=key)
+    receipt = await parts.submitter.submit(draft, key=key)
     return receipt_answer(receipt)
 
 
@@ -149,7 +150,8 @@ async def list_jobs(
         if not page.states and not await chain_reads.tenant_exists(connection, tenant_id):
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     following = cursors.encode("jobs", scope, *page.last_created) if page.more and page.last_created else None
-    items = [{"tenant_id": tenant_id, **job_fold.view(state_of(state))} for state in page.states]
+    states = await parts.revealing.states(tenant_id, [state_of(state) for state in page.states])
+    items = [{"tenant_id": tenant_id, **job_fold.view(state)} for state in states]
     return json_answer({"items": items, "next_cursor": following})
 
 
@@ -172,17 +174,19 @@ async def list_job_events(
     if more:
         last = events[-1]
         following = cursors.encode("events", scope, last.hlc_physical, last.hlc_logical, last.hlc_node)
-    return json_answer({"items": [_event_item(event) for event in events], "next_cursor": following})
+    payloads = await parts.revealing.payloads(tenant_id, events)
+    items = [_event_item(event, payload) for event, payload in zip(events, payloads, strict=True)]
+    return json_answer({"items": items, "next_cursor": following})
 
 
-def _event_item(event: reads.EventRow) -> dict[str, object]:
+def _event_item(event: reads.EventRow, shown: object) -> dict[str, object]:
     payload = orjson.loads(event.payload)
     return {
         "seq": event.seq,
         "hlc": event.t_hlc,
         "type": payload.get("type") if isinstance(payload, dict) else None,
         "action": event.action,
-        "payload": orjson.Fragment(event.payload),
+        "payload": shown,
         "payload_digest": event.payload_digest,
         "chain_link": event.chain_link,
     }

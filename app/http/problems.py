@@ -69,9 +69,11 @@ METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", 405, "The method is not a
 NOT_FOUND = ProblemType("not-found", 404, "There is nothing here")
 NOT_READY = ProblemType("not-ready", 503, "The node is not ready")
 PAYLOAD_TOO_LARGE = ProblemType("payload-too-large", 413, "The request is too large")
+PRIVACY_UNAVAILABLE = ProblemType("privacy-unavailable", 503, "Private fields cannot be encrypted here now")
 SEQ_OUT_OF_RANGE = ProblemType("seq-out-of-range", 422, "The chain does not reach that far")
 SESSION_NOT_CAUGHT_UP = ProblemType("session-not-caught-up", 503, "The session's writes are not here yet")
 SIGNING_UNAVAILABLE = ProblemType("signing-unavailable", 503, "Nothing can be signed now")
+SUBJECT_NOT_FOUND = ProblemType("subject-not-found", 404, "There is no such subject")
 TENANT_NOT_FOUND = ProblemType("tenant-not-found", 404, "There is no such tenant")
 TOO_STALE = ProblemType("too-stale", 503, "Nothing fresh enough could answer")
 UNTRUSTED_KEY = ProblemType("untrusted-key", 422, "The bundle was not signed by a trusted key")
@@ -94,11 +96,13 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.JobNotFoundError: JOB_NOT_FOUND,
     errors.NotFoundError: NOT_FOUND,
     errors.NotReadyError: NOT_READY,
+    errors.PrivacyUnavailableError: PRIVACY_UNAVAILABLE,
     errors.RecordTooLargeError: PAYLOAD_TOO_LARGE,
     errors.RequestTooLargeError: PAYLOAD_TOO_LARGE,
     errors.SeqOutOfRangeError: SEQ_OUT_OF_RANGE,
     errors.SessionNotCaughtUpError: SESSION_NOT_CAUGHT_UP,
     errors.SigningUnavailableError: SIGNING_UNAVAILABLE,
+    errors.SubjectNotFoundError: SUBJECT_NOT_FOUND,
     errors.TenantNotFoundError: TENANT_NOT_FOUND,
     errors.TooStaleError: TOO_STALE,
     errors.UntrustedKeyError: UNTRUSTED_KEY,

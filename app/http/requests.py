@@ -2,7 +2,8 @@
 
 An event is checked against exactly one model, chosen by ``type``. Only what identifies it is required; the
 other fields of a type may be left out and are then left out of the payload. ``trace_time`` is the time of the
-event in a trace that is being replayed, in seconds.
+event in a trace that is being replayed, in seconds. ``subject`` says whose the private fields of the event are; it is
+never stored.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from app.http.fields import (
     ASSIGNED_DCS_MAX,
     INTEGER_MAX,
     Count,
+    FieldName,
     HlcText,
     JobId,
     JsonObject,
@@ -29,6 +31,7 @@ from app.http.fields import (
     Text,
 )
 from ledger.events import JOB_EVENTS
+from ledger.private_fields import FIELDS_MAX
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -37,6 +40,7 @@ class _Fact(TypedDict, total=False):
     tenant_id: Required[TenantId]
     fence_token: Count
     trace_time: Number
+    subject: Name
 
 
 class _Creation(_Fact, total=False):
@@ -157,6 +161,22 @@ class ExportRequest(TypedDict, total=False):
     to_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
 
 
+@with_config(STRICT)
+class PrivacyRequest(TypedDict, total=False):
+    """Body of ``PUT /v1/tenants/{tenant_id}/privacy``; ``subject`` is the field whose value names the person."""
+
+    fields: Required[Annotated[list[FieldName], Field(max_length=FIELDS_MAX)]]
+    subject: FieldName | None
+
+
+@with_config(STRICT)
+class ErasureRequest(TypedDict, total=False):
+    """Body of ``POST /v1/tenants/{tenant_id}/erasures``; ``reason`` goes on record as it is."""
+
+    subject: Required[Name]
+    reason: Text
+
+
 _ABOUT_A_JOB = (
     JobAccepted,
     WorkflowDispatched,
@@ -193,6 +213,8 @@ JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(JobRequest)
 CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(CancelRequest)
 SNAPSHOT_REQUEST: TypeAdapter[Any] = TypeAdapter(SnapshotRequest)
 EXPORT_REQUEST: TypeAdapter[Any] = TypeAdapter(ExportRequest)
+PRIVACY_REQUEST: TypeAdapter[Any] = TypeAdapter(PrivacyRequest)
+ERASURE_REQUEST: TypeAdapter[Any] = TypeAdapter(ErasureRequest)
 EVENT_REQUEST = _by_type(_variants(_ABOUT_A_JOB, "Request", durability=Level))
 """Body of ``POST /v1/jobs/{job_id}/events``: the job stands in the path."""
 EVENT_LINE = _by_type([*_variants((JobCreated,), "Line"), *_variants(_ABOUT_A_JOB, "Line", job_id=Required[JobId])])

@@ -17,6 +17,7 @@ from ledger.errors import DatabaseUnavailableError, InvalidInputError, JobNotFou
 if TYPE_CHECKING:
     from app.node import Node
     from app.read.consistency import Consistency
+    from app.read.revealing import Revealing
     from app.session import Token
     from app.store import Connection
     from app.store.reading import Pool
@@ -32,8 +33,16 @@ State = jobs.JobState | None
 class JobReader:
     """Reads jobs; nothing else decides where from."""
 
-    def __init__(self, node: Node, primary: Pool, consistency: Consistency, replicas: Replicas | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        primary: Pool,
+        consistency: Consistency,
+        revealing: Revealing,
+        replicas: Replicas | None = None,
+    ) -> None:
         self._node = node
+        self._revealing = revealing
         self._primary = primary
         self._consistency = consistency
         self._replicas = replicas
@@ -69,9 +78,10 @@ class JobReader:
             at = "" if as_of is None else f" at {as_of}"
             behind = "" if source is PRIMARY else f" (says {source.name}, {source.staleness_ms} ms behind)"
             raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}{at}{behind}")
+        (shown,) = await self._revealing.states(tenant_id, [state])
         return {
             "tenant_id": tenant_id,
-            **jobs.view(state),
+            **jobs.view(shown),
             "consistency": {"level": level.name, "source": source.name, "staleness_ms": source.staleness_ms},
         }
 

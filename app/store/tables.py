@@ -272,3 +272,56 @@ bundle_import = Table(
         name="bundle_import_position",
     ),
 )
+
+privacy_state = Table(
+    "privacy_state",
+    metadata,
+    _only("privacy_state"),
+    _number("revision"),
+    _bytewise("master_key_id"),
+    Column("wrapped_secret", LargeBinary, nullable=False),
+    _time("updated_at", now=True),
+    postgresql_with={"fillfactor": 50},
+)
+
+private_fields = Table(
+    "private_fields",
+    metadata,
+    _bytewise("tenant_id", primary_key=True),
+    Column("fields", JSON, nullable=False),
+    _bytewise("subject", nullable=True),
+    _number("revision"),
+    _time("updated_at", now=True),
+)
+
+subject_keys = Table(
+    "subject_keys",
+    metadata,
+    _bytewise("tenant_id", primary_key=True),
+    _bytewise("key_id", primary_key=True),
+    Column("subject_tag", LargeBinary, nullable=False),
+    Column("wrapped_key", LargeBinary),
+    _time("created_at", now=True),
+    _time("erased_at", nullable=True),
+    _number("erased_revision", nullable=True),
+    CheckConstraint("(wrapped_key IS NULL) = (erased_at IS NOT NULL)", name="subject_keys_erased"),
+    CheckConstraint("(erased_at IS NULL) = (erased_revision IS NULL)", name="subject_keys_erased_revision"),
+    Index(
+        "subject_keys_living", "tenant_id", "subject_tag", unique=True, postgresql_where=text("wrapped_key IS NOT NULL")
+    ),
+    Index("subject_keys_subject", "tenant_id", "subject_tag"),
+    Index("subject_keys_erased_since", "erased_revision", postgresql_where=text("erased_revision IS NOT NULL")),
+)
+
+privacy_records = Table(
+    "privacy_records",
+    metadata,
+    _bytewise("tenant_id", primary_key=True),
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    _bytewise("action"),
+    Column("facts", JSON, nullable=False),
+    _bytewise("node_id"),
+    _number("seq", nullable=True),
+    _time("created_at", now=True),
+    Index("privacy_records_open", "node_id", postgresql_where=text("seq IS NULL")),
+)

@@ -111,6 +111,7 @@ class KeyedRequests:
             for line in (*request.chained, *(pending.idempotency for pending in request.recovered)):
                 if line is not None:
                     self._check_body(key, line.body_digest)
+                    request.body_digest = line.body_digest
             yield request, False
         finally:
             request.settled.set()
@@ -140,7 +141,7 @@ class KeyedRequests:
             return []
 
     def _check_body(self, key: RequestKey, body_digest: bytes) -> None:
-        if body_digest != key.body_digest:
+        if body_digest not in (key.body_digest, key.other_digest):
             raise IdempotencyReusedError(
                 f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
             )

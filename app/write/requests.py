@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ledger.events import Durability, EventType
+
+
+class Seal(Protocol):
+    """Encrypts the private fields of one event; its key is durable."""
+
+    def seal(self, fields: dict[str, object], hlc: str, /) -> dict[str, object]:
+        """``fields`` as they are stored with an event of this HLC; they take the same room with any HLC."""
+        ...
 
 
 class Draft(NamedTuple):
@@ -12,6 +20,7 @@ class Draft(NamedTuple):
 
     ``fields`` holds the type's own fields as the caller gave them, omitted ones absent.
     ``job_id`` may be None only for JobCreated; the node then makes one.
+    ``subject`` says whose private fields these are; ``seal`` is there when the event has some.
     """
 
     tenant_id: str
@@ -20,14 +29,20 @@ class Draft(NamedTuple):
     fields: dict[str, object]
     fence_token: int | None
     durability: Durability
+    subject: str | None = None
+    seal: Seal | None = None
 
 
 class RequestKey(NamedTuple):
-    """An ``Idempotency-Key`` on one route; ``body_digest`` tells the same request from another."""
+    """An ``Idempotency-Key`` on one route; ``body_digest`` tells the same request from another.
+
+    ``other_digest`` is how the same request was told apart while the tenant's private fields were others.
+    """
 
     route: int
     key: str
     body_digest: bytes
+    other_digest: bytes | None = None
 
 
 RequestName = tuple[str, int, str]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 import time
 from collections.abc import Sequence
@@ -51,6 +52,9 @@ FIRST_FENCE_TOKEN = 1
 LINES_PER_TURN = 500
 """Lines of one request entered before other requests get a turn."""
 SURVIVES = ("process", "node", "region")
+
+LEDGER_ROUTE = 255
+"""Stands, in keyed records, where other requests have their route: what the ledger writes once about itself."""
 
 _CREATED = "JobCreated"
 _ENDS = frozenset({"JobCompleted", "JobFailed", "JobTimedOut"})
@@ -181,7 +185,8 @@ class Submitter:
             if not seen and len(present) < len(drafts):
                 if not present:
                     await self._check_jobs(drafts, in_lines=True)
-                entered = await self._enter_lines(drafts, key, present, requested)
+                line_key = key._replace(body_digest=request.body_digest)
+                entered = await self._enter_lines(drafts, line_key, present, requested)
                 if not present:
                     request.receipt = self._batch_receipt(drafts, entered, requested)
                 request.entered(entered[-1])
@@ -258,6 +263,29 @@ class Submitter:
         for (tenant_id, job_id), state in growth.job_states.items():
             if self._jobs.get(tenant_id, job_id) is not None:
                 self._jobs.learn(tenant_id, job_id, state.fence, jobs.is_ended(jobs.status(state)))
+
+    async def record_once(
+        self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]
+    ) -> ChainPosition:
+        """Write the entry about ``name`` that the tenant's chain has once, whichever nodes try, and wait for it.
+
+        Raises:
+            DuplicateLineError: the chain has it already.
+            DurabilityTimeoutError: not chained in time; it may still be.
+            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``submit``.
+        """
+        self._refuse_if_failed()
+        room = 1 + (tenant_id not in self._tenants)
+        self._backlog.reserve(room)
+        try:
+            self._begin_tenant(tenant_id)
+            digest = hashlib.sha256(canonical.encode(facts)).digest()
+            key = record.IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
+            pending = self._enter_system(action, name, facts, tenant_id, key)
+        finally:
+            self._backlog.release(room)
+        pending.outcome = asyncio.get_running_loop().create_future()
+        return await self._outcome(pending.outcome, shared=True)
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -368,7 +396,7 @@ class Submitter:
                 fence_token = max(fence_token, fences.get(job, 0))
         if fences is not None and draft.job_id is not None:
             fences[(draft.tenant_id, draft.job_id)] = fence_token
-        payload = canonical.encode({"type": draft.event.name, "fence_token": fence_token, **draft.fields})
+        payload = _encoded(draft, fence_token, "")
         if len(payload) > self._record_bytes_max - 1024:
             reason = f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self._record_bytes_max}"
             raise RecordTooLargeError(reason) if number is None else InvalidEventError(reason, number + 1)
@@ -380,12 +408,13 @@ class Submitter:
         """Draw HLC and LSN together and queue the record: WAL order is HLC order."""
         tenant_id, job_id = draft.tenant_id, draft.job_id
         if tenant_id not in self._tenants:
-            self._enter_system(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
-            self._tenants.add(tenant_id)
+            self._begin_tenant(tenant_id)
         node = self._node
         hlc = node.clock.tick(time.time_ns() // 1_000_000)
         if job_id is None:
             job_id = f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
+        if draft.seal is not None:
+            payload = _encoded(draft, fence_token, hlc.text())
         event = draft.event
         lsn = self._wal.append(
             hlc, event.record_type, record.encode(record.EventRecord(tenant_id, job_id, payload, key))
@@ -399,12 +428,24 @@ class Submitter:
             self._watched = (lsn, time.perf_counter())
         return pending
 
-    def _enter_system(self, action: SystemAction, subject: str, facts: dict[str, object]) -> Pending:
+    def _begin_tenant(self, tenant_id: str) -> None:
+        if tenant_id not in self._tenants:
+            self._enter_system(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
+            self._tenants.add(tenant_id)
+
+    def _enter_system(
+        self,
+        action: SystemAction,
+        subject: str,
+        facts: dict[str, object],
+        tenant_id: str = SYSTEM_TENANT,
+        key: record.IdempotencyKey | None = None,
+    ) -> Pending:
         payload = canonical.encode({"type": action.value, **facts})
         record_type = _TYPE_OF_ACTION[action]
         hlc = self._node.clock.tick(time.time_ns() // 1_000_000)
-        lsn = self._wal.append(hlc, record_type, record.encode(record.EventRecord(SYSTEM_TENANT, subject, payload)))
-        pending = Pending(lsn, self._node.epoch, hlc, record_type, SYSTEM_TENANT, subject, payload, None, None)
+        lsn = self._wal.append(hlc, record_type, record.encode(record.EventRecord(tenant_id, subject, payload, key)))
+        pending = Pending(lsn, self._node.epoch, hlc, record_type, tenant_id, subject, payload, key, None)
         self._backlog.add(pending)
         return pending
 
@@ -519,6 +560,12 @@ class Submitter:
         if level <= Durability.LOCAL:
             return () if self._acknowledge_before_fsync else ("process",)
         return self._chained_survives
+
+
+def _encoded(draft: Draft, fence_token: int, hlc: str) -> bytes:
+    """The canonical payload; what is private in it is sealed for an event of this HLC."""
+    fields = draft.fields if draft.seal is None else draft.seal.seal(draft.fields, hlc)
+    return canonical.encode({"type": draft.event.name, "fence_token": fence_token, **fields})
 
 
 def fence_token_of(payload: bytes | str) -> int:

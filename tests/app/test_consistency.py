@@ -9,8 +9,11 @@ import asyncpg
 import pytest
 
 from app.node import Node
+from app.privacy.keys import SubjectKeys
+from app.privacy.knowledge import PrivacyKnowledge
 from app.read.consistency import Consistency, ReadLevel, all_seen
 from app.read.jobs import JobReader
+from app.read.revealing import Revealing
 from app.session import Token
 from app.store.reads import TokenPosition
 from ledger import jobs
@@ -44,7 +47,8 @@ class World:
         self.node = Node(HERE, "local", "gate", "a" * 32, EPOCH, Clock(HERE, 5000))
 
     def reader(self, wait_s: float) -> JobReader:
-        return JobReader(self.node, self.pool, Consistency(self.node, self.pool, wait_s))
+        revealing = Revealing(PrivacyKnowledge(self.pool, SubjectKeys(self.pool, "file:/no/master.key")))
+        return JobReader(self.node, self.pool, Consistency(self.node, self.pool, wait_s), revealing)
 
     async def node_stands(self, node_id: str, epoch: int, chained_lsn: int) -> None:
         await self.pool.execute(

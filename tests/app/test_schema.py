@@ -314,6 +314,10 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
             ("append_only_rows", "DELETE OR UPDATE", "ROW"),
             ("append_only_table", "TRUNCATE", "STATEMENT"),
         )
+    } | {
+        ("subject_keys", "erased_for_good", b"O", "CREATE TRIGGER erased_for_good BEFORE UPDATE ON "
+         "scheduler.subject_keys FOR EACH ROW WHEN ((old.wrapped_key IS NULL)) "
+         "EXECUTE FUNCTION scheduler.refuse_revival()")
     }  # fmt: skip
 
 

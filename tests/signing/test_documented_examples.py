@@ -4,10 +4,13 @@ import json
 import re
 from pathlib import Path
 
-from ledger import canonical
+import orjson
+
+from ledger import canonical, private_fields
 from signing import envelope
 from signing.checkpoint import open_checkpoint
 from signing.cosignature import WitnessKey, cosignatures_of
+from signing.data_key import DataKey
 from signing.keys import Keyring
 from signing.note import VerifierKey, parse
 from signing.snapshot import open_snapshot
@@ -55,3 +58,14 @@ def test_the_cosigned_checkpoint_was_made_by_another_program_and_holds() -> None
     (found,) = cosignatures_of(parse(cosigned), [WitnessKey.parse(witness_key.strip())])
     assert (found.witness.name, found.time.year) == ("witness.example/w1", 2026)
     assert found.witness.text() == witness_key.strip()
+
+
+def test_the_private_value_opens_with_the_key_and_for_the_field_shown() -> None:
+    payload, associated = (block.strip() for block in examples("private-fields.md")[:2])
+    assert canonical.encode(orjson.loads(payload)) == payload.encode()
+    (sealed,) = private_fields.sealed_values(orjson.loads(payload))
+    _, tenant_id, hlc, key_id, path = orjson.loads(associated)
+    at = private_fields.associated_data(tenant_id, hlc, key_id, path)
+    assert at == associated.encode()
+    assert DataKey(key_id, bytes(range(32))).open(sealed, at) == b'"alice"'
+    assert sealed.nonce == bytes(range(12))

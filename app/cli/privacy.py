@@ -1,0 +1,153 @@
+"""``tally privacy`` and ``tally erase``: which fields are private, and forgetting a person without rewriting."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.client import LedgerClient
+from app.cli.options import Json, Tenant, Url
+from app.cli.outcome import out, print_json
+from app.config import load_settings
+from ledger.errors import DatabaseUnavailableError, InvalidInputError
+
+CONNECT_TIMEOUT_S = 10.0
+FROM_STANDARD_INPUT = "-"
+
+privacy = typer.Typer(no_args_is_help=True, help="Private fields: encrypted in the log, under a key for each person.")
+
+
+@privacy.command("set")
+def set_fields(
+    tenant: Tenant,
+    url: Url,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--field", "-f", help="A field of payloads, such as spec.user; again for each. None: no more."),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject-field", help="The private field whose value names the person.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Declare a tenant's private fields, instead of those declared before.
+
+    They are encrypted from now on. What was recorded before stays as it is.
+
+    \b
+    Examples:
+      tally privacy set -t acme -f spec.user -f requestor --subject-field spec.user
+    """
+    body: dict[str, Any] = {"fields": fields or [], "subject": subject}
+    with LedgerClient(url) as client:
+        _show(client.put(f"/v1/tenants/{tenant}/privacy", body), as_json)
+
+
+@privacy.command("show")
+def show(tenant: Tenant, url: Url, as_json: Json = False) -> None:
+    """Show a tenant's private fields.
+
+    \b
+    Examples:
+      tally privacy show -t acme --json
+    """
+    with LedgerClient(url) as client:
+        _show(client.get(f"/v1/tenants/{tenant}/privacy"), as_json)
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    out.print(f"private fields of tenant {answer['tenant_id']}: {', '.join(answer['fields']) or 'none'}", markup=False)
+    if answer["subject"] is not None:
+        out.print(f"the person is named by {answer['subject']}", markup=False)
+    if answer["seq"] is not None:
+        out.print(f"on record at seq {answer['seq']}; {answer['covers']}", markup=False)
+
+
+@privacy.command("rotate-master")
+def rotate_master(
+    new: Annotated[Path, typer.Option("--new", help="File of the new master key; made if there is none.")],
+    old: Annotated[
+        str | None, typer.Option("--old", help="The present master key; privacy.master_key_uri when not said.")
+    ] = None,
+    dsn: Annotated[
+        str | None, typer.Option("--dsn", metavar="DSN", help="The ledger's PostgreSQL; database_url when not said.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Wrap all living keys by a new master key, so that the old one can be destroyed.
+
+    Then put the new file in the old one's place on every node, and destroy the
+    old one and its copies: only that takes erased keys out of old backups of
+    the database. Until a node has the new file it refuses private fields.
+
+    \b
+    Examples:
+      tally privacy rotate-master --new /etc/tallystick/master-2.key
+      tally privacy rotate-master --new new.key --dsn "$(tally db-url)"
+    """
+    settings = load_settings()
+    url = dsn or settings.database_url
+    if url is None:
+        raise InvalidInputError("say which database with --dsn or TALLY_DATABASE_URL")
+    rewrapped, old_id, new_id = asyncio.run(_rotate(url, old or settings.privacy_master_key_uri, str(new.absolute())))
+    if as_json:
+        print_json({"keys": rewrapped, "old_master_key_id": old_id, "master_key_id": new_id, "path": str(new)})
+        return
+    out.print(f"{rewrapped} keys are wrapped by master key {new_id} in {new}", markup=False)
+    out.print(f"put it in the place of {old_id} on every node, then destroy that and its copies", markup=False)
+
+
+async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
+    import asyncpg
+
+    from app.privacy import rotation
+    from app.store.faults import DATABASE_FAULTS
+    from signing import master_key
+
+    old, new = master_key.load(old_uri), master_key.load_or_generate(new_uri)
+    try:
+        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+        try:
+            return await rotation.rotate_master(connection, old, new), old.master_key_id, new.master_key_id
+        finally:
+            await connection.close()
+    except DATABASE_FAULTS as error:
+        raise DatabaseUnavailableError(f"nothing was changed, PostgreSQL failed: {error}") from error
+
+
+def erase(
+    tenant: Tenant,
+    url: Url,
+    subject: Annotated[
+        str, typer.Option("--subject", help="The person, as events name them; - reads one line of standard input.")
+    ],
+    reason: Annotated[str | None, typer.Option("--reason", help="Goes on record as it is.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Destroy the key of a person's private fields, for good.
+
+    What was encrypted with it can never be read again; everything still
+    verifies, and the chain says that it was done.
+
+    \b
+    Examples:
+      tally erase -t acme --subject alice@example.org --reason "request 4711"
+      tally erase -t acme --subject - < person.txt
+    """
+    if subject == FROM_STANDARD_INPUT:
+        subject = sys.stdin.readline().rstrip("\r\n")
+    body = {"subject": subject} if reason is None else {"subject": subject, "reason": reason}
+    with LedgerClient(url) as client:
+        answer = client.post(f"/v1/tenants/{tenant}/erasures", body, repeatable=True)
+    if as_json:
+        print_json(answer)
+        return
+    keys = ", ".join(answer["key_ids"])
+    out.print(f"erased: {keys}, on record at seq {answer['seq']} of tenant {answer['tenant_id']}", markup=False)

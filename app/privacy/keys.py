@@ -1,0 +1,270 @@
+"""The keys of subjects: made once, kept in Postgres wrapped by the master key, held here for a while.
+
+Invariants::
+
+    a key is durable in Postgres before anything is sealed with it
+    a key that is held was living TRUSTED_S seconds ago or later
+    no secret leaves this module but inside a DataKey
+
+A key read before it was destroyed must not be held after that was learned: whatever is read while the ledger's erasures
+are taken in (``erasures`` rises) is used once and not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from app.store import privacy as store
+from app.store.reading import reading
+from ledger import canonical
+from ledger.errors import ConfigurationError, PrivacyUnavailableError, PrivateValueError
+from signing import master_key
+from signing.data_key import DataKey, new_key_id, new_secret
+from signing.master_key import MasterKey
+
+if TYPE_CHECKING:
+    from app.store import Connection
+    from app.store.privacy import PrivacyState, SubjectKey
+    from app.store.reading import Pool
+
+KEYS_HELD_MAX = 20_000
+"""Keys held in memory; the least recently used are let go first, and read again when needed."""
+TRUSTED_S = 60.0
+"""How long keys that are held may be used without asking Postgres what was erased."""
+LOOKUP_TIMEOUT_S = 5.0
+"""Longest that finding or making keys for one request may take."""
+ATTEMPTS_MAX = 3
+"""Turns to find or make a key while others erase it again."""
+SUBJECTS_AT_ONCE = 5000
+"""Keys found or made in one statement."""
+
+_TAG_CONTEXT = "tallystick.subject-tag.v1"
+_BODY_CONTEXT = b"tallystick.body-digest.v1\n"
+
+log = structlog.get_logger()
+
+Name = TypeVar("Name")
+Held = TypeVar("Held")
+
+Tag = bytes
+"""Keyed hash of a subject: all that the database has of its name."""
+
+
+class SubjectKeys:
+    """Finds, makes and forgets keys. Belongs to one event loop."""
+
+    def __init__(self, pool: Pool, master_key_uri: str) -> None:
+        self._pool = pool
+        self._uri = master_key_uri
+        self._master: MasterKey | None = None
+        self._secret: bytes | None = None
+        self._fault: str | None = None
+        self._by_tag: OrderedDict[tuple[str, Tag], DataKey] = OrderedDict()
+        self._by_id: OrderedDict[tuple[str, str], DataKey | None] = OrderedDict()
+        """None: the key was destroyed."""
+        self._erasures = 0
+        self._trusted_until_s = 0.0
+
+    # --- the master key ---------------------------------------------------------------------------
+
+    async def begin(self, connection: Connection) -> None:
+        """Have a master key, made if the ledger has none yet and there is no file.
+
+        Raises:
+            PrivacyUnavailableError: the file is not that of the ledger's master key, or cannot be used.
+        """
+        asked_s = monotonic()
+        state = await store.read_state(connection)
+        if state is None:
+            self.trust(asked_s)
+            try:
+                master = master_key.load_or_generate(self._uri)
+            except ConfigurationError as error:
+                raise PrivacyUnavailableError(f"privacy.master_key_uri: {error}") from error
+            state = await store.begin(connection, master.master_key_id, master.wrap(new_secret(), context_of_secret()))
+        self.use(state)
+        self.check_usable()
+
+    def use(self, state: PrivacyState) -> None:
+        """Load the master key that the ledger uses, unless it is loaded."""
+        if self._master is not None and self._master.master_key_id == state.master_key_id:
+            return
+        try:
+            master = master_key.load(self._uri)
+            if master.master_key_id != state.master_key_id:
+                raise ConfigurationError(
+                    f"{master.path} holds master key {master.master_key_id}, and the keys of this ledger are wrapped "
+                    f"by {state.master_key_id}: bring that one here, or name it in privacy.master_key_uri"
+                )
+            self._secret = master.unwrap(state.wrapped_secret, context_of_secret())
+            self._master, self._fault = master, None
+        except (ConfigurationError, PrivateValueError) as error:
+            if self._fault != str(error):
+                log.error("privacy_keys_unavailable", error=str(error))
+            self._master, self._fault = None, str(error)
+        self.forget_all()
+
+    def check_usable(self) -> None:
+        """Return if this node has the master key.
+
+        Raises:
+            PrivacyUnavailableError: it has not; nothing private is taken.
+        """
+        if self._master is None:
+            raise PrivacyUnavailableError(f"private fields cannot be encrypted on this node: {self._fault}")
+
+    # --- keyed hashes -----------------------------------------------------------------------------
+
+    def tag(self, tenant_id: str, subject: str) -> Tag:
+        """What stands for the subject in the database.
+
+        Raises:
+            PrivacyUnavailableError: this node does not have the ledger's secret.
+        """
+        self.check_usable()
+        return self._keyed(canonical.encode([_TAG_CONTEXT, tenant_id, subject]))
+
+    def body_digest(self, digest: bytes) -> bytes | None:
+        """A digest of a request body that tells nothing to who does not have the ledger's secret; None without it."""
+        return None if self._secret is None else self._keyed(_BODY_CONTEXT + digest)
+
+    def _keyed(self, message: bytes) -> bytes:
+        assert self._secret is not None
+        return hmac.digest(self._secret, message, hashlib.sha256)
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    async def of_subjects(self, tenant_id: str, tags: Iterable[Tag]) -> dict[Tag, DataKey]:
+        """The living key of each subject, made where there is none; durable when this returns.
+
+        Raises:
+            PrivacyUnavailableError, DatabaseUnavailableError: not now; nothing may be stored.
+        """
+        self.check_usable()
+        self._distrust()
+        found: dict[Tag, DataKey] = {}
+        missing: list[Tag] = []
+        for tag in tags:
+            held = self._by_tag.get((tenant_id, tag))
+            if held is None:
+                missing.append(tag)
+            else:
+                self._by_tag.move_to_end((tenant_id, tag))
+                found[tag] = held
+        for first in range(0, len(missing), SUBJECTS_AT_ONCE):
+            found.update(await self._find_or_make(tenant_id, missing[first : first + SUBJECTS_AT_ONCE]))
+        return found
+
+    async def _find_or_make(self, tenant_id: str, tags: Sequence[Tag]) -> dict[Tag, DataKey]:
+        erasures, found = self._erasures, dict[Tag, DataKey]()
+        async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
+            for _ in range(ATTEMPTS_MAX):
+                for row in await store.living_keys(connection, tenant_id, tags):
+                    key = self._opened(tenant_id, row)
+                    if key is None:
+                        raise PrivacyUnavailableError("the key of a subject cannot be opened on this node")
+                    found[row.subject_tag] = key
+                missing = [tag for tag in tags if tag not in found]
+                if not missing:
+                    break
+                await self._make(connection, tenant_id, missing)
+        if len(found) < len(tags):
+            raise PrivacyUnavailableError("the keys of these subjects are being replaced; try again")
+        if erasures == self._erasures:
+            for tag, key in found.items():
+                _hold(self._by_tag, (tenant_id, tag), key)
+                _hold(self._by_id, (tenant_id, key.key_id), key)
+        return found
+
+    async def _make(self, connection: Connection, tenant_id: str, tags: Sequence[Tag]) -> None:
+        self.check_usable()
+        assert self._master is not None
+        keys = []
+        for tag in tags:
+            key_id = new_key_id()
+            keys.append((key_id, tag, self._master.wrap(new_secret(), context_of_key(tenant_id, key_id))))
+        await store.add_keys(connection, tenant_id, keys, self._master.master_key_id)
+
+    async def by_id(self, tenant_id: str, key_ids: Iterable[str]) -> Mapping[str, DataKey | None]:
+        """Those of the keys that this ledger made and this node can open; None for one that was destroyed.
+
+        Raises:
+            DatabaseUnavailableError: keys that are not held cannot be read.
+        """
+        self._distrust()
+        found: dict[str, DataKey | None] = {}
+        missing = []
+        for key_id in key_ids:
+            if (tenant_id, key_id) in self._by_id:
+                self._by_id.move_to_end((tenant_id, key_id))
+                found[key_id] = self._by_id[tenant_id, key_id]
+            else:
+                missing.append(key_id)
+        if missing:
+            erasures = self._erasures
+            async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
+                rows = await store.find_keys(connection, tenant_id, missing)
+            for row in rows:
+                key = self._opened(tenant_id, row)
+                if key is None and row.wrapped_key is not None:
+                    continue
+                found[row.key_id] = key
+                if key is None or erasures == self._erasures:
+                    _hold(self._by_id, (tenant_id, row.key_id), key)
+        return found
+
+    def _opened(self, tenant_id: str, row: SubjectKey) -> DataKey | None:
+        """The key that ``row`` holds; None when it was destroyed, or cannot be opened here."""
+        if row.wrapped_key is None or self._master is None:
+            return None
+        try:
+            return DataKey(row.key_id, self._master.unwrap(row.wrapped_key, context_of_key(tenant_id, row.key_id)))
+        except PrivateValueError as error:
+            log.error("subject_key_unreadable", tenant_id=tenant_id, key_id=row.key_id, error=str(error))
+            return None
+
+    # --- forgetting -------------------------------------------------------------------------------
+
+    def trust(self, asked_s: float) -> None:
+        """All erasures that Postgres knew at ``asked_s`` (monotonic) have been taken in."""
+        self._trusted_until_s = asked_s + TRUSTED_S
+
+    def forget(self, tenant_id: str, key_id: str, tag: Tag) -> None:
+        """The key was destroyed."""
+        self._erasures += 1
+        self._by_tag.pop((tenant_id, tag), None)
+        self._by_id.pop((tenant_id, key_id), None)
+
+    def forget_all(self) -> None:
+        """Hold no key."""
+        self._erasures += 1
+        self._by_tag.clear()
+        self._by_id.clear()
+
+    def _distrust(self) -> None:
+        if self._by_id and monotonic() > self._trusted_until_s:
+            log.warning("privacy_keys_forgotten", reason=f"Postgres was not heard of for {TRUSTED_S:g} s")
+            self.forget_all()
+
+
+def context_of_key(tenant_id: str, key_id: str) -> bytes:
+    """What the wrapped key of a subject is bound to."""
+    return canonical.encode(["tallystick.subject-key.v1", tenant_id, key_id])
+
+
+def context_of_secret() -> bytes:
+    """What the wrapped secret of the ledger is bound to."""
+    return canonical.encode(["tallystick.ledger-secret.v1"])
+
+
+def _hold(held: OrderedDict[Name, Held], name: Name, key: Held) -> None:
+    held[name] = key
+    if len(held) > KEYS_HELD_MAX:
+        held.popitem(last=False)

@@ -1,0 +1,319 @@
+"""SQL of private fields: what tenants declared, the wrapped keys of subjects, and what the chain must say of both.
+
+A change takes the next revision under the lock of the one row of ``privacy_state`` and commits with it, so
+``revision > known`` never misses one. Keys are made while that row cannot change, so none is wrapped by a master key
+that has been replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.store import Connection
+
+ERASED_FETCHED_MAX = 10_000
+"""Most erased keys told one by one to a node that asks what is new."""
+REWRAPPED_AT_ONCE = 1000
+
+
+class PrivacyState(NamedTuple):
+    """The ledger's own row. ``wrapped_secret`` is the secret of its keyed hashes."""
+
+    revision: int
+    master_key_id: str
+    wrapped_secret: bytes
+
+
+class DeclaredFields(NamedTuple):
+    """What one tenant declared, in dotted names."""
+
+    tenant_id: str
+    fields: list[str]
+    subject: str | None
+    revision: int
+
+
+class SubjectKey(NamedTuple):
+    """One key; ``wrapped_key`` is None once it was destroyed."""
+
+    key_id: str
+    subject_tag: bytes
+    wrapped_key: bytes | None
+
+
+class PrivacyRecord(NamedTuple):
+    """What the tenant's chain must say, and where it does; ``seq`` is None until then."""
+
+    tenant_id: str
+    revision: int
+    action: str
+    facts: dict[str, object]
+    seq: int | None
+    created_at: datetime
+
+
+_RECORD_COLUMNS = "tenant_id, revision, action, facts, seq, created_at"
+
+# --- the ledger's own row -------------------------------------------------------------------------
+
+
+async def read_state(connection: Connection) -> PrivacyState | None:
+    """The state of the ledger; None while no tenant has ever declared anything."""
+    row = await connection.fetchrow("SELECT revision, master_key_id, wrapped_secret FROM scheduler.privacy_state")
+    return PrivacyState(*row) if row else None
+
+
+async def begin(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> PrivacyState:
+    """The state of the ledger, which begins with these values if it has none."""
+    await connection.execute(
+        "INSERT INTO scheduler.privacy_state (revision, master_key_id, wrapped_secret) VALUES (0, $1, $2)"
+        " ON CONFLICT DO NOTHING",
+        master_key_id,
+        wrapped_secret,
+    )
+    state = await read_state(connection)
+    assert state is not None
+    return state
+
+
+async def next_revision(connection: Connection) -> int:
+    """Take the next revision; others wait for theirs until this transaction ends."""
+    revision: int = await connection.fetchval(
+        "UPDATE scheduler.privacy_state SET revision = revision + 1, updated_at = now() RETURNING revision"
+    )
+    return revision
+
+
+# --- declarations ---------------------------------------------------------------------------------
+
+
+async def declared_since(connection: Connection, revision: int) -> list[DeclaredFields]:
+    """Declarations above ``revision``; from 0 on, all."""
+    rows = await connection.fetch(
+        "SELECT tenant_id, fields, subject, revision FROM scheduler.private_fields WHERE revision > $1", revision
+    )
+    return [_declared(row) for row in rows]
+
+
+async def read_declared(connection: Connection, tenant_id: str) -> DeclaredFields | None:
+    """What the tenant declared last."""
+    row = await connection.fetchrow(
+        "SELECT tenant_id, fields, subject, revision FROM scheduler.private_fields WHERE tenant_id = $1", tenant_id
+    )
+    return None if row is None else _declared(row)
+
+
+def _declared(row: asyncpg.Record) -> DeclaredFields:
+    return DeclaredFields(row["tenant_id"], orjson.loads(row["fields"]), row["subject"], row["revision"])
+
+
+async def declare(connection: Connection, declared: DeclaredFields) -> None:
+    """Store what the tenant declares from now on."""
+    await connection.execute(
+        """
+        INSERT INTO scheduler.private_fields (tenant_id, fields, subject, revision) VALUES ($1, $2, $3, $4)
+            ON CONFLICT (tenant_id) DO UPDATE
+               SET fields = excluded.fields, subject = excluded.subject, revision = excluded.revision,
+                   updated_at = now()
+        """,
+        declared.tenant_id,
+        orjson.dumps(declared.fields).decode(),
+        declared.subject,
+        declared.revision,
+    )
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+async def living_keys(connection: Connection, tenant_id: str, tags: Sequence[bytes]) -> list[SubjectKey]:
+    """The living key of each subject that has one."""
+    rows = await connection.fetch(
+        "SELECT key_id, subject_tag, wrapped_key FROM scheduler.subject_keys"
+        " WHERE tenant_id = $1 AND subject_tag = ANY($2::bytea[]) AND wrapped_key IS NOT NULL",
+        tenant_id,
+        tags,
+    )
+    return [SubjectKey(*row) for row in rows]
+
+
+async def add_keys(
+    connection: Connection, tenant_id: str, keys: Iterable[tuple[str, bytes, bytes]], master_key_id: str
+) -> None:
+    """Store keys (key id, subject tag, wrapped key) of subjects that have no living one; none when another master key
+    than ``master_key_id`` wraps the keys of the ledger by now."""
+    columns: Sequence[Sequence[object]] = list(zip(*keys, strict=True))
+    await connection.execute(
+        """
+        WITH state AS MATERIALIZED (
+            SELECT FROM scheduler.privacy_state WHERE master_key_id = $5 FOR SHARE
+        )
+        INSERT INTO scheduler.subject_keys (tenant_id, key_id, subject_tag, wrapped_key)
+        SELECT $1, key_id, subject_tag, wrapped_key
+          FROM unnest($2::text[], $3::bytea[], $4::bytea[]) AS n(key_id, subject_tag, wrapped_key)
+         WHERE EXISTS (SELECT FROM state)
+         ORDER BY subject_tag
+            ON CONFLICT DO NOTHING
+        """,
+        tenant_id,
+        *columns,
+        master_key_id,
+    )
+
+
+async def find_keys(connection: Connection, tenant_id: str, key_ids: Sequence[str]) -> list[SubjectKey]:
+    """Those of the keys that this ledger made, living or not."""
+    rows = await connection.fetch(
+        "SELECT key_id, subject_tag, wrapped_key FROM scheduler.subject_keys"
+        " WHERE tenant_id = $1 AND key_id = ANY($2::text[])",
+        tenant_id,
+        key_ids,
+    )
+    return [SubjectKey(*row) for row in rows]
+
+
+async def destroy_keys(connection: Connection, tenant_id: str, tag: bytes, revision: int) -> list[str]:
+    """Destroy the living keys of the subject, for good; returns their ids."""
+    rows = await connection.fetch(
+        "UPDATE scheduler.subject_keys SET wrapped_key = NULL, erased_at = now(), erased_revision = $3"
+        " WHERE tenant_id = $1 AND subject_tag = $2 AND wrapped_key IS NOT NULL RETURNING key_id",
+        tenant_id,
+        tag,
+        revision,
+    )
+    return [row["key_id"] for row in rows]
+
+
+async def last_erasure(connection: Connection, tenant_id: str, tag: bytes) -> int | None:
+    """Revision of the subject's newest erasure; None when there was none."""
+    revision: int | None = await connection.fetchval(
+        "SELECT max(erased_revision) FROM scheduler.subject_keys WHERE tenant_id = $1 AND subject_tag = $2",
+        tenant_id,
+        tag,
+    )
+    return revision
+
+
+async def erased_since(connection: Connection, revision: int) -> list[tuple[str, str, bytes]] | None:
+    """(tenant, key id, subject tag) of keys destroyed above ``revision``; None when they are too many to tell."""
+    rows = await connection.fetch(
+        "SELECT tenant_id, key_id, subject_tag FROM scheduler.subject_keys WHERE erased_revision > $1 LIMIT $2",
+        revision,
+        ERASED_FETCHED_MAX + 1,
+    )
+    return None if len(rows) > ERASED_FETCHED_MAX else [tuple(row) for row in rows]
+
+
+# --- what the chain must say ----------------------------------------------------------------------
+
+
+async def add_record(connection: Connection, record: PrivacyRecord, node_id: str) -> None:
+    """Note what the tenant's chain must say; ``node_id`` sees to it should this process end first."""
+    await connection.execute(
+        "INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, created_at)"
+        " VALUES ($1, $2, $3, $4, $5, $6)",
+        record.tenant_id,
+        record.revision,
+        record.action,
+        orjson.dumps(record.facts).decode(),
+        node_id,
+        record.created_at,
+    )
+
+
+async def read_record(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord | None:
+    """What was noted at ``revision``."""
+    row = await connection.fetchrow(
+        f"SELECT {_RECORD_COLUMNS} FROM scheduler.privacy_records WHERE tenant_id = $1 AND revision = $2",
+        tenant_id,
+        revision,
+    )
+    return None if row is None else _record(row)
+
+
+async def open_records(connection: Connection, node_id: str) -> list[PrivacyRecord]:
+    """What this node noted and no chain is known to say yet, oldest first."""
+    rows = await connection.fetch(
+        f"SELECT {_RECORD_COLUMNS} FROM scheduler.privacy_records WHERE node_id = $1 AND seq IS NULL ORDER BY revision",
+        node_id,
+    )
+    return [_record(row) for row in rows]
+
+
+def _record(row: asyncpg.Record) -> PrivacyRecord:
+    return PrivacyRecord(
+        row["tenant_id"], row["revision"], row["action"], orjson.loads(row["facts"]), row["seq"], row["created_at"]
+    )
+
+
+async def find_chained(connection: Connection, tenant_id: str, action: str, name: str) -> int | None:
+    """Seq of the tenant's entry of this action about ``name``."""
+    seq: int | None = await connection.fetchval(
+        "SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3 LIMIT 1",
+        tenant_id,
+        name,
+        action,
+    )
+    return seq
+
+
+async def close_record(connection: Connection, record: PrivacyRecord, seq: int) -> None:
+    """The chain says it, at ``seq``."""
+    await connection.execute(
+        "UPDATE scheduler.privacy_records SET seq = $3 WHERE tenant_id = $1 AND revision = $2",
+        record.tenant_id,
+        record.revision,
+        seq,
+    )
+
+
+# --- another master key ---------------------------------------------------------------------------
+
+
+async def lock_state(connection: Connection) -> PrivacyState | None:
+    """The state, locked: no key is made or destroyed until this transaction ends."""
+    row = await connection.fetchrow(
+        "SELECT revision, master_key_id, wrapped_secret FROM scheduler.privacy_state FOR UPDATE"
+    )
+    return PrivacyState(*row) if row else None
+
+
+async def living_keys_after(connection: Connection, tenant_id: str, key_id: str) -> list[tuple[str, str, bytes]]:
+    """The next (tenant, key id, wrapped key) in order, at most ``REWRAPPED_AT_ONCE``."""
+    rows = await connection.fetch(
+        "SELECT tenant_id, key_id, wrapped_key FROM scheduler.subject_keys"
+        " WHERE (tenant_id, key_id) > ($1, $2) AND wrapped_key IS NOT NULL ORDER BY tenant_id, key_id LIMIT $3",
+        tenant_id,
+        key_id,
+        REWRAPPED_AT_ONCE,
+    )
+    return [tuple(row) for row in rows]
+
+
+async def rewrap(connection: Connection, keys: Sequence[tuple[str, str, bytes]]) -> None:
+    """Store these keys (tenant, key id, wrapped key) as wrapped now."""
+    await connection.execute(
+        """
+        UPDATE scheduler.subject_keys AS k SET wrapped_key = n.wrapped_key
+          FROM unnest($1::text[], $2::text[], $3::bytea[]) AS n(tenant_id, key_id, wrapped_key)
+         WHERE k.tenant_id = n.tenant_id AND k.key_id = n.key_id
+        """,
+        *zip(*keys, strict=True),
+    )
+
+
+async def replace_master(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> None:
+    """From now on this master key wraps everything."""
+    await connection.execute(
+        "UPDATE scheduler.privacy_state SET master_key_id = $1, wrapped_secret = $2, revision = revision + 1,"
+        " updated_at = now()",
+        master_key_id,
+        wrapped_secret,
+    )

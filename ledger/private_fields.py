@@ -1,0 +1,213 @@
+"""Private fields of a payload: which may be declared, and the form that takes the place of a private value.
+
+A private value is replaced before the payload becomes canonical bytes, so what is hashed, stored and exported is::
+
+    {"$private": {"alg": "A256GCM", "ciphertext": "<base64url>", "key": "<32 hex>", "nonce": "<16 base64url>"}}
+
+The ciphertext (AES-256-GCM, tag of 16 bytes at its end) is that of the value's canonical JSON. Its associated data is
+the canonical JSON of ``["tallystick.private.v1", tenant_id, hlc, key, path]``, so it opens nowhere but in this field of
+this event. Base64url is without padding. Once the key is gone, readers show ``{"$erased": true}``.
+
+    1 <= len(path) <= PATH_PARTS_MAX        no declared path lies inside another
+
+The cipher itself and the keys are elsewhere (``signing.data_key``): this module holds no secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ledger import canonical
+from ledger.errors import InvalidInputError
+
+PRIVATE_MARK: Final = "$private"
+ERASED_MARK: Final = "$erased"
+ALGORITHM: Final = "A256GCM"
+FIELDS_MAX: Final = 64
+"""Most fields that one tenant declares."""
+PATH_PARTS_MAX: Final = 16
+PATH_CHARACTERS_MAX: Final = 512
+NONCE_BYTES: Final = 12
+TAG_BYTES: Final = 16
+
+Path = tuple[str, ...]
+"""Where a value stands in a payload: names of members, from the outermost in."""
+
+_WITH_PARTS: Final = ("spec", "aggregate_metrics")
+_WHOLE: Final = ("reason", "requestor", "error")
+ALLOWED: Final = "spec, spec.*, aggregate_metrics, aggregate_metrics.*, reason, requestor, error"
+"""What may be private: nothing that identifies an event or decides the state of a job."""
+
+_CONTEXT: Final = "tallystick.private.v1"
+_KEY_ID: Final = re.compile(r"[0-9a-f]{32}")
+_ABSENT: Final = object()
+
+
+class Declaration(NamedTuple):
+    """The private fields of one tenant; ``subject`` is the one whose value names the person, if any does."""
+
+    fields: tuple[Path, ...]
+    subject: Path | None
+
+
+class SealedValue(NamedTuple):
+    """What stands in the log for one private value."""
+
+    key_id: str
+    nonce: bytes
+    ciphertext: bytes
+
+
+NOTHING_PRIVATE: Final = Declaration((), None)
+
+
+def declaration_of(fields: Sequence[str], subject: str | None) -> Declaration:
+    """The declaration that dotted names, such as ``spec.user``, make.
+
+    Raises:
+        InvalidInputError: a name is malformed, names what cannot be private, or lies inside another; or the subject
+            lies in none of them, so that it would be stored in clear.
+    """
+    if len(fields) > FIELDS_MAX:
+        raise InvalidInputError(f"fields: at most {FIELDS_MAX} may be private", ("fields",))
+    paths = [_path_of(field, ("fields", index)) for index, field in enumerate(fields)]
+    for index, path in enumerate(paths):
+        for other in paths[:index]:
+            if path[: len(other)] == other or other[: len(path)] == path:
+                raise InvalidInputError(
+                    f"fields.{index}: {'.'.join(path)} and {'.'.join(other)} lie inside each other", ("fields", index)
+                )
+    if subject is None:
+        return Declaration(tuple(paths), None)
+    path = _path_of(subject, ("subject",))
+    if not any(path[: len(other)] == other for other in paths):
+        raise InvalidInputError(
+            f"subject: {subject} is not private itself, so the subject would be stored in clear; add it to fields",
+            ("subject",),
+        )
+    return Declaration(tuple(paths), path)
+
+
+def _path_of(field: str, place: tuple[str | int, ...]) -> Path:
+    path = tuple(field.split("."))
+    where = ".".join(str(part) for part in place)
+    if len(field) > PATH_CHARACTERS_MAX or len(path) > PATH_PARTS_MAX or not all(path):
+        raise InvalidInputError(
+            f"{where}: must be names with dots between them, at most {PATH_PARTS_MAX} of them and "
+            f"{PATH_CHARACTERS_MAX} characters",
+            place,
+        )
+    if not (path[0] in _WITH_PARTS or (path[0] in _WHOLE and len(path) == 1)):
+        raise InvalidInputError(f"{where}: {field[:100]} cannot be private; these can: {ALLOWED}", place)
+    canonical.encode(field)
+    return path
+
+
+def value_at(fields: Mapping[str, Any], path: Path) -> tuple[bool, Any]:
+    """Whether there is a value at ``path``, and which."""
+    value: Any = fields
+    for name in path:
+        value = value.get(name, _ABSENT) if isinstance(value, dict) else _ABSENT
+        if value is _ABSENT:
+            return False, None
+    return True, value
+
+
+def with_value(fields: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    """``fields`` with another value at ``path``, where there is one; what was given stays as it is."""
+    changed = dict(fields)
+    changed[path[0]] = value if len(path) == 1 else with_value(changed[path[0]], path[1:], value)
+    return changed
+
+
+def refuse_marks(value: Any, path: tuple[str | int, ...] = ()) -> None:
+    """Return if ``value`` holds nothing that reads like a private or an erased value.
+
+    Raises:
+        InvalidInputError: an object has a member of such a name; ``path`` is the member's.
+    """
+    if isinstance(value, dict):
+        for mark in (PRIVATE_MARK, ERASED_MARK):
+            if mark in value:
+                where = ".".join(str(part) for part in (*path, mark))
+                raise InvalidInputError(f"{where}: this name is kept for private fields", (*path, mark))
+        for name, item in value.items():
+            refuse_marks(item, (*path, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            refuse_marks(item, (*path, index))
+
+
+def associated_data(tenant_id: str, hlc: str, key_id: str, path: Sequence[str]) -> bytes:
+    """What a private value is bound to."""
+    return canonical.encode([_CONTEXT, tenant_id, hlc, key_id, list(path)])
+
+
+def to_json(sealed: SealedValue) -> dict[str, Any]:
+    """The object that takes the place of the value."""
+    return {
+        PRIVATE_MARK: {
+            "alg": ALGORITHM,
+            "ciphertext": _base64url(sealed.ciphertext),
+            "key": sealed.key_id,
+            "nonce": _base64url(sealed.nonce),
+        }
+    }
+
+
+def from_json(value: Any) -> SealedValue | None:
+    """The private value that ``value`` stands for; None when it is anything else."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return None
+    parts = value.get(PRIVATE_MARK)
+    if not isinstance(parts, dict) or parts.keys() != {"alg", "ciphertext", "key", "nonce"}:
+        return None
+    key_id, nonce, ciphertext = parts["key"], _bytes_of(parts["nonce"]), _bytes_of(parts["ciphertext"])
+    if parts["alg"] != ALGORITHM or not isinstance(key_id, str) or _KEY_ID.fullmatch(key_id) is None:
+        return None
+    if nonce is None or len(nonce) != NONCE_BYTES or ciphertext is None or len(ciphertext) <= TAG_BYTES:
+        return None
+    return SealedValue(key_id, nonce, ciphertext)
+
+
+def sealed_values(value: Any) -> Iterator[SealedValue]:
+    """Every private value in ``value``; none stands inside an array, as no declared path leads through one."""
+    sealed = from_json(value)
+    if sealed is not None:
+        yield sealed
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from sealed_values(item)
+
+
+def shown(value: Any, path: Path, show: Callable[[SealedValue, Path], Any]) -> Any:
+    """``value``, which stands at ``path``, with ``show`` of each private value in its place."""
+    sealed = from_json(value)
+    if sealed is not None:
+        return show(sealed, path)
+    if isinstance(value, dict):
+        return {name: shown(item, (*path, name), show) for name, item in value.items()}
+    return value
+
+
+def erased() -> dict[str, Any]:
+    """What is shown where the key of a private value was destroyed."""
+    return {ERASED_MARK: True}
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _bytes_of(text: Any) -> bytes | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        data = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return data if _base64url(data) == text else None

@@ -1,0 +1,112 @@
+"""The master key, which wraps the keys of subjects. It lives outside the database, and never in log or bundle.
+
+A master key file is one line, kept as ``signing.private_file`` says::
+
+    tallystick-master-key-1 <base64 of 32 random bytes>
+
+Wrapped secret: nonce of 12 bytes, then AES-256-GCM of the secret with the tag at its end. Its associated data names
+what is wrapped, so that a wrapped key moved to another row does not open. Id of a master key: first 16 hex digits of
+SHA-256 over ``"tallystick.master-key-id.v1\\n"`` and the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ledger.errors import ConfigurationError, PrivateValueError
+from signing import private_file
+from signing.data_key import KEY_BYTES
+
+_HEAD = b"tallystick-master-key-1 "
+_ID_CONTEXT = b"tallystick.master-key-id.v1\n"
+_NONCE_BYTES = 12
+
+
+class MasterKey:
+    """A master key in memory, read from ``path``. Safe for threads."""
+
+    __slots__ = ("_cipher", "master_key_id", "path")
+
+    def __init__(self, path: Path, secret: bytes) -> None:
+        self.path = path
+        self.master_key_id = hashlib.sha256(_ID_CONTEXT + secret).hexdigest()[:16]
+        self._cipher = AESGCM(secret)
+
+    def __repr__(self) -> str:
+        return f"MasterKey({self.path}, {self.master_key_id})"
+
+    def wrap(self, secret: bytes, context: bytes) -> bytes:
+        """``secret``, to be opened again only with the same ``context``."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, secret, context)
+
+    def unwrap(self, wrapped: bytes, context: bytes) -> bytes:
+        """The secret that ``wrap`` was given.
+
+        Raises:
+            PrivateValueError: wrapped by another key or for another context, or changed since.
+        """
+        try:
+            return self._cipher.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], context)
+        except (InvalidTag, ValueError):
+            raise PrivateValueError(f"a wrapped key does not open with master key {self.master_key_id}") from None
+
+
+def load(uri: str) -> MasterKey:
+    """The master key that ``uri`` names: a path, or ``file:`` and a path.
+
+    Raises:
+        ConfigurationError: there is no such file, others can read it, or it holds no master key.
+    """
+    path = private_file.path_of(uri)
+    try:
+        content = private_file.read(path)
+    except OSError as error:
+        raise ConfigurationError(f"master key file {path} cannot be read: {error.strerror}") from error
+    head, secret = content[: len(_HEAD)], b""
+    with contextlib.suppress(binascii.Error):
+        secret = base64.b64decode(content[len(_HEAD) :].rstrip(b"\n"), validate=True)
+    if head != _HEAD or len(secret) != KEY_BYTES:
+        raise ConfigurationError(f"{path} holds no master key; `tally privacy set` makes one where there is no file")
+    return MasterKey(path, secret)
+
+
+def generate(uri: str) -> MasterKey:
+    """Make a new master key and its file.
+
+    Raises:
+        ConfigurationError: the file exists, or cannot be made.
+    """
+    path = private_file.path_of(uri)
+    secret = os.urandom(KEY_BYTES)
+    try:
+        private_file.make(path, _HEAD + base64.b64encode(secret) + b"\n")
+    except FileExistsError as error:
+        raise ConfigurationError(f"master key file {path} exists already; it was left as it is") from error
+    except OSError as error:
+        raise ConfigurationError(f"master key file {path} cannot be made: {error.strerror}") from error
+    return MasterKey(path, secret)
+
+
+def load_or_generate(uri: str) -> MasterKey:
+    """The master key that ``uri`` names, made if there is no file yet; of several callers at once one makes it.
+
+    Raises:
+        ConfigurationError: as ``load`` and ``generate``.
+    """
+    path = private_file.path_of(uri)
+    if not path.exists():
+        try:
+            return generate(uri)
+        except ConfigurationError:
+            if not path.exists():
+                raise
+    return load(uri)

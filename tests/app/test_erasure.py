@@ -1,0 +1,207 @@
+"""Erasing a person: the key is gone everywhere, the chain says so once, and everything still verifies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+
+from app.bundle.verify import verify_file
+from app.config import Settings
+from app.privacy import rotation
+from app.privacy.keys import SubjectKeys
+from app.store import privacy as store
+from ledger.errors import PrivacyUnavailableError
+from signing import master_key
+from signing.keys import Keyring
+from tests.app.bundles import exit_code
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.test_private_fields import (
+    ALICE,
+    BOB,
+    declare,
+    erase,
+    events,
+    everything_stored,
+    job,
+    plain_parts,
+    problem,
+    seen_in,
+    submit,
+    two_jobs,
+)
+
+VERIFY_PY = Path(__file__).resolve().parents[2] / "docs" / "formats" / "verify.py"
+GONE = {"$erased": True}
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings()
+
+
+async def test_after_an_erasure_the_person_is_gone_and_the_ledger_is_whole(
+    run_server: RunServer, settings: Settings, chains: Chains, superuser: asyncpg.Connection, tmp_path: Path
+) -> None:
+    async with run_server(settings) as client:
+        await declare(client)
+        await two_jobs(client)
+        before = await chains.sound("acme")
+        bob = await job(client, "b")
+        answer = await erase(client, ALICE)
+        assert answer.status_code == 200, answer.text
+        erased = answer.json()
+
+        assert (await erase(client, ALICE)).json() == erased, "saying it again changes nothing"
+        a = await job(client, "a")
+        assert a["spec"] == {"user": GONE, "address": GONE, "cpu": 4}
+        assert (a["status"], a["error"]) == ("CANCELLED", GONE)
+        shown = [event["payload"] for event in await events(client, "a")]
+        assert (shown[1]["reason"], shown[2]["requestor"], shown[3]["error"]) == (GONE, GONE, GONE)
+        assert await job(client, "b") == bob
+
+        after = await chains.sound("acme")
+        assert after[:-1] == before, "nothing was rewritten"
+        record = json.loads(after[-1]["payload"])
+        assert (after[-1]["action"], after[-1]["seq"]) == ("SUBJECT_ERASED", erased["seq"])
+        assert record["key_ids"] == erased["key_ids"]
+        assert record["reason"] == "request 4711"
+        assert len(erased["key_ids"]) == 1
+        assert seen_in(await everything_stored(superuser)) == []
+
+        verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+        assert verdict["valid"]
+        assert set(verdict["verdicts"].values()) == {"ok"}
+        await _verify_bundle(client, tmp_path)
+    async with run_server(settings) as client:
+        assert (await job(client, "a"))["spec"]["user"] == GONE
+        assert (await job(client, "b"))["spec"] == bob["spec"]
+
+
+async def _verify_bundle(client: httpx.AsyncClient, folder: Path) -> None:
+    """The bundle of the chain verifies, by the product and by the script that shares no code with it."""
+    bundle = await client.post("/v1/bundles/export", json={"tenant_id": "acme"})
+    assert seen_in(plain_parts(bundle.content)) == []
+    (folder / "acme.tar").write_bytes(bundle.content)
+    keys = (await client.get("/v1/keys")).json()
+    (folder / "keys.json").write_text(json.dumps(keys))
+    verdict = await verify_file(folder / "acme.tar", Keyring.from_json(keys))
+    assert exit_code(verdict) == 0
+    script = [sys.executable, str(VERIFY_PY), str(folder / "acme.tar"), "--keys", str(folder / "keys.json")]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_what_comes_after_an_erasure_gets_a_key_of_its_own(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    await declare(client)
+    await submit(client, job_id="old", spec={"user": ALICE})
+    first = (await erase(client, ALICE)).json()
+    await submit(client, job_id="new", spec={"user": ALICE})
+    assert (await job(client, "new"))["spec"] == {"user": ALICE}
+    assert (await job(client, "old"))["spec"] == {"user": GONE}
+    second = (await erase(client, ALICE)).json()
+    assert second["key_ids"] != first["key_ids"]
+    assert (await job(client, "new"))["spec"] == {"user": GONE}
+    assert problem(await erase(client, BOB)) == (404, "subject-not-found")
+    with pytest.raises(asyncpg.RestrictViolationError, match="stays erased"):
+        await superuser.execute(
+            "UPDATE scheduler.subject_keys SET wrapped_key = '\\x00', erased_at = NULL, erased_revision = NULL"
+        )
+
+
+async def test_nobody_can_be_erased_where_nothing_is_private(client: httpx.AsyncClient) -> None:
+    assert problem(await erase(client, ALICE)) == (404, "subject-not-found")
+    await declare(client)
+    answer = await client.post("/v1/tenants/other/erasures", json={"subject": ALICE})
+    assert problem(answer) == (404, "subject-not-found")
+    for body in ({}, {"subject": ""}, {"subject": 1}, {"subject": "a", "more": 1}):
+        answer = await client.post("/v1/tenants/acme/erasures", json=body)
+        assert problem(answer) == (422, "invalid-request")
+
+
+@pytest.mark.parametrize("how", ["the next start", "the same call"])
+async def test_an_erasure_that_a_crash_cut_off_is_put_on_record_once(
+    run_server: RunServer, settings: Settings, pool: asyncpg.Pool, chains: Chains, how: str
+) -> None:
+    async with run_server(settings) as client:
+        await declare(client)
+        await submit(client, job_id="a", spec={"user": ALICE})
+        node_id = (await client.get("/v1/node")).json()["node_id"]
+    if how == "the same call":
+        node_id = "another"
+    key_id = await _erase_and_die(pool, settings, node_id)
+    for _ in range(2):
+        async with run_server(settings) as client:
+            if how == "the same call":
+                assert (await erase(client, ALICE)).json()["seq"] == 3
+
+            async def recorded() -> bool:
+                return bool((await chains.entries("acme"))[-1]["action"] == "SUBJECT_ERASED")
+
+            await until(recorded, "the chain says so")
+            assert (await job(client, "a"))["spec"] == {"user": GONE}
+            assert (await erase(client, ALICE)).json()["seq"] == 3
+    entries = await chains.sound("acme")
+    assert [entry["action"] for entry in entries] == ["PRIVACY_DECLARED", "ENQUEUE", "SUBJECT_ERASED"]
+    assert json.loads(entries[-1]["payload"])["key_ids"] == [key_id]
+
+
+async def _erase_and_die(pool: asyncpg.Pool, settings: Settings, node_id: str) -> str:
+    """What a process leaves that ends right after it has destroyed alice's key; returns the key's id."""
+    keys = SubjectKeys(pool, settings.privacy_master_key_uri)
+    async with pool.acquire() as connection, connection.transaction():
+        state = await store.read_state(connection)
+        assert state is not None
+        keys.use(state)
+        revision = await store.next_revision(connection)
+        (key_id,) = await store.destroy_keys(connection, "acme", keys.tag("acme", ALICE), revision)
+        now = await connection.fetchval("SELECT now()")
+        facts: dict[str, object] = {"key_ids": [key_id], "revision": revision}
+        record = store.PrivacyRecord("acme", revision, "SUBJECT_ERASED", facts, None, now)
+        await store.add_record(connection, record, node_id)
+    return key_id
+
+
+async def test_another_master_key_takes_over_and_the_old_one_can_go(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, tmp_path: Path
+) -> None:
+    old_file = settings.data_dir / "keys" / "privacy-master.key"
+    async with run_server(settings) as client:
+        await declare(client)
+        await two_jobs(client)
+        (await erase(client, ALICE)).raise_for_status()
+        wrapped = await superuser.fetchval(
+            "SELECT wrapped_key FROM scheduler.subject_keys WHERE wrapped_key IS NOT NULL"
+        )
+        old, new = master_key.load(str(old_file)), master_key.generate(str(tmp_path / "new.key"))
+        with pytest.raises(PrivacyUnavailableError, match="wrapped by master key"):
+            await rotation.rotate_master(superuser, new, old)
+        assert await rotation.rotate_master(superuser, old, new) == 1
+        body = {"tenant_id": "acme", "spec": {"user": BOB}}
+
+        async def refused() -> bool:
+            return problem_of(await client.post("/v1/jobs", json=body)) == (503, "privacy-unavailable")
+
+        await until(refused, "the node sees that its master key is not the ledger's")
+        (tmp_path / "new.key").replace(old_file)
+
+        async def taken() -> bool:
+            return (await client.post("/v1/jobs", json=body)).status_code == 201
+
+        await until(taken, "the node has the new master key")
+        assert (await job(client, "b"))["spec"]["user"] == BOB
+        assert (await job(client, "a"))["spec"]["user"] == GONE
+    now = await superuser.fetchval("SELECT wrapped_key FROM scheduler.subject_keys WHERE wrapped_key IS NOT NULL")
+    assert now != wrapped
+
+
+def problem_of(answer: httpx.Response) -> tuple[int, str] | None:
+    return None if answer.is_success else problem(answer)
