@@ -49,6 +49,7 @@ ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"})
 """Variables with our prefix that are read elsewhere: this file's own path, and the client's target."""
 DEFAULT_TOML = Path("tally.toml")
 REPLICAS_MAX = 16
+AUTHORITIES_MAX = 16
 WITNESSES_MAX = 32
 """Witnesses of one ledger; a note has room for a signature of each."""
 
@@ -241,11 +242,23 @@ class ChainSettings(_Section):
     sign_snapshots: bool = True
 
 
+class AuthoritySettings(_Section):
+    """One of ``log.timestamp_authorities``: its address, and a PEM file of certificates that it must be traced to."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[!-~]{1,2000}$")]
+    ca_file: Path | None = None
+
+
+def _authority(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
 class LogSettings(_Section):
     """``log.*``: the tenants' logs, for outsiders.
 
     ``origin`` is the first part of every checkpoint's origin; made once and kept in the database when not said.
     ``witnesses`` are verifier keys of those whose cosignatures are taken; in the environment separated by commas.
+    ``timestamp_authorities`` (RFC 3161) are addresses, or tables of ``url`` and ``ca_file``; in the environment JSON.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
@@ -256,6 +269,10 @@ class LogSettings(_Section):
         NoDecode,
         BeforeValidator(_comma_separated),
     ] = []
+    timestamp_authorities: Annotated[
+        list[Annotated[AuthoritySettings, BeforeValidator(_authority)]], Field(max_length=AUTHORITIES_MAX)
+    ] = []
+    timestamp_interval: Annotated[Duration, _between("1s", "365d")] = timedelta(hours=1)
 
 
 class SigningSettings(_Section):

@@ -34,6 +34,7 @@ from app.http.protocol import ProblemProtocol
 from app.parts import Parts
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
+from app.read.anchors import AnchorReader
 from app.read.consistency import Consistency
 from app.read.jobs import JobReader
 from app.read.replicas import Replicas, replicas_at
@@ -49,6 +50,7 @@ from app.write.appender import STATEMENT_TIMEOUT_S
 from app.write.cosignatures import CosignatureInbox
 from app.write.privacy_changes import PrivacyChanges
 from app.write.sealing import Sealing
+from app.write.timestamps import Authority, Timestamper
 from ledger.errors import (
     DatabaseUnavailableError,
     InvalidInputError,
@@ -61,6 +63,7 @@ from signing.checkpoint import open_checkpoint
 from signing.keys import Keyring
 from signing.note import VerifierKey, verifier_key
 from signing.public_key import PublicKey
+from signing.timestamp import load_authorities, require_available
 
 POOL_CONNECTIONS_MAX = 16
 OPEN_REQUESTS_SHARE = 0.5
@@ -92,6 +95,7 @@ async def running(
     """A started service with its parts, stopped on leaving."""
     if settings.bundle.trusted_keys is not None:
         Keyring.load(settings.bundle.trusted_keys)
+    authorities = _authorities(settings)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal)
     try:
         pool = await asyncpg.create_pool(
@@ -106,10 +110,12 @@ async def running(
         raise
     service = Service(settings, started, pool, database_url)
     async with replicas_at(settings.database_replica_urls, database_url, started.log_origin) as replicas:
-        parts = _parts(service, started, pool, replicas, knowledge)
+        parts = _parts(service, started, pool, replicas, knowledge, authorities)
         service.start()
         service.spawn(knowledge.run())
         service.spawn(parts.privacy_changes.finish())
+        if parts.timestamper is not None:
+            service.spawn(parts.timestamper.run())
         verify = settings.verify
         service.spawn(parts.verifier.run(verify.interval.total_seconds(), on_start=verify.on_start))
         service.spawn(parts.importer.log_unfinished())
@@ -135,15 +141,29 @@ async def _private_fields(pool: asyncpg.Pool[asyncpg.Record], master_key_uri: st
     return knowledge
 
 
+def _authorities(settings: Settings) -> list[Authority]:
+    """The configured time-stamping authorities, with what they are to be traced to.
+
+    Raises:
+        ConfigurationError: a CA file cannot be read, or the package that makes requests is not installed.
+    """
+    configured = settings.log.timestamp_authorities
+    if configured:
+        require_available()
+    return [Authority(each.url, load_authorities(each.ca_file) if each.ca_file else ()) for each in configured]
+
+
 def _parts(
     service: Service,
     started: StartedNode,
     pool: asyncpg.Pool[asyncpg.Record],
     replicas: Replicas | None,
     knowledge: PrivacyKnowledge,
+    authorities: Sequence[Authority],
 ) -> Parts:
     """What the routers use, wired to ``service``."""
     settings, node = service.settings, service.node
+    roots = {authority.url: authority.roots for authority in authorities}
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
     revealing = Revealing(knowledge)
 
@@ -183,6 +203,13 @@ def _parts(
             pool=pool,
             keyring=keyring,
             checkpoints=checkpoints,
+            anchors=AnchorReader(
+                pool=pool,
+                origin=service.notary.origin,
+                keyring=keyring,
+                witnesses=settings.log.witnesses,
+                roots=lambda url: roots.get(url, ()),
+            ).newest,
             positions=VerifiedPositions(started.folder),
             metrics=service.metrics,
         ),
@@ -219,6 +246,16 @@ def _parts(
             witnesses=settings.log.witnesses,
             max_skew_ms=settings.hlc.max_clock_skew_ms,
         ),
+        timestamper=Timestamper(
+            pool=pool,
+            authorities=authorities,
+            interval=settings.log.timestamp_interval,
+            origin=service.notary.origin,
+            keyring=keyring,
+            metrics=service.metrics,
+        )
+        if authorities
+        else None,
         readiness_checks={
             "chaining": lambda: service.appender.database_error,
             "backlog": service.backlog_fault,

@@ -42,6 +42,10 @@ class Metrics:
         )
         self.batch_snapshots = self._counter("scheduler_batch_snapshots", "Batch snapshots signed")
         self.imported_entries = self._counter("bundle_imported_entries", "Entries chained from imported bundles")
+        self.timestamps = self._counter("log_timestamps", "Checkpoints that an outside authority stamped")
+        self.timestamp_failures = self._counter(
+            "log_timestamp_failures", "Time stamps that were asked for and not had; they are asked for again"
+        )
         self.fencing_rejects = self._counter(
             "wal_fencing_rejects", "Chaining transactions refused because of a newer epoch"
         )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.write.privacy_changes import PrivacyChanges
     from app.write.sealing import Sealing
     from app.write.submit import Submitter
+    from app.write.timestamps import Timestamper
     from signing.cosignature import WitnessKey
 
 ReadinessCheck = Callable[[], str | None]
@@ -58,6 +59,8 @@ class Parts:
     witnesses: Sequence[WitnessKey]
     """Whose cosignatures are taken and served."""
     cosignatures: CosignatureInbox
+    timestamper: Timestamper | None
+    """None when no authority is configured."""
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks of ``/readyz`` by name, beside those every service has."""
     accepting: bool = False

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ledger.merkle import HASH_BYTES
 from ledger.tiles import TILE_BYTES, TILE_HEIGHT, TILE_WIDTH, TileCoordinates
-from ledger.verdict import Findings
+from ledger.verdict import Anchored, Findings
 
 TILES_AT_ONCE = 32
 """Tiles worth one look at what is stored: a quarter of a megabyte."""
@@ -28,6 +28,26 @@ class TreeHead(NamedTuple):
     size: int
     root: bytes
     source: str
+
+
+class Anchor(NamedTuple):
+    """A tree head that somebody outside vouched for, in a statement that is kept inside.
+
+    Who could cut the chain could remove the statement too; so it counts against the chain, and ``compared_with``
+    does not name it. The caller has judged the statement: only one of status ``ok`` is compared (see ``Anchored``).
+    """
+
+    kind: str
+    by: str
+    time: str
+    size: int
+    root: bytes
+    status: str = "ok"
+    detail: str | None = None
+
+    def found(self, status: str, detail: str | None = None) -> Anchored:
+        """What came of it."""
+        return Anchored(self.kind, self.by, self.time, self.size, status, detail)
 
 
 class StoredTree(NamedTuple):
@@ -46,6 +66,7 @@ class TreeChecker:
         stored: StoredTree | None,
         read_tiles: ReadTiles,
         checkpoints: Sequence[TreeHead],
+        anchors: Sequence[Anchor],
         *,
         is_from_start: bool,
     ) -> None:
@@ -57,6 +78,8 @@ class TreeChecker:
         """The last tile of each level, as far as it has grown."""
         self._to_compare: dict[TileCoordinates, bytes] = {}
         self._checkpoints = sorted(head for head in checkpoints if head.size > 0)
+        self._anchors = sorted((each for each in anchors if each.status == "ok"), key=lambda each: each.size)
+        self._anchored = [each.found(each.status, each.detail) for each in anchors if each.status != "ok"]
         self._is_tree_compared = False
         self._sources = dict.fromkeys((head.source for head in checkpoints), False)
 
@@ -64,11 +87,15 @@ class TreeChecker:
         """Sources of the checkpoints that the chain was compared with so far, in the order they were given."""
         return [source for source, is_compared in self._sources.items() if is_compared]
 
+    def anchored(self) -> tuple[Anchored, ...]:
+        """What came of every anchor, once ``finish`` was called."""
+        return tuple(sorted(self._anchored, key=lambda each: (each.kind, each.by, each.to_seq)))
+
     def cut(self, seq: int) -> int | None:
         """The lowest size, not below ``seq``, at which a root must be compared."""
         if not self._has_place:
             return None
-        sizes = [head.size for head in self._checkpoints[:1]]
+        sizes = [head.size for head in self._checkpoints[:1]] + [anchor.size for anchor in self._anchors[:1]]
         if self._stored is not None and not self._is_tree_compared:
             sizes.append(self._stored.size)
         return min((size for size in sizes if size >= seq), default=None)
@@ -107,6 +134,8 @@ class TreeChecker:
             if head.root != root:
                 detail = f"the first {size} entries are not those of the checkpoint held by {head.source}"
                 self._report("rollback", size, detail, head.root, root.hex())
+        while self._anchors and self._anchors[0].size == size:
+            self._compare_anchor(self._anchors.pop(0), root)
 
     def lose_place(self) -> None:
         """Entries are missing here: from now on there is no tree to compare with."""
@@ -136,12 +165,30 @@ class TreeChecker:
                 self._findings.add("rollback", last_seq + 1, detail, expected=head.size, actual=last_seq)
             else:
                 self._findings.leave_undecided("checkpoint")
+        for anchor in self._anchors:
+            detail = f"the {anchor.kind} anchor by {anchor.by} covers {anchor.size} entries, there are {last_seq}"
+            if anchor.size > last_seq:
+                self._findings.add("rollback", last_seq + 1, detail, expected=anchor.size, actual=last_seq)
+                self._anchored.append(anchor.found("broken", detail))
+            else:
+                self._anchored.append(anchor.found("not_checked", "the entries up to there were not all read"))
+        self._anchors.clear()
         if not self._is_tree_compared and last_seq > 0:
             self._findings.leave_undecided("tree")
 
     def _name_source(self, head: TreeHead) -> None:
         self._findings.begin("checkpoint")
         self._sources[head.source] = True
+
+    def _compare_anchor(self, anchor: Anchor, root: bytes) -> None:
+        detail = f"the first {anchor.size} entries are not those of the {anchor.kind} anchor by {anchor.by}"
+        if anchor.root == root:
+            self._anchored.append(anchor.found("ok"))
+        elif self._findings.chain_broken_by(anchor.size):
+            self._anchored.append(anchor.found("not_checked", "the chain breaks before"))
+        else:
+            self._findings.add("rollback", anchor.size, detail, expected=anchor.root.hex(), actual=root.hex())
+            self._anchored.append(anchor.found("broken", detail))
 
     def _compare_tile(self, level: int, index: int, stored: bytes) -> None:
         computed = self._to_compare[level, index]

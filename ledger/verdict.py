@@ -122,6 +122,24 @@ def _shortened(value: str | int | None) -> str | int | None:
     return value
 
 
+class Anchored(NamedTuple):
+    """What somebody outside said of the first ``to_seq`` entries, and whether it holds.
+
+    ``status`` is ``ok``; ``broken``: it holds and the entries are others; ``invalid``: it does not hold itself, so it
+    says nothing; ``not_checked``: one of both could not be checked.
+    """
+
+    kind: str
+    """``witness`` or ``rfc3161``."""
+    by: str
+    """Name of the witness, or address of the authority."""
+    time: str
+    """RFC 3339."""
+    to_seq: int
+    status: str
+    detail: str | None
+
+
 class Head(NamedTuple):
     """The end of a chain: its row in ``chain_heads``, or its last entry. Empty at seq 0."""
 
@@ -146,6 +164,8 @@ class Verdict(NamedTuple):
     """Where the checkpoints came from that the chain was compared with, None when with none."""
     signed_to: Head
     """The last entry that an unbroken snapshot covers; seq ``from_seq - 1`` when none was seen."""
+    anchors: tuple[Anchored, ...] = ()
+    """What outsiders said of beginnings of the chain."""
 
     @property
     def is_valid(self) -> bool:
@@ -165,6 +185,7 @@ class Verdict(NamedTuple):
             "first_break": self.first_break._asdict() if self.first_break is not None else None,
             "breaks": dict(self.breaks),
             "compared_with": self.compared_with,
+            "anchors": [anchored._asdict() for anchored in self.anchors],
             "signed_to_seq": self.signed_to.seq,
             "unsigned_entries": max(0, self.to_seq - self.signed_to.seq),
             "duration_ms": round(duration_ms, 1),

@@ -25,7 +25,7 @@ from ledger.snapshot_check import (
     SnapshotChecker,
     SnapshotRow,
 )
-from ledger.tree_check import TILES_AT_ONCE, StoredTree, TreeChecker, TreeHead
+from ledger.tree_check import TILES_AT_ONCE, Anchor, StoredTree, TreeChecker, TreeHead
 from ledger.verdict import ASPECTS, KINDS, Break, Findings, Head, Verdict
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "JOB_COLUMNS",
     "KINDS",
     "SNAPSHOT_COLUMNS",
+    "Anchor",
     "Break",
     "ChainReader",
     "Head",
@@ -84,6 +85,7 @@ async def verify(
     expected_prev: str | None = None,
     open_snapshot: OpenSnapshot | None = None,
     checkpoints: Sequence[TreeHead] = (),
+    anchors: Sequence[Anchor] = (),
     projection: bool = True,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that hangs on them.
@@ -96,6 +98,7 @@ async def verify(
         expected_prev: chain link that entry ``from_seq - 1`` had when it was last verified.
         open_snapshot: opens envelopes and judges signatures; without it neither is looked at.
         checkpoints: tree heads kept outside this ledger, which its chain must extend.
+        anchors: what outsiders said of tree heads, kept inside; the chain must extend those too.
         projection: whether to fold all entries once more and compare job states.
     """
     findings = Findings()
@@ -115,7 +118,7 @@ async def verify(
     walk = _Walk(
         await _entry_checker(reader, findings, tenant_id, first, last.seq, expected_prev),
         SnapshotChecker(tenant_id, findings, open_snapshot, is_from_start=is_from_start),
-        TreeChecker(findings, tree, reader.tiles, checkpoints, is_from_start=is_from_start),
+        TreeChecker(findings, tree, reader.tiles, checkpoints, anchors, is_from_start=is_from_start),
         reader.snapshots(first, None if is_to_end else to_seq),
     )
     async for rows in reader.entries(None if is_from_start else first, None if is_to_end else to_seq):
@@ -143,6 +146,7 @@ async def verify(
         breaks=findings.counts(),
         compared_with=", ".join(walk.tree.compared_sources()) or None,
         signed_to=walk.snapshots.signed_to or Head(first - 1, expected_prev, None),
+        anchors=walk.tree.anchored(),
     )
 
 

@@ -10,13 +10,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from app.anchors import RFC_3161, WITNESS
+from app.cli import verify_anchors
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Checkpoint, Json, Keys, Tenant, Url
 from app.cli.outcome import CommandExit, err, exit_code_of_verdict, out, print_json
+from app.cli.verify_anchors import Outsiders
 from ledger.errors import ProofError, UnknownKeyError
 from ledger.merkle import verify_consistency
 from ledger.verdict import KINDS
-from ledger.verification import TreeHead
+from ledger.verification import Anchor, TreeHead
 from signing.checkpoint import Checkpoint as TreeCheckpoint
 from signing.checkpoint import open_checkpoint
 from signing.keys import Keyring
@@ -36,6 +39,14 @@ def verify(
     ] = None,
     keys: Keys = None,
     checkpoint: Checkpoint = None,
+    witness_key: Annotated[
+        list[str] | None,
+        typer.Option("--witness-key", help="Verifier key of a witness you trust; may be given several times."),
+    ] = None,
+    tsa_ca: Annotated[
+        Path | None,
+        typer.Option("--tsa-ca", exists=True, dir_okay=False, help="PEM certificates that time stamps must lead to."),
+    ] = None,
     from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
     as_json: Json = False,
@@ -50,18 +61,23 @@ def verify(
     checked with --keys only. Without it the service verifies; --keys then
     serves to check the signature of --checkpoint.
 
+    With --witness-key and --tsa-ca, what those outsiders said of the log is
+    judged here, and what holds is held against the log.
+
     \b
     Examples:
       tally verify --tenant acme
       tally verify -t acme --checkpoint /mnt/elsewhere/acme.checkpoint --keys trusted-keys.json
+      tally verify -t acme --tsa-ca authority-ca.pem --witness-key "$(cat w1.vkey)"
       tally verify -t acme --dsn postgresql://reader@db/tallystick --keys trusted-keys.json --json
     """
     keyring = Keyring.load(keys) if keys is not None else None
     kept = _read(checkpoint) if checkpoint is not None else None
+    outsiders = Outsiders.load(witness_key or [], tsa_ca)
     if dsn is not None:
-        verdict = _verify_by_rows(dsn, tenant, from_seq, to_seq, keyring, kept)
+        verdict = _verify_by_rows(dsn, tenant, from_seq, to_seq, keyring, kept, outsiders)
     else:
-        verdict = _verify_by_service(url, tenant, from_seq, to_seq, keyring, kept)
+        verdict = _verify_by_service(url, tenant, from_seq, to_seq, keyring, kept, outsiders)
     if as_json:
         print_json(verdict)
     else:
@@ -78,27 +94,71 @@ def _read(path: Path) -> str:
 
 
 def _verify_by_service(
-    url: str, tenant: str, from_seq: int | None, to_seq: int | None, keyring: Keyring | None, kept: str | None
+    url: str,
+    tenant: str,
+    from_seq: int | None,
+    to_seq: int | None,
+    keyring: Keyring | None,
+    kept: str | None,
+    outsiders: Outsiders,
 ) -> dict[str, Any]:
     with LedgerClient(url) as client:
         verdict: dict[str, Any] = client.get("/v1/chain/verify", tenant_id=tenant, from_seq=from_seq, to_seq=to_seq)
-        if kept is None:
+        if kept is None and not outsiders.are_any:
             return verdict
         ring = keyring if keyring is not None else Keyring.from_json(client.get("/v1/keys"))
         present = client.get_text(f"/v1/log/{tenant}/checkpoint")
         try:
             now = open_checkpoint(present, ring)
-            then = open_checkpoint(kept, ring, origin=now.origin)
+            then = open_checkpoint(kept, ring, origin=now.origin) if kept is not None else None
         except UnknownKeyError as error:
             err.print(f"the checkpoint proves nothing: {error}", markup=False)
             return with_checkpoint(verdict, "unknown_key")
-        try:
-            _check_grown(client, tenant, then, now)
-        except ProofError as error:
-            rollback = {"seq": then.size, "kind": "rollback", "detail": str(error)}
-            rollback |= {"expected": then.root.hex(), "actual": now.root.hex() if now.size == then.size else None}
-            return with_checkpoint(verdict, "broken", rollback)
-        return with_checkpoint(verdict, "ok")
+        # What outsiders said: of this log, and under the kept checkpoint.
+        anchors = verify_anchors.served(
+            client, tenant, outsiders, lambda note: open_checkpoint(note, ring, origin=now.origin)
+        )
+        anchors += verify_anchors.under(kept, outsiders.witnesses) if kept is not None else []
+        verdict = _with_anchors(client, tenant, verdict, anchors, now, outsiders)
+        # The kept checkpoint itself.
+        if then is None:
+            return verdict
+        rollback = _rollback(client, tenant, then, now)
+        return with_checkpoint(verdict, "ok" if rollback is None else "broken", rollback)
+
+
+def _rollback(client: LedgerClient, tenant: str, then: TreeCheckpoint, now: TreeCheckpoint) -> dict[str, Any] | None:
+    """The break that the log is not what it was at ``then``, None when it is."""
+    try:
+        _check_grown(client, tenant, then, now)
+    except ProofError as error:
+        actual = now.root.hex() if now.size == then.size else None
+        found = {"seq": then.size, "kind": "rollback", "detail": str(error)}
+        return found | {"expected": then.root.hex(), "actual": actual}
+    return None
+
+
+def _with_anchors(
+    client: LedgerClient,
+    tenant: str,
+    verdict: dict[str, Any],
+    anchors: list[Anchor],
+    now: TreeCheckpoint,
+    outsiders: Outsiders,
+) -> dict[str, Any]:
+    """``verdict`` with the outsiders judged here in place of what the service says of such."""
+    judged_here = {kind for kind, given in ((WITNESS, outsiders.witnesses), (RFC_3161, outsiders.roots)) if given}
+    found = [each for each in verdict["anchors"] if each["kind"] not in judged_here]
+    for anchor in anchors:
+        rollback = None
+        if anchor.status == "ok":
+            rollback = _rollback(client, tenant, TreeCheckpoint(now.origin, anchor.size, anchor.root), now)
+        if rollback is not None:
+            verdict = with_break(verdict, rollback)
+            found.append(anchor.found("broken", rollback["detail"])._asdict())
+        else:
+            found.append(anchor.found(anchor.status, anchor.detail)._asdict())
+    return {**verdict, "anchors": found}
 
 
 def _check_grown(client: LedgerClient, tenant: str, then: TreeCheckpoint, now: TreeCheckpoint) -> None:
@@ -131,29 +191,43 @@ def with_checkpoint(verdict: dict[str, Any], outcome: str, rollback: dict[str, A
     found["valid"] = not {"broken", "unknown_key"} & set(verdicts.values())
     if outcome != "unknown_key":
         found["compared_with"] = ", ".join(filter(None, (verdict["compared_with"], SOURCE)))
+    return found if rollback is None else with_break(found, rollback)
+
+
+def with_break(verdict: dict[str, Any], rollback: dict[str, Any]) -> dict[str, Any]:
+    """``verdict`` with one more break, of the aspect ``checkpoint``."""
     breaks = [item for item in (verdict["first_break"], rollback) if item is not None]
-    found["first_break"] = min(breaks, key=lambda item: (item["seq"], KINDS.index(item["kind"])), default=None)
-    return found
+    first = min(breaks, key=lambda item: (item["seq"], KINDS.index(item["kind"])))
+    verdicts = {**verdict["verdicts"], "checkpoint": "broken"}
+    return {**verdict, "verdicts": verdicts, "valid": False, "first_break": first}
 
 
 # --- straight from PostgreSQL -------------------------------------------------------------------------
 
 
 def _verify_by_rows(
-    dsn: str, tenant: str, from_seq: int | None, to_seq: int | None, keyring: Keyring | None, kept: str | None
+    dsn: str,
+    tenant: str,
+    from_seq: int | None,
+    to_seq: int | None,
+    keyring: Keyring | None,
+    kept: str | None,
+    outsiders: Outsiders,
 ) -> dict[str, Any]:
     # Imported here: it loads the database driver, which the other way of verifying does without.
     from app.cli.verify_database import kept_head, verify_database
 
     heads: list[TreeHead] = []
+    anchors: list[Anchor] = []
     is_key_unknown = False
     if kept is not None:
         try:
             heads.append(kept_head(kept, tenant, keyring, SOURCE))
+            anchors = verify_anchors.under(kept, outsiders.witnesses)
         except UnknownKeyError as error:
             err.print(f"the checkpoint proves nothing: {error}", markup=False)
             is_key_unknown = True
-    verdict = asyncio.run(verify_database(dsn, tenant, from_seq, to_seq, keyring, heads))
+    verdict = asyncio.run(verify_database(dsn, tenant, from_seq, to_seq, keyring, heads, anchors, outsiders))
     return with_checkpoint(verdict, "unknown_key") if is_key_unknown else verdict
 
 
@@ -178,6 +252,9 @@ def _print(verdict: dict[str, Any]) -> None:
         out.print("compared with no checkpoint, so a tail cut without trace would not be seen; see --checkpoint")
     else:
         out.print(f"compared with the checkpoint kept by: {verdict['compared_with']}", markup=False)
+    for anchor in verdict["anchors"]:
+        said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
+        out.print(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))), markup=False)
     first = verdict["first_break"]
     if first is not None:
         out.print(f"[bold red]first break:[/] seq {first['seq']}, {first['kind']}: {escape(first['detail'])}")

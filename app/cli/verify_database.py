@@ -11,9 +11,11 @@ from typing import Any
 
 import asyncpg
 
+from app.cli.verify_anchors import Outsiders
+from app.read.anchors import newest_anchors
 from app.store.chain_reader import consistent_reader
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
-from ledger.verification import TreeHead, Verdict, verify
+from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
 from signing import note
 from signing.keys import Keyring
@@ -29,11 +31,14 @@ async def verify_database(
     to_seq: int | None,
     keyring: Keyring | None,
     heads: list[TreeHead],
+    anchors: list[Anchor],
+    outsiders: Outsiders,
 ) -> dict[str, Any]:
     """The verdict object on a tenant's chain in the database that ``dsn`` names.
 
     ``heads`` are kept tree heads to compare with. Without ``keyring`` nobody vouches for them, so a comparison
-    that finds nothing wrong counts as ``not_checked``.
+    that finds nothing wrong counts as ``not_checked``. ``anchors`` are judged already; what ``outsiders`` said and the
+    database holds is added to them, if ``keyring`` vouches for the checkpoints.
 
     Raises:
         TenantNotFoundError: there is no such tenant.
@@ -41,7 +46,7 @@ async def verify_database(
     """
     began_s = time.perf_counter()
     try:
-        found = await _verify(dsn, tenant, from_seq, to_seq, keyring, heads)
+        found = await _verify(dsn, tenant, from_seq, to_seq, keyring, heads, anchors, outsiders)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         text = str(error) or type(error).__name__
         raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
@@ -58,13 +63,18 @@ def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> T
         UnknownKeyError: none of the keys signed it.
         SignatureError: malformed, not signed by the key it names, or of another tenant's log.
     """
-    if keyring is None:
-        kept = tree_checkpoint.parse(note.parse(text).text)
-    else:
-        kept = tree_checkpoint.open_checkpoint(text, keyring)
-    if not kept.origin.endswith(f"/{tenant}"):
-        raise SignatureError(f"the checkpoint is of log {kept.origin!r}, not of tenant {tenant}")
+    kept = _open_note(tenant, keyring, text)
     return TreeHead(kept.size, kept.root, source)
+
+
+def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoint.Checkpoint:
+    if keyring is None:
+        found = tree_checkpoint.parse(note.parse(text).text)
+    else:
+        found = tree_checkpoint.open_checkpoint(text, keyring)
+    if not found.origin.endswith(f"/{tenant}"):
+        raise SignatureError(f"the checkpoint is of log {found.origin!r}, not of tenant {tenant}")
+    return found
 
 
 async def _verify(
@@ -74,12 +84,20 @@ async def _verify(
     to_seq: int | None,
     keyring: Keyring | None,
     heads: list[TreeHead],
+    anchors: list[Anchor],
+    outsiders: Outsiders,
 ) -> Verdict:
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
         async with consistent_reader(connection, tenant) as reader:
             if await reader.head() is None and await reader.last_entry() is None:
                 raise TenantNotFoundError(f"there is no tenant {tenant}")
+            if keyring is not None and outsiders.are_any:
+                opener = partial(_open_note, tenant, keyring)
+                judge = await newest_anchors(
+                    connection, tenant, opener, outsiders.witnesses, lambda _authority: outsiders.roots
+                )
+                anchors = anchors + judge()
             return await verify(
                 reader,
                 tenant_id=tenant,
@@ -87,6 +105,7 @@ async def _verify(
                 to_seq=to_seq,
                 open_snapshot=partial(open_snapshot, keyring=keyring),
                 checkpoints=heads,
+                anchors=anchors,
             )
     finally:
         await connection.close()

@@ -1,15 +1,17 @@
-"""``/v1/log/{tenant_id}/cosignatures``: what witnesses said of a tenant's checkpoints, and saying it."""
+"""``/v1/log/{tenant_id}/cosignatures`` and ``/anchors``: what witnesses and authorities said of checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.anchors import RFC_3161
 from app.http import cursor as cursors
-from app.http.answers import CosignatureList, CosignedAnswer, json_answer
+from app.http.answers import CosignatureList, CosignedAnswer, TimestampList, json_answer
 from app.http.body import TEXT_MEDIA_TYPE, read_body
 from app.http.fields import READABLE_TENANT_PATTERN, TREE_SIZE_MAX, CursorText, Limit
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
@@ -75,4 +77,33 @@ async def list_cosignatures(
         for row, status in page
     ]
     following = cursors.encode("cosignatures", tenant_id, page[-1].row.id) if len(found) > limit else None
+    return json_answer({"items": items, "next_cursor": following})
+
+
+@router.get("/v1/log/{tenant_id}/anchors", responses={200: {"model": TimestampList}, **PROBLEM_RESPONSE})
+async def list_anchors(
+    parts: PartsDep,
+    tenant_id: TenantPath,
+    limit: Annotated[Limit, Query()] = 100,
+    cursor: Annotated[CursorText | None, Query()] = None,
+) -> Response:
+    """Time stamps (RFC 3161) on the tenant's checkpoints, newest first, as they came: whoever holds the CA judges."""
+    below = cursors.decode_number("anchors", tenant_id, cursor) or TREE_SIZE_MAX
+    async with reading(parts.pool) as connection:
+        found = await anchors.list_timestamps(connection, tenant_id, below, limit + 1)
+        if not found and not await chain_reads.tenant_exists(connection, tenant_id):
+            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+    page = found[:limit]
+    items = [
+        {
+            "kind": RFC_3161,
+            "tree_size": row.tree_size,
+            "authority": row.authority,
+            "time": row.generated_at,
+            "checkpoint": row.note,
+            "response": base64.b64encode(row.response).decode(),
+        }
+        for row in page
+    ]
+    following = cursors.encode("anchors", tenant_id, page[-1].id) if len(found) > limit else None
     return json_answer({"items": items, "next_cursor": following})

@@ -262,6 +262,35 @@ class VerdictHead(_Answer):
     hlc: str | None
 
 
+class AnchoredAnswer(_Answer):
+    """What somebody outside said of the first ``to_seq`` entries, and whether it holds."""
+
+    kind: Literal["witness", "rfc3161"]
+    by: str
+    time: str
+    to_seq: int
+    status: Literal["ok", "broken", "invalid", "not_checked"]
+    detail: str | None
+
+
+class TimestampAnswer(_Answer):
+    """A time stamp (RFC 3161) over the bytes of ``checkpoint``; ``response`` is the TimeStampResp in base64."""
+
+    kind: Literal["rfc3161"]
+    tree_size: int
+    authority: str
+    time: datetime
+    checkpoint: str
+    response: str
+
+
+class TimestampList(_Answer):
+    """Time stamps, newest first."""
+
+    items: list[TimestampAnswer]
+    next_cursor: str | None
+
+
 class VerdictAnswer(_Answer):
     """What verification found."""
 
@@ -275,6 +304,7 @@ class VerdictAnswer(_Answer):
     first_break: BreakAnswer | None
     breaks: dict[str, int]
     compared_with: str | None
+    anchors: list[AnchoredAnswer]
     signed_to_seq: int
     unsigned_entries: int
     duration_ms: float

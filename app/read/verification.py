@@ -19,7 +19,7 @@ from app.read.verified_positions import Position, VerifiedPositions
 from app.store.chain_reader import consistent_reader, list_tenants
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
-from ledger.verification import TreeHead, Verdict, verify
+from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ VERIFICATION_TIMEOUT_S = 6 * 3600.0
 
 KeyringProvider = Callable[[], Awaitable["Keyring"]]
 """Gives the keys that signatures are judged with."""
+AnchorProvider = Callable[[str], Awaitable[Sequence[Anchor]]]
+"""Gives what outsiders said of a tenant's tree, judged."""
 CheckpointProvider = Callable[[str], Sequence[TreeHead]]
 """Gives the tree heads of a tenant that are kept outside the database, each with its source."""
 
@@ -61,12 +63,14 @@ class ChainVerifier:
         pool: asyncpg.Pool,
         keyring: KeyringProvider,
         checkpoints: CheckpointProvider,
+        anchors: AnchorProvider,
         positions: VerifiedPositions,
         metrics: Metrics,
     ) -> None:
         self._pool = pool
         self._keyring = keyring
         self._checkpoints = checkpoints
+        self._anchors = anchors
         self._positions = positions
         self._metrics = metrics
         self._slots = asyncio.Semaphore(VERIFICATIONS_AT_ONCE_MAX)
@@ -126,6 +130,7 @@ class ChainVerifier:
             # 1. What is kept outside the database, before the database is looked at.
             checkpoints = self._checkpoints(tenant_id)
             opener = partial(open_snapshot, keyring=await self._keyring())
+            anchors = await self._anchors(tenant_id) if from_seq in (None, 1) else ()
             # 2. The ledger, in one state.
             async with (
                 reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
@@ -142,6 +147,7 @@ class ChainVerifier:
                     expected_prev=expected_prev,
                     open_snapshot=opener,
                     checkpoints=checkpoints,
+                    anchors=anchors,
                 )
             verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
         # 3. What came of it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -97,3 +97,96 @@ async def list_cosignatures(connection: Connection, tenant_id: str, below_id: in
         limit,
     )
     return [CosignatureRow(*row) for row in rows]
+
+
+class TimestampRow(NamedTuple):
+    """One time stamp: the authority's whole ``response`` (TimeStampResp) on the bytes of ``note``."""
+
+    id: int
+    tenant_id: str
+    authority: str
+    tree_size: int
+    generated_at: datetime
+    note: str
+    response: bytes
+    created_at: datetime
+
+
+class DueNote(NamedTuple):
+    """A checkpoint that an authority is to stamp."""
+
+    tenant_id: str
+    note: str
+
+
+_TIMESTAMP_COLUMNS = ", ".join(TimestampRow._fields)
+
+
+async def due_for_timestamp(connection: Connection, authority: str, interval: timedelta, limit: int) -> list[DueNote]:
+    """Newest checkpoints of tenants that grew since this authority's last stamp, which is at least ``interval`` old."""
+    rows = await connection.fetch(
+        """
+        SELECT m.tenant_id, m.checkpoint
+          FROM scheduler.merkle_head m
+          LEFT JOIN LATERAL (SELECT tree_size, created_at FROM scheduler.checkpoint_timestamp t
+                              WHERE t.tenant_id = m.tenant_id AND t.authority = $1
+                              ORDER BY tree_size DESC LIMIT 1) t ON true
+         WHERE m.checkpoint IS NOT NULL AND m.tree_size > coalesce(t.tree_size, 0)
+           AND (t.created_at IS NULL OR t.created_at <= now() - $2::interval)
+         ORDER BY t.created_at NULLS FIRST, m.tenant_id
+         LIMIT $3
+        """,
+        authority,
+        interval,
+        limit,
+    )
+    return [DueNote(*row) for row in rows]
+
+
+async def insert_timestamp(
+    connection: Connection,
+    *,
+    tenant_id: str,
+    authority: str,
+    tree_size: int,
+    generated_at: datetime,
+    note: str,
+    response: bytes,
+) -> None:
+    """Add a time stamp, unless another node of this ledger has one of that tree by that authority."""
+    await connection.execute(
+        """
+        INSERT INTO scheduler.checkpoint_timestamp (tenant_id, authority, tree_size, generated_at, note, response)
+        VALUES ($1, $2, $3, $4, $5, $6)
+            ON CONFLICT DO NOTHING
+        """,
+        tenant_id,
+        authority,
+        tree_size,
+        generated_at,
+        note,
+        response,
+    )
+
+
+async def newest_timestamps(connection: Connection, tenant_id: str, limit: int) -> list[TimestampRow]:
+    """The newest time stamp by each authority, of up to ``limit``."""
+    rows = await connection.fetch(
+        f"SELECT DISTINCT ON (authority) {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp"
+        " WHERE tenant_id = $1 ORDER BY authority, tree_size DESC LIMIT $2",
+        tenant_id,
+        limit,
+    )
+    return [TimestampRow(*row) for row in rows]
+
+
+async def list_timestamps(connection: Connection, tenant_id: str, below_id: int, limit: int) -> list[TimestampRow]:
+    """Up to ``limit`` time stamps, the newest first, from below ``below_id``."""
+    rows = await connection.fetch(
+        f"SELECT {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp"
+        " WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3",
+        tenant_id,
+        below_id,
+        limit,
+    )
+    return [TimestampRow(*row) for row in rows]

@@ -13,7 +13,7 @@ from app.metrics import Metrics
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import FILE_NAME, Position, VerifiedPositions
 from ledger.errors import TenantNotFoundError
-from ledger.verification import TreeHead
+from ledger.verification import Anchor, TreeHead
 from signing.keys import Keyring
 from tests.app.chain_builder import insert
 from tests.ledger.ledger_in_memory import SIGNER, build
@@ -26,14 +26,19 @@ class Setting:
 
     def __init__(self, pool: asyncpg.Pool, folder: Path) -> None:
         self.held: dict[str, list[TreeHead]] = {}
+        self.said: list[Anchor] = []
         self.metrics = Metrics()
         self.verifier = ChainVerifier(
             pool=pool,
             keyring=self.keyring,
             checkpoints=lambda tenant_id: self.held.get(tenant_id, []),
+            anchors=self.anchors,
             positions=VerifiedPositions(folder),
             metrics=self.metrics,
         )
+
+    async def anchors(self, _tenant_id: str) -> list[Anchor]:
+        return self.said
 
     async def keyring(self) -> Keyring:
         return Keyring.of([SIGNER.public_key_pem])

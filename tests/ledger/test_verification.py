@@ -70,6 +70,7 @@ def test_the_verdict_has_the_form_of_the_interfaces() -> None:
         "first_break": None,
         "breaks": {},
         "compared_with": "node",
+        "anchors": [],
         "signed_to_seq": 50,
         "unsigned_entries": 10,
         "duration_ms": 12.3,

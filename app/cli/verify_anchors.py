@@ -1,0 +1,91 @@
+"""What outsiders said of a tenant's log, judged here by what the caller brought: ``--tsa-ca`` and ``--witness-key``.
+
+Statements come from the service, or stand under a kept checkpoint. One that holds is then held against the log.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography import x509
+
+from app.anchors import WITNESS, OpenNote, judge_cosignature, judge_timestamp, rfc_3339
+from app.cli.client import LedgerClient
+from ledger.tree_check import Anchor
+from signing import checkpoint as checkpoints
+from signing import note as notes
+from signing.cosignature import WitnessKey, cosignatures_of
+from signing.timestamp import load_authorities, require_available
+
+LISTED_MAX = 1000
+"""Newest statements of each kind that are looked at."""
+
+
+class Outsiders(NamedTuple):
+    """Whom the caller trusts to have seen the log."""
+
+    witnesses: Sequence[WitnessKey]
+    roots: Sequence[x509.Certificate]
+
+    @classmethod
+    def load(cls, witness_keys: Sequence[str], tsa_ca: Path | None) -> Outsiders:
+        """Those of the command line.
+
+        Raises:
+            InvalidInputError: a witness key is malformed.
+            ConfigurationError: the CA file is, or time stamps cannot be judged here.
+        """
+        if tsa_ca is not None:
+            require_available()
+        roots = load_authorities(tsa_ca) if tsa_ca is not None else ()
+        return cls([WitnessKey.parse(text) for text in witness_keys], roots)
+
+    @property
+    def are_any(self) -> bool:
+        """Whether there is anybody."""
+        return bool(self.witnesses or self.roots)
+
+
+def served(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: OpenNote) -> list[Anchor]:
+    """The newest statement of each outsider that the service has."""
+    anchors = []
+    if outsiders.witnesses:
+        known = {witness.text() for witness in outsiders.witnesses}
+        items = client.get(f"/v1/log/{tenant}/cosignatures", limit=LISTED_MAX)["items"]
+        for item in _newest([item for item in items if item["witness"] in known], "witness"):
+            said = item["note"], item["witness"], item["tree_size"], datetime.fromisoformat(item["time"])
+            anchors.append(judge_cosignature(*said, outsiders.witnesses, open_note))
+    if outsiders.roots:
+        items = client.get(f"/v1/log/{tenant}/anchors", limit=LISTED_MAX)["items"]
+        for item in _newest(items, "authority"):
+            response = base64.b64decode(item["response"])
+            size, time = item["tree_size"], datetime.fromisoformat(item["time"])
+            anchors.append(
+                judge_timestamp(item["checkpoint"], response, item["authority"], size, time, outsiders.roots, open_note)
+            )
+    return anchors
+
+
+def under(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
+    """The cosignatures under a kept checkpoint, whose log's signature the caller checks.
+
+    Raises:
+        SignatureError: one of a known witness does not hold.
+    """
+    note = notes.parse(kept)
+    found = cosignatures_of(note, witnesses)
+    checkpoint = checkpoints.parse(note.text)
+    return [Anchor(WITNESS, each.witness.name, rfc_3339(each.time), checkpoint.size, checkpoint.root) for each in found]
+
+
+def _newest(items: list[dict[str, Any]], whose: str) -> list[dict[str, Any]]:
+    newest: dict[str, dict[str, Any]] = {}
+    for item in items:
+        known = newest.get(item[whose])
+        if known is None or (item["tree_size"], item["time"]) > (known["tree_size"], known["time"]):
+            newest[item[whose]] = item
+    return [newest[name] for name in sorted(newest)]

@@ -1,0 +1,91 @@
+"""What outsiders said of a tenant's checkpoints, read back and judged for verification."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from app.anchors import judge_cosignature, judge_timestamp
+from app.store import anchors as store
+from app.store.reading import reading
+from signing.checkpoint import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    import asyncpg
+    from cryptography import x509
+
+    from app.store import Connection
+    from ledger.tree_check import Anchor
+    from signing.cosignature import WitnessKey
+    from signing.keys import Keyring
+
+AUTHORITIES_MAX = 64
+"""Authorities whose newest stamp is judged, those of former times among them."""
+
+
+RootsOf: TypeAlias = Callable[[str], "Sequence[x509.Certificate]"]
+"""Gives the certificates that an authority's stamps may be traced to, none when nobody said."""
+
+
+class AnchorReader:
+    """Reads anchors of one ledger, for one node."""
+
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool[asyncpg.Record],
+        origin: Callable[[str], str],
+        keyring: Callable[[], Awaitable[Keyring]],
+        witnesses: Sequence[WitnessKey],
+        roots: RootsOf,
+    ) -> None:
+        self._pool = pool
+        self._origin = origin
+        self._keyring = keyring
+        self._witnesses = witnesses
+        self._roots = roots
+
+    async def newest(self, tenant_id: str) -> list[Anchor]:
+        """The newest statement of each registered witness and of each authority, judged.
+
+        Raises:
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
+        keyring, origin = await self._keyring(), self._origin(tenant_id)
+        async with reading(self._pool) as connection:
+            judge = await newest_anchors(
+                connection,
+                tenant_id,
+                lambda note: open_checkpoint(note, keyring, origin=origin),
+                self._witnesses,
+                self._roots,
+            )
+        return await asyncio.to_thread(judge)
+
+
+async def newest_anchors(
+    connection: Connection,
+    tenant_id: str,
+    open_note: Callable[[str], Checkpoint],
+    witnesses: Sequence[WitnessKey],
+    roots: RootsOf,
+) -> Callable[[], list[Anchor]]:
+    """What judges the newest statements, which have been read; it computes and reads nothing more."""
+    names = [witness.text() for witness in witnesses]
+    cosigned = await store.newest_cosignatures(connection, tenant_id, names)
+    stamped = await store.newest_timestamps(connection, tenant_id, AUTHORITIES_MAX)
+
+    def judge() -> list[Anchor]:
+        by_witnesses = [
+            judge_cosignature(row.note, row.witness, row.tree_size, row.cosigned_at, witnesses, open_note)
+            for row in cosigned
+        ]
+        return by_witnesses + [
+            judge_timestamp(
+                row.note, row.response, row.authority, row.tree_size, row.generated_at, roots(row.authority), open_note
+            )
+            for row in stamped
+        ]
+
+    return judge

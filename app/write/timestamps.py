@@ -1,0 +1,150 @@
+"""Has authorities outside stamp the newest checkpoints (RFC 3161), now and then, in a task of its own.
+
+For each authority, forever::
+
+    1. the tenants whose tree grew since this authority's last stamp, which is ``interval`` old or older
+    2. of each, one at a time: its newest checkpoint, once this log's signature on it holds
+    3. ask; the answer must be on these bytes and this request and, where a CA file is given, lead to it
+    4. store it
+
+Nothing waits for it: an authority that does not answer is asked again after a pause that doubles, and chaining,
+checkpoints and readiness never know. It says so in the log, and in ``log_timestamp_failures_total``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import httpx
+import structlog
+
+from app.store import anchors
+from app.store.faults import DATABASE_FAULTS
+from ledger.errors import LedgerError, SignatureError
+from signing.checkpoint import open_checkpoint
+from signing.timestamp import RESPONSE_BYTES_MAX, make_request, open_timestamp, stated_time
+
+if TYPE_CHECKING:
+    import asyncpg
+    from cryptography import x509
+
+    from app.metrics import Metrics
+    from signing.keys import Keyring
+
+REQUEST_TIMEOUT_S = 30.0
+NOTES_A_ROUND = 1000
+"""Checkpoints stamped before it is looked again which are due."""
+LOOK_INTERVAL_S = 60.0
+"""Longest between two looks at what is due."""
+BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 600.0
+"""First and longest pause after an authority failed."""
+
+log = structlog.get_logger()
+
+
+class Authority(NamedTuple):
+    """A time-stamping authority; ``roots`` are the certificates it is to be traced to, none when nothing was said."""
+
+    url: str
+    roots: Sequence[x509.Certificate]
+
+
+class NotStampedError(LedgerError):
+    """An authority did not answer, or not with a stamp."""
+
+
+class Timestamper:
+    """Has the checkpoints of one ledger stamped by all configured authorities."""
+
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool[asyncpg.Record],
+        authorities: Sequence[Authority],
+        interval: timedelta,
+        origin: Callable[[str], str],
+        keyring: Callable[[], Awaitable[Keyring]],
+        metrics: Metrics,
+    ) -> None:
+        self._pool = pool
+        self._authorities = authorities
+        self._interval = interval
+        self._origin = origin
+        self._keyring = keyring
+        self._metrics = metrics
+
+    async def run(self) -> None:
+        """Stamp, for ever; ends by cancellation."""
+        async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client, asyncio.TaskGroup() as group:
+            for authority in self._authorities:
+                group.create_task(self._keep_stamping(client, authority))
+
+    async def _keep_stamping(self, client: httpx.AsyncClient, authority: Authority) -> None:
+        pause_s = BACKOFF_MIN_S
+        while True:
+            try:
+                while await self._stamp_due(client, authority) == NOTES_A_ROUND:
+                    pass
+            except (LedgerError, *DATABASE_FAULTS) as error:
+                self._metrics.timestamp_failures.inc()
+                log.warning("timestamp_failed", authority=authority.url, error=str(error), retry_in_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, BACKOFF_MAX_S)
+            else:
+                pause_s = BACKOFF_MIN_S
+                await asyncio.sleep(min(self._interval.total_seconds(), LOOK_INTERVAL_S))
+
+    async def _stamp_due(self, client: httpx.AsyncClient, authority: Authority) -> int:
+        """Have one round of checkpoints stamped; how many were due."""
+        async with self._pool.acquire() as connection:
+            due = await anchors.due_for_timestamp(connection, authority.url, self._interval, NOTES_A_ROUND)
+        keyring = await self._keyring() if due else None
+        for tenant_id, note in due:
+            assert keyring is not None
+            try:
+                size = open_checkpoint(note, keyring, origin=self._origin(tenant_id)).size
+            except SignatureError as error:
+                log.error("chain_break_found", tenant_id=tenant_id, error=f"the stored checkpoint is not ours: {error}")
+                continue
+            response, time = await _ask(client, authority, note.encode())
+            async with self._pool.acquire() as connection:
+                await anchors.insert_timestamp(
+                    connection,
+                    tenant_id=tenant_id,
+                    authority=authority.url,
+                    tree_size=size,
+                    generated_at=time,
+                    note=note,
+                    response=response,
+                )
+            self._metrics.timestamps.inc()
+        return len(due)
+
+
+async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> tuple[bytes, datetime]:
+    """The authority's response on ``note`` and the time it states.
+
+    Raises:
+        NotStampedError: it does not answer, or not with 200 and a bounded body.
+        SignatureError: what it answers is no stamp of ``note``, or does not hold.
+    """
+    body, nonce = make_request(note)
+    headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with client.stream("POST", authority.url, content=body, headers=headers) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    raise NotStampedError(f"it answers {answer.status_code}")
+                response = b""
+                async for piece in answer.aiter_bytes():
+                    response += piece
+                    if len(response) > RESPONSE_BYTES_MAX:
+                        raise NotStampedError(f"its answer is longer than {RESPONSE_BYTES_MAX} bytes")
+    except (httpx.HTTPError, TimeoutError) as error:
+        raise NotStampedError(f"no answer: {str(error) or type(error).__name__}") from error
+    if authority.roots:
+        return response, await asyncio.to_thread(open_timestamp, response, note, authority.roots, nonce)
+    return response, await asyncio.to_thread(stated_time, response, note, nonce)

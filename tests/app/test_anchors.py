@@ -1,0 +1,262 @@
+"""Authorities outside stamp checkpoints; nothing waits for them, and what they said is judged before it counts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from asyncio import create_subprocess_exec, subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from ledger.errors import ConfigurationError
+from signing.checkpoint import open_checkpoint
+from signing.keys import Keyring
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.timestamp_authority import Authority, serving_stamps
+from tests.app.witness import Witness
+from tests.conftest import Database
+
+WITNESS = Witness()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Iterator[Authority]:
+    with serving_stamps(tmp_path / "one") as authority:
+        yield authority
+
+
+@pytest.fixture
+def stamped(make_settings: MakeSettings, authority: Authority) -> Any:
+    """Settings of a node whose checkpoints ``authority`` stamps every second."""
+    log = {
+        "timestamp_authorities": [{"url": authority.url, "ca_file": str(authority.ca_file)}],
+        "timestamp_interval": "1s",
+        "witnesses": [WITNESS.verifier_key],
+    }
+    return make_settings(log=log, chain={"checkpoint_interval": "20ms"})
+
+
+@pytest.fixture
+async def client(run_server: RunServer, stamped: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with run_server(stamped) as client:
+        yield client
+
+
+async def write(client: httpx.AsyncClient, count: int = 1) -> None:
+    for _ in range(count):
+        (await client.post("/v1/jobs", json={"tenant_id": "acme"})).raise_for_status()
+
+
+async def anchors_of(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    answer = await client.get("/v1/log/acme/anchors")
+    return answer.json()["items"] if answer.status_code == 200 else []
+
+
+async def stamped_to(client: httpx.AsyncClient, size: int) -> list[dict[str, Any]] | None:
+    """The stamps, once the newest covers ``size`` entries."""
+    items = await anchors_of(client)
+    return items if items and items[0]["tree_size"] >= size else None
+
+
+async def verdict_of(client: httpx.AsyncClient) -> dict[str, Any]:
+    return (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).raise_for_status().json()
+
+
+async def metric(client: httpx.AsyncClient, name: str) -> float:
+    lines = (await client.get("/metrics")).text.splitlines()
+    return next(float(line.split(" ")[1]) for line in lines if line.startswith(f"{name} "))
+
+
+async def test_a_checkpoint_is_stamped_when_the_log_has_grown_and_the_stamp_is_served(
+    client: httpx.AsyncClient, authority: Authority
+) -> None:
+    await write(client, 3)
+    (stamp, *_) = await until(lambda: stamped_to(client, 3), "the checkpoint is stamped")
+    note, response = stamp["checkpoint"].encode(), base64.b64decode(stamp["response"])
+    assert authority.vouches_for(note, response), "openssl finds what is served to hold"
+    assert not authority.vouches_for(note + b"x", response)
+    keys = Keyring.from_json((await client.get("/v1/keys")).json())
+    assert open_checkpoint(note, keys).size == 3
+    verdict = await verdict_of(client)
+    assert [(each["kind"], each["by"], each["to_seq"], each["status"]) for each in verdict["anchors"]] == [
+        ("rfc3161", authority.url, 3, "ok")
+    ]
+    await write(client, 1)
+    await until(lambda: stamped_to(client, 4), "the grown log is stamped again")
+    # What has not grown is not stamped again: one more tenant is, the sizes of this one stay.
+    sizes = [each["tree_size"] for each in await anchors_of(client)]
+    assert sizes == sorted(set(sizes), reverse=True)
+    stamps = await metric(client, "log_timestamps_total")
+    (await client.post("/v1/jobs", json={"tenant_id": "other"})).raise_for_status()
+
+    async def stamped_more() -> bool:
+        return await metric(client, "log_timestamps_total") > stamps
+
+    await until(stamped_more, "the other tenant is stamped")
+    assert [each["tree_size"] for each in await anchors_of(client)] == sizes
+
+
+async def test_an_authority_that_is_down_keeps_nothing_waiting_and_is_asked_again(
+    client: httpx.AsyncClient, authority: Authority
+) -> None:
+    authority.status = 503
+    await write(client, 2)
+
+    async def failures() -> float:
+        return await metric(client, "log_timestamp_failures_total")
+
+    await until(failures, "the failure is counted")
+    ready = await client.get("/readyz")
+    assert ready.status_code == 200
+    answer = await client.post("/v1/jobs", json={"tenant_id": "acme", "durability": "GLOBAL"})
+    assert answer.json()["chain"]["seq"] == 3
+
+    async def covered() -> bool:
+        head = (await client.get("/v1/chain/head", params={"tenant_id": "acme"})).json()
+        return head["tree"]["checkpoint_size"] == 3
+
+    await until(covered, "checkpoints go on")
+    assert await anchors_of(client) == []
+    authority.status = 200
+    await until(lambda: stamped_to(client, 3), "it is asked again")
+
+
+@pytest.mark.parametrize("answer", ["garbage", "too-long", "replayed", "of-another-authority"])
+async def test_an_answer_that_is_no_stamp_of_this_checkpoint_is_not_kept(
+    client: httpx.AsyncClient, authority: Authority, answer: str, tmp_path: Path
+) -> None:
+    honest = authority.reply
+    if answer == "of-another-authority":
+        authority.reply = Authority(tmp_path / "two").reply  # type: ignore[method-assign]
+    elif answer == "replayed":
+        old: list[bytes] = []
+
+        def replay(query: bytes) -> bytes:
+            old.append(authority.stamp(query))
+            return old[0]
+
+        # The very first is answered honestly; it is of another tenant.
+        authority.reply = replay  # type: ignore[method-assign]
+        (await client.post("/v1/jobs", json={"tenant_id": "a-first"})).raise_for_status()
+
+        async def first_stamped() -> bool:
+            return await metric(client, "log_timestamps_total") > 0
+
+        await until(first_stamped, "the first is stamped")
+    else:
+        authority.answer = b"garbage" if answer == "garbage" else bytes(70_000)
+    failures = await metric(client, "log_timestamp_failures_total")
+    await write(client, 2)
+
+    async def failed() -> bool:
+        return await metric(client, "log_timestamp_failures_total") > failures
+
+    await until(failed, "the answer is refused")
+    assert await anchors_of(client) == []
+    authority.answer = None
+    authority.reply = honest  # type: ignore[method-assign]
+    await until(lambda: stamped_to(client, 2), "an honest answer is kept")
+
+
+async def test_what_does_not_hold_is_reported_and_never_trusted(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    await write(client, 3)
+    (stamp, *_) = await until(lambda: stamped_to(client, 3), "the checkpoint is stamped")
+    note = (await client.get("/v1/log/acme/checkpoint")).text
+    cosigned = WITNESS.cosign(note, int(time.time()))
+    headers = {"content-type": "text/plain"}
+    (await client.post("/v1/log/acme/cosignatures", content=cosigned, headers=headers)).raise_for_status()
+    await superuser.execute("SET session_replication_role = replica")
+    # A larger log is claimed to be anchored than there is; the statements are of other notes.
+    forged = note.replace("\n3\n", "\n9\n", 1)
+    response = base64.b64decode(stamp["response"])
+    await superuser.execute(
+        "UPDATE scheduler.checkpoint_timestamp SET tree_size = 9, note = $1 WHERE tenant_id = 'acme' AND tree_size = 3",
+        forged,
+    )
+    await superuser.execute(
+        "INSERT INTO scheduler.checkpoint_timestamp (tenant_id, authority, tree_size, generated_at, note, response)"
+        " VALUES ('acme', 'http://nobody.example/', 9, now(), $1, $2)",
+        forged,
+        response,
+    )
+    await superuser.execute(
+        "UPDATE scheduler.checkpoint_cosignature SET tree_size = 9, note = replace(note, E'\\n3\\n', E'\\n9\\n')"
+    )
+    verdict = await verdict_of(client)
+    assert verdict["valid"]
+    assert [(each["kind"], each["status"], each["to_seq"]) for each in verdict["anchors"]] == [
+        ("rfc3161", "invalid", 9),
+        ("rfc3161", "not_checked", 9),
+        ("witness", "invalid", 9),
+    ]
+
+
+async def test_the_anchors_of_another_tenant_anchor_nothing(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    await write(client, 3)
+    await until(lambda: stamped_to(client, 3), "the checkpoint is stamped")
+    (await client.post("/v1/jobs", json={"tenant_id": "other"})).raise_for_status()
+    await superuser.execute(
+        "INSERT INTO scheduler.checkpoint_timestamp (tenant_id, authority, tree_size, generated_at, note, response)"
+        " SELECT 'other', authority, 1000, generated_at, note, response FROM scheduler.checkpoint_timestamp"
+        " WHERE tenant_id = 'acme' ORDER BY tree_size DESC LIMIT 1"
+    )
+    verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "other"})).json()
+    assert [each["status"] for each in verdict["anchors"]] == ["invalid"]
+    assert "log" in verdict["anchors"][0]["detail"]
+
+
+async def test_tally_verify_judges_outsiders_by_what_the_caller_brings(
+    client: httpx.AsyncClient, authority: Authority, tmp_path: Path, database: Database
+) -> None:
+    await write(client, 3)
+    await until(lambda: stamped_to(client, 3), "the checkpoint is stamped")
+    note = WITNESS.cosign((await client.get("/v1/log/acme/checkpoint")).text, int(time.time()))
+    headers = {"content-type": "text/plain"}
+    (await client.post("/v1/log/acme/cosignatures", content=note, headers=headers)).raise_for_status()
+    await write(client, 2)
+    (await client.post("/v1/snapshots", json={"tenant_id": "acme"})).raise_for_status()
+    kept, keys, other = tmp_path / "kept", tmp_path / "keys.json", Authority(tmp_path / "two")
+    kept.write_text(note)
+    keys.write_text((await client.get("/v1/keys")).text)
+    ours = ["--tsa-ca", str(authority.ca_file), "--witness-key", WITNESS.verifier_key]
+    direct = ["--dsn", database.service_url, "--keys", str(keys)]
+    for source in (["--url", str(client.base_url)], direct):
+        verdict = await tally(0, "verify", "-t", "acme", *source, *ours, "--checkpoint", str(kept))
+        found = {(each["kind"], each["to_seq"], each["status"]) for each in verdict["anchors"]}
+        assert ("witness", 3, "ok") in found
+        assert ("rfc3161", "ok") in {(kind, status) for kind, _, status in found}
+        strange = await tally(0, "verify", "-t", "acme", *source, "--tsa-ca", str(other.ca_file))
+        assert "invalid" in {each["status"] for each in strange["anchors"] if each["kind"] == "rfc3161"}
+    kept.write_text(note.replace(WITNESS.name, Witness(seed=7).name)[:-8] + "AAAAAAA=\n")
+    await tally(2, "verify", "-t", "acme", "--url", str(client.base_url), *ours, "--checkpoint", str(kept))
+
+
+async def tally(code: int, *arguments: str) -> dict[str, Any]:
+    process = await create_subprocess_exec(
+        *(sys.executable, "-m", "app.cli", *arguments, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode == code, err.decode() + out.decode()
+    return json.loads(out) if out.startswith(b"{") else {}
+
+
+async def test_a_ca_file_that_holds_no_certificate_stops_the_start(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.pem").write_text("")
+    authorities = [{"url": "http://127.0.0.1:1/", "ca_file": str(tmp_path / "empty.pem")}]
+    with pytest.raises(ConfigurationError, match=r"empty\.pem"):
+        async with run_server(make_settings(log={"timestamp_authorities": authorities})):
+            pass

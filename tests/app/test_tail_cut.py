@@ -1,0 +1,137 @@
+"""Somebody who owns the database cuts a tail and makes head, tree, snapshots and jobs fit: who finds out, by what."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.cli.verify import SOURCE
+from app.cli.verify_anchors import Outsiders
+from app.cli.verify_database import kept_head, verify_database
+from app.config import Settings
+from app.store.tampering import cut_tail
+from ledger.errors import ProofError, StartRefusedError
+from ledger.verification import TreeHead
+from signing.keys import Keyring
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.witness import Witness
+from tests.conftest import Database
+
+WHOLE, CUT = 6, 3
+NOBODY = Outsiders([], [])
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(
+        chain={"checkpoint_interval": "20ms"}, log={"witnesses": [Witness().verifier_key], "origin": "log.example"}
+    )
+
+
+async def grow(client: httpx.AsyncClient, size: int) -> str:
+    """Write until there are ``size`` entries; the checkpoint that covers them."""
+    while True:
+        head = await client.get("/v1/chain/head", params={"tenant_id": "acme"})
+        if head.status_code == 200 and head.json()["seq"] >= size:
+            break
+        (await client.post("/v1/jobs", json={"tenant_id": "acme"})).raise_for_status()
+
+    async def checkpoint() -> str | None:
+        note = await client.get("/v1/log/acme/checkpoint")
+        return note.text if note.status_code == 200 and int(note.text.split("\n")[1]) >= size else None
+
+    return await until(checkpoint, "a checkpoint covers it")
+
+
+async def cut(superuser: asyncpg.Connection) -> None:
+    await superuser.execute("SET session_replication_role = replica")
+    await cut_tail(superuser, "acme", CUT)
+
+
+def forget_checkpoints(settings: Settings) -> None:
+    """Take away what the node keeps beside its WAL, as somebody who owns the machine too could."""
+    (folder,) = settings.wal_dir.glob("*/checkpoints")
+    shutil.rmtree(folder)
+
+
+async def by_rows(database: Database, heads: list[TreeHead], keyring: Keyring | None) -> dict[str, Any]:
+    return await verify_database(database.service_url, "acme", None, None, keyring, heads, [], NOBODY)
+
+
+async def test_the_nodes_own_checkpoint_finds_it(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(settings) as client:
+        await grow(client, WHOLE)
+        await cut(superuser)
+        verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+    assert verdict["first_break"]["kind"] == "rollback"
+    assert (verdict["verdicts"]["checkpoint"], verdict["compared_with"]) == ("broken", "node")
+    with pytest.raises(StartRefusedError):
+        async with run_server(settings):
+            pass
+
+
+async def test_a_kept_checkpoint_finds_it_and_without_one_nothing_is_claimed(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, database: Database
+) -> None:
+    async with run_server(settings) as client:
+        kept = await grow(client, WHOLE)
+        keyring = Keyring.from_json((await client.get("/v1/keys")).json())
+    await cut(superuser)
+    alone = await by_rows(database, [], keyring)
+    assert alone["valid"]
+    assert (alone["compared_with"], alone["verdicts"]["checkpoint"]) == (None, "not_checked")
+    verdict = await by_rows(database, [kept_head(kept, "acme", keyring, SOURCE)], keyring)
+    assert not verdict["valid"]
+    assert (verdict["first_break"]["kind"], verdict["compared_with"]) == ("rollback", "file")
+
+
+async def test_an_outsider_who_kept_a_checkpoint_finds_it_by_a_consistency_proof(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(settings) as client:
+        await grow(client, WHOLE)
+        witness = Witness()
+        with httpx.Client(base_url=str(client.base_url), trust_env=False, timeout=30) as direct:
+            await asyncio.to_thread(witness.watch, direct, "acme", int(time.time()))
+    await cut(superuser)
+    forget_checkpoints(settings)
+    async with run_server(settings) as client:
+        await grow(client, CUT + 1)
+        with httpx.Client(base_url=str(client.base_url), trust_env=False, timeout=30) as direct:
+            with pytest.raises(httpx.HTTPStatusError, match="422"):
+                await asyncio.to_thread(witness.watch, direct, "acme", int(time.time()))
+            # Longer than it ever was, and of other entries.
+            await grow(client, WHOLE + 3)
+            verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+            assert verdict["valid"], "nothing that is left inside tells"
+            with pytest.raises(ProofError):
+                await asyncio.to_thread(witness.watch, direct, "acme", int(time.time()))
+
+
+async def test_a_cosignature_that_was_forgotten_in_the_database_finds_it_too(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(settings) as client:
+        note = Witness().cosign(await grow(client, WHOLE), int(time.time()))
+        headers = {"content-type": "text/plain"}
+        (await client.post("/v1/log/acme/cosignatures", content=note, headers=headers)).raise_for_status()
+    await superuser.execute("CREATE TEMP TABLE kept AS SELECT * FROM scheduler.checkpoint_cosignature")
+    await cut(superuser)
+    await superuser.execute("INSERT INTO scheduler.checkpoint_cosignature OVERRIDING SYSTEM VALUE SELECT * FROM kept")
+    forget_checkpoints(settings)
+    async with run_server(settings) as client:
+        for size in (CUT, WHOLE + 1):
+            await grow(client, size)
+            verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+            assert verdict["verdicts"]["checkpoint"] == "broken"
+            assert verdict["first_break"]["kind"] == "rollback"
+            assert [(each["kind"], each["status"]) for each in verdict["anchors"]] == [("witness", "broken")]

@@ -1,0 +1,80 @@
+"""A time stamp counts when it is of these bytes, answers this request and leads to the CA; all else is refused."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import ConfigurationError, SignatureError
+from signing.timestamp import (
+    RESPONSE_BYTES_MAX,
+    load_authorities,
+    make_request,
+    open_timestamp,
+    stated_time,
+)
+from tests.app.timestamp_authority import Authority
+
+NOTE = b"log.example/acme\n3\nAAAA\n\n\xe2\x80\x94 log.example/acme BBBB\n"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tsa") / "one")
+
+
+@pytest.fixture(scope="module")
+def response(authority: Authority) -> bytes:
+    return authority.stamp(make_request(NOTE).body)
+
+
+def test_a_stamp_on_the_note_tells_its_time(authority: Authority, response: bytes) -> None:
+    time = open_timestamp(response, NOTE, load_authorities(authority.ca_file))
+    assert abs(datetime.now(UTC) - time) < timedelta(minutes=5)
+    assert time == stated_time(response, NOTE)
+    assert authority.vouches_for(NOTE, response)
+
+
+def test_a_stamp_on_other_bytes_or_for_another_request_is_refused(authority: Authority, response: bytes) -> None:
+    roots = load_authorities(authority.ca_file)
+    with pytest.raises(SignatureError, match="other bytes"):
+        open_timestamp(response, NOTE + b"x", roots)
+    request = make_request(NOTE)
+    assert open_timestamp(authority.stamp(request.body), NOTE, roots, request.nonce)
+    with pytest.raises(SignatureError, match="another request"):
+        open_timestamp(response, NOTE, roots, request.nonce)
+
+
+def test_certificates_inside_a_stamp_are_not_trusted(tmp_path: Path, response: bytes) -> None:
+    other = Authority(tmp_path / "other")
+    with pytest.raises(SignatureError, match="does not hold"):
+        open_timestamp(response, NOTE, load_authorities(other.ca_file))
+    with pytest.raises(SignatureError, match="does not hold"):
+        open_timestamp(response, NOTE, ())
+
+
+def test_whatever_bytes_come_they_are_refused_as_such(authority: Authority, response: bytes) -> None:
+    roots = load_authorities(authority.ca_file)
+    rng = random.Random(20)
+    rejection = bytes.fromhex("30053003020102")
+    for bad in (b"", b"\x00", b"garbage", rejection, response[:-1], bytes(RESPONSE_BYTES_MAX + 1)):
+        with pytest.raises(SignatureError):
+            open_timestamp(bad, NOTE, roots)
+    for _ in range(400):
+        changed = bytearray(response)
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+        try:
+            time = open_timestamp(bytes(changed), NOTE, roots)
+        except SignatureError:
+            continue
+        assert time == stated_time(response, NOTE), "only what nothing signs may have been changed"
+
+
+def test_a_file_without_certificates_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("nothing")
+    for path in (tmp_path / "empty.pem", tmp_path / "missing.pem", tmp_path):
+        with pytest.raises(ConfigurationError):
+            load_authorities(path)
