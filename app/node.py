@@ -111,4 +111,8 @@ class Node:
     chained: Watermark = field(default_factory=lambda: Watermark("chained"))
     failure: LedgerError | None = None
     """Why this node takes no writes any more: a poisoned WAL, a fence, a database that went back."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Tenants whose chain this node cannot extend, and why (``app.write.quarantine``)."""
+    unsigned: dict[str, str] = field(default_factory=dict)
+    """Tenants whose rows this node does not sign any further, and why."""
     shutting_down: bool = False

@@ -20,7 +20,7 @@ from app.config import Settings
 from app.metrics import Metrics
 from app.node import Node, expire
 from app.start import StartedNode
-from app.store import idempotency
+from app.store import chaining, idempotency
 from app.store import node as node_store
 from app.store.edge import EdgeLookups
 from app.store.faults import DATABASE_FAULTS
@@ -31,14 +31,17 @@ from app.write.job_index import JobIndex
 from app.write.keyed import KeyedRequests
 from app.write.linking import LinkedBatch
 from app.write.notary import Notary
+from app.write.quarantine import Quarantine
 from app.write.submit import Submitter
 from ledger.errors import (
+    ChainDamagedError,
     DurabilityTimeoutError,
     EventRefusedError,
     LedgerError,
     WalPoisonedError,
 )
 from ledger.events import SystemAction
+from signing.key_file import FileSigner
 from wal import control as wal_control
 from wal import retention as wal_retention
 from wal.control import Control
@@ -79,6 +82,7 @@ class Service:
         self.job_index = JobIndex()
         lookups = EdgeLookups(pool)
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
+        self.quarantine = Quarantine(started.folder, self.node.damaged, started.held)
         self.writer = self._open_writer(started)
         self.node.written_lsn = lambda: self.writer.written_lsn
         self.notary = Notary(
@@ -93,7 +97,6 @@ class Service:
             checkpoint_interval_s=settings.chain.checkpoint_interval.total_seconds(),
             sign_snapshots=settings.chain.sign_snapshots,
             metrics=self.metrics,
-            on_failure=self.fail,
         )
         self.appender = Appender(
             node=self.node,
@@ -101,6 +104,7 @@ class Service:
             connect=self._connect_appender,
             pool=pool,
             heads=dict(started.heads),
+            quarantine=self.quarantine,
             metrics=self.metrics,
             on_chained=self._chained,
             on_failure=self.fail,
@@ -110,6 +114,7 @@ class Service:
             wal=self.writer,
             backlog=self.backlog,
             keyed=self.keyed,
+            quarantine=self.quarantine,
             job_index=self.job_index,
             find_jobs=lookups.find_jobs,
             tenants=set(started.heads),
@@ -173,9 +178,7 @@ class Service:
         self.appender.wake()
 
     async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
-        connection = await asyncpg.connect(self._url, timeout=5, command_timeout=STATEMENT_TIMEOUT_S)
-        await connection.execute(f"SET idle_in_transaction_session_timeout = '{FENCE_HELD_IDLE_MAX_S:g}s'")
-        return connection
+        return await chaining.connect(self._url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
 
     def fail(self, error: LedgerError) -> None:
         """The node cannot go on: nothing more is acknowledged, and the process ends for a restart."""
@@ -206,6 +209,8 @@ class Service:
             self.backlog.add(pending)
             self.keyed.recover(pending)
             self.submitter.recover(pending)
+        for tenant_id in self._started.damaged_trees:
+            self.notary.mend(tenant_id)
         self.appender.wake()
         for task in (self.appender.run(), self.notary.run(), self._persist_control(), self._clean_up()):
             self.spawn(task)
@@ -231,26 +236,38 @@ class Service:
         An earlier process may have ended at any point here, so the chain itself is asked, once it holds all
         that process left; while Postgres does not answer, that waits.
         """
-        lost = self._started.lost
-        if lost is not None:
-            await self._record_unless_refused(
-                SystemAction.WAL_LOST,
-                f"wal:{self.node.node_id}",
-                {"node_id": self.node.node_id, "first_lsn": lost[0], "last_lsn": lost[1], "epoch": self.node.epoch},
-            )
-        await self.node.chained.reached(self._started.next_lsn - 1)
-        for key in self._started.signers():
-            if not await self._is_recorded(SystemAction.KEY_ADDED, f"key:{key.key_id}"):
+        try:
+            for first_lsn, last_lsn in self._started.lost:
                 await self._record_unless_refused(
-                    SystemAction.KEY_ADDED,
-                    f"key:{key.key_id}",
+                    SystemAction.WAL_LOST,
+                    f"wal:{self.node.node_id}",
                     {
-                        "key_id": key.key_id,
-                        "algorithm": key.algorithm,
-                        "public_key_pem": key.public_key_pem,
                         "node_id": self.node.node_id,
+                        "first_lsn": first_lsn,
+                        "last_lsn": last_lsn,
+                        "epoch": self.node.epoch,
                     },
                 )
+            await self.node.chained.reached(self._started.next_lsn - 1)
+            for key in self._started.signers():
+                await self._record_key(key)
+        except ChainDamagedError as error:
+            log.error("start_not_recorded", error=str(error))
+
+    async def _record_key(self, key: FileSigner) -> None:
+        subject = f"key:{key.key_id}"
+        if await self._is_recorded(SystemAction.KEY_ADDED, subject):
+            return
+        await self._record_unless_refused(
+            SystemAction.KEY_ADDED,
+            subject,
+            {
+                "key_id": key.key_id,
+                "algorithm": key.algorithm,
+                "public_key_pem": key.public_key_pem,
+                "node_id": self.node.node_id,
+            },
+        )
 
     async def _record_unless_refused(self, action: SystemAction, subject: str, facts: dict[str, object]) -> None:
         """Record it; should Postgres refuse that very entry, the next start tries again, and this one goes on."""
@@ -287,9 +304,15 @@ class Service:
                 highest_hlc=node.clock.last,
                 durable_lsn=node.durable.lsn,
                 chained_lsn=chained_lsn,
-                signed_lsn=min(self.notary.signed_lsn, chained_lsn),
+                signed_lsn=min(self._settled_lsn(), chained_lsn),
             ),
         )
+
+    def _settled_lsn(self) -> int:
+        """Up to here every record of the WAL is chained and signed: nobody needs it any more."""
+        settled_lsn = min(self.notary.signed_lsn, self.node.chained.lsn)
+        held_lsn = self.quarantine.keeps_from()
+        return settled_lsn if held_lsn is None else min(settled_lsn, held_lsn - 1)
 
     async def _clean_up(self) -> None:
         """Remove WAL segments that nobody needs any more, and idempotency keys that are too old."""
@@ -299,7 +322,7 @@ class Service:
             removed = await asyncio.to_thread(
                 wal_retention.remove_segments,
                 self._started.folder,
-                min(self.notary.signed_lsn, self.node.chained.lsn),
+                self._settled_lsn(),
                 retain_s,
                 time.time(),
             )

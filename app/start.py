@@ -3,15 +3,15 @@
 In this order, each step refused with what to do when it does not hold::
 
     1. the ids of the node; the lock on its WAL folder
-    2. Postgres answers and has the schema this version knows
+    2. Postgres answers and has the schema this version knows, with all that guards it
     3. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal)
     4. recovery: the torn tail cut, the rest checked and fsynced
     5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone
-    6. no chain is shorter than, or differs from, its checkpoint beside the WAL; the origin is the ledger's
-    7. a higher epoch, first in the control file, then in Postgres
-    8. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
+    6. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL
+    7. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
        that nodes of this ledger left
-    9. what the WAL holds beyond the chain goes to the backlog
+    8. a higher epoch, first in the control file, then in Postgres
+    9. what the WAL holds and the chain does not goes to the backlog
    10. the keys of the node are published, before anything is signed with them
 """
 
@@ -22,11 +22,8 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import asyncpg
 import structlog
@@ -35,30 +32,28 @@ from app import identity, lost_wal
 from app.config import Settings
 from app.identity import Identity
 from app.node import Node
-from app.start_checks import check_chain, judge_wal, load_control, set_aside
-from app.store import chaining, migrate
+from app.start_checks import chain_holds, check_chain
+from app.start_wal import FoundWal, find_wal
+from app.store import chaining, migrate, schema_guards
 from app.store import node as node_store
-from app.store.chaining import ChainHead
+from app.store.chaining import ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
+from app.write import quarantine
 from app.write.backlog import Pending
 from app.write.checkpoints import CheckpointFolder
-from ledger import record
+from app.write.quarantine import Damage
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.events import ACTIONS, SystemAction
 from ledger.hlc import Clock, Hlc
 from signing import key_file
 from wal import control as wal_control
 from wal import lock as wal_lock
-from wal import reader as wal_reader
-from wal import recovery as wal_recovery
 from wal.control import Control
 from wal.segment import sync_folder
 
 CONNECT_WAIT_S = 30.0
 """How long a start waits for Postgres to answer."""
 CONNECT_PAUSE_S = 0.5
-
-Value = TypeVar("Value")
 
 log = structlog.get_logger()
 
@@ -74,14 +69,18 @@ class StartedNode:
     previous_lsn: int
     """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were given up."""
     recovered: list[Pending]
+    """What the WAL holds that is not chained."""
+    held: dict[str, Damage]
+    """By tenant, records of those that an earlier process could not chain, and tenants that are damaged now."""
     heads: dict[str, ChainHead]
+    damaged_trees: list[str]
+    """Tenants whose stored tree is not that of their chain."""
     checkpoints: CheckpointFolder
     signer: key_file.FileSigner
     log_signer: key_file.FileSigner
     log_origin: str
-    lost: tuple[int, int] | None
-    """A range given up by ``--accept-lost-wal`` that ``_system`` does not record yet; others are kept in
-    ``app.lost_wal`` for the next start."""
+    lost: list[lost_wal.Range]
+    """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
 
     def signers(self) -> list[key_file.FileSigner]:
         """The keys this node signs with, each once."""
@@ -153,14 +152,30 @@ def went_away(error: Exception) -> StartRefusedError:
 
 async def _publish_keys(connection: asyncpg.Connection[asyncpg.Record], started: StartedNode) -> None:
     """Publish this node's keys, valid for whatever they may have to sign: what it will write, what the WAL holds
-    beyond the chain, and what no snapshot covers yet."""
+    beyond the chain, and what no snapshot covers yet.
+
+    A key that was published before and is gone is published again, for all that it may have signed.
+
+    Raises:
+        StartRefusedError: what is published under one of its ids is another key.
+    """
     node = started.node
     now_ms = time.time_ns() // 1_000_000
     # A wall clock that is set back after this must not lead to HLCs from before the keys count.
     node.clock.observe(Hlc(now_ms, 0, node.node_id))
     oldest_ms = min([now_ms, *(pending.hlc.physical_ms for pending in started.recovered[:1])])
     for key in started.signers():
-        await node_store.add_key(connection, key.key_id, key.algorithm, key.public_key_pem, node.node_id, oldest_ms)
+        published = await node_store.published_key(connection, key.key_id)
+        if published is not None and published != (key.algorithm, key.public_key_pem):
+            raise StartRefusedError(
+                f"the row of this node's key {key.key_id} in scheduler.signing_keys is not that key any more: somebody "
+                "changed it. Put back what the entry KEY_ADDED of _system says, or remove the row"
+            )
+        from_ms = oldest_ms
+        if published is None and await node_store.is_recorded(connection, SystemAction.KEY_ADDED, f"key:{key.key_id}"):
+            from_ms = min(oldest_ms, await node_store.oldest_entry_ms(connection) or oldest_ms)
+            log.error("own_key_was_removed", key_id=key.key_id, done="published again")
+        await node_store.add_key(connection, key.key_id, key.algorithm, key.public_key_pem, node.node_id, from_ms)
 
 
 async def _start_locked(
@@ -173,140 +188,162 @@ async def _start_locked(
 ) -> StartedNode:
     # 2. the database
     await migrate.check_schema(connection)
+    await schema_guards.check(connection)
     who = await _claim_job_ids(connection, settings, who)
     async with connection.transaction():
         position = await chaining.read_position(connection, who.node_id)
 
-    # 3. WAL and Postgres belong together
-    known, foreign = load_control(folder, accept_lost_wal=accept_lost_wal)
-    foreign = foreign or judge_wal(who.node_id, known, position, accept_lost_wal=accept_lost_wal)
-    if foreign:
-        set_aside(folder)
-
-    # 4. recovery
-    chained_lsn = position.chained_lsn if position else 0
-    durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else 0)
-    if known is not None and not foreign:
-        durable_lsn = max(durable_lsn, known.durable_lsn)
-    recovered = await _to_its_end(
-        partial(wal_recovery.recover, folder, who.node_id, durable_lsn, accept_lost=accept_lost_wal)
-    )
-    if recovered.cut is not None:
-        log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))
-
-    # 5. what is gone, and was accepted as gone
-    lost = lost_wal.load(folder)
-    if recovered.first_lsn > chained_lsn + 1:
-        if not accept_lost_wal:
-            raise StartRefusedError(
-                f"Postgres has chained up to LSN {chained_lsn}, but the WAL of node {who.node_id} begins with "
-                f"{recovered.first_lsn}: segments were removed, or the database went back. Bring them or the newer "
-                "database back, or start once with --accept-lost-wal to give up what is between"
-            )
-        lost.append((chained_lsn + 1, recovered.first_lsn - 1))
-        chained_lsn = recovered.first_lsn - 1
-    kept_lsn = max(recovered.last_lsn, chained_lsn)
-    last_lsn = max(kept_lsn, durable_lsn)
-    if foreign or kept_lsn < durable_lsn:
-        lost.append((kept_lsn + 1, last_lsn))
-    if kept_lsn == chained_lsn:
-        chained_lsn = last_lsn
+    # 3. 4. 5. the WAL
+    wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
 
     # 6. chains and checkpoints
     signer = key_file.load_or_generate(settings.signing_key_uri)
     log_signer = key_file.log_signer(signer)
+    origin = await _log_origin(connection, settings)
     checkpoints = CheckpointFolder(folder)
-    heads = await node_store.read_heads(connection)
+    heads, damaged = await _read_heads(connection, wal.held)
+    damaged_trees = []
     for tenant_id, note in checkpoints.load_all().items():
-        await check_chain(connection, tenant_id, heads.get(tenant_id), note, log_signer)
+        head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
+        if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, log_signer):
+            damaged_trees.append(tenant_id)
 
-    origin = settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
-    kept_origin = await node_store.log_origin(connection, origin)
-    if settings.log.origin and kept_origin != settings.log.origin:
-        raise StartRefusedError(
-            f"log.origin is {settings.log.origin}, but this ledger began as {kept_origin}; an origin never changes"
-        )
+    # 7. the clock
+    clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
 
-    # 7. a higher epoch
-    wal_id = None if foreign else known.wal_id if known else recovered.wal_id
-    wal_id = wal_id or wal_control.new_wal_id()
-    epoch = 1 + max(known.epoch if known else 0, position.epoch if position else 0, recovered.last_epoch)
-    hlcs = [known.highest_hlc if known else None, recovered.highest_hlc]
-    highest = max((hlc for hlc in hlcs if hlc is not None), default=Hlc(0, 0, who.node_id))
+    # 8. a higher epoch
+    wal_id, epoch = await _take_epoch(connection, wal, position)
+
+    # 9. the backlog
+    pending = list(wal.unchained())
+    lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
     lost_wal.store(folder, lost)
-    wal_control.store(
-        folder,
-        Control(
-            wal_id=wal_id,
-            node_id=who.node_id,
-            epoch=epoch,
-            highest_hlc=highest,
-            durable_lsn=last_lsn,
-            chained_lsn=chained_lsn,
-            signed_lsn=min(known.signed_lsn if known else 0, chained_lsn),
-        ),
+    quarantine.store(folder, wal.held)
+    node = Node(who.node_id, settings.region, who.gate, wal_id, epoch, clock, damaged=damaged)
+    node.durable.advance(wal.last_lsn)
+    node.committed.advance(wal.last_lsn)
+    node.chained.advance(wal.chained_lsn)
+    return StartedNode(
+        node=node,
+        folder=folder,
+        lock=lock,
+        next_lsn=wal.last_lsn + 1,
+        previous_lsn=wal.recovered.last_lsn,
+        recovered=pending,
+        held=wal.held,
+        heads=heads,
+        damaged_trees=damaged_trees,
+        checkpoints=checkpoints,
+        signer=signer,
+        log_signer=log_signer,
+        log_origin=origin,
+        lost=lost,
     )
-    ends = dict(recovered.epoch_ends)
-    if position is not None:
-        ends[position.epoch] = kept_lsn
-    async with connection.transaction():
-        if not await node_store.take_epoch(
-            connection,
-            node_id=who.node_id,
-            wal_id=wal_id,
-            epoch=epoch,
-            chained_lsn=chained_lsn,
-            ends=ends,
-            expected=position,
-        ):
-            raise StartRefusedError(
-                f"another process took over node {who.node_id} while this one was starting; "
-                "only one may run: stop one, or give them different node ids"
-            )
-    log.info("wal_epoch_bump", node_id=who.node_id, epoch=epoch, last_lsn=last_lsn)
 
-    # 8. the clock
-    in_chain = await node_store.highest_hlc(connection, who.node_id, highest)
-    clock = Clock(who.node_id, settings.hlc.max_clock_skew_ms, last=max(highest, in_chain or highest))
+
+async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: Settings) -> str:
+    """The origin of this ledger's logs, which the first start of any node chose."""
+    kept = await node_store.log_origin(connection, settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}")
+    if settings.log.origin and kept != settings.log.origin:
+        raise StartRefusedError(
+            f"log.origin is {settings.log.origin}, but this ledger began as {kept}; an origin never changes"
+        )
+    return kept
+
+
+async def _read_heads(
+    connection: asyncpg.Connection[asyncpg.Record], held: dict[str, Damage]
+) -> tuple[dict[str, ChainHead], dict[str, str]]:
+    """Head of every tenant that has a sound one, and why the others are damaged: their head cannot be one, or the
+    chain is not mended that an earlier process of this node found damaged. Takes the mended ones without anything
+    held out of ``held``, and the damaged ones into it."""
+    heads = await node_store.read_heads(connection)
+    damaged = {name: fault for name, head in heads.items() if (fault := chaining.head_fault(head)) is not None}
+    for tenant_id, damage in held.items():
+        if tenant_id not in damaged and not await chain_holds(connection, tenant_id, heads.get(tenant_id), damage.seen):
+            damaged[tenant_id] = damage.reason
+    for tenant_id, reason in damaged.items():
+        log.error("tenant_set_apart", tenant_id=tenant_id, reason=reason)
+        held.setdefault(tenant_id, Damage(reason, None)).reason = reason
+        heads.pop(tenant_id, None)
+    for tenant_id in [name for name, damage in held.items() if name not in damaged and not damage.lsns]:
+        del held[tenant_id]
+    return heads, damaged
+
+
+async def _start_clock(
+    connection: asyncpg.Connection[asyncpg.Record],
+    settings: Settings,
+    wal: FoundWal,
+    heads: dict[str, ChainHead],
+    *,
+    accept_lost_wal: bool,
+) -> Clock:
+    """A clock that begins above all this node ever issued and has learnt from the heads of others.
+
+    Rows in Postgres say what this node issued only as far as a wall clock can have come, or its WAL vouches for
+    them: a forged row must not drive the clock ahead.
+    """
+    known = wal.highest_hlc()
+    now_ms = time.time_ns() // 1_000_000
+    in_chain = await node_store.highest_hlc(connection, wal.node_id, known)
+    if in_chain is not None and in_chain.physical_ms > now_ms + settings.hlc.max_clock_skew_ms and not accept_lost_wal:
+        raise StartRefusedError(
+            f"Postgres holds an entry {in_chain} of this node, {in_chain.physical_ms - now_ms} ms ahead of the wall "
+            f"clock, and neither WAL nor control file knows a time above {known}: the entry is forged, or this "
+            "machine's clock is wrong. Set the clock right; if it is, remove the entry once tally verify has named "
+            "it, or start once with --accept-lost-wal to go on above it"
+        )
+    clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=max(known, in_chain or known))
     for head in heads.values():
         if head.hlc is not None:
             with contextlib.suppress(ClockSkewError, InvalidInputError):
                 hlc = Hlc.parse(head.hlc)
                 if await chaining.is_node(connection, hlc.node_id):
-                    clock.receive(hlc, time.time_ns() // 1_000_000)
+                    clock.receive(hlc, now_ms)
+    return clock
 
-    # 9. the backlog
-    pending = list(_unchained(folder, who.node_id, chained_lsn, last_lsn))
-    lost = await _unrecorded(connection, who.node_id, lost, pending)
-    lost_wal.store(folder, lost)
-    node = Node(who.node_id, settings.region, who.gate, wal_id, epoch, clock)
-    node.durable.advance(last_lsn)
-    node.committed.advance(last_lsn)
-    node.chained.advance(chained_lsn)
-    return StartedNode(
-        node=node,
-        folder=folder,
-        lock=lock,
-        next_lsn=last_lsn + 1,
-        previous_lsn=recovered.last_lsn,
-        recovered=pending,
-        heads=heads,
-        checkpoints=checkpoints,
-        signer=signer,
-        log_signer=log_signer,
-        log_origin=kept_origin,
-        lost=lost[0] if lost else None,
+
+async def _take_epoch(
+    connection: asyncpg.Connection[asyncpg.Record], wal: FoundWal, position: WalPosition | None
+) -> tuple[str, int]:
+    """Take a higher epoch, first in the control file, then in Postgres; the WAL's id and the epoch."""
+    known = wal.known
+    wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
+    wal_id = wal_id or wal_control.new_wal_id()
+    epoch = 1 + max(known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
+    lost_wal.store(wal.folder, wal.lost)
+    wal_control.store(
+        wal.folder,
+        Control(
+            wal_id=wal_id,
+            node_id=wal.node_id,
+            epoch=epoch,
+            highest_hlc=wal.highest_hlc(),
+            durable_lsn=wal.last_lsn,
+            chained_lsn=wal.chained_lsn,
+            signed_lsn=min(known.signed_lsn if known else 0, wal.chained_lsn),
+        ),
     )
-
-
-async def _to_its_end(work: Callable[[], Value]) -> Value:
-    """What ``work`` returns, run in a thread. A cancelled start waits for it, so that it holds the lock as long."""
-    working = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        await asyncio.wait((working,))
-        raise
+    ends = dict(wal.recovered.epoch_ends)
+    if position is not None:
+        ends[position.epoch] = wal.kept_lsn
+    async with connection.transaction():
+        if not await node_store.take_epoch(
+            connection,
+            node_id=wal.node_id,
+            wal_id=wal_id,
+            epoch=epoch,
+            chained_lsn=wal.chained_lsn,
+            ends=ends,
+            expected=position,
+        ):
+            raise StartRefusedError(
+                f"another process took over node {wal.node_id} while this one was starting; "
+                "only one may run: stop one, or give them different node ids"
+            )
+    log.info("wal_epoch_bump", node_id=wal.node_id, epoch=epoch, last_lsn=wal.last_lsn)
+    return wal_id, epoch
 
 
 async def _claim_job_ids(connection: asyncpg.Connection[asyncpg.Record], settings: Settings, who: Identity) -> Identity:
@@ -332,22 +369,3 @@ async def _unrecorded(
             facts = json.loads(event.payload)
             recorded.add((facts["first_lsn"], facts["last_lsn"]))
     return [each for each in lost if each not in recorded]
-
-
-def _unchained(folder: Path, node_id: str, chained_lsn: int, last_lsn: int) -> Iterator[Pending]:
-    """What the WAL holds beyond the chain."""
-    if chained_lsn >= last_lsn:
-        return
-    for entry in wal_reader.read(folder, chained_lsn + 1, node_id):
-        event = record.decode(entry.payload)
-        yield Pending(
-            entry.lsn,
-            entry.epoch,
-            entry.hlc,
-            entry.type,
-            event.tenant_id,
-            event.job_id,
-            event.payload,
-            event.idempotency,
-            None,
-        )

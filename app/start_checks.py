@@ -12,6 +12,7 @@ import structlog
 
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
+from app.write import quarantine
 from ledger import merkle, tiles
 from ledger.errors import LedgerError, StartRefusedError, UnknownKeyError, WalCorruptError
 from signing import key_file
@@ -22,6 +23,9 @@ from signing.note import parse as parse_note
 from wal import control as wal_control
 from wal.control import Control
 from wal.segment import sync_folder
+
+LINKS_A_READ = 10_000
+"""Links read at once when a root is computed from the chain."""
 
 log = structlog.get_logger()
 
@@ -90,7 +94,7 @@ def set_aside(folder: Path) -> None:
     while (lost := folder / f"lost-{number}").exists():
         number += 1
     lost.mkdir(mode=0o700)
-    for path in [*folder.glob("*.wal"), folder / wal_control.CONTROL_NAME]:
+    for path in [*folder.glob("*.wal"), folder / wal_control.CONTROL_NAME, folder / quarantine.NAME]:
         if path.exists():
             path.rename(lost / path.name)
     sync_folder(lost)
@@ -103,10 +107,16 @@ async def check_chain(
     tenant_id: str,
     head: ChainHead | None,
     note: str,
+    origin: str,
     log_signer: key_file.FileSigner,
-) -> None:
-    """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it."""
-    checkpoint = _kept_checkpoint(tenant_id, note, log_signer)
+) -> bool:
+    """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it; whether its stored tree
+    agrees with it too.
+
+    The stored tree, which is made from the chain, is believed only when it agrees with the checkpoint; where it
+    does not, the root is computed from the links of the chain itself, and the notary makes the tree again.
+    """
+    checkpoint = _kept_checkpoint(tenant_id, note, origin, log_signer)
     head_seq = head.seq if head else 0
     remedy = "Bring the newer database back; nothing was written. tally verify tells more about what it holds"
     if head_seq < checkpoint.size:
@@ -114,6 +124,34 @@ async def check_chain(
             f"the chain of tenant {tenant_id} ends at seq {head_seq}, but this node signed it up to "
             f"{checkpoint.size}: the database went back or was cut. {remedy}"
         )
+    if await _tree_agrees(connection, tenant_id, checkpoint):
+        return True
+    if await _root_of_chain(connection, tenant_id, checkpoint.size) != checkpoint.root:
+        raise StartRefusedError(
+            f"the chain of tenant {tenant_id} differs within its first {checkpoint.size} entries from the checkpoint "
+            f"that this node signed: history was rewritten. {remedy}"
+        )
+    log.error("stored_tree_damaged", tenant_id=tenant_id, done="it is made again from the chain")
+    return False
+
+
+async def chain_holds(
+    connection: asyncpg.Connection[asyncpg.Record],
+    tenant_id: str,
+    head: ChainHead | None,
+    seen: tuple[int, str] | None,
+) -> bool:
+    """Whether the tenant's chain has, at or below its head, the entry that this node has ``seen`` (seq and link)."""
+    if seen is None:
+        return True
+    seq, link = seen
+    return head is not None and head.seq >= seq and await notary_store.read_link(connection, tenant_id, seq) == link
+
+
+async def _tree_agrees(connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, checkpoint: Checkpoint) -> bool:
+    """Whether the stored tree proves that the entry at the checkpoint's size is the one that was signed there."""
+    if checkpoint.size == 0:
+        return True
     leaf_index = checkpoint.size - 1
     wanted = tiles.root_tiles(checkpoint.size) | tiles.inclusion_tiles(leaf_index, checkpoint.size)
     stored = await notary_store.read_tiles(connection, tenant_id, wanted)
@@ -122,27 +160,35 @@ async def check_chain(
         proof = tiles.inclusion_proof(leaf_index, checkpoint.size, lambda level, index: stored[level, index])
         leaf_hash = merkle.leaf_hash(bytes.fromhex(link or ""))
         merkle.verify_inclusion(leaf_index, checkpoint.size, leaf_hash, proof, checkpoint.root)
-    except KeyError as error:
-        raise StartRefusedError(
-            f"the stored tree of tenant {tenant_id} lacks tile {error} below the checkpoint of size "
-            f"{checkpoint.size} that this node signed. {remedy}"
-        ) from error
-    except (LedgerError, ValueError) as error:
-        raise StartRefusedError(
-            f"the chain of tenant {tenant_id} differs at seq {checkpoint.size} from the checkpoint that this node "
-            f"signed: history was rewritten. {remedy}"
-        ) from error
+    except (LedgerError, KeyError, ValueError, TypeError):
+        return False
+    return True
 
 
-def _kept_checkpoint(tenant_id: str, note: str, log_signer: key_file.FileSigner) -> Checkpoint:
+async def _root_of_chain(connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, size: int) -> bytes | None:
+    """Root over the links of the first ``size`` entries, None when one is missing or is no link."""
+    frontier = merkle.Frontier()
+    while frontier.size < size:
+        wanted = min(LINKS_A_READ, size - frontier.size)
+        rows = await notary_store.read_links(connection, tenant_id, frontier.size + 1, wanted)
+        if [row.seq for row in rows] != list(range(frontier.size + 1, frontier.size + wanted + 1)):
+            return None
+        try:
+            frontier.grow([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in rows])
+        except (ValueError, TypeError):
+            return None
+    return frontier.root()
+
+
+def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: key_file.FileSigner) -> Checkpoint:
     """The checkpoint beside the WAL. One of an earlier key of this node counts as well: the folder is the node's."""
-    origin = note.partition("\n")[0]
     try:
-        return open_checkpoint(note, [VerifierKey.of(origin, log_signer.public_key)])
-    except UnknownKeyError:
-        return parse_checkpoint(parse_note(note).text)
+        try:
+            return open_checkpoint(note, [VerifierKey.of(origin, log_signer.public_key)], origin=origin)
+        except UnknownKeyError:
+            return parse_checkpoint(parse_note(note).text)
     except LedgerError as error:
         raise StartRefusedError(
-            f"the checkpoint of tenant {tenant_id} beside the WAL is damaged: {error}; restore it, or move it away "
-            "once tally verify has found the chain whole"
+            f"the checkpoint of tenant {tenant_id} beside the WAL is damaged, or of another ledger: {error}; restore "
+            "it, or move it away once tally verify has found the chain whole"
         ) from error

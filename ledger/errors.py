@@ -210,6 +210,39 @@ class ChainBrokenError(SigningUnavailableError):
     """Stored rows do not hold together, or are not the ones that were chained: nothing of them is signed."""
 
 
+class StoredTreeError(SigningUnavailableError):
+    """The stored Merkle tree is not that of its chain; it is made again before anything more is signed."""
+
+
+class ChainDamagedError(LedgerError):
+    """Stored rows of one tenant are not what they must be: what hangs on them is neither extended nor shown.
+
+    Every other tenant goes on.
+    """
+
+    def __init__(self, tenant_id: str, reason: str) -> None:
+        super().__init__(
+            f"the chain of tenant {tenant_id} is damaged: {reason}. tally verify --tenant {tenant_id} names what is "
+            "wrong; mend the rows from a backup, then start the node again"
+        )
+        self.tenant_id = tenant_id
+        self.reason = reason
+
+
+class HeldBackError(ChainDamagedError):
+    """The event is durable in this node's WAL, but the chain of its tenant is damaged and cannot take it.
+
+    It stays in the WAL whatever its age, and is chained once the rows are mended and the node is started again.
+    """
+
+    def __init__(self, tenant_id: str, reason: str, *, job_id: str, hlc: str, epoch: int, lsn: int) -> None:
+        super().__init__(tenant_id, f"{reason} (the event is kept at LSN {lsn} of this node and will be chained then)")
+        self.job_id = job_id
+        self.hlc = hlc
+        self.epoch = epoch
+        self.lsn = lsn
+
+
 class BundleInvalidError(LedgerError):
     """A file is not a bundle as docs/formats/bundle.md has it, or its parts are not those its manifest names."""
 

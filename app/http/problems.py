@@ -52,6 +52,7 @@ class ProblemError(Exception):
 
 BACKLOG_FULL = ProblemType("backlog-full", 503, "Too many events wait to be chained")
 BUNDLE_INVALID = ProblemType("bundle-invalid", 422, "The bundle does not hold")
+CHAIN_DAMAGED = ProblemType("chain-damaged", 409, "Stored rows of the tenant are damaged")
 CLOCK_SKEW = ProblemType("clock-skew", 400, "A time lies too far ahead")
 COSIGNATURE_REFUSED = ProblemType("cosignature-refused", 422, "The cosigned checkpoint is not taken")
 DURABILITY_TIMEOUT = ProblemType("durability-timeout", 503, "The level asked for was not reached in time")
@@ -82,6 +83,7 @@ WRITE_LOST = ProblemType("write-lost", 409, "The session's write was lost")
 
 PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.BundleInvalidError: BUNDLE_INVALID,
+    errors.ChainDamagedError: CHAIN_DAMAGED,
     errors.ClockSkewError: CLOCK_SKEW,
     errors.CosignatureRefusedError: COSIGNATURE_REFUSED,
     errors.DatabaseUnavailableError: NOT_READY,
@@ -113,7 +115,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
 }
 """Errors that have a problem of their own; a subclass without one takes its nearest base's."""
 
-_MEMBERS = ("line", "job_id", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
+_MEMBERS = ("line", "tenant_id", "job_id", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
 """Attributes of an error that become members of its problem when it has them."""
 _BY_STATUS = {
     404: NOT_FOUND,

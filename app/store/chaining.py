@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +41,8 @@ MERGED_JOB_COLUMNS = (
     "last_seq",
     "state",
 )
+
+_LINK = re.compile(r"[0-9a-f]{64}")
 
 _ADVANCE_AND_LOCK = """
 WITH fence AS (
@@ -89,6 +92,18 @@ class ChainHead(NamedTuple):
     hlc: str | None
 
 
+def head_fault(head: ChainHead) -> str | None:
+    """What makes ``head`` no end of any chain, None when it can be one. Columns may hold anything once somebody
+    dropped their constraints."""
+    if type(head.seq) is not int or head.seq < 0:
+        return f"its head stands at seq {head.seq!r}"
+    if (head.seq == 0) != (head.chain_link is None) or (head.seq == 0) != (head.hlc is None):
+        return f"its head at seq {head.seq} has link {head.chain_link!r} and HLC {head.hlc!r}"
+    if head.chain_link is not None and not _LINK.fullmatch(head.chain_link):
+        return f"its head at seq {head.seq} has link {head.chain_link[:100]!r}"
+    return None
+
+
 class ChainedEntry(NamedTuple):
     """Place of one chained row, and what makes it this event and no other."""
 
@@ -105,6 +120,17 @@ class WalPosition(NamedTuple):
     epoch: int
     chained_lsn: int
     seen_durable_lsn: int
+
+
+async def connect(
+    url: str, statement_timeout_s: float, idle_in_transaction_max_s: float
+) -> asyncpg.Connection[asyncpg.Record]:
+    """A connection to chain with; Postgres ends it when it has been idle inside a transaction for so long."""
+    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+        url, timeout=5, command_timeout=statement_timeout_s
+    )
+    await connection.execute(f"SET idle_in_transaction_session_timeout = '{idle_in_transaction_max_s:g}s'")
+    return connection
 
 
 async def advance_and_lock(
@@ -185,10 +211,11 @@ async def finish(
 
 
 async def find_entries(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:
-    """Entries of the tenant by HLC, those of ``t_hlcs`` that there are."""
+    """Entries of the tenant by HLC, those of ``t_hlcs`` that stand in its chain: at or below the head."""
     rows = await connection.fetch(
         "SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND t_hlc = ANY($2::text[])",
+        " WHERE tenant_id = $1 AND t_hlc = ANY($2::text[])"
+        "   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)",
         tenant_id,
         t_hlcs,
     )

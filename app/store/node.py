@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import orjson
+
 from app.store.chaining import ChainHead, WalPosition
 from ledger.events import SYSTEM_TENANT, SystemAction
-from ledger.hlc import Hlc
+from ledger.hlc import LOGICAL_MAX, Hlc
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -98,7 +100,7 @@ async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc |
           FROM scheduler.chain_heads h
          CROSS JOIN LATERAL (
                SELECT l.hlc_physical, l.hlc_logical FROM scheduler.scheduler_log l
-                WHERE l.tenant_id = h.tenant_id AND l.hlc_node = $1
+                WHERE l.tenant_id = h.tenant_id AND l.hlc_node = $1 AND l.hlc_logical BETWEEN 0 AND $4
                   AND (l.hlc_physical, l.hlc_logical) > ($2, $3)
                 ORDER BY l.hlc_physical DESC, l.hlc_logical DESC LIMIT 1) newest
          ORDER BY newest.hlc_physical DESC, newest.hlc_logical DESC LIMIT 1
@@ -106,6 +108,7 @@ async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc |
         node_id,
         above.physical_ms,
         above.logical,
+        LOGICAL_MAX,
     )
     return Hlc(row["hlc_physical"], row["hlc_logical"], node_id) if row else None
 
@@ -125,13 +128,43 @@ async def is_recorded(connection: Connection, action: SystemAction, subject: str
 async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[int, int]]:
     """First and last LSN of each range of the node's WAL that ``_system`` records as lost."""
     rows = await connection.fetch(
-        "SELECT (payload->>'first_lsn')::bigint, (payload->>'last_lsn')::bigint FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND job_id = 'wal:' || $2 AND action = $3",
+        "SELECT payload::text FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = 'wal:' || $2"
+        " AND action = $3",
         SYSTEM_TENANT,
         node_id,
         SystemAction.WAL_LOST,
     )
-    return {(row[0], row[1]) for row in rows}
+    losses = set()
+    for fact in (_object_in(row[0]) for row in rows):
+        first_lsn, last_lsn = fact.get("first_lsn"), fact.get("last_lsn")
+        if isinstance(first_lsn, int) and isinstance(last_lsn, int):
+            losses.add((first_lsn, last_lsn))
+    return losses
+
+
+def _object_in(text: str | None) -> dict[str, object]:
+    """The JSON object that ``text`` is, empty where somebody made it something else, which verification tells."""
+    try:
+        value = orjson.loads(text or "")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+async def published_key(connection: Connection, key_id: str) -> tuple[str, str] | None:
+    """Algorithm and PEM of the key as published, None when it is not."""
+    row = await connection.fetchrow(
+        "SELECT algorithm, public_key_pem FROM scheduler.signing_keys WHERE key_id = $1", key_id
+    )
+    return (row[0], row[1]) if row is not None else None
+
+
+async def oldest_entry_ms(connection: Connection) -> int | None:
+    """HLC time of the oldest first entry of any chain, None while there is none."""
+    oldest: int | None = await connection.fetchval(
+        "SELECT min(hlc_physical) FROM scheduler.scheduler_log WHERE seq = 1 AND hlc_physical >= 0"
+    )
+    return oldest
 
 
 async def add_key(

@@ -17,10 +17,12 @@ TileCoordinates = tuple[int, int]
 
 
 class LockedTree(NamedTuple):
-    """The stored tree of one tenant; ``checkpoint`` is the newest signed note, None before the first."""
+    """The stored tree of one tenant; ``checkpoint`` is the newest signed note, None before the first. Anything may
+    stand in its columns once somebody changed them."""
 
     tenant_id: str
     tree_size: int
+    root_hash: str
     checkpoint: str | None
 
 
@@ -45,6 +47,8 @@ class LastSnapshot(NamedTuple):
 
     to_seq: int
     dsse_envelope: str
+    head_seq: int
+    """Where the chain ends."""
 
 
 async def begin_trees(connection: Connection, tenant_ids: Sequence[str]) -> None:
@@ -64,7 +68,7 @@ async def lock_trees(connection: Connection, tenant_ids: Sequence[str]) -> list[
     """The trees of these tenants in tenant order, locked until the transaction ends."""
     rows = await connection.fetch(
         """
-        SELECT tenant_id, tree_size, checkpoint FROM scheduler.merkle_head
+        SELECT tenant_id, tree_size, root_hash, checkpoint FROM scheduler.merkle_head
          WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
         """,
         tenant_ids,
@@ -85,10 +89,11 @@ async def read_links(connection: Connection, tenant_id: str, from_seq: int, limi
 
 
 async def read_entries(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[EntryRow]:
-    """Chained entries from ``from_seq`` on, all ``ENTRY_COLUMNS``, in seq order."""
+    """Entries from ``from_seq`` up to the head, all ``ENTRY_COLUMNS``, in seq order. A row beyond the head is not in
+    the chain."""
     rows = await connection.fetch(
-        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3",
+        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2"
+        "   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) ORDER BY seq LIMIT $3",
         tenant_id,
         from_seq,
         limit,
@@ -154,8 +159,8 @@ async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> Non
 async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:
     """The newest snapshot, None before the first."""
     row = await connection.fetchrow(
-        "SELECT to_seq, dsse_envelope FROM scheduler.batch_snapshot"
-        " WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1",
+        "SELECT to_seq, dsse_envelope, coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0)"
+        "  FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1",
         tenant_id,
     )
     return LastSnapshot(*row) if row else None
@@ -184,8 +189,11 @@ async def insert_snapshot(connection: Connection, row: Sequence[object]) -> dict
 
 
 async def tree_sizes(connection: Connection) -> dict[str, int]:
-    """Size of each tenant's tree that has a checkpoint."""
-    rows = await connection.fetch("SELECT tenant_id, tree_size FROM scheduler.merkle_head WHERE checkpoint IS NOT NULL")
+    """Size of each tenant's tree that has one and a checkpoint."""
+    rows = await connection.fetch(
+        "SELECT tenant_id, tree_size FROM scheduler.merkle_head"
+        " WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0"
+    )
     return {row["tenant_id"]: row["tree_size"] for row in rows}
 
 
@@ -198,7 +206,7 @@ async def tenants_behind(connection: Connection) -> dict[str, int]:
           LEFT JOIN scheduler.merkle_head m USING (tenant_id)
           LEFT JOIN LATERAL (SELECT to_seq FROM scheduler.batch_snapshot s
                               WHERE s.tenant_id = h.tenant_id ORDER BY from_seq DESC LIMIT 1) s ON true
-         WHERE h.head_seq > least(coalesce(m.tree_size, 0), coalesce(s.to_seq, 0))
+         WHERE h.tenant_id IS NOT NULL AND h.head_seq > least(coalesce(m.tree_size, 0), coalesce(s.to_seq, 0))
         """
     )
     return {row["tenant_id"]: row["head_seq"] for row in rows}

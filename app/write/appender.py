@@ -15,7 +15,7 @@ Invariants::
 
     chained_lsn in Postgres == LSN of the last event of the last committed batch
     node.chained.lsn <= chained_lsn in Postgres
-    a head never goes below one that this node has seen, nor changes under the same seq
+    a chain whose head went below one that this node has seen, or changed under the same seq, is never extended
 
 What Postgres answers decides what happens next:
 
@@ -25,6 +25,8 @@ the fence does not let through     another epoch = fenced, stop; lower position 
 an entry stands in the way         look up what the chain holds of the batch: what was imported while this node
                                    was away is not chained again; another event with that HLC makes a CONFLICT
 SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as REFUSED instead
+a row in the way of an entry, a    the tenant is set apart and its events are held back (app.write.quarantine);
+head that is not as left           all others go on: the fence, which held, says that the database did not go back
 anything else                      again, with growing pauses, for as long as it takes
 =================================  ==============================================================
 """
@@ -50,8 +52,10 @@ from app.write import prior
 from app.write.backlog import Backlog, Pending
 from app.write.linking import LinkedBatch, link_batch, tenant_begun_by
 from app.write.prior import JobStateCache
+from app.write.quarantine import Quarantine
 from ledger.chain import Linker
 from ledger.errors import (
+    ChainDamagedError,
     ClockSkewError,
     DatabaseUnavailableError,
     DatabaseWentBackError,
@@ -98,6 +102,7 @@ class Appender:
         connect: Connect,
         pool: asyncpg.Pool[asyncpg.Record],
         heads: dict[str, ChainHead],
+        quarantine: Quarantine,
         metrics: Metrics,
         on_chained: ChainedCallback,
         on_failure: Callable[[LedgerError], None],
@@ -108,6 +113,7 @@ class Appender:
         self._pool = pool
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._heads = heads
+        self._quarantine = quarantine
         self._metrics = metrics
         self._on_chained = on_chained
         self._on_failure = on_failure
@@ -162,14 +168,24 @@ class Appender:
                 await self._chain(batch[:middle])
                 await self._chain(batch[middle:])
                 return
-            log.error("record_refused", lsn=batch[0].lsn, sqlstate=error.sqlstate, error=str(error))
-            if isinstance(error, asyncpg.UniqueViolationError):
-                raise DatabaseWentBackError(
-                    f"Postgres says {error} for LSN {batch[0].lsn}, yet does not hold that very event: the rows of "
-                    f"tenant {batch[0].tenant_id} and its chain head do not fit together; run tally verify"
-                ) from error
-            linked = await self._commit(batch, refused_sqlstate=error.sqlstate)
+            linked = await self._chain_refused(batch[0], error)
         self._publish(batch, linked)
+        await self._quarantine.release(batch)
+
+    async def _chain_refused(self, pending: Pending, error: asyncpg.PostgresError) -> LinkedBatch:
+        """What becomes of the one event that Postgres will not take: a REFUSED entry takes its place or, when that
+        will not go in either, or a row that is not of the chain stands in the way, its tenant is set apart."""
+        log.error("record_refused", lsn=pending.lsn, sqlstate=error.sqlstate, error=str(error))
+        if not isinstance(error, asyncpg.UniqueViolationError):
+            try:
+                return await self._commit((pending,), refused_sqlstate=error.sqlstate)
+            except asyncpg.PostgresError as again:
+                error = again
+        self._set_apart(pending.tenant_id, f"Postgres refuses its next entry ({error.sqlstate}): {error}")
+        return await self._commit((pending,), refused_sqlstate=None)
+
+    def _set_apart(self, tenant_id: str, reason: str) -> None:
+        self._quarantine.begin(tenant_id, reason, self._heads.get(tenant_id), self._backlog)
 
     def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         self._backlog.drop(len(batch))
@@ -193,9 +209,7 @@ class Appender:
                 future.set_result(outcome)
         self._node.chained.advance(batch[-1].lsn)
 
-    async def _commit(
-        self, batch: Sequence[Pending], *, refused_sqlstate: str | None, upto_lsn: int | None = None
-    ) -> LinkedBatch:
+    async def _commit(self, batch: Sequence[Pending], *, refused_sqlstate: str | None) -> LinkedBatch:
         """Run the transaction until it is known to be committed.
 
         Raises:
@@ -203,24 +217,28 @@ class Appender:
             FencedError: another process took over this WAL.
             DatabaseWentBackError: Postgres lost what it had.
         """
-        new_lsn = batch[-1].lsn if upto_lsn is None else upto_lsn
+        new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
         pause_s = RETRY_PAUSE_FIRST_S
         while True:
             linked: LinkedBatch | None = None
             try:
+                await self._quarantine.hold(batch)
                 connection = await self._connected()
                 transaction = connection.transaction()
                 await transaction.start()
                 try:
                     linked = await self._write(connection, batch, new_lsn, refused_sqlstate)
-                except asyncpg.PostgresError:
+                except (asyncpg.PostgresError, ChainDamagedError):
                     await transaction.rollback()
                     raise
                 await transaction.commit()
                 self.database_error = None
                 return linked
+            except ChainDamagedError as error:
+                self._set_apart(error.tenant_id, error.reason)
+                continue
             except asyncpg.PostgresError as error:
-                if chaining.is_record_fault(error) and refused_sqlstate is None and batch:
+                if chaining.is_record_fault(error):
                     raise
                 self._retry_later(error)
             except DATABASE_FAULTS as error:
@@ -270,10 +288,12 @@ class Appender:
                 f"epoch {position.epoch} has taken over the WAL of {self._node.node_id}; "
                 f"this process is epoch {self._node.epoch} and stops"
             )
-        if position is not None and position.epoch == self._node.epoch and position.chained_lsn == new_lsn:
-            return True
-        if position is not None and position.epoch == self._node.epoch and position.chained_lsn == old_lsn:
-            return False
+        if position is not None and position.epoch == self._node.epoch:
+            # Held records that are tried again move no position; should they be chained, that is seen next time.
+            if position.chained_lsn == old_lsn:
+                return False
+            if position.chained_lsn == new_lsn:
+                return True
         raise DatabaseWentBackError(
             f"Postgres says {position} for {self._node.node_id}, but this node had chained up to LSN {old_lsn} "
             f"in epoch {self._node.epoch}; the database was restored or failed over to an older copy"
@@ -289,8 +309,9 @@ class Appender:
         refused_sqlstate: str | None,
     ) -> LinkedBatch:
         # 1. the fence and the heads
-        tenants = {pending.tenant_id for pending in batch}
-        begun = {tenant for pending in batch if (tenant := tenant_begun_by(pending))}
+        set_apart = self._quarantine
+        tenants = {pending.tenant_id for pending in batch if pending.tenant_id not in set_apart}
+        begun = {name for each in batch if (name := tenant_begun_by(each)) and name not in set_apart}
         heads = await chaining.advance_and_lock(
             connection,
             node_id=self._node.node_id,
@@ -307,6 +328,7 @@ class Appender:
         # 2. what the batch meets: tenants, keys, jobs
         new_tenants: set[str] = set()
         if missing := (tenants | begun) - heads.keys():
+            self._check_never_seen(missing)
             new_tenants = await chaining.create_heads(connection, sorted(missing))
             if new_tenants != missing:
                 raise asyncpg.InterfaceError("another node began the same tenant; trying again")
@@ -318,7 +340,10 @@ class Appender:
         # 3. decide and link, unless that was done ahead
         linked = await self._take_ahead(batch, heads, new_tenants) if refused_sqlstate is None else None
         if linked is None:
+            self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
             chained = await prior.standing(connection, batch) if self._is_returning else None
+            held = [pending for pending in batch if pending.lsn <= self._node.chained.lsn]
+            new_tenants |= await prior.begun_unrecorded(connection, held)
             linked = link_batch(
                 batch,
                 heads=heads,
@@ -328,6 +353,7 @@ class Appender:
                 linkers=self._linkers,
                 chained=chained,
                 refused_sqlstate=refused_sqlstate,
+                held_back=self._quarantine.held_back if self._quarantine else None,
             )
         if not self._is_returning:
             self._start_ahead(batch, linked)
@@ -346,7 +372,7 @@ class Appender:
     def _start_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         """Link the next batch meanwhile, if a full one waits: a small one had better wait and grow."""
         following = self._peek(len(batch))
-        if len(following) == BATCH_ENTRIES_MAX:
+        if len(following) == BATCH_ENTRIES_MAX and not self._quarantine:
             self._ahead = asyncio.get_running_loop().create_task(self._link_ahead(following, linked))
 
     async def _link_ahead(self, batch: list[Pending], before: LinkedBatch) -> LinkedAhead | None:
@@ -358,7 +384,7 @@ class Appender:
             if head is None:
                 return None
             heads[tenant] = head
-        if any(tenant_begun_by(pending) for pending in batch):
+        if any(tenant_begun_by(pending) or pending.lsn <= self._node.chained.lsn for pending in batch):
             return None
         try:
             async with reading(self._pool) as connection:
@@ -388,18 +414,27 @@ class Appender:
             return None
         return ahead.linked
 
+    def _check_never_seen(self, missing: set[str]) -> None:
+        for tenant in sorted(missing):
+            if (seen := self._heads.get(tenant)) is not None:
+                raise ChainDamagedError(tenant, f"its head is gone, which this node has seen at seq {seen.seq}")
+
     def check_heads(self, heads: dict[str, ChainHead]) -> None:
         """Refuse to extend chains that are shorter than this node has seen them, or others.
 
         Raises:
-            DatabaseWentBackError: one is.
+            ChainDamagedError: names the first that is.
         """
         for tenant, head in heads.items():
+            self._quarantine.check(tenant)
+            if (fault := chaining.head_fault(head)) is not None:
+                raise ChainDamagedError(tenant, fault)
             seen = self._heads.get(tenant)
             if seen is not None and (head.seq < seen.seq or (head.seq == seen.seq and head[:2] != seen[:2])):
-                raise DatabaseWentBackError(
-                    f"the chain of tenant {tenant} ends at seq {head.seq} ({head.chain_link}), but this node has "
-                    f"seen seq {seen.seq} ({seen.chain_link}); the database was restored or tampered with"
+                raise ChainDamagedError(
+                    tenant,
+                    f"its head stands at seq {head.seq} ({head.chain_link}), but this node has seen seq {seen.seq} "
+                    f"({seen.chain_link})",
                 )
 
     async def _learn_time(self, connection: asyncpg.Connection[asyncpg.Record], heads: dict[str, ChainHead]) -> None:

@@ -10,36 +10,80 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.store import notary as store
-from app.store.notary import LinkRow
+from app.store.notary import GrownTree, LinkRow, LockedTree
 from ledger import merkle, tiles
 from ledger.entry_check import ENTRY_COLUMNS, EntryChecker
-from ledger.errors import ChainBrokenError, DatabaseWentBackError, ProofError
+from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeError
+from ledger.tiles import TileTree
 from ledger.verdict import Findings
 from signing import checkpoint, note
+from signing.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from app.store import Connection
     from ledger.entry_check import EntryRow
 
+ENTRIES_A_READ = 1000
+"""Entries read back at once when a tree is made again."""
+
 _SEQ, _T_HLC, _CHAIN_LINK = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "chain_link"))
 
 
-async def extended_tree(connection: Connection, tenant_id: str, size: int, kept: str | None) -> tiles.TileTree:
-    """The stored tree of ``size``, proved to extend that of ``kept``, the newest checkpoint this node signed.
+async def extended_tree(connection: Connection, stored: LockedTree, kept: str | None) -> TileTree:
+    """The stored tree, proved to extend that of ``kept``, the newest checkpoint this node signed.
 
     Raises:
-        DatabaseWentBackError: it does not.
-        ProofError: a tile is missing.
+        StoredTreeError: it does not, or cannot be read.
     """
-    anchor = None if kept is None else checkpoint.parse(note.parse(kept).text)
-    wanted = {*tiles.right_edge(size), *tiles.root_tiles(anchor.size if anchor else 0)}
-    stored = await store.read_tiles(connection, tenant_id, wanted)
-    if anchor is not None and (size < anchor.size or tiles.root_at(anchor.size, _getter(stored)) != anchor.root):
-        raise DatabaseWentBackError(
-            f"the stored tree of tenant {tenant_id}, of size {size}, does not extend the one that this node "
-            f"signed at size {anchor.size}: the database went back, or its tree was rewritten; run tally verify"
+    size, anchor = stored.tree_size, _anchor(kept)
+    try:
+        if anchor is not None and size < anchor.size:
+            raise ProofError(f"it has size {size}, this node signed one of size {anchor.size}")
+        wanted = {*tiles.right_edge(size), *tiles.root_tiles(size), *tiles.root_tiles(anchor.size if anchor else 0)}
+        found = await store.read_tiles(connection, stored.tenant_id, wanted)
+        if anchor is not None and tiles.root_at(anchor.size, _getter(found)) != anchor.root:
+            raise ProofError(f"its first {anchor.size} leaves are not those that this node signed")
+        tree = TileTree(size, found)
+        if tree.root().hex() != stored.root_hash:
+            raise ProofError(f"its root is {stored.root_hash}, that of its tiles {tree.root().hex()}")
+    except (LedgerError, TypeError, ValueError) as error:
+        raise StoredTreeError(f"the stored tree of tenant {stored.tenant_id} is damaged: {error}") from error
+    return tree
+
+
+async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None) -> TileTree:
+    """The tree of the entries that ``kept`` covers, none without one, made again from the chain: every row checked,
+    every tile stored. It holds nothing that the chain does not say.
+
+    Raises:
+        ChainBrokenError: the chain does not make the tree that was signed; the transaction MUST be rolled back.
+    """
+    tree, prev_link, anchor = TileTree(0, {}), None, _anchor(kept)
+    while anchor is not None and tree.size < anchor.size:
+        wanted = min(ENTRIES_A_READ, anchor.size - tree.size)
+        rows = await store.read_entries(connection, tenant_id, tree.size + 1, wanted)
+        if not rows:
+            raise ChainBrokenError(
+                f"tenant {tenant_id} is signed no further: its chain ends at seq {tree.size}, but this node signed it "
+                f"up to {anchor.size}; run tally verify"
+            )
+        links = checked_links(tenant_id, tree.size, prev_link, rows, ())
+        tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(link.chain_link)) for link in links])
+        prev_link = links[-1].chain_link
+        await store.store_trees(connection, [GrownTree(tenant_id, tree, kept)])
+        tree.forget_changed()
+    if anchor is None:
+        await store.store_trees(connection, [GrownTree(tenant_id, tree, None)])
+    elif tree.root() != anchor.root:
+        raise ChainBrokenError(
+            f"tenant {tenant_id} is signed no further: its first {anchor.size} entries are not those that this node "
+            "signed; run tally verify"
         )
-    return tiles.TileTree(size, stored)
+    return tree
+
+
+def _anchor(kept: str | None) -> Checkpoint | None:
+    return None if kept is None else checkpoint.parse(note.parse(kept).text)
 
 
 def checked_links(
@@ -72,8 +116,25 @@ def checked_links(
     return links
 
 
+def leaf_hashes_of(tenant_id: str, links: Sequence[LinkRow], entry_count: int) -> list[bytes]:
+    """Leaf hashes of ``links``, of which there must be ``entry_count``.
+
+    Raises:
+        ChainBrokenError: there are fewer, or one is no link.
+    """
+    try:
+        leaf_hashes = [merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links]
+    except (ValueError, TypeError):
+        leaf_hashes = []
+    if len(leaf_hashes) != entry_count:
+        raise ChainBrokenError(
+            f"tenant {tenant_id} is signed no further: entries are missing or have no link; run tally verify"
+        )
+    return leaf_hashes
+
+
 async def proved_root(
-    connection: Connection, tenant_id: str, tree: tiles.TileTree, from_seq: int, leaf_hashes: list[bytes]
+    connection: Connection, tenant_id: str, tree: TileTree, from_seq: int, leaf_hashes: list[bytes]
 ) -> bytes:
     """Root of the tree up to the end of these leaves, once they are proved to be those that ``tree`` holds.
 
@@ -84,7 +145,7 @@ async def proved_root(
     wanted = {*tiles.right_edge(from_seq - 1), *tiles.consistency_tiles(to_seq, tree.size)}
     stored = await store.read_tiles(connection, tenant_id, wanted)
     try:
-        prefix = tiles.TileTree(from_seq - 1, stored)
+        prefix = TileTree(from_seq - 1, stored)
         prefix.append_leaf_hashes(leaf_hashes)
         root = prefix.root()
         proof = tiles.consistency_proof(to_seq, tree.size, _getter(stored))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -21,7 +21,7 @@ from app.write.requests import ChainPosition, RequestName
 from ledger import canonical, jobs
 from ledger.chain import Linker
 from ledger.conflict import Event, conflict_hlc, conflict_payload
-from ledger.errors import EventRefusedError, IdempotencyReusedError, LedgerError
+from ledger.errors import EventRefusedError, HeldBackError, IdempotencyReusedError, LedgerError
 from ledger.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
 
 log = structlog.get_logger()
@@ -74,6 +74,11 @@ def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: int, lsn: int) 
     )
 
 
+def refused_job_id(pending: Pending) -> str:
+    """Job id of the REFUSED entry that stands in for ``pending``."""
+    return f"refused:{pending.hlc.node_id}:{pending.lsn}"
+
+
 def link_batch(
     batch: Sequence[Pending],
     *,
@@ -84,6 +89,7 @@ def link_batch(
     linkers: dict[str, Linker],
     chained: Mapping[str, Standing] | None = None,
     refused_sqlstate: str | None = None,
+    held_back: Callable[[Pending], HeldBackError] | None = None,
 ) -> LinkedBatch:
     """Chain ``batch`` onto ``heads``.
 
@@ -97,12 +103,16 @@ def link_batch(
         chained: when some of the batch came into the chain by another way, what stands there, by tenant and HLC.
         refused_sqlstate: when given, the batch is one event that Postgres refused with this code, and
             a REFUSED entry takes its place.
+        held_back: makes the outcome of events whose tenant has no head in ``heads``: its chain is damaged.
     """
     linked = LinkedBatch()
     keys_in_batch: dict[RequestName, dict[int, bytes]] = {}
     grower = Grower(linked, heads, job_states, linkers)
     for pending in batch:
         tenant_id = pending.tenant_id
+        if held_back is not None and tenant_id not in heads:
+            linked.outcomes.append(held_back(pending))
+            continue
         refusal = _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
         key = pending.idempotency
         why: dict[str, str] | None = None
@@ -117,12 +127,16 @@ def link_batch(
         if why is None:
             job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
         else:
-            job_id, action = f"refused:{hlc.node_id}:{pending.lsn}", SystemAction.REFUSED.value
+            job_id, action = refused_job_id(pending), SystemAction.REFUSED.value
             payload = refused_payload(pending, why)
         stands = None
         if chained:
             event = event_of(pending)
-            stands, kept_digest = place_of(event, chained.get(tenant_id, {}))
+            standing = chained.get(tenant_id, {})
+            stands, kept_digest = place_of(event, standing)
+            entry = standing.get(event.t_hlc)
+            if entry is not None and entry.event.job_id == refused_job_id(pending):
+                stands, kept_digest = entry, None
             linked.is_returning |= stands is not None or kept_digest is not None
             if kept_digest is not None:
                 hlc = conflict_hlc(event)

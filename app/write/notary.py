@@ -26,7 +26,7 @@ import base64
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -40,14 +40,16 @@ from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
 from app.store.notary import GrownTree, LinkRow
-from app.write.before_signing import checked_links, extended_tree, proved_root
+from app.write.before_signing import checked_links, extended_tree, leaf_hashes_of, proved_root, tree_of_chain
 from app.write.checkpoints import CheckpointFolder
 from ledger import merkle, tiles
-from ledger.errors import ChainBrokenError, DatabaseWentBackError, LedgerError, SigningUnavailableError
+from ledger.errors import ChainBrokenError, LedgerError, SigningUnavailableError, StoredTreeError
 from ledger.names import is_readable_tenant
 from ledger.snapshot import SnapshotClaim
+from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_file import FileSigner
+from signing.note import parse as parse_note
 from signing.snapshot import sign_snapshot
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ TURNS_AT_ONCE_MAX = 4
 """Transactions at once, so that the fsyncs of one do not keep the next waiting."""
 TREES_CACHED_MAX = 1000
 """Tenants whose tree edge is kept in memory."""
+BROKEN_RETRY_S = 60.0
+"""Pause before a tenant whose rows are broken is looked at again, which may mean to read its whole chain."""
 HOUSEKEEPING_INTERVAL_S = 1.0
 """How often tenants are looked at that have not grown, for ``batch_interval`` and retries."""
 
@@ -79,6 +83,7 @@ class _Tenant:
     __slots__ = (
         "head_seq",
         "is_kept",
+        "is_tree_damaged",
         "lock",
         "recent",
         "signed_digest",
@@ -102,6 +107,8 @@ class _Tenant:
         """The newest checkpoint, as long as it is not beside the WAL."""
         self.is_kept = True
         """False when an earlier process ended between a checkpoint in Postgres and the one beside the WAL."""
+        self.is_tree_damaged = False
+        """Whether the stored tree is known not to be that of the chain, and is to be made again."""
         self.unsigned_since_s: float | None = None
 
 
@@ -122,7 +129,6 @@ class Notary:
         checkpoint_interval_s: float,
         sign_snapshots: bool,
         metrics: Metrics,
-        on_failure: Callable[[LedgerError], None],
     ) -> None:
         self._node = node
         self._pool = pool
@@ -135,18 +141,22 @@ class Notary:
         self._collect_s = checkpoint_interval_s / 4
         self._sign_snapshots = sign_snapshots
         self._metrics = metrics
-        self._on_failure = on_failure
         self._tenants: dict[str, _Tenant] = {}
         self._cached: OrderedDict[str, None] = OrderedDict()
         """Tenants whose tree is kept in memory, the one used last at the end."""
         self._recent_count = 0
         self._grown: set[str] = set()
+        self._retry_at_s: dict[str, float] = {}
+        """When tenants whose rows were found broken are looked at again."""
+        self._mending: asyncio.Task[None] | None = None
         self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
         self._wake = asyncio.Event()
         self._mark: tuple[int, dict[str, int]] = (0, {})
         self.signed_lsn = 0
         """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
         where snapshots are off."""
+        self.checkpoint_fault: str | None = None
+        """Why the last checkpoints could not be kept beside the WAL, None while they can."""
         self.last_error: str | None = None
         """Why signing or following failed last, None while all is well."""
 
@@ -169,6 +179,13 @@ class Notary:
     async def run(self) -> None:
         """Follow and sign, for ever; ends by cancellation."""
         await self._find_behind()
+        try:
+            await self._run()
+        finally:
+            if self._mending is not None:
+                self._mending.cancel()
+
+    async def _run(self) -> None:
         while True:
             if not self._grown:
                 await self._sleep_until_grown()
@@ -176,7 +193,7 @@ class Notary:
             self._wake.clear()
             self.last_error = None
             overdue = self._overdue()
-            due, self._grown = self._grown | overdue, set()
+            due = self._take_due(overdue)
             failed = await self._follow_all(sorted(due))
             signing = [name for name in due - failed if name in overdue or self._is_snapshot_due(self._tenants[name])]
             await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(signing)))
@@ -210,6 +227,46 @@ class Notary:
                 tenant.is_kept = False
                 tenant.head_seq = max(tenant.head_seq, tree_size)
                 self._grown.add(tenant_id)
+
+    def _take_due(self, overdue: set[str]) -> set[str]:
+        """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again
+        are, one after the other, beside everything else."""
+        now_s = time.monotonic()
+        for name in [name for name, at_s in self._retry_at_s.items() if at_s <= now_s]:
+            del self._retry_at_s[name]
+            self._grown.add(name)
+        due, self._grown = (self._grown | overdue) - self._retry_at_s.keys(), set()
+        damaged = sorted(name for name in due if self._tenants[name].is_tree_damaged)
+        if damaged and (self._mending is None or self._mending.done()):
+            self._mending = asyncio.get_running_loop().create_task(self._mend_trees(damaged))
+        return due.difference(damaged)
+
+    def mend(self, tenant_id: str) -> None:
+        """The stored tree or checkpoint was found damaged: make both again from the chain soon, in the background."""
+        tenant = self._tenant(tenant_id)
+        tenant.is_tree_damaged, tenant.is_kept = True, False
+        self._grown.add(tenant_id)
+        self._wake.set()
+
+    async def _mend_trees(self, names: Sequence[str]) -> None:
+        """Make the stored trees of these tenants again from their chains, each in a transaction of its own."""
+        for name in names:
+            tenant = self._tenants[name]
+            log.error("stored_tree_damaged", tenant_id=name, done="it is made again from the chain")
+            try:
+                async with self._signing(tenant), self._pool.acquire() as connection, connection.transaction():
+                    await store.begin_trees(connection, (name,))
+                    await store.lock_trees(connection, (name,))
+                    await tree_of_chain(connection, name, self._checkpoints.load(name))
+            except LedgerError as error:
+                self._note_fault(name, error)
+            except DATABASE_FAULTS as error:
+                self._delayed((name,), error)
+            else:
+                tenant.tree = None
+                tenant.is_tree_damaged, tenant.is_kept = False, False
+                self._grown.add(name)
+                self._wake.set()
 
     async def _sleep_until_grown(self) -> None:
         try:
@@ -277,12 +334,14 @@ class Notary:
 
     def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
         """One tenant could not be followed or signed."""
-        if isinstance(error, DatabaseWentBackError):
-            log.error("chain_break_found", tenant_id=tenant_id, error=str(error))
-            self._on_failure(error)
+        if isinstance(error, StoredTreeError):
+            log.error("stored_tree_damaged", tenant_id=tenant_id, error=str(error))
+            self.mend(tenant_id)
         elif isinstance(error, ChainBrokenError):
-            self.last_error = str(error)
-            log.error("chain_break_found", tenant_id=tenant_id, error=self.last_error)
+            if self._node.unsigned.get(tenant_id) != str(error):
+                log.error("chain_break_found", tenant_id=tenant_id, error=str(error))
+            self._node.unsigned[tenant_id] = str(error)
+            self._retry_at_s[tenant_id] = time.monotonic() + BROKEN_RETRY_S
         else:
             self._delayed((tenant_id,), error)
 
@@ -307,6 +366,7 @@ class Notary:
             while tenant.tree is None or size_before < tenant.tree.size:
                 size_before = tenant.tree.size if tenant.tree is not None else -1
                 for fault in (await self._advance(connection, (tenant_id,))).values():
+                    self._note_fault(tenant_id, fault)
                     raise fault
                 assert tenant.tree is not None
                 if target_seq and tenant.tree.size >= target_seq:
@@ -408,7 +468,11 @@ class Notary:
         async with connection.transaction():
             if new := [name for name in names if self._tenants[name].tree is None]:
                 await store.begin_trees(connection, new)
-            for stored in await store.lock_trees(connection, names):
+            locked = await store.lock_trees(connection, names)
+            for name in set(names).difference(stored.tenant_id for stored in locked):
+                faults[name] = StoredTreeError(f"the stored tree of tenant {name} is gone")
+                self._tenants[name].tree = None
+            for stored in locked:
                 tenant = self._tenants[stored.tenant_id]
                 try:
                     grown[stored.tenant_id] = await self._grow(connection, stored, tenant)
@@ -421,6 +485,7 @@ class Notary:
             tree.tree.forget_changed()
             tenant.tree = tree.tree
             tenant.unkept = tree.checkpoint or tenant.unkept
+            self._node.unsigned.pop(name, None)
         await self._keep([name for name in names if name not in faults])
         self._trim_cache(grown)
         return faults
@@ -429,20 +494,34 @@ class Notary:
         """One tenant's tree, one turn of links longer, with the checkpoint that is due."""
         name, tree = stored.tenant_id, tenant.tree
         if tree is None or tree.size != stored.tree_size:
-            tree = await extended_tree(connection, name, stored.tree_size, self._checkpoints.load(name))
+            tree = await extended_tree(connection, stored, self._checkpoints.load(name))
         links = await self._links_to_follow(connection, name, tenant, tree.size)
         tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links])
-        if not tree.size or not (links or stored.checkpoint is None or not tenant.is_kept):
+        if not tree.size or not (links or not tenant.is_kept or not self._covers(stored.checkpoint, name, tree)):
             return GrownTree(name, tree, None)
         return GrownTree(
             name, tree, sign_checkpoint(Checkpoint(self.origin(name), tree.size, tree.root()), self._log_signer)
         )
 
+    def _covers(self, note: str | None, tenant_id: str, tree: tiles.TileTree) -> bool:
+        """Whether ``note`` is a checkpoint of just this tree, by whichever node's key."""
+        if note is None:
+            return False
+        try:
+            return checkpoint.parse(parse_note(note).text) == Checkpoint(self.origin(tenant_id), tree.size, tree.root())
+        except LedgerError:
+            return False
+
     async def _keep(self, names: Sequence[str]) -> None:
         """Bring the newest checkpoints beside the WAL; each is committed by now."""
         unkept = {name: note for name in names if (note := self._tenants[name].unkept) is not None}
         if unkept:
-            await asyncio.to_thread(self._checkpoints.store, unkept)
+            try:
+                await asyncio.to_thread(self._checkpoints.store, unkept)
+            except OSError as error:
+                self.checkpoint_fault = f"checkpoints cannot be written beside the WAL: {error}"
+                raise
+            self.checkpoint_fault = None
         for name in unkept:
             self._tenants[name].unkept = None
             self._tenants[name].is_kept = True
@@ -497,8 +576,16 @@ class Notary:
 
     async def _load_signed(self, connection: Connection, tenant_id: str, tenant: _Tenant) -> None:
         last = await store.last_snapshot(connection, tenant_id)
+        digest = None
+        if last is not None:
+            digest = _payload_digest(last.dsse_envelope)
+            if digest is None or not isinstance(last.to_seq, int) or not 0 < last.to_seq <= last.head_seq:
+                raise ChainBrokenError(
+                    f"tenant {tenant_id} is signed no further: its newest snapshot, up to seq {last.to_seq}, is not "
+                    "one of its chain; run tally verify"
+                )
         tenant.signed_seq = last.to_seq if last else 0
-        tenant.signed_digest = _payload_digest(last.dsse_envelope) if last else None
+        tenant.signed_digest = digest
 
     async def _sign_batch(self, connection: Connection, tenant_id: str, tenant: _Tenant) -> dict[str, object] | None:
         """Sign the next batch; None when another node was first."""
@@ -508,8 +595,8 @@ class Notary:
         links = self._remembered(tenant, from_seq, entry_count)
         if len(links) < entry_count:
             links = await store.read_links(connection, tenant_id, from_seq, entry_count)
+        leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
         last = links[-1]
-        leaf_hashes = [merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links]
         tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
         claim = SnapshotClaim(
             tenant_id=tenant_id,
@@ -546,5 +633,9 @@ class Notary:
         return inserted
 
 
-def _payload_digest(dsse_envelope: str) -> str:
-    return hashlib.sha256(base64.b64decode(orjson.loads(dsse_envelope)["payload"])).hexdigest()
+def _payload_digest(dsse_envelope: str) -> str | None:
+    """SHA-256 of what the envelope signs, None where somebody put something else in its place."""
+    try:
+        return hashlib.sha256(base64.b64decode(orjson.loads(dsse_envelope)["payload"])).hexdigest()
+    except (ValueError, TypeError, KeyError):
+        return None

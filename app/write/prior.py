@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app.store import chaining, idempotency
+from app.store import chaining, idempotency, node
 from app.store.chaining import ChainHead
 from app.store.standing import Standing, find_standing
 from app.write.backlog import Pending
-from app.write.linking import LinkedBatch, event_of
+from app.write.linking import LinkedBatch, event_of, tenant_begun_by
 from app.write.requests import RequestName
 from ledger import jobs
 from ledger.conflict import Event
 from ledger.errors import InvalidInputError
+from ledger.events import SystemAction
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -86,6 +87,16 @@ async def standing(connection: Connection, batch: Sequence[Pending]) -> dict[str
     for pending in batch:
         events.setdefault(pending.tenant_id, []).append(event_of(pending))
     return {tenant: await find_standing(connection, tenant, each) for tenant, each in events.items()}
+
+
+async def begun_unrecorded(connection: Connection, held: Sequence[Pending]) -> set[str]:
+    """Tenants that began while the record of it, one of ``held``, had to wait, and still do without one."""
+    begun = [tenant_id for pending in held if (tenant_id := tenant_begun_by(pending))]
+    return {
+        tenant_id
+        for tenant_id in begun
+        if not await node.is_recorded(connection, SystemAction.TENANT_CREATED, f"tenant:{tenant_id}")
+    }
 
 
 async def job_states(

@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import orjson
@@ -32,6 +32,7 @@ from app.write.backlog import BYTES_AROUND_PAYLOAD, Backlog, Pending
 from app.write.job_index import JobIndex
 from app.write.keyed import KeyedRequests
 from app.write.linking import DuplicateLineError, LinkedBatch, event_refused, tenant_begun_by
+from app.write.quarantine import Quarantine
 from app.write.requests import BatchReceipt, ChainPosition, Draft, Receipt, RequestKey
 from ledger import canonical, jobs, record
 from ledger.errors import (
@@ -86,6 +87,7 @@ class Submitter:
         wal: WalQueue,
         backlog: Backlog,
         keyed: KeyedRequests,
+        quarantine: Quarantine,
         job_index: JobIndex,
         find_jobs: JobLookup,
         tenants: set[str],
@@ -98,6 +100,7 @@ class Submitter:
         self._wal = wal
         self._backlog = backlog
         self._keyed = keyed
+        self._quarantine = quarantine
         self._jobs = job_index
         self._find_jobs = find_jobs
         self._tenants = tenants
@@ -120,6 +123,8 @@ class Submitter:
         Raises:
             JobNotFoundError, JobEndedError: the event is about no job, or one known to have ended.
             InvalidInputError: a job is to be created under an id that only this node may make.
+            ChainDamagedError: the tenant's chain is damaged; nothing was taken.
+            HeldBackError: so it was found to be meanwhile; the event stays in the WAL.
             IdempotencyReusedError: the key was used with another body.
             EventRefusedError: Postgres would not hold the event; a REFUSED entry was chained in its place.
             RequestTooLargeError: there never is room for it; nothing was taken.
@@ -163,13 +168,15 @@ class Submitter:
             InvalidEventError: a line is about no job, or one known to have ended; nothing was taken.
             EventRefusedError: the first line in whose place a REFUSED entry was chained; the others are chained.
             IdempotencyReusedError, RequestTooLargeError, WalFullError, WalPoisonedError, FencedError,
-            DatabaseWentBackError, DurabilityTimeoutError: as ``submit``.
+            DatabaseWentBackError, ChainDamagedError, HeldBackError, DurabilityTimeoutError: as ``submit``.
         """
         requested = durability if durability is not None else max(draft.durability for draft in drafts)
         if key is None:
             await self._check_jobs(drafts, in_lines=True)
             entered = await self._enter_lines(drafts, None, frozenset(), requested)
             await self._wait(entered[-1].lsn, requested, entered[-1])
+            if requested > Durability.LOCAL:
+                self._quarantine.check_chained(entered)
             _raise_refusal(entered)
             return self._batch_receipt(drafts, entered, requested)
         return await self._submit_keyed_lines(drafts, requested, key)
@@ -199,6 +206,9 @@ class Submitter:
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
         chained = await self._keyed.find(tenants, key)
+        if len(chained) < len(drafts):
+            for tenant_id in tenants:
+                self._quarantine.check(tenant_id)
         for line in chained:
             if line.action == SystemAction.REFUSED:
                 raise _refused(line).at_line(line.line + 1)
@@ -240,7 +250,12 @@ class Submitter:
         return time.perf_counter() - queued_s
 
     async def record_system(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
-        """Write an entry of ``_system`` about ``subject`` and wait until it is chained."""
+        """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
+
+        Raises:
+            ChainDamagedError: the chain of ``_system`` takes none.
+        """
+        self._quarantine.check(SYSTEM_TENANT)
         self._backlog.reserve(1)
         try:
             pending = self._enter_system(action, subject, facts)
@@ -319,13 +334,20 @@ class Submitter:
 
     # --- entering: the one synchronous step -------------------------------------------------------
 
-    def _refuse_if_failed(self) -> None:
-        """A fenced or failed node takes nothing, even while its WAL would still have it."""
+    def _refuse_unfit(self, drafts: Iterable[Draft]) -> None:
+        """A fenced or failed node takes nothing, even while its WAL would still have it, and nobody takes anything
+        for a tenant whose chain is damaged; a new tenant is also an entry of ``_system``."""
         if self._node.failure is not None:
             raise self._node.failure.with_traceback(None)
+        if not self._quarantine:
+            return
+        for tenant_id in {draft.tenant_id for draft in drafts}:
+            self._quarantine.check(tenant_id)
+            if tenant_id not in self._tenants:
+                self._quarantine.check(SYSTEM_TENANT)
 
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
-        self._refuse_if_failed()
+        self._refuse_unfit((draft,))
         fence_token, payload = self._payload(draft)
         room = 1 + (draft.tenant_id not in self._tenants)
         self._backlog.reserve(room)
@@ -342,7 +364,7 @@ class Submitter:
     async def _enter_lines(
         self, drafts: Sequence[Draft], key: RequestKey | None, present: frozenset[int], requested: Durability
     ) -> list[Pending]:
-        self._refuse_if_failed()
+        self._refuse_unfit(drafts)
         room = len(drafts) - len(present) + len({draft.tenant_id for draft in drafts} - self._tenants)
         self._backlog.reserve(room)
         entered: list[Pending] = []

@@ -211,10 +211,6 @@ async def test_a_fence_met_by_the_retry_of_a_lost_commit_holds_too(
         "UPDATE scheduler.wal_positions SET chained_lsn = chained_lsn - 1",
         "UPDATE scheduler.wal_positions SET epoch = epoch - 1",
         "DELETE FROM scheduler.wal_positions",
-        "UPDATE scheduler.chain_heads SET head_seq = head_seq - 1 WHERE tenant_id = 'acme'",
-        "UPDATE scheduler.chain_heads SET head_seq = 0, head_chain_link = NULL, head_hlc = NULL"
-        " WHERE tenant_id = 'acme'",
-        "UPDATE scheduler.chain_heads SET head_chain_link = repeat('0', 64) WHERE tenant_id = 'acme'",
     ],
 )
 async def test_a_database_that_went_back_under_a_running_node_stops_it(
@@ -384,20 +380,6 @@ async def test_a_refused_first_entry_of_a_tenant_stops_neither_the_tenant_nor_th
     actions = [entry["action"] for entry in await chains.sound("_system")]
     assert actions.count("REFUSED") == 1
     assert actions.count("TENANT_CREATED") == 1
-
-
-async def test_a_row_in_the_way_of_the_chain_stops_the_node_instead_of_the_event(
-    service: Service, superuser: asyncpg.Connection
-) -> None:
-    await submit_numbered(service, "acme", range(3))
-    await superuser.execute(
-        """
-        INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,
-               action, link_version, prev_chain_link, chain_link, payload_digest, payload)
-        VALUES ('acme', 4, '1:0:x', 1, 0, 'x', 'inserted', 'ENQUEUE', 2, 'p', 'l', 'd', '{}')
-        """
-    )
-    await refused_ever_after(service, DatabaseWentBackError)
 
 
 # --- two nodes, one database ----------------------------------------------------------------------

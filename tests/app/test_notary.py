@@ -18,7 +18,7 @@ import pytest
 from app.service import Service
 from app.write.checkpoints import CheckpointFolder
 from app.write.notary import TURNS_AT_ONCE_MAX
-from ledger.errors import DatabaseWentBackError, SigningUnavailableError
+from ledger.errors import SigningUnavailableError
 from signing.checkpoint import Checkpoint, open_checkpoint, parse
 from signing.keys import Keyring
 from signing.note import VerifierKey
@@ -496,7 +496,7 @@ async def test_a_row_edited_while_no_node_ran_is_never_signed_and_the_ledger_goe
             await write(service, "acme", 12)
     await edit(superuser, assignment, 4)
     async with run_node(settings) as service:
-        await until(lambda: "acme" in (service.notary.last_error or ""), "the notary finds the row")
+        await until(lambda: "acme" in service.node.unsigned, "the notary finds the row")
         receipt = await service.submitter.submit(created("beta", 1), key=None)
         assert receipt.chain is not None
         await until(lambda: covered(superuser, "beta", 1), "the other tenant is signed")
@@ -521,31 +521,79 @@ async def test_a_row_edited_after_the_tree_followed_is_in_no_snapshot(
         assert service.node.failure is None
 
 
+FLIP = "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, get_byte(hashes, 40) # 1)"
+LOOSEN = "ALTER TABLE scheduler.merkle_head ALTER tree_size DROP NOT NULL, ALTER root_hash DROP NOT NULL"
+
+
 @pytest.mark.parametrize(
     "change",
     [
         "UPDATE scheduler.merkle_head SET tree_size = tree_size - 2",
-        "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, get_byte(hashes, 40) # 1)",
+        "UPDATE scheduler.merkle_head SET tree_size = tree_size + 2",
+        "UPDATE scheduler.merkle_head SET tree_size = NULL, root_hash = NULL, checkpoint = NULL",
+        "DELETE FROM scheduler.merkle_head",
+        "DELETE FROM scheduler.merkle_tile",
+        FLIP,
     ],
 )
-async def test_a_tree_that_was_turned_back_or_rewritten_is_not_extended(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, change: str
+async def test_a_stored_tree_that_was_damaged_is_made_again_from_the_chain(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection, change: str
+) -> None:
+    async with run_node(make_settings("one")) as one:
+        await superuser.execute(LOOSEN)
+        await write(one, "acme", 9)
+        await until(lambda: covered(superuser, "acme", 9), "the tree follows")
+        await until(lambda: one._started.checkpoints.size("acme") == 9, "the checkpoint is kept")
+        tenant = one.notary._tenants["acme"]
+        async with tenant.lock:
+            tenant.tree = None
+            await superuser.execute(change + " WHERE tenant_id = 'acme'")
+        await write(one, "acme", 1)
+        await until(lambda: covered(superuser, "acme", 10), "the tree follows again")
+        checkpoint = await checkpoint_of(superuser, "acme")
+        assert checkpoint is not None
+        assert (checkpoint.size, checkpoint.root) == (10, naive_root(await links_of(chains, "acme")))
+        assert one.node.failure is None
+        assert one.node.unsigned == {}
+
+
+async def test_a_tree_whose_chain_is_not_the_one_that_was_signed_is_not_made_again(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(make_settings("one")) as one:
         await write(one, "acme", 9)
-        await until(lambda: covered(superuser, "acme", 9), "the tree follows")
-        kept = make_settings("one").wal_dir / one.node.node_id / "checkpoints" / "acme"
-        await until(kept.exists, "the checkpoint is kept")
-        async with run_node(make_settings("two")) as two:
-            await write(two, "acme", 1)
-            await until(lambda: covered(superuser, "acme", 10), "the other node has moved the tree")
-        await superuser.execute(change + " WHERE tenant_id = 'acme'")
+        await one.notary.sign_now("acme")
+        before = await checkpoint_of(superuser, "acme")
+        await edit(superuser, "payload = '{}', payload_digest = encode(sha256('{}'::bytea), 'hex')", 4)
+        await superuser.execute(FLIP + " WHERE tenant_id = 'acme'")
+        one.notary.mend("acme")
+        await until(lambda: one.node.unsigned, "the broken row is met")
+        assert "link at seq 4" in one.node.unsigned["acme"]
         await write(one, "acme", 1)
-        await until(lambda: one.node.failure, "the node refuses to sign on")
-        assert isinstance(one.node.failure, DatabaseWentBackError)
-        checkpoint = await checkpoint_of(superuser, "acme")
-        assert checkpoint is not None
-        assert checkpoint.size == 10
+        await write(one, "beta", 1)
+        await until(lambda: covered(superuser, "beta", 1), "the other tenant is signed")
+        assert await checkpoint_of(superuser, "acme") == before
+        assert one.node.failure is None
+
+
+async def test_a_forged_newest_snapshot_stops_the_signing_of_its_tenant_alone(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings("one", chain={"batch_interval": "100ms"})
+    async with run_node(settings) as one:
+        await write(one, "acme", 3)
+        await one.notary.sign_now("acme")
+    await superuser.execute(
+        "INSERT INTO scheduler.batch_snapshot (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link,"
+        " to_chain_link, entry_count, merkle_root, dsse_envelope) VALUES ('acme', 4, 900, 'x', 'x', 'x', 1, 'x', '7')"
+    )
+    async with run_node(settings) as one:
+        await write(one, "acme", 1)
+        await until(lambda: one.node.unsigned, "the snapshot is met")
+        assert "up to seq 900" in one.node.unsigned["acme"]
+        await write(one, "beta", 1)
+        await one.notary.sign_now("beta")
+        assert await snapshots_of(superuser, "beta")
 
 
 # --- how far the WAL is signed --------------------------------------------------------------------

@@ -479,33 +479,16 @@ async def test_a_loss_is_recorded_by_the_next_start_when_a_crash_came_before_its
     proxy: PostgresProxy,
     chains: Chains,
     database: Database,
-    superuser: asyncpg.Connection,
 ) -> None:
     settings = make_settings(shutdown_grace="500ms")
     _first_lost, last_seen = await lose_tail(run_node, proxy, settings, chains)
-    # 1. A start that fails right after it took its epoch, at an entry that cannot be read.
-    head_seq, _ = await chains.head("_system")
-    await superuser.execute(
-        """
-        INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,
-               action, link_version, prev_chain_link, chain_link, payload_digest, payload)
-        SELECT '_system', $1, '1:0:x', 1, 0, 'x', 'wal:' || node_id, 'WAL_LOST', 2, 'p', 'l', 'd', '{"first_lsn": "x"}'
-          FROM scheduler.wal_positions
-        """,
-        head_seq + 1,
-    )
-    with pytest.raises(StartRefusedError):
-        await start_node(settings, database.service_url, accept_lost_wal=True)
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        await superuser.execute("DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
-    # 2. A start after which the process dies at once.
+    # 1. A start after which the process dies at once.
     started = await start_node(settings, database.service_url, accept_lost_wal=True)
     started.lock.release()
     ((first, last),) = lost_wal.load(wal_folder(settings))
-    assert (first, last) == started.lost
+    assert [(first, last)] == started.lost
     assert last == last_seen
-    # 3. A start that goes well.
+    # 2. A start that goes well.
     async with run_node(settings, accept_lost_wal=True):
         await until(lambda: recorded_losses(chains), "the loss is recorded")
     async with run_node(settings):
@@ -585,8 +568,6 @@ async def test_a_database_that_never_heard_of_the_node_is_refused(
     [
         ("DELETE FROM scheduler.scheduler_log WHERE seq > 7 AND", "ends at seq 7"),
         ("UPDATE scheduler.scheduler_log SET chain_link = repeat('ab', 32) WHERE seq = 9 AND", "differs"),
-        ("DELETE FROM scheduler.merkle_tile WHERE", "lacks tile"),
-        ("UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 3, 1 # get_byte(hashes, 3)) WHERE", "differs"),
     ],
 )
 async def test_a_chain_that_is_not_the_one_this_node_signed_is_not_extended(

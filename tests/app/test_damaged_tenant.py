@@ -1,0 +1,305 @@
+"""One tenant's rows are damaged: its acknowledged events wait in the WAL, every other tenant goes on.
+
+Each case damages tenant ``acme`` as the superuser can while a node runs, writes on, mends the rows, and starts the
+node again: everything that was acknowledged is then chained exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+
+from app.service import Service
+from app.start import start_node
+from app.write import quarantine
+from app.write.requests import Receipt
+from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
+from tests.app.chains import Chains, numbers, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import GLOBAL, LOCAL, created, key
+from tests.conftest import Database
+from wal.segment import list_segments
+
+Connection = asyncpg.Connection
+
+PHANTOM = """
+INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id, action,
+       link_version, prev_chain_link, chain_link, payload_digest, payload)
+SELECT 'acme', head_seq + 1, '1:0:x', 1, 0, 'x', 'inserted', 'ENQUEUE', 2, 'p', 'l', 'd', '{}'
+  FROM scheduler.chain_heads WHERE tenant_id = 'acme'
+"""
+KEEP_HEAD = "CREATE TABLE kept_head AS SELECT * FROM scheduler.chain_heads WHERE tenant_id = 'acme'"
+MEND_HEAD = (
+    "DELETE FROM scheduler.chain_heads WHERE tenant_id = 'acme';"
+    "INSERT INTO scheduler.chain_heads SELECT * FROM kept_head"
+)
+LOOSEN = "ALTER TABLE scheduler.chain_heads ALTER {0} DROP NOT NULL"
+TIGHTEN = "ALTER TABLE scheduler.chain_heads ALTER {0} SET NOT NULL"
+DROP_CHECKS = (
+    "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT chain_heads_link, DROP CONSTRAINT chain_heads_hlc,"
+    " DROP CONSTRAINT chain_heads_seq"
+)
+MAKE_CHECKS = (
+    "ALTER TABLE scheduler.chain_heads ADD CONSTRAINT chain_heads_seq CHECK (head_seq >= 0),"
+    " ADD CONSTRAINT chain_heads_link CHECK ((head_seq = 0) = (head_chain_link IS NULL)),"
+    " ADD CONSTRAINT chain_heads_hlc CHECK ((head_seq = 0) = (head_hlc IS NULL))"
+)
+
+
+def head(change: str, *, damage: str = DROP_CHECKS, mend: str = MAKE_CHECKS) -> tuple[str, str]:
+    """Damage to the head, and what mends it."""
+    done = f"{KEEP_HEAD};{damage};UPDATE scheduler.chain_heads SET {change} WHERE tenant_id = 'acme'"
+    return done, f"{MEND_HEAD};{mend}"
+
+
+class Case(NamedTuple):
+    """A damage, what mends it, and what is said of it."""
+
+    name: str
+    damage: str
+    mend: str
+    said: str
+
+
+CASES = [
+    Case(
+        "a row beyond the head",
+        PHANTOM,
+        "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'",
+        "duplicate key value",
+    ),
+    Case("a head moved back", *head("head_seq = head_seq - 1"), "this node has seen seq"),
+    Case("a head emptied", *head("head_seq = 0, head_chain_link = NULL, head_hlc = NULL"), "this node has seen seq"),
+    Case("a head with another link", *head("head_chain_link = repeat('0', 64)"), "this node has seen seq"),
+    Case("a head with no link at all", *head("head_chain_link = NULL"), "link None"),
+    Case("a head whose link is no hex", *head("head_chain_link = 'zz'"), "link 'zz'"),
+    Case(
+        "a head without seq",
+        *head("head_seq = NULL", damage=LOOSEN.format("head_seq"), mend=TIGHTEN.format("head_seq")),
+        "seq None",
+    ),
+    Case(
+        "a head removed", f"{KEEP_HEAD};DELETE FROM scheduler.chain_heads WHERE tenant_id = 'acme'", MEND_HEAD, "gone"
+    ),
+    Case(
+        "a constraint that refuses every row of the tenant",
+        "ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_acme CHECK (tenant_id <> 'acme') NOT VALID",
+        "ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT no_acme",
+        "no_acme",
+    ),
+]
+
+
+async def as_forger(superuser: Connection, statements: str) -> None:
+    """Execute ``statements`` past the triggers."""
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        await superuser.execute(statements)
+
+
+async def local(service: Service, tenant_id: str, n: int) -> Receipt:
+    """An event acknowledged once it is durable here."""
+    return await service.submitter.submit(created(tenant_id, n, durability=LOCAL), key=None)
+
+
+async def chained(service: Service, tenant_id: str, n: int) -> Receipt:
+    """An event acknowledged once it is chained."""
+    receipt = await service.submitter.submit(created(tenant_id, n), key=None)
+    assert receipt.chain is not None
+    return receipt
+
+
+async def meet(service: Service, said: str) -> HeldBackError:
+    """Write to ``acme`` until the damage is met: the event is held back and its caller is told."""
+    with pytest.raises(HeldBackError, match=said) as caught:
+        await service.submitter.submit(created("acme", 100), key=None)
+    return caught.value
+
+
+@pytest.fixture
+async def damaged(
+    run_node: RunNode, make_settings: MakeSettings, superuser: Connection
+) -> AsyncIterator[tuple[Service, HeldBackError]]:
+    """A node that has met a row beyond the head of ``acme``, where numbers 1 and 2 are chained and 100 is not."""
+    async with run_node(make_settings()) as service:
+        await chained(service, "acme", 1)
+        await chained(service, "acme", 2)
+        await superuser.execute(PHANTOM)
+        yield service, await meet(service, "duplicate key")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_the_tenant_is_set_apart_and_what_was_acknowledged_is_chained_once_after_the_repair(
+    case: Case, run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Connection
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        await chained(service, "acme", 1)
+        await chained(service, "acme", 2)
+        await until(chains.key_recorded, "the node has recorded its key")
+        await as_forger(superuser, case.damage)
+        # 1. Acknowledged before the node can know, in one batch with another tenant.
+        drafts = [created("acme", 3, durability=LOCAL), created("beta", 4, durability=LOCAL)]
+        await service.submitter.submit_lines(drafts, durability=LOCAL, key=None)
+        await until(lambda: "acme" in service.node.damaged, "the damage is met")
+        assert case.said in service.node.damaged["acme"]
+        # 2. Refused from now on, while others go on.
+        with pytest.raises(ChainDamagedError, match="tally verify --tenant acme"):
+            await chained(service, "acme", 5)
+        await chained(service, "beta", 6)
+        await chained(service, "gamma", 7)
+        assert service.node.failure is None
+    assert set(quarantine.load(service._started.folder)) == {"acme"}
+    # 3. Mended and started again.
+    await as_forger(superuser, case.mend)
+    async with run_node(settings) as service:
+        await until(lambda: not quarantine.load(service._started.folder), "what was held back is chained")
+        await chained(service, "acme", 8)
+        assert service.node.damaged == {}
+    assert numbers(await chains.sound("acme")) == [1, 2, 3, 8]
+    assert numbers(await chains.sound("beta")) == [4, 6]
+    assert numbers(await chains.sound("gamma")) == [7]
+
+
+async def test_the_caller_of_a_held_event_learns_where_it_is_kept(damaged: tuple[Service, HeldBackError]) -> None:
+    service, error = damaged
+    assert error.tenant_id == "acme"
+    assert error.lsn == service.node.chained.lsn
+    assert error.epoch == service.node.epoch
+    assert f"kept at LSN {error.lsn}" in str(error)
+    assert quarantine.load(service._started.folder)["acme"].lsns == {error.lsn}
+
+
+async def test_a_chain_that_is_not_mended_stays_set_apart_and_nothing_is_lost(
+    damaged: tuple[Service, HeldBackError],
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    chains: Chains,
+    superuser: Connection,
+    database: Database,
+) -> None:
+    service, error = damaged
+    await service.stop()
+    async with run_node(make_settings()) as again:
+        await until(lambda: "acme" in again.node.damaged, "the damage is met again")
+        await chained(again, "beta", 1)
+        assert quarantine.load(again._started.folder)["acme"].lsns == {error.lsn}
+    await as_forger(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
+    # A start that dies between chaining what was held and saying so finds it in the chain.
+    listed = quarantine.load(service._started.folder)
+    async with run_node(make_settings()) as mended:
+        await until(lambda: not quarantine.load(mended._started.folder), "what was held back is chained")
+    quarantine.store(service._started.folder, listed)
+    async with run_node(make_settings()) as mended:
+        await until(lambda: not quarantine.load(mended._started.folder), "it is found there")
+        await chained(mended, "acme", 3)
+    assert numbers(await chains.sound("acme")) == [1, 2, 100, 3]
+
+
+async def test_a_head_cut_below_what_the_node_saw_is_not_extended_by_the_next_start(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Connection
+) -> None:
+    settings = make_settings(chain={"checkpoint_interval": "1h"})
+    async with run_node(settings) as service:
+        await chained(service, "acme", 1)
+        await chained(service, "acme", 2)
+        await superuser.execute(KEEP_HEAD)
+        await as_forger(
+            superuser,
+            "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 2;"
+            "UPDATE scheduler.chain_heads h SET head_seq = 1, head_chain_link = l.chain_link, head_hlc = l.t_hlc"
+            "  FROM scheduler.scheduler_log l WHERE h.tenant_id = 'acme' AND l.tenant_id = 'acme' AND l.seq = 1",
+        )
+        await meet(service, "this node has seen seq 2")
+    async with run_node(settings) as service:
+        assert "this node has seen seq 2" in service.node.damaged["acme"]
+        with pytest.raises(ChainDamagedError):
+            await chained(service, "acme", 3)
+        await chained(service, "beta", 4)
+    assert numbers(await chains.entries("acme")) == [1]
+
+
+async def test_requests_with_a_key_and_in_lines_say_that_they_are_held_back(
+    damaged: tuple[Service, HeldBackError], run_node: RunNode, make_settings: MakeSettings, superuser: Connection
+) -> None:
+    service, _ = damaged
+    await service.stop()
+    async with run_node(make_settings()) as again:
+        # The tenant is tried again at start, so the first of these may be taken, and is held back then.
+        outcomes = await asyncio.gather(
+            again.submitter.submit(created("acme", 3), key=key("one")),
+            again.submitter.submit_lines([created("acme", 4), created("beta", 5)], durability=GLOBAL, key=None),
+            again.submitter.submit_lines([created("acme", 6), created("beta", 7)], durability=GLOBAL, key=key("two")),
+            return_exceptions=True,
+        )
+        assert all(isinstance(outcome, ChainDamagedError) for outcome in outcomes), outcomes
+        with pytest.raises(ChainDamagedError):
+            await again.submitter.submit(created("acme", 3), key=key("one"))
+        await chained(again, "beta", 8)
+
+
+async def test_a_damaged_system_chain_keeps_new_tenants_out_and_no_other(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Connection
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        await chained(service, "acme", 1)
+        await until(chains.key_recorded, "the node has recorded its key")
+        await superuser.execute(PHANTOM.replace("'acme'", "'_system'"))
+        await local(service, "beta", 2)
+        await until(lambda: "_system" in service.node.damaged, "the damage is met")
+        await chained(service, "acme", 3)
+        await chained(service, "beta", 4)
+        with pytest.raises(ChainDamagedError, match="tenant _system is damaged"):
+            await chained(service, "gamma", 5)
+        assert service.node.failure is None
+    await as_forger(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
+    async with run_node(settings) as service:
+        await chained(service, "gamma", 5)
+    begun = [entry["job_id"] for entry in await chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
+    assert sorted(begun) == ["tenant:acme", "tenant:beta", "tenant:gamma"]
+
+
+async def test_the_wal_keeps_what_is_held_back_whatever_its_age(
+    run_node: RunNode, make_settings: MakeSettings, superuser: Connection
+) -> None:
+    wal = {"segment_bytes": "64 KiB", "batch_max_bytes": "4 KiB", "record_bytes_max": "64 KiB", "retain": "1s"}
+    async with run_node(make_settings(wal=wal)) as service:
+        await chained(service, "acme", 1)
+        await superuser.execute(PHANTOM)
+        error = await meet(service, "duplicate key")
+        drafts = [created("beta", n) for n in range(600)]
+        await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+        await service.notary.sign_now("beta")
+        await service.notary.sign_now("_system")
+        segments = list_segments(service._started.folder)
+        assert len(segments) > 1
+        assert service._settled_lsn() < error.lsn
+
+
+async def test_a_wal_without_what_is_held_back_is_refused_until_the_loss_is_accepted_and_recorded(
+    damaged: tuple[Service, HeldBackError],
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    database: Database,
+    chains: Chains,
+    superuser: Connection,
+) -> None:
+    service, error = damaged
+    await service.stop()
+    settings, folder = make_settings(), service._started.folder
+    async with run_node(settings) as again:
+        await until(lambda: "acme" in again.node.damaged, "the damage is met again")
+        await chained(again, "beta", 1)
+    list_segments(folder)[0].path.unlink()
+    with pytest.raises(StartRefusedError, match=f"lists LSN {error.lsn}, which is not chained yet"):
+        await start_node(settings, database.service_url, accept_lost_wal=False)
+    await as_forger(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
+    async with run_node(settings, accept_lost_wal=True) as again:
+        assert (error.lsn, error.lsn) in again._started.lost
+        await chained(again, "acme", 3)
+    assert numbers(await chains.sound("acme")) == [1, 2, 3]
