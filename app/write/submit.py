@@ -286,10 +286,11 @@ class Submitter:
 
         Raises:
             DuplicateLineError: the chain has it already.
+            ChainDamagedError, HeldBackError: as ``submit``.
             DurabilityTimeoutError: not chained in time; it may still be.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``submit``.
         """
-        self._refuse_if_failed()
+        self._refuse_unfit((tenant_id,))
         room = 1 + (tenant_id not in self._tenants)
         self._backlog.reserve(room)
         try:
@@ -334,20 +335,20 @@ class Submitter:
 
     # --- entering: the one synchronous step -------------------------------------------------------
 
-    def _refuse_unfit(self, drafts: Iterable[Draft]) -> None:
+    def _refuse_unfit(self, tenant_ids: Iterable[str]) -> None:
         """A fenced or failed node takes nothing, even while its WAL would still have it, and nobody takes anything
         for a tenant whose chain is damaged; a new tenant is also an entry of ``_system``."""
         if self._node.failure is not None:
             raise self._node.failure.with_traceback(None)
         if not self._quarantine:
             return
-        for tenant_id in {draft.tenant_id for draft in drafts}:
+        for tenant_id in tenant_ids:
             self._quarantine.check(tenant_id)
             if tenant_id not in self._tenants:
                 self._quarantine.check(SYSTEM_TENANT)
 
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
-        self._refuse_unfit((draft,))
+        self._refuse_unfit((draft.tenant_id,))
         fence_token, payload = self._payload(draft)
         room = 1 + (draft.tenant_id not in self._tenants)
         self._backlog.reserve(room)
@@ -364,7 +365,7 @@ class Submitter:
     async def _enter_lines(
         self, drafts: Sequence[Draft], key: RequestKey | None, present: frozenset[int], requested: Durability
     ) -> list[Pending]:
-        self._refuse_unfit(drafts)
+        self._refuse_unfit({draft.tenant_id for draft in drafts})
         room = len(drafts) - len(present) + len({draft.tenant_id for draft in drafts} - self._tenants)
         self._backlog.reserve(room)
         entered: list[Pending] = []
