@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import bundle, ingest, machine, proof, report, submit, verify, wal_append, wal_recovery
+from benchmarks import bundle, bundle_import, ingest, machine, proof, report, submit, verify, wal_append, wal_recovery
 from benchmarks.bench import Bench
 from benchmarks.row import BenchmarkError, Outcome, Row
 
@@ -28,6 +28,8 @@ ROWS: tuple[Row, ...] = (
     verify.GROWTH,
     bundle.RATE,
     bundle.GROWTH,
+    bundle_import.RATE,
+    bundle_import.GROWTH,
     proof.ROW,
 )
 HERE = Path(__file__).resolve().parent

@@ -53,9 +53,9 @@ class Exported(NamedTuple):
 def measure_rate(bench: Bench) -> Outcome:
     """Verification of a bundle against that of its chain in PostgreSQL."""
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
-        chain, key = _build(bench, database, folder, _TENANT, ROWS)
+        chain, key = build(bench, database, folder, _TENANT, ROWS)
         path = folder / "bundle.tar"
-        exported = apart(_export, chain, key, path)
+        exported = apart(export, chain, key, path)
 
         def ours() -> float:
             return ROWS / apart(_verify, path, ROWS, chain.public_key_pem).took_s
@@ -69,13 +69,13 @@ def measure_rate(bench: Bench) -> Outcome:
 def measure_growth(bench: Bench) -> Outcome:
     """How much more memory exporting and verifying take for ten times the rows; the larger of the two."""
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
-        small, small_key = _build(bench, database, folder, "small", SMALL_ROWS)
-        large, large_key = _build(bench, database, folder, "large", LARGE_ROWS)
+        small, small_key = build(bench, database, folder, "small", SMALL_ROWS)
+        large, large_key = build(bench, database, folder, "large", LARGE_ROWS)
         paths = folder / "small.tar", folder / "large.tar"
         growths_mib: list[float] = []
         rates: list[tuple[float, float]] = []
         for run in range(1, GROWTH_RUNS + 1):
-            first, then = apart(_export, small, small_key, paths[0]), apart(_export, large, large_key, paths[1])
+            first, then = apart(export, small, small_key, paths[0]), apart(export, large, large_key, paths[1])
             before = apart(_verify, paths[0], SMALL_ROWS, small.public_key_pem)
             after = apart(_verify, paths[1], LARGE_ROWS, large.public_key_pem)
             grown_mib = then.peak_mib - first.peak_mib, after.peak_mib - before.peak_mib
@@ -98,7 +98,7 @@ def measure_growth(bench: Bench) -> Outcome:
     )
 
 
-def _build(bench: Bench, database: Database, folder: Path, tenant_id: str, entries: int) -> tuple[Chain, Path]:
+def build(bench: Bench, database: Database, folder: Path, tenant_id: str, entries: int) -> tuple[Chain, Path]:
     """A chain with its checkpoint, and the file of the key that signed both."""
     began_s = time.monotonic()
     path = folder / f"{tenant_id}.pem"
@@ -122,7 +122,8 @@ async def _sign_checkpoint(url: str, tenant_id: str, signer: FileSigner) -> None
         await connection.close()
 
 
-def _export(chain: Chain, key: Path, path: Path) -> Exported:
+def export(chain: Chain, key: Path, path: Path) -> Exported:
+    """Write the bundle of a chain; to be run apart."""
     return uvloop.run(_export_all(chain, key, path))
 
 

@@ -143,8 +143,9 @@ def _upload_progress(*, hidden: bool) -> Progress:
 
 def _print_import(told: dict[str, Any]) -> None:
     would = "would be " if told["dry_run"] else ""
+    bundles = "1 bundle" if told["bundles"] == 1 else f"{told['bundles']:,} bundles"
     out.print(
-        f"{told['bundles']:,} bundles, {told['entries']:,} entries: {told['imported']:,} {would}imported, "
+        f"{bundles}, {told['entries']:,} entries: {told['imported']:,} {would}imported, "
         f"{told['duplicates']:,} there already; {told['jobs_changed']:,} jobs {would}changed",
         markup=False,
     )

@@ -1,0 +1,180 @@
+"""``import_bundle`` and ``import_growth_mib``: a bundle of a long chain, imported into an empty ledger.
+
+The bundle is the one of ``verify_bundle``; the importer is that of the service, in a fresh process, and verifies the
+whole bundle first. Compared is COPY of the very rows that the import left into the same table and indexes of a fresh
+database, in transactions of as many rows, with nothing verified, looked up, linked or merged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import statistics
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import asyncpg
+import uvloop
+
+from app.bundle.importer import ENTRIES_A_TRANSACTION, BundleImporter
+from app.bundle.staging import StagedFile
+from app.metrics import Metrics
+from app.node import Node
+from app.store import chaining
+from app.store.chaining import LOG_COLUMNS
+from benchmarks.apart import apart
+from benchmarks.bench import Bench
+from benchmarks.bundle import GROWTH_MIB_MAX, GROWTH_MIB_MIN, LARGE_ROWS, ROWS, SMALL_ROWS, build, export
+from benchmarks.machine import peak_memory_mib
+from benchmarks.row import Outcome, Row, expect, interleave
+from ledger.hlc import Clock
+
+GROWTH_RUNS = 3
+_TENANT = "bench"
+_READ_BACK = f"SELECT {', '.join(LOG_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = '{_TENANT}' ORDER BY seq"
+
+
+class Imported(NamedTuple):
+    """One import: how long, and the most memory its process ever had."""
+
+    took_s: float
+    peak_mib: float
+
+
+def measure_rate(bench: Bench) -> Outcome:
+    """Import of a bundle against COPY of what it leaves."""
+    with bench.fresh_folder() as folder:
+        path, keys = _bundle(bench, folder, ROWS)
+        lines: list[bytes] = []
+
+        def ours() -> float:
+            with bench.fresh_database() as database:
+                took_s = apart(_import, path, ROWS, keys, database.service_url).took_s
+                lines[:] = uvloop.run(_read_back(database.superuser_url))
+            return ROWS / took_s
+
+        def theirs() -> float:
+            with bench.fresh_database() as database:
+                return ROWS / uvloop.run(_copy(database.service_url, lines))
+
+        rates = interleave(bench, ours, theirs)
+    return rates.outcome(f"{ROWS:,} rows, {ENTRIES_A_TRANSACTION:,} a transaction on both sides")
+
+
+def measure_growth(bench: Bench) -> Outcome:
+    """How much more memory an import takes for ten times the rows."""
+    growths_mib: list[float] = []
+    rates: list[float] = []
+    with bench.fresh_folder() as folder:
+        bundles = [(rows, *_bundle(bench, folder, rows)) for rows in (SMALL_ROWS, LARGE_ROWS)]
+        for run in range(1, GROWTH_RUNS + 1):
+            peaks = []
+            for rows, path, keys in bundles:
+                with bench.fresh_database() as database:
+                    done = apart(_import, path, rows, keys, database.service_url)
+                peaks.append(done.peak_mib)
+            growths_mib.append(peaks[1] - peaks[0])
+            rates.append(LARGE_ROWS / done.took_s)
+            bench.say(f"run {run}: {growths_mib[-1]:.1f} MiB more, {rates[-1]:,.0f} rows/s, peak {peaks[1]:.0f} MiB")
+    growth_mib = statistics.median(growths_mib)
+    return Outcome(
+        growth_mib,
+        GROWTH_MIB_MAX,
+        GROWTH_MIB_MAX / max(growth_mib, GROWTH_MIB_MIN),
+        GROWTH_RUNS,
+        f"{min(growths_mib):.1f} to {max(growths_mib):.1f} MiB; at 1 M rows {statistics.median(rates):,.0f} rows/s",
+    )
+
+
+def _bundle(bench: Bench, folder: Path, rows: int) -> tuple[Path, Path]:
+    """A bundle of a chain that long, and the key that signed it."""
+    path = folder / f"{rows}.tar"
+    keys = folder / str(rows)
+    keys.mkdir()
+    with bench.fresh_database() as database:
+        chain, key = build(bench, database, keys, _TENANT, rows)
+        apart(export, chain, key, path)
+    return path, key
+
+
+def _import(path: Path, rows: int, keys: Path, url: str) -> Imported:
+    return uvloop.run(_import_all(path, rows, keys, url))
+
+
+async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
+    async with asyncpg.create_pool(url, min_size=1, max_size=2) as pool:
+
+        async def begin_tenant(tenant_id: str) -> None:
+            async with pool.acquire() as connection:
+                await chaining.create_heads(connection, [tenant_id])
+
+        importer = BundleImporter(
+            pool=pool,
+            node=Node("bench", "local", "gate", "0" * 32, 1, Clock("bench", 5000)),
+            trusted_keys=keys,
+            begin_tenant=begin_tenant,
+            check_heads=lambda heads: None,
+            on_imported=lambda growth: None,
+            metrics=Metrics(),
+        )
+        file = StagedFile(path.name, path, await asyncio.to_thread(_digest, path))
+        began_s = time.perf_counter()
+        done = await importer.run([file], dry_run=False)
+        took_s = time.perf_counter() - began_s
+    expect((done.imported, done.duplicates) == (rows, 0), f"{done.imported} of {rows} entries were imported")
+    return Imported(took_s, peak_memory_mib())
+
+
+def _digest(path: Path) -> str:
+    digest = sha256()
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+async def _read_back(url: str) -> list[bytes]:
+    connection = await asyncpg.connect(url)
+    try:
+        read = io.BytesIO()
+        await connection.copy_from_query(_READ_BACK, output=read)
+        return read.getvalue().splitlines(keepends=True)
+    finally:
+        await connection.close()
+
+
+async def _copy(url: str, lines: list[bytes]) -> float:
+    """Seconds that COPY of these rows takes."""
+    expect(len(lines) == ROWS, f"{len(lines)} rows were read back, not {ROWS}")
+    connection = await asyncpg.connect(url)
+    try:
+        batches = range(0, len(lines), ENTRIES_A_TRANSACTION)
+        sources = [io.BytesIO(b"".join(lines[at : at + ENTRIES_A_TRANSACTION])) for at in batches]
+        began_s = time.perf_counter()
+        for source in sources:
+            async with connection.transaction():
+                await connection.copy_to_table(
+                    "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, source=source
+                )
+        return time.perf_counter() - began_s
+    finally:
+        await connection.close()
+
+
+RATE = Row(
+    "import_bundle",
+    "rows/s",
+    0.2,
+    "import of a bundle into an empty ledger: verified wholly, sorted, looked up, linked, job states merged; against "
+    "COPY of the same rows into the same table and indexes, nothing else done",
+    measure_rate,
+)
+GROWTH = Row(
+    "import_growth_mib",
+    "MiB",
+    1.0,
+    "growth of peak resident memory of importing a bundle from 100 k to 1 M rows, against the 100 MiB allowed",
+    measure_growth,
+)

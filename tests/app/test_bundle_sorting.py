@@ -1,0 +1,75 @@
+"""The order of a merge: as sorting in memory gives it, whatever the bounds and the order that entries come in."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.bundle import sorting
+from app.bundle.sorting import Incoming, MergeKey, Sorter
+from ledger.errors import InvalidInputError
+
+
+def entry(rank: int, physical: int, node: str, seq: int, payload: str = "{}") -> Incoming:
+    key = MergeKey(rank, physical, 0, node, "log/t", seq, "00")
+    return Incoming(key, "t", f"{physical}:0:{node}", "j", "ENQUEUE", "00", payload, "{}", 2, 0, "", None)
+
+
+def add_backwards(sorter: Sorter, count: int) -> None:
+    for n in range(count, 0, -1):
+        sorter.add(entry(1, n, "a", 1))
+
+
+ENTRIES = st.builds(
+    entry,
+    st.integers(0, 1),
+    st.integers(0, 50) | st.integers(0, 2**63 - 1),
+    st.sampled_from(["a", "b", "b-1"]),
+    st.integers(1, 9),
+    st.sampled_from(["{}", '{"a":"€"}', '{"a":"' + "x" * 3000 + '"}']),
+)
+
+
+@given(st.lists(ENTRIES, max_size=80), st.integers(1, 90), st.sampled_from([1, 500, 10_000, 1 << 20]))
+def test_entries_come_out_in_order_each_once(entries: list[Incoming], held: int, held_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as file:
+        patch.setattr(sorting, "HELD_ENTRIES_MAX", held)
+        patch.setattr(sorting, "HELD_BYTES_MAX", held_bytes)
+        patch.setattr(sorting, "READ_BYTES", 64)
+        patch.setattr(sorting, "WRITE_BYTES", 100)
+        sorter = Sorter(file)
+        for one in entries:
+            sorter.add(one)
+        found = list(sorter.entries())
+    assert sorted(found) == sorted(entries)
+    assert [one.key for one in found] == sorted(one.key for one in entries)
+
+
+@given(st.lists(ENTRIES, max_size=40), st.randoms())
+def test_the_order_that_entries_come_in_makes_no_difference(entries: list[Incoming], random: object) -> None:
+    found = []
+    for _ in range(2):
+        random.shuffle(entries)
+        with tempfile.TemporaryFile() as file:
+            sorter = Sorter(file)
+            for one in entries:
+                sorter.add(one)
+            found.append(list(sorter.entries()))
+    assert found[0] == found[1]
+
+
+def test_what_is_nearly_in_order_becomes_one_run_and_too_little_order_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 10)
+    monkeypatch.setattr(sorting, "RUNS_MAX", 3)
+    with tempfile.TemporaryFile() as file:
+        sorter = Sorter(file)
+        for n in range(1000):
+            sorter.add(entry(1, n ^ 7, "a", 1))
+        assert [one.key.physical_ms for one in sorter.entries()] == list(range(1000))
+    with tempfile.TemporaryFile() as file, pytest.raises(InvalidInputError, match="fewer at a time"):
+        add_backwards(Sorter(file), 1000)
