@@ -30,6 +30,9 @@ def run(
     dc: Annotated[
         str | None, typer.Option("--dc", help="Name of the place it runs in.", show_default="this host")
     ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="Whose the job's private fields are, where the tenant has some.")
+    ] = None,
 ) -> None:
     """Run a command as a job: created, accepted, then completed or failed with exit code and duration.
 
@@ -43,7 +46,7 @@ def run(
       tally run --tenant demo -- make -j4 all
       tally run -t nightly --json -- pg_dump -f /backup/db.sql shop | tail -1
     """
-    job = _Job(url, tenant, dc or platform.node() or "localhost")
+    job = _Job(url, tenant, dc or platform.node() or "localhost", subject)
     try:
         job.begin(command)
     except LedgerError as error:
@@ -62,9 +65,9 @@ def run(
 class _Job:
     """One job in the ledger; its requests have keys, so each is recorded once however often it is sent."""
 
-    def __init__(self, url: str, tenant: str, place: str) -> None:
+    def __init__(self, url: str, tenant: str, place: str, subject: str | None) -> None:
         self._url = url
-        self._tenant = tenant
+        self._common = {"tenant_id": tenant} if subject is None else {"tenant_id": tenant, "subject": subject}
         self._place = place
         self._key = secrets.token_hex(16)
         self.job_id = ""
@@ -72,7 +75,7 @@ class _Job:
     def begin(self, command: list[str]) -> None:
         """JobCreated and JobAccepted; the ledger holds both when this returns."""
         spec = {"command": [_text(part) for part in command], "directory": _text(os.getcwd())}
-        body = {"tenant_id": self._tenant, "spec": spec, "assigned_dcs": [self._place]}
+        body = {**self._common, "spec": spec, "assigned_dcs": [self._place]}
         with LedgerClient(self._url, patience_s=START_PATIENCE_S) as client:
             self.job_id = client.post("/v1/jobs", body, key=f"run-{self._key}-created")["job_id"]
             accepted = {"type": "JobAccepted", "dc_id": self._place, "worker_count": 1}
@@ -92,7 +95,7 @@ class _Job:
 
     def _event(self, client: LedgerClient, step: str, event: dict[str, Any]) -> dict[str, Any]:
         path = f"/v1/jobs/{self.job_id}/events"
-        body = {"tenant_id": self._tenant, **event}
+        body = {**self._common, **event}
         answer: dict[str, Any] = client.post(path, body, key=f"run-{self._key}-{step}")
         return answer
 

@@ -4,7 +4,7 @@ Both in this order, so that the chain never says what is not so::
 
     1. one transaction takes the next revision, makes the change and notes what the chain must say
     2. this node honours it at once, other nodes within ``app.privacy.knowledge.REFRESH_S`` and a query
-    3. the tenant's chain says it, once: the entry is keyed by its revision
+    3. the tenant's chain says it, once: the entry is keyed by the random id in it
     4. the note gets the entry's seq
 
 A process that ends in between leaves the note: its next start goes on at 3, and so does the same call on any node.
@@ -13,6 +13,7 @@ A process that ends in between leaves the note: its next start goes on at 3, and
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -98,7 +99,7 @@ class PrivacyChanges:
                 if before is None or (before.fields, before.subject) != (fields, subject):
                     declared = DeclaredFields(tenant_id, fields, subject, revision)
                     await store.declare(connection, declared)
-                    facts: dict[str, object] = {"fields": list(fields), "revision": revision}
+                    facts: dict[str, object] = {"fields": list(fields), "id": _new_id()}
                     facts |= {} if subject is None else {"subject": subject}
                     await self._note(connection, tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts)
                 else:
@@ -127,7 +128,7 @@ class PrivacyChanges:
                 revision = await store.next_revision(connection)
                 key_ids = await store.destroy_keys(connection, tenant_id, tag, revision)
                 if key_ids:
-                    facts: dict[str, object] = {"key_ids": sorted(key_ids), "revision": revision}
+                    facts: dict[str, object] = {"id": _new_id(), "key_ids": sorted(key_ids)}
                     facts |= {} if reason is None else {"reason": reason}
                     await self._note(connection, tenant_id, revision, SystemAction.SUBJECT_ERASED, facts)
                 else:
@@ -188,10 +189,15 @@ async def _read_declared(connection: Connection, tenant_id: str) -> Declared | N
     return Declared(declared.fields, declared.subject, record.seq, record.created_at)
 
 
+def _new_id() -> str:
+    """Random, as the tenant's chain may hold what another ledger recorded of the same tenant."""
+    return secrets.token_hex(16)
+
+
 def _name_of(record: PrivacyRecord) -> str:
     """What stands in the entry where others have their job."""
     kind = "privacy" if record.action == SystemAction.PRIVACY_DECLARED else "erasure"
-    return f"{kind}:{record.revision}"
+    return f"{kind}:{record.facts['id']}"
 
 
 def _unknown_subject(tenant_id: str) -> LedgerError:

@@ -45,6 +45,12 @@ def test_fields_are_declared_shown_and_a_person_is_erased(
         assert "spec.user, error" in done.stdout
         shown = json.loads(tally("privacy", "show", "-t", "acme", "--json", url=url).stdout)
         assert (shown["fields"], shown["subject"], shown["seq"]) == (["spec.user", "error"], "spec.user", 1)
+        done = tally("run", "-t", "acme", "--subject", "bob", "--json", "--", "false", url=url)
+        assert done.returncode == 1, done.stderr
+        ran = json.loads(done.stdout)
+        assert ran["recorded"] is True
+        assert "$private" in httpx.get(f"{url}/v1/chain/entries?tenant_id=acme&from_seq={ran['chain']['seq']}").text
+
         done = tally("privacy", "set", "-t", "acme", "-f", "type", url=url)
         assert done.returncode == 1
         assert "requestor" in done.stderr
@@ -56,14 +62,14 @@ def test_fields_are_declared_shown_and_a_person_is_erased(
         done = tally("privacy", "rotate-master", "--new", str(new), "--json", url=url)
         assert done.returncode == 0, done.stderr
         rotated = json.loads(done.stdout)
-        assert (rotated["keys"], rotated["old_master_key_id"] != rotated["master_key_id"]) == (1, True)
+        assert (rotated["keys"], rotated["old_master_key_id"] != rotated["master_key_id"]) == (2, True)
         assert new.stat().st_mode & 0o777 == 0o600
         assert tally("privacy", "rotate-master", "--new", str(tmp_path / "third.key"), url=url).returncode == 1
         new.replace(tmp_path / "node" / "keys" / "privacy-master.key")
 
         done = tally("erase", "-t", "acme", "--subject", "-", "--reason", "asked for", url=url, said="alice\n")
         assert done.returncode == 0, done.stderr
-        assert "on record at seq 3" in done.stdout
+        assert "on record at seq 6" in done.stdout
         job = httpx.get(f"{url}/v1/jobs/a?tenant_id=acme").json()
         assert job["spec"] == {"user": {"$erased": True}}
         done = tally("erase", "-t", "acme", "--subject", "nobody", url=url)

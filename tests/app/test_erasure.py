@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -13,6 +14,7 @@ import pytest
 
 from app.bundle.verify import verify_file
 from app.config import Settings
+from app.embedded import EmbeddedPostgres
 from app.privacy import rotation
 from app.privacy.keys import SubjectKeys
 from app.store import privacy as store
@@ -22,6 +24,7 @@ from signing.keys import Keyring
 from tests.app.bundles import exit_code
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.service_thread import serving
 from tests.app.test_private_fields import (
     ALICE,
     BOB,
@@ -36,6 +39,7 @@ from tests.app.test_private_fields import (
     submit,
     two_jobs,
 )
+from tests.ledger.ledger_in_memory import SIGNER
 
 VERIFY_PY = Path(__file__).resolve().parents[2] / "docs" / "formats" / "verify.py"
 GONE = {"$erased": True}
@@ -44,6 +48,16 @@ GONE = {"$erased": True}
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings()
+
+
+@pytest.fixture
+def elsewhere(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[str]:
+    """URL of another ledger, which imports what the keys in the folder ``trusted`` sign."""
+    (tmp_path / "trusted").mkdir()
+    (tmp_path / "trusted" / "another.pem").write_text(SIGNER.public_key_pem)
+    trusted = {"trusted_keys": tmp_path / "trusted"}
+    with serving(postgres, tmp_path / "elsewhere", "erasure_elsewhere", bundle=trusted) as url:
+        yield url
 
 
 async def test_after_an_erasure_the_person_is_gone_and_the_ledger_is_whole(
@@ -96,6 +110,30 @@ async def _verify_bundle(client: httpx.AsyncClient, folder: Path) -> None:
     script = [sys.executable, str(VERIFY_PY), str(folder / "acme.tar"), "--keys", str(folder / "keys.json")]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_a_ledger_that_imports_the_bundle_has_ciphertext_and_no_keys(
+    run_server: RunServer, settings: Settings, elsewhere: str, tmp_path: Path
+) -> None:
+    async with run_server(settings) as client:
+        await declare(client)
+        await two_jobs(client)
+        (await erase(client, ALICE)).raise_for_status()
+        stored = (await client.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]
+        bundle = (await client.post("/v1/bundles/export", json={"tenant_id": "acme"})).content
+        (tmp_path / "trusted" / "keys.json").write_bytes((await client.get("/v1/keys")).content)
+    async with httpx.AsyncClient(base_url=elsewhere, timeout=30, trust_env=False) as client:
+        answer = await client.post("/v1/bundles/import", files=[("file", ("acme.tar", bundle))])
+        assert answer.json()["imported"] == len(stored), answer.text
+        assert (await declare(client))["seq"] == len(stored) + 1
+        for name in ("a", "b"):
+            assert (await job(client, name))["spec"]["user"].keys() == {"$private"}
+        entries = (await client.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]
+        assert [entry["payload"] for entry in entries[:-1]] == [entry["payload"] for entry in stored]
+        assert problem(await erase(client, BOB)) == (404, "subject-not-found")
+        await submit(client, job_id="own", spec={"user": BOB})
+        assert (await erase(client, BOB)).json()["seq"] == len(stored) + 3
+        assert (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()["valid"]
 
 
 async def test_what_comes_after_an_erasure_gets_a_key_of_its_own(
@@ -164,7 +202,7 @@ async def _erase_and_die(pool: asyncpg.Pool, settings: Settings, node_id: str) -
         revision = await store.next_revision(connection)
         (key_id,) = await store.destroy_keys(connection, "acme", keys.tag("acme", ALICE), revision)
         now = await connection.fetchval("SELECT now()")
-        facts: dict[str, object] = {"key_ids": [key_id], "revision": revision}
+        facts: dict[str, object] = {"key_ids": [key_id], "id": "ab" * 16}
         record = store.PrivacyRecord("acme", revision, "SUBJECT_ERASED", facts, None, now)
         await store.add_record(connection, record, node_id)
     return key_id
