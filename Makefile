@@ -14,14 +14,14 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint bench torture lock strace
+.PHONY: run test lint bench torture lock debian-tools
 
 # exec: the service takes the place of the shell, so SIGTERM and SIGINT reach it and nothing stands between.
 run: $(RUNTIME)
 	@exec $(BIN)/tally dev
 
 # Three at once on two cores: much of a test is waiting for a disk, a process or a deadline.
-test: $(DEV) strace
+test: $(DEV) debian-tools
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 lint: $(DEV)
@@ -34,16 +34,17 @@ bench: $(DEV)
 	$(BIN)/python -m benchmarks $(ROWS)
 
 # The tests marked torture, with many rounds instead of a few; SEED= replays one round.
-torture: $(DEV) strace
+torture: $(DEV) debian-tools
 	TORTURE_ROUNDS=$(or $(ROUNDS),200) SEED=$(SEED) $(BIN)/python -m pytest -m torture --timeout=0
 
-# The fault injection tests make single system calls fail with it.
-strace:
-	@command -v strace >/dev/null && exit 0; \
+# The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware.
+debian-tools:
+	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends strace >/dev/null; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends strace softhsm2 >/dev/null; \
 	else \
-	  echo "The tests need strace; install it first, on Debian: sudo apt-get install strace" >&2; exit 1; \
+	  echo "The tests need strace and softhsm2; install them first, on Debian: sudo apt-get install strace softhsm2" >&2; \
+	  exit 1; \
 	fi
 
 $(BIN)/python:

@@ -28,6 +28,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    SecretStr,
     ValidationError,
     model_validator,
 )
@@ -276,9 +277,20 @@ class LogSettings(_Section):
 
 
 class SigningSettings(_Section):
-    """``signing.key_uri``: ``file:PATH``, the only kind today; a file beside the data when not said."""
+    """``signing.key_uri``: ``file:PATH`` or a signer of securesystemslib; a file beside the data when not said."""
 
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+    pin: SecretStr | None = None
+
+    def read_pin(self) -> str:
+        """The PIN of an HSM.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if self.pin is None:
+            raise ConfigurationError("signing.pin is not set, and the HSM that holds the signing key asks for it")
+        return self.pin.get_secret_value()
 
 
 class BundleSettings(_Section):

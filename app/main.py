@@ -18,7 +18,7 @@ import gc
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -43,9 +43,7 @@ from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
 from app.service import Service
 from app.start import StartedNode, start_node, went_away
-from app.store import chain_reads
 from app.store.faults import DATABASE_FAULTS
-from app.store.reading import reading
 from app.write.appender import STATEMENT_TIMEOUT_S
 from app.write.cosignatures import CosignatureInbox
 from app.write.privacy_changes import PrivacyChanges
@@ -53,19 +51,18 @@ from app.write.sealing import Sealing
 from app.write.timestamps import Authority, Timestamper
 from ledger.errors import (
     DatabaseUnavailableError,
-    InvalidInputError,
     SignatureError,
     StartRefusedError,
 )
-from ledger.hlc import Hlc
 from ledger.tree_check import TreeHead
-from signing.checkpoint import open_checkpoint
-from signing.keys import Keyring
-from signing.note import VerifierKey, verifier_key
-from signing.public_key import PublicKey
+from signing.checkpoint import open_own
+from signing.keys import ED25519, Keyring, PublicKey
+from signing.note import verifier_key
 from signing.timestamp import load_authorities, require_available
 
 POOL_CONNECTIONS_MAX = 16
+LOG_KEYS_MAX = 16
+"""Most verifier keys named for one log; older ones still count, by the list of keys."""
 OPEN_REQUESTS_SHARE = 0.5
 """Part of ``shutdown_grace`` for open requests; the rest is for the backlog."""
 LISTEN_BACKLOG = 2048
@@ -162,32 +159,35 @@ def _parts(
     authorities: Sequence[Authority],
 ) -> Parts:
     """What the routers use, wired to ``service``."""
-    settings, node = service.settings, service.node
+    settings, node, keys = service.settings, service.node, service.keys
     roots = {authority.url: authority.roots for authority in authorities}
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
     revealing = Revealing(knowledge)
 
     async def keyring() -> Keyring:
-        """This node's own keys, and those the ledger has published."""
-        async with reading(pool) as connection:
-            published = await chain_reads.list_keys(connection)
-        return Keyring([started.signer.public_key, *_public_keys(published)])
+        """This node's own keys, and those of the ledger that the chain of ``_system`` names."""
+        published = await service.key_changes.published()
+        return Keyring([*keys.own(), *(item.key for item in published)])
 
     async def keys_of(tenant_id: str) -> Keyring:
-        """The published keys, and the verifier key of the tenant's log."""
-        return Keyring(await keyring(), [log_verifier_key(tenant_id)])
+        """The published keys, and the verifier keys of the tenant's log."""
+        ring = await keyring()
+        return Keyring(ring, log_verifier_keys(tenant_id, ring))
 
-    def log_verifier_key(tenant_id: str) -> str:
-        return verifier_key(service.notary.origin(tenant_id), started.log_signer.public_key)
+    def log_verifier_keys(tenant_id: str, ring: Iterable[PublicKey]) -> list[str]:
+        """Verifier keys of the tenant's log, of all nodes, this node's first, then the newest."""
+        own = keys.log_signer.public_key
+        others = [key for key in ring if key.algorithm == ED25519 and key.key_id != own.key_id]
+        counting = [key for key in others if key.revoked_from_hlc is None][-LOG_KEYS_MAX + 1 :]
+        return [verifier_key(service.notary.origin(tenant_id), key) for key in (own, *reversed(counting))]
 
     def checkpoints(tenant_id: str) -> list[TreeHead]:
         """The newest checkpoint beside the WAL."""
         note = started.checkpoints.load(tenant_id)
         if note is None:
             return []
-        verifier = VerifierKey.of(service.notary.origin(tenant_id), started.log_signer.public_key)
         try:
-            checkpoint = open_checkpoint(note, [verifier])
+            checkpoint = open_own(note, keys.log_signer.public_key, service.notary.origin(tenant_id))
         except SignatureError as error:
             log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
             return []
@@ -217,7 +217,7 @@ def _parts(
             pool=pool,
             node=node,
             log_origin=started.log_origin,
-            signer=lambda: started.signer,
+            signer=lambda: keys.signer,
             keyring=keys_of,
             sign_now=service.notary.sign_now,
         ),
@@ -237,7 +237,9 @@ def _parts(
         privacy_changes=PrivacyChanges(node, pool, knowledge, service.submitter),
         consistency=consistency,
         metrics=service.metrics,
-        log_verifier_key=log_verifier_key,
+        key_changes=service.key_changes,
+        log_verifier_keys=log_verifier_keys,
+        reported_checks={"signing": lambda: keys.fault},
         witnesses=settings.log.witnesses,
         cosignatures=CosignatureInbox(
             pool=pool,
@@ -261,16 +263,6 @@ def _parts(
             "backlog": service.backlog_fault,
         },
     )
-
-
-def _public_keys(rows: Sequence[chain_reads.KeyRow]) -> Iterator[PublicKey]:
-    """The published keys, without rows that hold no key: what such a row should have verified stays unknown."""
-    for row in rows:
-        try:
-            revoked = Hlc.parse(row.revoked_from_hlc) if row.revoked_from_hlc else None
-            yield PublicKey(row.key_id, row.algorithm, row.public_key_pem, row.not_before, row.not_after, revoked)
-        except InvalidInputError as error:
-            log.error("published_key_malformed", key_id=row.key_id, error=str(error))
 
 
 @contextlib.asynccontextmanager

@@ -46,6 +46,9 @@ class Metrics:
         self.timestamp_failures = self._counter(
             "log_timestamp_failures", "Time stamps that were asked for and not had; they are asked for again"
         )
+        self.signing_failures = self._counter(
+            "scheduler_signing_failures", "Times that the signer of snapshots failed, was refused or did not answer"
+        )
         self.fencing_rejects = self._counter(
             "wal_fencing_rejects", "Chaining transactions refused because of a newer epoch"
         )

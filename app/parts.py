@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
     from app.write.cosignatures import CosignatureInbox
+    from app.write.key_changes import KeyChanges
     from app.write.notary import Notary
     from app.write.privacy_changes import PrivacyChanges
     from app.write.sealing import Sealing
     from app.write.submit import Submitter
     from app.write.timestamps import Timestamper
     from signing.cosignature import WitnessKey
+    from signing.public_key import PublicKey
 
 ReadinessCheck = Callable[[], str | None]
 """None when all is well, else what is wrong."""
@@ -54,13 +56,16 @@ class Parts:
     privacy_changes: PrivacyChanges
     consistency: Consistency
     metrics: Metrics
-    log_verifier_key: Callable[[str], str]
-    """C2SP verifier key of the checkpoints of one tenant's log: ``origin+id+key``."""
     witnesses: Sequence[WitnessKey]
     """Whose cosignatures are taken and served."""
     cosignatures: CosignatureInbox
     timestamper: Timestamper | None
     """None when no authority is configured."""
+    key_changes: KeyChanges
+    log_verifier_keys: Callable[[str, Iterable[PublicKey]], list[str]]
+    """C2SP verifier keys of the checkpoints of one tenant's log, ``origin+id+key``, out of all published keys."""
+    reported_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
+    """Checks that ``/readyz`` tells of and that do not make the node unready: writes go on without them."""
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks of ``/readyz`` by name, beside those every service has."""
     accepting: bool = False

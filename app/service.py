@@ -21,13 +21,14 @@ from app.metrics import Metrics
 from app.node import Node, expire
 from app.start import StartedNode
 from app.store import chaining, idempotency
-from app.store import node as node_store
 from app.store.edge import EdgeLookups
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
 from app.write.appender import STATEMENT_TIMEOUT_S, Appender
 from app.write.backlog import Backlog
 from app.write.job_index import JobIndex
+from app.write.key_changes import KeyChanges
+from app.write.key_in_use import KeyInUse
 from app.write.keyed import KeyedRequests
 from app.write.linking import LinkedBatch
 from app.write.notary import Notary
@@ -41,7 +42,6 @@ from ledger.errors import (
     WalPoisonedError,
 )
 from ledger.events import SystemAction
-from signing.key_file import FileSigner
 from wal import control as wal_control
 from wal import retention as wal_retention
 from wal.control import Control
@@ -85,12 +85,12 @@ class Service:
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held)
         self.writer = self._open_writer(started)
         self.node.written_lsn = lambda: self.writer.written_lsn
+        self.keys = KeyInUse(started.keys, self.metrics)
         self.notary = Notary(
             node=self.node,
             pool=pool,
             checkpoints=started.checkpoints,
-            signer=started.signer,
-            log_signer=started.log_signer,
+            keys=self.keys,
             log_origin=started.log_origin,
             batch_size=settings.chain.batch_size,
             batch_interval_s=settings.chain.batch_interval.total_seconds(),
@@ -122,6 +122,15 @@ class Service:
             record_bytes_max=settings.wal.record_bytes_max,
             acknowledge_before_fsync=settings.wal.ack_mode == "LOCAL_ASYNC",
             postgres_survives=settings.topology.postgres_survives,
+        )
+        self.key_changes = KeyChanges(
+            settings=settings,
+            node=self.node,
+            pool=pool,
+            keys=self.keys,
+            submitter=self.submitter,
+            notary=self.notary,
+            spawn=self.spawn,
         )
 
     # --- parts that need care ---------------------------------------------------------------------
@@ -231,60 +240,29 @@ class Service:
         self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
 
     async def _record_start(self) -> None:
-        """What ``_system`` must say of this start: a WAL that was given up, a key that it does not name yet.
+        """What ``_system`` must say of this start: a WAL that was given up, keys that it does not name yet.
 
         An earlier process may have ended at any point here, so the chain itself is asked, once it holds all
         that process left; while Postgres does not answer, that waits.
         """
         try:
             for first_lsn, last_lsn in self._started.lost:
-                await self._record_unless_refused(
-                    SystemAction.WAL_LOST,
-                    f"wal:{self.node.node_id}",
-                    {
-                        "node_id": self.node.node_id,
-                        "first_lsn": first_lsn,
-                        "last_lsn": last_lsn,
-                        "epoch": self.node.epoch,
-                    },
+                facts: dict[str, object] = {"first_lsn": first_lsn, "last_lsn": last_lsn, "epoch": self.node.epoch}
+                facts["node_id"] = self.node.node_id
+                await self._unless_refused(
+                    self.submitter.record_system(SystemAction.WAL_LOST, f"wal:{self.node.node_id}", facts)
                 )
             await self.node.chained.reached(self._started.next_lsn - 1)
-            for key in self._started.signers():
-                await self._record_key(key)
+            await self._unless_refused(self.key_changes.record_start())
         except ChainDamagedError as error:
             log.error("start_not_recorded", error=str(error))
 
-    async def _record_key(self, key: FileSigner) -> None:
-        subject = f"key:{key.key_id}"
-        if await self._is_recorded(SystemAction.KEY_ADDED, subject):
-            return
-        await self._record_unless_refused(
-            SystemAction.KEY_ADDED,
-            subject,
-            {
-                "key_id": key.key_id,
-                "algorithm": key.algorithm,
-                "public_key_pem": key.public_key_pem,
-                "node_id": self.node.node_id,
-            },
-        )
-
-    async def _record_unless_refused(self, action: SystemAction, subject: str, facts: dict[str, object]) -> None:
+    async def _unless_refused(self, recording: Coroutine[Any, Any, object]) -> None:
         """Record it; should Postgres refuse that very entry, the next start tries again, and this one goes on."""
         try:
-            await self.submitter.record_system(action, subject, facts)
+            await recording
         except EventRefusedError as error:
-            log.error("start_not_recorded", subject=subject, error=str(error))
-
-    async def _is_recorded(self, action: SystemAction, subject: str) -> bool:
-        """Whether ``_system`` has such an entry, trying until Postgres answers."""
-        while True:
-            try:
-                async with self._pool.acquire() as connection:
-                    return await node_store.is_recorded(connection, action, subject)
-            except DATABASE_FAULTS as error:
-                log.warning("start_not_recorded_yet", subject=subject, error=str(error))
-            await asyncio.sleep(RETRY_PAUSE_S)
+            log.error("start_not_recorded", error=str(error))
 
     async def _persist_control(self) -> None:
         interval_s = self.settings.hlc.persistence_interval.total_seconds()

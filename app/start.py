@@ -12,7 +12,8 @@ In this order, each step refused with what to do when it does not hold::
        that nodes of this ledger left
     8. a higher epoch, first in the control file, then in Postgres
     9. what the WAL holds and the chain does not goes to the backlog
-   10. the keys of the node are published, before anything is signed with them
+   10. the keys of the node are published, before anything is signed with them; a change of keys that an earlier
+       process began is completed
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ import json
 import secrets
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import asyncpg
 import structlog
 
-from app import identity, lost_wal
+from app import identity, lost_wal, node_keys
 from app.config import Settings
 from app.identity import Identity
 from app.node import Node
+from app.node_keys import NodeKeys, last_signed_ms
+from app.published_keys import key_events
 from app.start_checks import chain_holds, check_chain
-from app.start_wal import FoundWal, find_wal
+from app.start_wal import FoundWal, find_wal, to_its_end
 from app.store import chaining, migrate, schema_guards
+from app.store import keys as key_store
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
@@ -45,7 +50,8 @@ from app.write.quarantine import Damage
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.events import ACTIONS, SystemAction
 from ledger.hlc import Clock, Hlc
-from signing import key_file
+from signing.key_history import keys_of, time_of
+from signing.public_key import PublicKey
 from wal import control as wal_control
 from wal import lock as wal_lock
 from wal.control import Control
@@ -76,15 +82,10 @@ class StartedNode:
     damaged_trees: list[str]
     """Tenants whose stored tree is not that of their chain."""
     checkpoints: CheckpointFolder
-    signer: key_file.FileSigner
-    log_signer: key_file.FileSigner
+    keys: NodeKeys
     log_origin: str
     lost: list[lost_wal.Range]
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
-
-    def signers(self) -> list[key_file.FileSigner]:
-        """The keys this node signs with, each once."""
-        return list({signer.key_id: signer for signer in (self.signer, self.log_signer)}.values())
 
 
 async def connect(url: str, wait_s: float) -> asyncpg.Connection[asyncpg.Record]:
@@ -152,30 +153,45 @@ def went_away(error: Exception) -> StartRefusedError:
 
 async def _publish_keys(connection: asyncpg.Connection[asyncpg.Record], started: StartedNode) -> None:
     """Publish this node's keys, valid for whatever they may have to sign: what it will write, what the WAL holds
-    beyond the chain, and what no snapshot covers yet.
+    beyond the chain, and what no snapshot covers yet. Keys whose place they took end here, however far an earlier
+    process came with that.
 
     A key that was published before and is gone is published again, for all that it may have signed.
 
     Raises:
         StartRefusedError: what is published under one of its ids is another key.
     """
-    node = started.node
+    node, keys = started.node, started.keys
     now_ms = time.time_ns() // 1_000_000
     # A wall clock that is set back after this must not lead to HLCs from before the keys count.
     node.clock.observe(Hlc(now_ms, 0, node.node_id))
     oldest_ms = min([now_ms, *(pending.hlc.physical_ms for pending in started.recovered[:1])])
-    for key in started.signers():
-        published = await node_store.published_key(connection, key.key_id)
-        if published is not None and published != (key.algorithm, key.public_key_pem):
-            raise StartRefusedError(
-                f"the row of this node's key {key.key_id} in scheduler.signing_keys is not that key any more: somebody "
-                "changed it. Put back what the entry KEY_ADDED of _system says, or remove the row"
-            )
-        from_ms = oldest_ms
-        if published is None and await node_store.is_recorded(connection, SystemAction.KEY_ADDED, f"key:{key.key_id}"):
-            from_ms = min(oldest_ms, await node_store.oldest_entry_ms(connection) or oldest_ms)
-            log.error("own_key_was_removed", key_id=key.key_id, done="published again")
-        await node_store.add_key(connection, key.key_id, key.algorithm, key.public_key_pem, node.node_id, from_ms)
+    for signer in keys.signers():
+        await _publish(connection, signer.public_key, node.node_id, oldest_ms)
+    signed_ms = await key_store.highest_signed_ms(connection) if keys.retired else 0
+    end_ms = last_signed_ms(node.clock, now_ms, signed_ms)
+    keys.retired = [item if item.not_after_ms is not None else item.ending(end_ms) for item in keys.retired]
+    await asyncio.to_thread(keys.store)
+    for item in keys.retired:
+        not_after_ms = item.not_after_ms or 0
+        await key_store.retire(connection, item.key_id, time_of(not_after_ms))
+        node.clock.observe(Hlc(not_after_ms + 1, 0, node.node_id))
+    await key_store.name_in_use(connection, node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+
+
+async def _publish(
+    connection: asyncpg.Connection[asyncpg.Record], key: PublicKey, node_id: str, oldest_ms: int
+) -> None:
+    published = await key_store.published_key(connection, key.key_id)
+    if published is not None and published != (key.algorithm, key.public_key_pem):
+        raise StartRefusedError(
+            f"the row of this node's key {key.key_id} in scheduler.signing_keys is not that key any more: somebody "
+            "changed it. Put back what the entry KEY_ADDED of _system says, or remove the row"
+        )
+    if published is None and key.key_id in keys_of(await key_events(connection)):
+        oldest_ms = min(oldest_ms, await key_store.oldest_entry_ms(connection) or oldest_ms)
+        log.error("own_key_was_removed", key_id=key.key_id, done="published again")
+    await key_store.publish(connection, key.key_id, key.algorithm, key.public_key_pem, node_id, oldest_ms)
 
 
 async def _start_locked(
@@ -197,15 +213,14 @@ async def _start_locked(
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
 
     # 6. chains and checkpoints
-    signer = key_file.load_or_generate(settings.signing_key_uri)
-    log_signer = key_file.log_signer(signer)
+    keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
     origin = await _log_origin(connection, settings)
     checkpoints = CheckpointFolder(folder)
     heads, damaged = await _read_heads(connection, wal.held)
     damaged_trees = []
     for tenant_id, note in checkpoints.load_all().items():
         head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
-        if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, log_signer):
+        if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, keys.log_signer):
             damaged_trees.append(tenant_id)
 
     # 7. the clock
@@ -234,8 +249,7 @@ async def _start_locked(
         heads=heads,
         damaged_trees=damaged_trees,
         checkpoints=checkpoints,
-        signer=signer,
-        log_signer=log_signer,
+        keys=keys,
         log_origin=origin,
         lost=lost,
     )

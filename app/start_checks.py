@@ -14,12 +14,9 @@ from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
 from app.write import quarantine
 from ledger import merkle, tiles
-from ledger.errors import LedgerError, StartRefusedError, UnknownKeyError, WalCorruptError
+from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
 from signing import key_file
-from signing.checkpoint import Checkpoint, open_checkpoint
-from signing.checkpoint import parse as parse_checkpoint
-from signing.note import VerifierKey
-from signing.note import parse as parse_note
+from signing.checkpoint import Checkpoint, open_own
 from wal import control as wal_control
 from wal.control import Control
 from wal.segment import sync_folder
@@ -183,10 +180,7 @@ async def _root_of_chain(connection: asyncpg.Connection[asyncpg.Record], tenant_
 def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: key_file.FileSigner) -> Checkpoint:
     """The checkpoint beside the WAL. One of an earlier key of this node counts as well: the folder is the node's."""
     try:
-        try:
-            return open_checkpoint(note, [VerifierKey.of(origin, log_signer.public_key)], origin=origin)
-        except UnknownKeyError:
-            return parse_checkpoint(parse_note(note).text)
+        return open_own(note, log_signer.public_key, origin)
     except LedgerError as error:
         raise StartRefusedError(
             f"the checkpoint of tenant {tenant_id} beside the WAL is damaged, or of another ledger: {error}; restore "

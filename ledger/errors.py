@@ -137,6 +137,14 @@ class SigningUnavailableError(LedgerError):
     """The signer cannot be reached or has no key; chaining goes on, signing catches up."""
 
 
+class SignerAwayError(SigningUnavailableError):
+    """The key of snapshots does not sign now, or may not any more; the rows are not at fault."""
+
+
+class KeyConflictError(LedgerError):
+    """What is asked of a key cannot be done in the state it is in."""
+
+
 class JobNotFoundError(NotFoundError):
     """No such job, neither chained nor waiting on this node."""
 

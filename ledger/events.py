@@ -35,6 +35,8 @@ class SystemAction(StrEnum):
 
     TENANT_CREATED = "TENANT_CREATED"
     KEY_ADDED = "KEY_ADDED"
+    KEY_ROTATED = "KEY_ROTATED"
+    KEY_REVOKED = "KEY_REVOKED"
     WAL_LOST = "WAL_LOST"
     REFUSED = "REFUSED"
     CONFLICT = "CONFLICT"
@@ -66,6 +68,8 @@ SYSTEM_RECORD_TYPES = {
     17: SystemAction.TENANT_CREATED,
     18: SystemAction.KEY_ADDED,
     19: SystemAction.WAL_LOST,
+    20: SystemAction.KEY_ROTATED,
+    21: SystemAction.KEY_REVOKED,
     22: SystemAction.SUBJECT_ERASED,
     23: SystemAction.PRIVACY_DECLARED,
 }

@@ -17,13 +17,14 @@ An origin holds no space, and what DSSE signs begins with ``DSSEv1`` and a space
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ledger.errors import SignatureError
+from ledger.errors import SignatureError, UnknownKeyError
 from signing import note
-from signing.keys import ED25519, Keyring, Signer
+from signing.keys import ED25519, Keyring, PublicKey, Signer
 from signing.note import VerifierKey
 from signing.strict import decode_base64
 
@@ -105,6 +106,23 @@ def open_checkpoint(
     note.signers_of(parsed, named)
     # 3. Signatures of other known keys, witnesses, hold as well.
     note.signers_of(parsed, verifiers)
+    return checkpoint
+
+
+def open_own(text: str | bytes, log_key: PublicKey, origin: str) -> Checkpoint:
+    """A checkpoint that the reader itself has kept, signed by its key ``log_key`` or by an earlier one.
+
+    Where it was kept vouches for it; the signature is checked to find damage.
+
+    Raises:
+        SignatureError: malformed, of another log, or ``log_key`` signed something else.
+    """
+    parsed = note.parse(text)
+    checkpoint = parse(parsed.text)
+    if checkpoint.origin != origin:
+        raise SignatureError(f"the checkpoint is of log {checkpoint.origin[:200]!r}, not of {origin!r}")
+    with contextlib.suppress(UnknownKeyError):
+        note.signers_of(parsed, [VerifierKey.of(origin, log_key)])
     return checkpoint
 
 

@@ -188,6 +188,15 @@ def signers_of(note: Note, verifiers: Iterable[VerifierKey | str]) -> tuple[Veri
     return tuple(dict.fromkeys(signers))
 
 
+def is_signed_by(note: str | bytes, name: str, public_key: PublicKey) -> bool:
+    """Whether ``note`` names ``public_key`` under ``name`` as one that signed it; the signature is not checked.
+
+    Raises:
+        SignatureError: malformed.
+    """
+    return (name, _key_hash(name, public_key)) in {(each.name, each.key_hash) for each in parse(note).signatures}
+
+
 def open(note: str | bytes, verifiers: Iterable[VerifierKey | str]) -> str:
     """The text of ``note``, once one of ``verifiers`` is found to have signed it.
 

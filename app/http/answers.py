@@ -380,9 +380,20 @@ class KeyAnswer(_Answer):
     key_id: str
     algorithm: str
     public_key_pem: str
-    not_before: datetime
+    not_before: datetime | None
     not_after: datetime | None
     revoked_from_hlc: HlcText | None
+    node_id: str | None
+    signs_snapshots: bool
+    signs_checkpoints: bool
+    revocation_reason: str | None
+
+
+class RotationAnswer(_Answer):
+    """The key that signs now and the one whose place it took."""
+
+    key: KeyAnswer
+    previous: KeyAnswer
 
 
 class KeyList(_Answer):

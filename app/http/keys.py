@@ -1,33 +1,86 @@
-"""``GET /v1/keys``: public keys, for whoever wants to check signatures without us."""
+"""``/v1/keys``: public keys, for whoever wants to check signatures without us; rotating and revoking them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.http.answers import KeyList, json_answer
+from app.http.answers import KeyAnswer, KeyList, RotationAnswer, json_answer
+from app.http.body import read_json
 from app.http.fields import ReadableTenantId
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
-from app.parts import PartsDep
+from app.http.requests import REVOKE_REQUEST, ROTATE_REQUEST
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
+from app.parts import Parts, PartsDep, parts_of
+from app.published_keys import PublishedKey
 from app.store import chain_reads
 from app.store.reading import reading
+from ledger.hlc import Hlc
 
 router = APIRouter(route_class=StrictRoute, tags=["keys"])
 
 TENANTS_MAX = 1000
 """Most tenants whose log keys one answer lists; ask by ``tenant_id`` for others."""
+BODY_BYTES_MAX = 16 * 1024
+
+KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$")]
 
 
 @router.get("/v1/keys", responses={200: {"model": KeyList}, **PROBLEM_RESPONSE})
 async def list_keys(parts: PartsDep, tenant_id: Annotated[ReadableTenantId | None, Query()] = None) -> Response:
-    """Keys of snapshots; and of checkpoints, one a tenant's log, of one tenant or of all."""
+    """Keys of snapshots, when they count and where they sign; and of checkpoints, of one tenant's log or of all."""
+    published = await parts.key_changes.published()
     async with reading(parts.pool) as connection:
-        keys = await chain_reads.list_keys(connection)
         tenants = [tenant_id] if tenant_id else await chain_reads.first_tenants(connection, TENANTS_MAX)
+    ring = [item.key for item in published]
     return json_answer(
         {
-            "keys": [key._asdict() for key in keys],
-            "log_verifier_keys": [parts.log_verifier_key(tenant) for tenant in tenants],
+            "keys": [_answer(item) for item in published],
+            "log_verifier_keys": [text for tenant in tenants for text in parts.log_verifier_keys(tenant, ring)],
         }
     )
+
+
+@router.post(
+    "/v1/keys/rotate",
+    status_code=201,
+    responses={201: {"model": RotationAnswer}, **PROBLEM_RESPONSE},
+    openapi_extra={"requestBody": body_of(ROTATE_REQUEST)},
+)
+async def rotate_key(request: Request) -> Response:
+    """Let a new key of this node sign from now on. What the old one signed stays valid; it signs nothing later."""
+    parts = parts_of(request)
+    parts.check_writable()
+    wanted = await read_json(request, ROTATE_REQUEST, BODY_BYTES_MAX)
+    new_id, old_id = await parts.key_changes.rotate(wanted.get("new_key_uri"), log_key=wanted.get("log_key", False))
+    found = await _by_id(parts)
+    return json_answer({"key": found[new_id], "previous": found[old_id]}, 201)
+
+
+@router.post(
+    "/v1/keys/{key_id}/revoke",
+    responses={200: {"model": KeyAnswer}, **PROBLEM_RESPONSE},
+    openapi_extra={"requestBody": body_of(REVOKE_REQUEST)},
+)
+async def revoke_key(request: Request, key_id: KeyId) -> Response:
+    """Let nothing count that the key signed from an HLC on, now when none is given. A key in use is rotated first."""
+    parts = parts_of(request)
+    parts.check_writable()
+    wanted = await read_json(request, REVOKE_REQUEST, BODY_BYTES_MAX)
+    from_hlc = Hlc.parse(wanted["from_hlc"]) if "from_hlc" in wanted else None
+    await parts.key_changes.revoke(key_id, from_hlc, wanted.get("reason"))
+    return json_answer((await _by_id(parts))[key_id])
+
+
+async def _by_id(parts: Parts) -> dict[str, dict[str, Any]]:
+    return {item.key.key_id: _answer(item) for item in await parts.key_changes.published()}
+
+
+def _answer(item: PublishedKey) -> dict[str, Any]:
+    return {
+        **item.key.to_json(),
+        "node_id": item.node_id,
+        "signs_snapshots": item.signs_snapshots,
+        "signs_checkpoints": item.signs_checkpoints,
+        "revocation_reason": item.revocation_reason,
+    }

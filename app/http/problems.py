@@ -66,6 +66,7 @@ INVALID_REQUEST = ProblemType("invalid-request", 422, "The request is not valid"
 JOB_ENDED = ProblemType("job-ended", 409, "The job has ended")
 JOB_NOT_FOUND = ProblemType("job-not-found", 404, "There is no such job")
 MALFORMED_HTTP = ProblemType("malformed-http", 400, "That is not an HTTP request")
+KEY_CONFLICT = ProblemType("key-conflict", 409, "The key is in another state")
 METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", 405, "The method is not allowed here")
 NOT_FOUND = ProblemType("not-found", 404, "There is nothing here")
 NOT_READY = ProblemType("not-ready", 503, "The node is not ready")
@@ -96,6 +97,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.InvalidInputError: INVALID_REQUEST,
     errors.JobEndedError: JOB_ENDED,
     errors.JobNotFoundError: JOB_NOT_FOUND,
+    errors.KeyConflictError: KEY_CONFLICT,
     errors.NotFoundError: NOT_FOUND,
     errors.NotReadyError: NOT_READY,
     errors.PrivacyUnavailableError: PRIVACY_UNAVAILABLE,

@@ -153,6 +153,22 @@ class SnapshotRequest(TypedDict):
 
 
 @with_config(STRICT)
+class RotateRequest(TypedDict, total=False):
+    """Body of ``POST /v1/keys/rotate``."""
+
+    new_key_uri: Annotated[str, Field(min_length=1, max_length=2048)]
+    log_key: bool
+
+
+@with_config(STRICT)
+class RevokeRequest(TypedDict, total=False):
+    """Body of ``POST /v1/keys/{key_id}/revoke``."""
+
+    from_hlc: HlcText
+    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+@with_config(STRICT)
 class ExportRequest(TypedDict, total=False):
     """Body of ``POST /v1/bundles/export``."""
 
@@ -212,6 +228,8 @@ def _by_type(variants: list[Any]) -> TypeAdapter[Any]:
 JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(JobRequest)
 CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(CancelRequest)
 SNAPSHOT_REQUEST: TypeAdapter[Any] = TypeAdapter(SnapshotRequest)
+ROTATE_REQUEST: TypeAdapter[Any] = TypeAdapter(RotateRequest)
+REVOKE_REQUEST: TypeAdapter[Any] = TypeAdapter(RevokeRequest)
 EXPORT_REQUEST: TypeAdapter[Any] = TypeAdapter(ExportRequest)
 PRIVACY_REQUEST: TypeAdapter[Any] = TypeAdapter(PrivacyRequest)
 ERASURE_REQUEST: TypeAdapter[Any] = TypeAdapter(ErasureRequest)

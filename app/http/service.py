@@ -30,10 +30,13 @@ async def read_liveness() -> Response:
 
 @router.get("/readyz", responses={200: {"model": ReadyAnswer}, **PROBLEM_RESPONSE})
 async def read_readiness(parts: PartsDep) -> Response:
-    """Whether the node takes requests, check by check; 503 when one fails."""
+    """Whether the node takes requests, check by check; 503 when one fails. Without ``signing`` it still takes them."""
     found = await _checks(parts)
     checks = {name: {"ok": fault is None, "detail": fault} for name, fault in found.items()}
     faults = [f"{name}: {fault}" for name, fault in found.items() if fault is not None]
+    for name, check in parts.reported_checks.items():
+        fault = check()
+        checks[name] = {"ok": fault is None, "detail": fault}
     if faults:
         return problem_response(NOT_READY, "; ".join(faults), members={"checks": checks})
     return json_answer({"status": "ready", "checks": checks})

@@ -1,4 +1,4 @@
-"""SQL of reads about chains: heads, entries, trees and tiles, snapshots, keys."""
+"""SQL of reads about chains: heads, entries, trees and tiles, snapshots."""
 
 from __future__ import annotations
 
@@ -58,17 +58,6 @@ class SnapshotRow(NamedTuple):
     entry_count: int
     merkle_root: str
     created_at: datetime
-
-
-class KeyRow(NamedTuple):
-    """One public key and when it counts."""
-
-    key_id: str
-    algorithm: str
-    public_key_pem: str
-    not_before: datetime
-    not_after: datetime | None
-    revoked_from_hlc: str | None
 
 
 _HEAD = """
@@ -150,14 +139,6 @@ async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[Snaps
         tenant_id,
     )
     return (SnapshotRow(*list(row)[:-1]), row["dsse_envelope"]) if row else None
-
-
-async def list_keys(connection: Connection) -> list[KeyRow]:
-    """Every key that ever signed for this ledger, oldest first."""
-    rows = await connection.fetch(
-        f"SELECT {', '.join(KeyRow._fields)} FROM scheduler.signing_keys ORDER BY not_before, key_id"
-    )
-    return [KeyRow(*row) for row in rows]
 
 
 async def ping(connection: Connection) -> None:

@@ -248,6 +248,9 @@ signing_keys = Table(
     _time("not_after", nullable=True),
     _bytewise("revoked_from_hlc", nullable=True),
     _bytewise("node_id"),
+    Column("signs_snapshots", Boolean, nullable=False, server_default=text("false")),
+    Column("signs_checkpoints", Boolean, nullable=False, server_default=text("false")),
+    Column("revocation_reason", Text),
 )
 
 heartbeat = Table("heartbeat", metadata, _only("heartbeat"), _time("beat_at"), postgresql_with={"fillfactor": 50})

@@ -16,7 +16,8 @@ Invariants, per tenant::
     chained_seq >= tree_size >= signed_seq
     checkpoint beside the WAL <= tree_size
 
-It works behind the commit path: when signing fails, chaining goes on and the notary tries again.
+It works behind the commit path: when signing fails, chaining goes on and the notary tries again. When it is the signer
+of snapshots that fails, trees and checkpoints go on as well.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -42,13 +44,15 @@ from app.store.growth import Growth
 from app.store.notary import GrownTree, LinkRow
 from app.write.before_signing import checked_links, extended_tree, leaf_hashes_of, proved_root, tree_of_chain
 from app.write.checkpoints import CheckpointFolder
+from app.write.key_in_use import KeyInUse
 from ledger import merkle, tiles
-from ledger.errors import ChainBrokenError, LedgerError, SigningUnavailableError, StoredTreeError
+from ledger.errors import ChainBrokenError, LedgerError, SignerAwayError, SigningUnavailableError, StoredTreeError
+from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
 from ledger.snapshot import SnapshotClaim
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.key_file import FileSigner
+from signing.note import is_signed_by
 from signing.note import parse as parse_note
 from signing.snapshot import sign_snapshot
 
@@ -121,8 +125,7 @@ class Notary:
         node: Node,
         pool: asyncpg.Pool[asyncpg.Record],
         checkpoints: CheckpointFolder,
-        signer: FileSigner,
-        log_signer: FileSigner,
+        keys: KeyInUse,
         log_origin: str,
         batch_size: int,
         batch_interval_s: float,
@@ -133,8 +136,7 @@ class Notary:
         self._node = node
         self._pool = pool
         self._checkpoints = checkpoints
-        self._signer = signer
-        self._log_signer = log_signer
+        self._keys = keys
         self._log_origin = log_origin
         self._batch_size = batch_size
         self._batch_interval_s = batch_interval_s
@@ -146,6 +148,8 @@ class Notary:
         """Tenants whose tree is kept in memory, the one used last at the end."""
         self._recent_count = 0
         self._grown: set[str] = set()
+        self._unsigned: set[str] = set()
+        """Tenants whose snapshots wait for the signer to answer again."""
         self._retry_at_s: dict[str, float] = {}
         """When tenants whose rows were found broken are looked at again."""
         self._mending: asyncio.Task[None] | None = None
@@ -195,7 +199,10 @@ class Notary:
             overdue = self._overdue()
             due = self._take_due(overdue)
             failed = await self._follow_all(sorted(due))
-            signing = [name for name in due - failed if name in overdue or self._is_snapshot_due(self._tenants[name])]
+            signing = {name for name in due - failed if name in overdue or self._is_snapshot_due(self._tenants[name])}
+            signing, self._unsigned = signing | self._unsigned, set()
+            if not self._keys.may_try():
+                signing, self._unsigned = set(), signing
             await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(signing)))
             self._move_mark()
 
@@ -222,11 +229,36 @@ class Notary:
             tenant.unsigned_since_s = time.monotonic()
             self._grown.add(tenant_id)
         for tenant_id, tree_size in tree_sizes.items():
-            if tenant_id not in strangers and self._checkpoints.size(tenant_id) < tree_size:
-                tenant = self._tenant(tenant_id)
-                tenant.is_kept = False
-                tenant.head_seq = max(tenant.head_seq, tree_size)
-                self._grown.add(tenant_id)
+            if tenant_id not in strangers and not self._is_kept(tenant_id, tree_size):
+                self._sign_again(tenant_id, tree_size)
+
+    def _is_kept(self, tenant_id: str, tree_size: int) -> bool:
+        """Whether the checkpoint beside the WAL is of that size and by the key that signs now."""
+        kept = self._checkpoints.load(tenant_id)
+        return (
+            kept is not None
+            and self._checkpoints.size(tenant_id) >= tree_size
+            and is_signed_by(kept, self.origin(tenant_id), self._keys.log_signer.public_key)
+        )
+
+    def _sign_again(self, tenant_id: str, tree_size: int) -> None:
+        tenant = self._tenant(tenant_id)
+        tenant.is_kept = False
+        tenant.head_seq = max(tenant.head_seq, tree_size)
+        self._grown.add(tenant_id)
+
+    async def log_key_changed(self) -> None:
+        """Sign every tenant's checkpoint anew, soon; the earlier key may be revoked any time.
+
+        Raises:
+            DATABASE_FAULTS: the tenants cannot be listed.
+        """
+        async with self._pool.acquire() as connection:
+            tree_sizes = await store.tree_sizes(connection)
+        for tenant_id, tree_size in tree_sizes.items():
+            if is_readable_tenant(tenant_id):
+                self._sign_again(tenant_id, tree_size)
+        self._wake.set()
 
     def _take_due(self, overdue: set[str]) -> set[str]:
         """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again
@@ -342,6 +374,8 @@ class Notary:
                 log.error("chain_break_found", tenant_id=tenant_id, error=str(error))
             self._node.unsigned[tenant_id] = str(error)
             self._retry_at_s[tenant_id] = time.monotonic() + BROKEN_RETRY_S
+        elif isinstance(error, SignerAwayError):
+            self._unsigned.add(tenant_id)
         else:
             self._delayed((tenant_id,), error)
 
@@ -377,10 +411,12 @@ class Notary:
 
     @asynccontextmanager
     async def _signing(self, tenant: _Tenant) -> AsyncIterator[None]:
-        """The tenant's lock; after a failure nothing that was known of it is believed any more."""
+        """The tenant's lock; after a failure, unless it is the signer's, nothing that was known of it is believed."""
         async with tenant.lock:
             try:
                 yield
+            except SignerAwayError:
+                raise
             except BaseException:
                 tenant.tree = None
                 tenant.signed_seq = None
@@ -433,7 +469,7 @@ class Notary:
         return links
 
     def _overdue(self) -> set[str]:
-        if not self._sign_snapshots:
+        if not self._sign_snapshots or not self._keys.may_try():
             return set()
         oldest_s = time.monotonic() - self._batch_interval_s
         return {
@@ -499,9 +535,8 @@ class Notary:
         tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links])
         if not tree.size or not (links or not tenant.is_kept or not self._covers(stored.checkpoint, name, tree)):
             return GrownTree(name, tree, None)
-        return GrownTree(
-            name, tree, sign_checkpoint(Checkpoint(self.origin(name), tree.size, tree.root()), self._log_signer)
-        )
+        head = Checkpoint(self.origin(name), tree.size, tree.root())
+        return GrownTree(name, tree, sign_checkpoint(head, self._keys.log_signer))
 
     def _covers(self, note: str | None, tenant_id: str, tree: tiles.TileTree) -> bool:
         """Whether ``note`` is a checkpoint of just this tree, by whichever node's key."""
@@ -522,9 +557,10 @@ class Notary:
                 self.checkpoint_fault = f"checkpoints cannot be written beside the WAL: {error}"
                 raise
             self.checkpoint_fault = None
-        for name in unkept:
+        log_key = self._keys.log_signer.public_key
+        for name, note in unkept.items():
             self._tenants[name].unkept = None
-            self._tenants[name].is_kept = True
+            self._tenants[name].is_kept = is_signed_by(note, self.origin(name), log_key)
 
     def _trim_cache(self, used: Iterable[str]) -> None:
         """Keep the trees that were used last."""
@@ -589,6 +625,30 @@ class Notary:
 
     async def _sign_batch(self, connection: Connection, tenant_id: str, tenant: _Tenant) -> dict[str, object] | None:
         """Sign the next batch; None when another node was first."""
+        async with self._keys.signing() as signer:
+            claim = await self._claim(connection, tenant_id, tenant, signer.key_id)
+            envelope, digest = await self._keys.sign(partial(sign_snapshot, claim, signer))
+            row = (
+                tenant_id,
+                claim.from_seq,
+                claim.to_seq,
+                claim.snapshot_hlc,
+                claim.from_chain_link,
+                claim.to_chain_link,
+                claim.entry_count,
+                claim.merkle_root,
+                orjson.dumps(envelope).decode(),
+            )
+            async with connection.transaction():
+                await self._keys.check_window(connection, signer, Hlc.parse(claim.snapshot_hlc))
+                inserted = await store.insert_snapshot(connection, row)
+        if inserted is None:
+            return None
+        tenant.signed_seq, tenant.signed_digest = claim.to_seq, digest
+        return inserted
+
+    async def _claim(self, connection: Connection, tenant_id: str, tenant: _Tenant, key_id: str) -> SnapshotClaim:
+        """What the next batch's snapshot says."""
         assert tenant.tree is not None
         from_seq = (tenant.signed_seq or 0) + 1
         entry_count = min(self._batch_size, tenant.tree.size - from_seq + 1)
@@ -598,7 +658,7 @@ class Notary:
         leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
         last = links[-1]
         tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
-        claim = SnapshotClaim(
+        return SnapshotClaim(
             tenant_id=tenant_id,
             from_seq=from_seq,
             to_seq=last.seq,
@@ -611,26 +671,8 @@ class Notary:
             snapshot_hlc=last.t_hlc,
             previous_snapshot=tenant.signed_digest,
             node_id=self._node.node_id,
-            key_id=self._signer.key_id,
+            key_id=key_id,
         )
-        envelope, digest = sign_snapshot(claim, self._signer)
-        row = (
-            tenant_id,
-            from_seq,
-            last.seq,
-            last.t_hlc,
-            links[0].chain_link,
-            last.chain_link,
-            len(links),
-            claim.merkle_root,
-            orjson.dumps(envelope).decode(),
-        )
-        async with connection.transaction():
-            inserted = await store.insert_snapshot(connection, row)
-        if inserted is None:
-            return None
-        tenant.signed_seq, tenant.signed_digest = last.seq, digest
-        return inserted
 
 
 def _payload_digest(dsse_envelope: str) -> str | None:

@@ -3,7 +3,7 @@
 from app.store.migrate import run_sql_file
 
 revision = "0003"
-down_revision = "0001"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
 

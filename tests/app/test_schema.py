@@ -201,6 +201,7 @@ async def test_text_that_is_compared_or_hashed_sorts_bytewise(superuser: asyncpg
         "merkle_head.checkpoint",
         "signing_keys.algorithm",
         "signing_keys.public_key_pem",
+        "signing_keys.revocation_reason",
     }
 
 

@@ -1,0 +1,97 @@
+"""The keys of a ledger as a node trusts them: what the chain of ``_system`` says, no wider than the rows say it.
+
+A row of ``signing_keys`` whose key no entry introduced counts for nothing: whoever administers the database can write
+rows, but an entry stands in the chain for ever. A key the node signs with itself counts before its entry is chained.
+Where chain and row differ in an end or a revocation, the earlier one counts, and the log says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+import structlog
+
+from app.store import keys as store
+from app.store.keys import KeyRow
+from ledger.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow
+from ledger.errors import InvalidInputError
+from ledger.events import SYSTEM_TENANT
+from ledger.hlc import Hlc
+from ledger.verdict import Findings
+from signing.key_history import KeyEvent, keys_of
+from signing.public_key import PublicKey
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+_SEQ, _ACTION, _PREV = map(ENTRY_COLUMNS.index, ("seq", "action", "prev_chain_link"))
+_PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("payload", "origin"))
+
+log = structlog.get_logger()
+
+
+class PublishedKey(NamedTuple):
+    """A key and when it counts; on which node it signs or signed, None without a row; for what it signs now."""
+
+    key: PublicKey
+    node_id: str | None
+    signs_snapshots: bool
+    signs_checkpoints: bool
+    revocation_reason: str | None
+
+
+async def published_keys(connection: Connection, own: Sequence[PublicKey]) -> list[PublishedKey]:
+    """Every key that may be trusted, oldest first; ``own`` are those this node signs with."""
+    rows = {row.key_id: row for row in await store.list_rows(connection)}
+    events = await key_events(connection)
+    reasons = {str(facts.get("key_id")): str(facts["reason"]) for _, facts in events if facts.get("reason")}
+    chained = {key.key_id: key for key in own} | keys_of(events)
+    for row in rows.values():
+        if row.key_id not in chained:
+            log.error("published_key_not_trusted", key_id=row.key_id, reason="no entry of _system introduces it")
+    found = [_published(chained[row.key_id], row, reasons) for row in rows.values() if row.key_id in chained]
+    found += [_published(key, None, reasons) for key_id, key in chained.items() if key_id not in rows]
+    return found
+
+
+async def key_events(connection: Connection) -> list[KeyEvent]:
+    """What the chain of ``_system`` says of keys."""
+    return [event for event in map(_event, await store.list_entries(connection)) if event is not None]
+
+
+def _event(row: EntryRow) -> KeyEvent | None:
+    """Action and facts of an entry that holds together; its place in the chain is for verification to judge.
+
+    An imported entry speaks of the keys of another ledger.
+    """
+    if row[_ORIGIN] is not None:
+        return None
+    findings = Findings()
+    EntryChecker(SYSTEM_TENANT, findings, first_seq=row[_SEQ], prev_link=row[_PREV]).check([row])
+    if findings.first_break() is not None:
+        log.error("chain_break_found", tenant_id=SYSTEM_TENANT, seq=row[_SEQ], found_by="reading keys")
+        return None
+    facts = orjson.loads(row[_PAYLOAD])
+    return (row[_ACTION], facts) if isinstance(facts, dict) else None
+
+
+def _published(key: PublicKey, row: KeyRow | None, reasons: dict[str, str]) -> PublishedKey:
+    if row is None:
+        return PublishedKey(key, None, False, False, reasons.get(key.key_id))
+    reason = reasons.get(key.key_id, row.revocation_reason)
+    try:
+        revoked = Hlc.parse(row.revoked_from_hlc) if row.revoked_from_hlc else None
+        stored = PublicKey.of(
+            row.public_key_pem, not_before=row.not_before, not_after=row.not_after, revoked_from_hlc=revoked
+        )
+        if stored.key_id != key.key_id:
+            raise InvalidInputError(f"the row of key {key.key_id} holds key {stored.key_id}")
+        narrowed = key.narrowed(stored)
+    except InvalidInputError as error:
+        log.error("published_key_malformed", key_id=row.key_id, error=str(error))
+        return PublishedKey(key, row.node_id, row.signs_snapshots, row.signs_checkpoints, reason)
+    if (stored.not_after, stored.revoked_from_hlc) != (key.not_after, key.revoked_from_hlc):
+        log.warning("published_key_differs", key_id=key.key_id, row=stored.to_json(), chain=key.to_json())
+    return PublishedKey(narrowed, row.node_id, row.signs_snapshots, row.signs_checkpoints, reason)

@@ -1,0 +1,162 @@
+"""SQL about signing keys: the rows that publish them, and the entries of ``_system`` that say what holds."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from ledger.entry_check import ENTRY_COLUMNS, EntryRow
+from ledger.events import SYSTEM_TENANT
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+SUBJECT_PREFIX = "key:"
+"""What ``job_id`` of an entry about a key begins with; the key's id follows."""
+_AFTER_SUBJECTS = "key;"
+"""The first text, in the order of bytes, that no subject of a key comes after."""
+
+
+class KeyRow(NamedTuple):
+    """One published key. ``node_id`` signs, or signed, with it; the flags say for what it does now."""
+
+    key_id: str
+    algorithm: str
+    public_key_pem: str
+    not_before: datetime
+    not_after: datetime | None
+    revoked_from_hlc: str | None
+    node_id: str
+    signs_snapshots: bool
+    signs_checkpoints: bool
+    revocation_reason: str | None
+
+
+class KeyWindow(NamedTuple):
+    """When a published key counts, by its row."""
+
+    not_before: datetime
+    not_after: datetime | None
+    revoked_from_hlc: str | None
+
+
+async def publish(
+    connection: Connection, key_id: str, algorithm: str, public_key_pem: str, node_id: str, oldest_ms: int
+) -> None:
+    """Publish a key. It counts from the oldest entry that no snapshot covers yet, as it may have to sign that.
+
+    ``oldest_ms`` is the earliest HLC time that an entry still to be chained may have.
+    """
+    await connection.execute(
+        """
+        INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id)
+        SELECT $1, $2, $3, least(now(), to_timestamp(floor(least(min(l.hlc_physical), $5) / 1000.0))), $4
+          FROM scheduler.chain_heads h
+         CROSS JOIN LATERAL (
+               SELECT coalesce(max(s.to_seq), 0) AS signed_seq FROM scheduler.batch_snapshot s
+                WHERE s.tenant_id = h.tenant_id) s
+          JOIN scheduler.scheduler_log l ON l.tenant_id = h.tenant_id AND l.seq = s.signed_seq + 1
+            ON CONFLICT (key_id) DO NOTHING
+        """,
+        key_id,
+        algorithm,
+        public_key_pem,
+        node_id,
+        oldest_ms,
+    )
+
+
+async def name_in_use(connection: Connection, node_id: str, snapshots_key: str, checkpoints_key: str) -> None:
+    """Say with which keys the node signs now."""
+    await connection.execute(
+        """
+        UPDATE scheduler.signing_keys
+           SET signs_snapshots = (key_id = $2), signs_checkpoints = (key_id = $3), node_id = $1
+         WHERE (node_id = $1 OR key_id IN ($2, $3))
+           AND (signs_snapshots, signs_checkpoints) IS DISTINCT FROM (key_id = $2, key_id = $3)
+        """,
+        node_id,
+        snapshots_key,
+        checkpoints_key,
+    )
+
+
+async def retire(connection: Connection, key_id: str, not_after: datetime) -> None:
+    """End the key's window at ``not_after``, or where it ends already."""
+    await connection.execute(
+        "UPDATE scheduler.signing_keys SET not_after = least(not_after, $2) WHERE key_id = $1", key_id, not_after
+    )
+
+
+async def revoke(connection: Connection, key_id: str, from_hlc: str, reason: str | None) -> None:
+    """Write the revocation into the key's row."""
+    await connection.execute(
+        "UPDATE scheduler.signing_keys SET revoked_from_hlc = $2, revocation_reason = $3 WHERE key_id = $1",
+        key_id,
+        from_hlc,
+        reason,
+    )
+
+
+async def widen(connection: Connection, key_id: str, not_before: datetime) -> None:
+    """Let the key count from ``not_before`` on, when its window begins later."""
+    await connection.execute(
+        "UPDATE scheduler.signing_keys SET not_before = $2 WHERE key_id = $1 AND not_before > $2", key_id, not_before
+    )
+
+
+async def lock_window(connection: Connection, key_id: str) -> KeyWindow | None:
+    """When the key counts, which cannot change until the transaction ends; None when it is not published."""
+    row = await connection.fetchrow(
+        "SELECT not_before, not_after, revoked_from_hlc FROM scheduler.signing_keys WHERE key_id = $1 FOR SHARE",
+        key_id,
+    )
+    return KeyWindow(*row) if row else None
+
+
+async def list_rows(connection: Connection) -> list[KeyRow]:
+    """Every published key, oldest first."""
+    rows = await connection.fetch(
+        f"SELECT {', '.join(KeyRow._fields)} FROM scheduler.signing_keys ORDER BY not_before, key_id"
+    )
+    return [KeyRow(*row) for row in rows]
+
+
+async def list_entries(connection: Connection) -> list[EntryRow]:
+    """The entries of ``_system`` about keys, all ``ENTRY_COLUMNS``, in seq order."""
+    rows = await connection.fetch(
+        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
+        " WHERE tenant_id = $1 AND job_id >= $2 AND job_id < $3 ORDER BY seq",
+        SYSTEM_TENANT,
+        SUBJECT_PREFIX,
+        _AFTER_SUBJECTS,
+    )
+    return [tuple(row) for row in rows]
+
+
+async def published_key(connection: Connection, key_id: str) -> tuple[str, str] | None:
+    """Algorithm and PEM of the key as published, None when it is not."""
+    row = await connection.fetchrow(
+        "SELECT algorithm, public_key_pem FROM scheduler.signing_keys WHERE key_id = $1", key_id
+    )
+    return (row[0], row[1]) if row is not None else None
+
+
+async def oldest_entry_ms(connection: Connection) -> int | None:
+    """HLC time of the oldest first entry of any chain, None while there is none."""
+    oldest: int | None = await connection.fetchval(
+        "SELECT min(hlc_physical) FROM scheduler.scheduler_log WHERE seq = 1 AND hlc_physical >= 0"
+    )
+    return oldest
+
+
+async def highest_signed_ms(connection: Connection) -> int:
+    """Highest HLC time that any snapshot says it ends with, in ms; 0 without snapshots."""
+    highest: int = await connection.fetchval(
+        """
+        SELECT coalesce(max(CASE WHEN snapshot_hlc ~ '^[0-9]{1,15}:'
+                                 THEN split_part(snapshot_hlc, ':', 1)::bigint END), 0)
+          FROM scheduler.batch_snapshot
+        """
+    )
+    return highest

@@ -1,0 +1,181 @@
+"""Keys that stay where they are: HSMs, Vault and cloud key services, by the URIs of securesystemslib.
+
+    hsm:[KEYID][?label=TOKEN]                          PKCS #11; PYKCS11LIB names the library, signing.pin the PIN
+    hv:NAME[/VERSION]                                  HashiCorp Vault transit; VAULT_ADDR, VAULT_TOKEN
+    awskms:KEY                                         AWS KMS
+    gcpkms:projects/.../cryptoKeyVersions/N            Google Cloud KMS
+    azurekms://VAULT.vault.azure.net/keys/NAME[/...]   Azure Key Vault
+
+The public key is fetched once and kept by the caller; from then on the signer is only asked for signatures, and each
+is checked with that public key before it is handed on. So another key behind the same URI never signs unseen.
+Credentials come from where each client library looks for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
+from signing.public_key import PublicKey
+
+SCHEMES = ("awskms", "azurekms", "gcpkms", "hsm", "hv")
+
+TURN_WAIT_S = 10.0
+"""Longest that one signature waits for another one to be made."""
+
+_LOGIN_REFUSED = ("PinExpired", "PinIncorrect", "PinInvalid", "PinLenRange", "PinLocked")
+"""What PKCS #11 raises for a PIN that is wrong; a few of those in a row lock a token for good."""
+
+PinSource = Callable[[], str]
+"""Gives the PIN of an HSM; asked each time it is needed."""
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme of a key URI in lower case, empty for a path."""
+    scheme, colon, _ = uri.partition(":")
+    return scheme.lower() if colon and scheme.isalpha() else ""
+
+
+def is_remote(uri: str) -> bool:
+    """Whether the URI names a key outside of files."""
+    return scheme_of(uri) in SCHEMES
+
+
+class RemoteSigner:
+    """Signs through securesystemslib with the key at ``key_uri``, for one thread at a time: a token has one login."""
+
+    def __init__(self, key_uri: str, public_key: PublicKey, pin: PinSource) -> None:
+        self.key_uri = key_uri
+        self.public_key = public_key
+        self._pin = pin
+        self._backend: Any = None
+        self._has_failed = False
+        self._is_locked_out = False
+        self._turn = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"RemoteSigner({self.key_uri}, key_id={self.key_id}, algorithm={self.public_key.algorithm})"
+
+    @property
+    def key_id(self) -> str:
+        """Id of the key, as in ``PublicKey``."""
+        return self.public_key.key_id
+
+    def sign(self, message: bytes) -> bytes:
+        """Signature over ``message`` that the public key accepts. Blocks for as long as the signer takes.
+
+        Raises:
+            SigningUnavailableError: no answer, no login, or a signature by another key.
+        """
+        if not self._turn.acquire(timeout=TURN_WAIT_S):
+            raise SigningUnavailableError(f"the signer at {self.key_uri} still owes an earlier answer")
+        try:
+            return self._sign(message)
+        finally:
+            self._turn.release()
+
+    def _sign(self, message: bytes) -> bytes:
+        if self._is_locked_out:
+            raise SigningUnavailableError(
+                f"the token at {self.key_uri} refused the PIN and is not asked again, as it counts wrong ones; "
+                "set signing.pin right and start the node again"
+            )
+        try:
+            if self._backend is None:
+                self._backend = self._connect()
+            signature = bytes.fromhex(self._backend.sign(message).signature)
+        except Exception as error:
+            # Whatever a client library raises, a lost token or an expired login: the next call connects anew.
+            self._backend, self._has_failed = None, True
+            self._is_locked_out = type(error).__name__ in _LOGIN_REFUSED
+            raise _unavailable(self.key_uri, error) from error
+        if not self.public_key.made(signature, message):
+            self._backend = None
+            raise SigningUnavailableError(
+                f"what answers at {self.key_uri} signs with another key than {self.key_id}; "
+                "bring that key back, or take the new one with: tally keys rotate --new-key-uri"
+            )
+        return signature
+
+    def _connect(self) -> Any:
+        library = _library()
+        if self._has_failed and scheme_of(self.key_uri) == "hsm":
+            # A token that was away is not seen again by a PKCS #11 library that was loaded before.
+            importlib.import_module("pkcs11").lib(os.environ["PYKCS11LIB"]).reinitialize()
+        key = library.SSlibKey.from_crypto(self.public_key.material, keyid=self.key_id)
+        return library.Signer.from_priv_key_uri(self.key_uri, key, lambda _secret: self._pin())
+
+
+def fetch(uri: str, pin: PinSource) -> RemoteSigner:
+    """The signer that ``uri`` names, its public key just fetched. Blocks.
+
+    Raises:
+        ConfigurationError: the URI is malformed, its kind of signer is not installed, or the key is of another kind
+            than Ed25519 and ECDSA P-256.
+        SigningUnavailableError: the signer does not answer.
+    """
+    library = _library()
+    try:
+        pinned_uri, key = _import(library, uri, pin)
+    except (ConfigurationError, SigningUnavailableError):
+        raise
+    except importlib.import_module("securesystemslib.exceptions").UnsupportedLibraryError as error:
+        raise ConfigurationError(
+            f"signing.key_uri {uri}: {error}; install tallystick[kms], or securesystemslib with its extra of that name"
+        ) from error
+    except Exception as error:
+        raise _unavailable(uri, error) from error
+    try:
+        return RemoteSigner(pinned_uri, PublicKey.of(key.keyval["public"]) if _is_pem(key) else _raw(key), pin)
+    except InvalidInputError as error:
+        raise ConfigurationError(f"the key at {uri} cannot be used: {error}") from error
+
+
+def _import(library: ModuleType, uri: str, pin: PinSource) -> tuple[str, Any]:
+    parts = urlsplit(uri)
+    scheme, rest = scheme_of(uri), parts.path
+    if scheme == "hsm":
+        if rest and not rest.isdigit():
+            raise ConfigurationError(f"key URI {uri!r}: the key id of an HSM is a number, as in hsm:2?label=TOKEN")
+        label = dict(parse_qsl(parts.query)).get("label")
+        imported = library.HSMSigner.import_(int(rest) if rest else None, label, lambda _secret: pin())
+    elif scheme == "hv" and rest:
+        imported = library.VaultSigner.import_(rest.partition("/")[0])
+        if "/" in rest and imported[0] != uri:
+            raise ConfigurationError(f"key URI {uri!r} is not the newest version, which is {imported[0]}")
+    elif scheme == "awskms" and rest:
+        imported = library.AWSSigner.import_(rest)
+    elif scheme == "gcpkms" and rest:
+        imported = library.GCPSigner.import_(rest)
+    elif scheme == "azurekms" and parts.netloc and rest.startswith("/keys/"):
+        imported = library.AzureSigner.import_(parts.netloc.partition(".")[0], rest.split("/")[2])
+    else:
+        raise ConfigurationError(f"key URI {uri!r} is not supported; docs/formats/keys.md lists the kinds")
+    return imported[0], imported[1]
+
+
+def _library() -> ModuleType:
+    """securesystemslib, loaded when a key needs it: it is an extra."""
+    try:
+        return importlib.import_module("securesystemslib.signer")
+    except ImportError as error:
+        raise ConfigurationError("keys outside of files need securesystemslib; install tallystick[kms]") from error
+
+
+def _is_pem(key: Any) -> bool:
+    return str(key.keyval["public"]).startswith("-----BEGIN")
+
+
+def _raw(key: Any) -> PublicKey:
+    """An Ed25519 key, which securesystemslib holds as hex digits."""
+    return PublicKey.of_ed25519(bytes.fromhex(key.keyval["public"]))
+
+
+def _unavailable(uri: str, error: Exception) -> SigningUnavailableError:
+    return SigningUnavailableError(f"the signer at {uri} does not sign: {type(error).__name__}: {str(error)[:300]}")

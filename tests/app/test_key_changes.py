@@ -1,0 +1,454 @@
+"""Keys over time: rotated and revoked, whatever dies in between, and never believed without their entries."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app import node_keys
+from app.config import Settings
+from app.node_keys import Retired
+from app.service import Service
+from signing import key_file
+from signing.checkpoint import open_checkpoint
+from signing.keys import ECDSA_P256, Keyring
+from signing.snapshot import open_snapshot, sign_snapshot
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import GLOBAL, created
+
+Client = httpx.AsyncClient
+
+
+async def add_jobs(client: Client, count: int, tenant_id: str = "acme") -> None:
+    """Chain ``count`` entries."""
+    for _ in range(count):
+        answer = await client.post("/v1/jobs", json={"tenant_id": tenant_id, "durability": "GLOBAL"})
+        assert answer.status_code == 201, answer.text
+
+
+async def sign(client: Client, tenant_id: str = "acme") -> dict[str, Any]:
+    """The newest snapshot, once everything is signed; asked until the service can."""
+
+    async def signed() -> dict[str, Any] | None:
+        answer = await client.post("/v1/snapshots", json={"tenant_id": tenant_id})
+        return answer.json() if answer.status_code in (200, 201) else None
+
+    return await until(signed, "everything is signed")
+
+
+async def keys_of(client: Client) -> dict[str, dict[str, Any]]:
+    """What ``/v1/keys`` says, by key id."""
+    return {key["key_id"]: key for key in (await client.get("/v1/keys")).json()["keys"]}
+
+
+async def signing_key(client: Client) -> str:
+    """Id of the one key that signs snapshots now."""
+    (key_id,) = [key_id for key_id, key in (await keys_of(client)).items() if key["signs_snapshots"]]
+    return key_id
+
+
+async def rotate(client: Client, **body: Any) -> dict[str, Any]:
+    """Rotate; the answer."""
+    answer = await client.post("/v1/keys/rotate", json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def verdict_of(client: Client, tenant_id: str = "acme") -> dict[str, Any]:
+    """The service's verdict on the tenant."""
+    return (await client.get("/v1/chain/verify", params={"tenant_id": tenant_id})).json()
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    """Status and kind of a refusal."""
+    return answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]
+
+
+def signer_of(snapshot: dict[str, Any]) -> str:
+    """Id of the key that signed."""
+    return snapshot["dsse_envelope"]["signatures"][0]["keyid"]
+
+
+async def about_keys(chains: Chains) -> list[tuple[str, dict[str, Any]]]:
+    """Action and payload of every entry about a key."""
+    entries = await chains.sound("_system")
+    return [(entry["action"], json.loads(entry["payload"])) for entry in entries if entry["job_id"].startswith("key:")]
+
+
+async def test_after_a_rotation_the_new_key_signs_and_the_old_ones_snapshots_stay_valid(
+    client: Client, chains: Chains, make_settings: MakeSettings
+) -> None:
+    await add_jobs(client, 2)
+    first = await sign(client)
+    old = await signing_key(client)
+
+    answer = await rotate(client)
+    await add_jobs(client, 2)
+    second = await sign(client)
+
+    new = answer["key"]["key_id"]
+    assert (signer_of(first), signer_of(second)) == (old, new)
+    keyring = Keyring.from_json((await client.get("/v1/keys")).json())
+    for snapshot in (first, second):
+        assert open_snapshot(json.dumps(snapshot["dsse_envelope"]), keyring).verdict == "ok"
+    verdict = await verdict_of(client)
+    assert (verdict["valid"], verdict["verdicts"]["signatures"]) == (True, "ok")
+    ((_, added), (action, rotated)) = await about_keys(chains)
+    assert (added["key_id"], action) == (old, "KEY_ROTATED")
+    assert (rotated["key_id"], rotated["previous_key_id"]) == (new, old)
+    listed = await keys_of(client)
+    assert listed[old]["not_after"] == answer["previous"]["not_after"]
+    assert datetime.fromisoformat(listed[old]["not_after"]) == datetime.fromisoformat(rotated["not_after"])
+    assert [listed[key_id]["signs_snapshots"] for key_id in (old, new)] == [False, True]
+    files = [path for path in (make_settings().data_dir / "keys").iterdir() if key_file.load(str(path)).key_id == new]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600]
+
+
+async def test_what_a_rotated_key_signs_for_later_entries_does_not_verify(
+    client: Client, superuser: asyncpg.Connection, make_settings: MakeSettings
+) -> None:
+    await add_jobs(client, 2)
+    await sign(client)
+    thief = key_file.load(str(make_settings().data_dir / "keys" / "signing.pem"))
+    await rotate(client)
+    await add_jobs(client, 2)
+    forged_seq = await forge(superuser, client, thief)
+
+    verdict = await verdict_of(client)
+
+    assert (verdict["valid"], verdict["verdicts"]["signatures"]) == (False, "unknown_key")
+    assert (verdict["first_break"]["seq"], verdict["first_break"]["kind"]) == (forged_seq, "snapshot-signature")
+    assert "expired" in verdict["first_break"]["detail"]
+
+
+async def forge(superuser: asyncpg.Connection, client: Client, thief: key_file.FileSigner) -> int:
+    """Sign what is not signed yet as the service would, with the key of ``thief``; the last seq of it.
+
+    The claim is made by the service itself, whose own snapshot then gives way to the forged one.
+    """
+    real = await sign(client)
+    ring = Keyring.from_json((await client.get("/v1/keys")).json())
+    claim = open_snapshot(json.dumps(real["dsse_envelope"]), ring).claim
+    envelope, _ = sign_snapshot(claim._replace(key_id=thief.key_id), thief)
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        await superuser.execute(
+            "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE id = $1", real["id"], json.dumps(envelope)
+        )
+    return claim.to_seq
+
+
+async def test_a_restart_goes_on_with_the_rotated_key_and_from_the_checkpoint_of_the_old_one(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        await add_jobs(client, 2)
+        old_keys = (await client.get("/v1/keys")).json()
+        kept = await until(lambda: checkpoint_text(superuser), "a checkpoint is signed")
+        new = (await rotate(client))["key"]["key_id"]
+    (settings.data_dir / "keys" / "signing.pem").unlink()
+    async with run_server(settings) as client:
+        await add_jobs(client, 1)
+        assert signer_of(await sign(client)) == new == await signing_key(client)
+        keys = (await client.get("/v1/keys")).json()
+        verdict = await verdict_of(client)
+    assert (verdict["valid"], verdict["compared_with"]) == (True, "node")
+    assert open_checkpoint(kept, keys["log_verifier_keys"]) == open_checkpoint(kept, Keyring.from_json(old_keys))
+
+
+async def checkpoint_text(superuser: asyncpg.Connection) -> str | None:
+    """The stored checkpoint of acme."""
+    return await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
+
+
+async def test_checkpoints_of_quiet_tenants_are_signed_anew_by_a_new_key_so_that_the_old_one_can_be_revoked(
+    client: Client, superuser: asyncpg.Connection
+) -> None:
+    await add_jobs(client, 2)
+    before = await until(lambda: checkpoint_text(superuser), "a checkpoint is signed")
+    old = (await rotate(client))["previous"]["key_id"]
+
+    assert (await client.post(f"/v1/keys/{old}/revoke", json={"reason": "stolen"})).status_code == 200
+    after = await until(lambda: changed(superuser, before), "the checkpoint is signed anew")
+
+    ring = Keyring.from_json((await client.get("/v1/keys")).json())
+    assert open_checkpoint(after, ring).size == 2
+    with pytest.raises(Exception, match="none of the keys"):
+        open_checkpoint(before, ring)
+
+
+async def changed(superuser: asyncpg.Connection, before: str) -> str | None:
+    """The stored checkpoint once it is another one."""
+    text = await checkpoint_text(superuser)
+    return text if text != before else None
+
+
+# --- dying in between ---------------------------------------------------------------------------------
+
+
+async def test_a_rotation_that_died_before_it_was_kept_has_changed_nothing(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        await add_jobs(client, 1)
+        old = await signing_key(client)
+    new = key_file.generate(settings.data_dir / "keys" / "signing-1.pem")
+    await superuser.execute(
+        "INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id)"
+        " SELECT $1, $2, $3, now(), node_id FROM scheduler.signing_keys",
+        new.key_id,
+        new.algorithm,
+        new.public_key_pem,
+    )
+    async with run_server(settings) as client:
+        await add_jobs(client, 1)
+        assert signer_of(await sign(client)) == old
+        assert list(await keys_of(client)) == [old]
+
+
+@pytest.mark.parametrize("is_end_known", [True, False])
+async def test_a_rotation_that_died_once_it_was_kept_is_completed_by_the_next_start(
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains, *, is_end_known: bool
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        await add_jobs(client, 2)
+        old = signer_of(await sign(client))
+        await add_jobs(client, 1)
+    new = switch_keys(settings, end_ms=time.time_ns() // 1_000_000 if is_end_known else None)
+    async with run_server(settings) as client:
+        assert signer_of(await sign(client)) == new
+        await until(lambda: action_recorded(chains, "KEY_ROTATED"), "the rotation is recorded")
+        await add_jobs(client, 1)
+        await sign(client)
+        assert (await verdict_of(client))["valid"]
+        listed = await keys_of(client)
+    assert listed[old]["not_after"] is not None
+    assert [listed[key_id]["signs_snapshots"] for key_id in (old, new)] == [False, True]
+    async with run_server(settings) as client:
+        assert await signing_key(client) == new
+    assert [action for action, _ in await about_keys(chains)] == ["KEY_ADDED", "KEY_ROTATED"]
+
+
+def switch_keys(settings: Settings, end_ms: int | None) -> str:
+    """Leave the folder as a process does that dies after the third step of a rotation; id of the new key."""
+    (folder,) = [path.parent for path in settings.wal_dir.glob("*/keys")]
+    keys = node_keys.open_keys(folder, settings)
+    new = key_file.generate(settings.data_dir / "keys" / "signing-1.pem")
+    keys.retired = [Retired.by(new, keys.signer.key_id, end_ms)]
+    keys.signer = keys.log_signer = new
+    keys.signer_uri = keys.log_signer_uri = new.path.name
+    keys.store()
+    return new.key_id
+
+
+async def action_recorded(chains: Chains, action: str) -> bool:
+    """Whether an entry about a key has this action."""
+    return action in [each for each, _ in await about_keys(chains)]
+
+
+async def test_a_rotation_while_postgres_hangs_is_told_as_late_and_recorded_when_it_answers(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    async with run_server(make_settings(write={"timeout": "1s"})) as client:
+        await add_jobs(client, 1)
+        await until(chains.key_recorded, "the start is recorded")
+        async with superuser.transaction():
+            await superuser.execute("LOCK TABLE scheduler.scheduler_log IN SHARE MODE")
+            answer = await client.post("/v1/keys/rotate", json={})
+            assert problem(answer) == (503, "durability-timeout")
+        await until(lambda: action_recorded(chains, "KEY_ROTATED"), "the rotation is recorded")
+        await add_jobs(client, 1)
+        await sign(client)
+        assert (await verdict_of(client))["valid"]
+
+
+async def test_another_key_in_the_settings_is_a_rotation(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path, chains: Chains
+) -> None:
+    async with run_server() as client:
+        await add_jobs(client, 1)
+        old = signer_of(await sign(client))
+    new = key_file.generate(tmp_path / "other.pem", ECDSA_P256)
+    async with run_server(make_settings(signing={"key_uri": f"file:{new.path}"})) as client:
+        await add_jobs(client, 1)
+        assert signer_of(await sign(client)) == new.key_id
+        await until(lambda: action_recorded(chains, "KEY_ROTATED"), "the rotation is recorded")
+        assert (await keys_of(client))[old]["not_after"] is not None
+        assert (await verdict_of(client))["valid"]
+
+
+async def test_a_separate_log_key_is_rotated_by_itself(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    new = key_file.generate(tmp_path / "p256.pem", ECDSA_P256)
+    async with run_server(make_settings(signing={"key_uri": f"file:{new.path}"})) as client:
+        await add_jobs(client, 1)
+        log_key = next(key["key_id"] for key in (await keys_of(client)).values() if key["signs_checkpoints"])
+        await rotate(client)
+        assert (await keys_of(client))[log_key]["signs_checkpoints"]
+        answer = await rotate(client, log_key=True)
+        assert (answer["previous"]["key_id"], answer["key"]["signs_checkpoints"]) == (log_key, True)
+        await add_jobs(client, 1)
+        assert (await sign(client))["to_seq"] == 2
+
+
+async def test_a_damaged_file_of_keys_stops_the_start(run_node: RunNode, make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    async with run_node(settings):
+        (file,) = settings.wal_dir.glob("*/keys")
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(Exception, match="with what key this node signs, is damaged"):
+        async with run_node(settings):
+            pass
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+
+async def test_what_cannot_be_rotated_or_revoked_is_refused(client: Client, tmp_path: Path, chains: Chains) -> None:
+    await add_jobs(client, 1)
+    await until(chains.key_recorded, "the start is recorded")
+    own = await signing_key(client)
+    missing = {"new_key_uri": f"file:{tmp_path}/none.pem"}
+    assert problem(await client.post("/v1/keys/rotate", json=missing)) == (422, "invalid-request")
+    assert problem(await client.post("/v1/keys/rotate", json={"log_key": True})) == (422, "invalid-request")
+    assert problem(await client.post("/v1/keys/rotate", json={"new": 1})) == (422, "invalid-request")
+    assert problem(await client.post(f"/v1/keys/{'0' * 16}/revoke", json={})) == (404, "not-found")
+    assert problem(await client.post("/v1/keys/nobody/revoke", json={})) == (422, "invalid-request")
+    assert problem(await client.post(f"/v1/keys/{own}/revoke", json={})) == (409, "key-conflict")
+    old = (await rotate(client))["previous"]["key_id"]
+    again = {"new_key_uri": str(tmp_path / "node" / "keys" / "signing.pem")}
+    assert problem(await client.post("/v1/keys/rotate", json=again)) == (409, "key-conflict")
+    for body, expected in (
+        ({"from_hlc": "x"}, (422, "invalid-request")),
+        ({"from_hlc": "9999999999999:0:n"}, (400, "clock-skew")),
+        ({"from_hlc": "5000:0:n", "reason": "stolen"}, None),
+        ({"from_hlc": "5000:0:n"}, (409, "key-conflict")),
+        ({}, (409, "key-conflict")),
+        ({"from_hlc": "4000:0:n"}, None),
+    ):
+        answer = await client.post(f"/v1/keys/{old}/revoke", json=body)
+        assert (None if answer.status_code == 200 else problem(answer)) == expected, body
+    assert (await keys_of(client))[old]["revoked_from_hlc"] == "4000:0:n"
+    assert [action for action, _ in await about_keys(chains)] == [
+        "KEY_ADDED", "KEY_ROTATED", "KEY_REVOKED", "KEY_REVOKED"
+    ]  # fmt: skip
+
+
+async def test_a_revocation_names_snapshots_from_its_hlc_on_and_leaves_earlier_ones(client: Client) -> None:
+    snapshots = []
+    for _ in range(3):
+        await add_jobs(client, 2)
+        snapshots.append(await sign(client))
+    old = (await rotate(client))["previous"]["key_id"]
+    await add_jobs(client, 2)
+    snapshots.append(await sign(client))
+
+    answer = await client.post(f"/v1/keys/{old}/revoke", json={"from_hlc": snapshots[1]["snapshot_hlc"]})
+
+    assert answer.json()["revoked_from_hlc"] == snapshots[1]["snapshot_hlc"]
+    saved = Keyring.from_json((await client.get("/v1/keys")).json())
+    verdicts = [open_snapshot(json.dumps(each["dsse_envelope"]), saved).verdict for each in snapshots]
+    assert verdicts == ["ok", "unknown_key", "unknown_key", "ok"]
+    first = (await verdict_of(client))["first_break"]
+    assert (first["seq"], first["kind"], first["actual"]) == (snapshots[1]["to_seq"], "snapshot-signature", old)
+
+
+# --- what the database administrator cannot do --------------------------------------------------------
+
+
+async def test_a_key_that_stands_in_the_table_alone_is_not_trusted(
+    client: Client, superuser: asyncpg.Connection, tmp_path: Path
+) -> None:
+    await add_jobs(client, 2)
+    thief = key_file.generate(tmp_path / "thief.pem")
+    await superuser.execute(
+        "INSERT INTO scheduler.signing_keys VALUES ($1, $2, $3, now() - interval '1 day', NULL, NULL, 'node-x')",
+        thief.key_id,
+        thief.algorithm,
+        thief.public_key_pem,
+    )
+    await forge(superuser, client, thief)
+
+    assert thief.key_id not in await keys_of(client)
+    verdict = await verdict_of(client)
+    assert (verdict["verdicts"]["signatures"], verdict["first_break"]["kind"]) == ("unknown_key", "snapshot-signature")
+
+
+async def test_an_end_and_a_revocation_taken_out_of_the_table_hold_by_the_chain(
+    client: Client, superuser: asyncpg.Connection, make_settings: MakeSettings
+) -> None:
+    await add_jobs(client, 2)
+    await sign(client)
+    thief = key_file.load(str(make_settings().data_dir / "keys" / "signing.pem"))
+    await rotate(client)
+    await add_jobs(client, 2)
+    await forge(superuser, client, thief)
+    assert (await client.post(f"/v1/keys/{thief.key_id}/revoke", json={"from_hlc": "1:0:n"})).status_code == 200
+    await superuser.execute("UPDATE scheduler.signing_keys SET not_after = NULL, revoked_from_hlc = NULL")
+
+    listed = (await keys_of(client))[thief.key_id]
+    assert (listed["revoked_from_hlc"], listed["not_after"] is not None) == ("1:0:n", True)
+    assert (await verdict_of(client))["verdicts"]["signatures"] == "unknown_key"
+
+    await superuser.execute("DELETE FROM scheduler.signing_keys WHERE key_id = $1", thief.key_id)
+    assert (await keys_of(client))[thief.key_id]["revoked_from_hlc"] == "1:0:n"
+
+
+# --- several nodes ------------------------------------------------------------------------------------
+
+
+async def test_a_node_whose_key_another_one_revoked_chains_on_and_signs_again_once_it_has_another_key(
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_server(make_settings("one")) as one, run_server(make_settings("two")) as two:
+        await add_jobs(one, 2)
+        await sign(one)
+        (stolen,) = [
+            key["key_id"] for key in (await keys_of(two)).values() if key["node_id"] == (await node_id_of(one))
+        ]
+        answer = await two.post(f"/v1/keys/{stolen}/revoke", json={"reason": "node one was stolen"})
+        assert (answer.status_code, answer.json()["revocation_reason"]) == (200, "node one was stolen")
+
+        await add_jobs(one, 2)
+        refused = await one.post("/v1/snapshots", json={"tenant_id": "acme"})
+        assert problem(refused) == (503, "signing-unavailable")
+        ready = await one.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["signing"]["ok"]) == (200, False)
+        assert stolen in ready.json()["checks"]["signing"]["detail"]
+
+        await rotate(one)
+        await sign(one)
+        assert (await one.get("/readyz")).json()["checks"]["signing"]["ok"]
+        for client in (one, two):
+            assert (await verdict_of(client))["valid"]
+
+
+async def node_id_of(client: Client) -> str:
+    """The node's id."""
+    return (await client.get("/v1/node")).json()["node_id"]
+
+
+async def test_entries_from_before_the_key_are_signed_as_well(
+    service: Service, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    await service.submitter.submit_lines([created("acme", n) for n in range(3)], durability=GLOBAL, key=None)
+    await superuser.execute("UPDATE scheduler.signing_keys SET not_before = now() + interval '1 hour'")
+
+    await service.notary.sign_now("acme")
+
+    row = await superuser.fetchrow("SELECT dsse_envelope FROM scheduler.batch_snapshot WHERE tenant_id = 'acme'")
+    ring = Keyring(item.key for item in await service.key_changes.published())
+    assert open_snapshot(row["dsse_envelope"], ring).verdict == "ok"
