@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -30,6 +28,7 @@ from app.store.reading import reading
 from app.write.linking import DuplicateLineError
 from app.write.submit import Submitter
 from ledger.errors import (
+    ChainDamagedError,
     DatabaseUnavailableError,
     DurabilityTimeoutError,
     LedgerError,
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
     from app.store import Connection
     from app.store.reading import Pool
 
-RETRY_PAUSE_S = 1.0
+RETRY_PAUSE_S = 5.0
 """Pause before a start tries again to have the chains say what they must."""
 
-Value = TypeVar("Value")
+_NOT_NOW = (ChainDamagedError, DatabaseUnavailableError, DurabilityTimeoutError, WalFullError, *DATABASE_FAULTS)
 
 log = structlog.get_logger()
 
@@ -144,14 +143,31 @@ class PrivacyChanges:
         return Erased(list(record.facts["key_ids"]), await self._said(record), record.created_at)  # type: ignore[call-overload]
 
     async def finish(self) -> None:
-        """Have the chains say what earlier processes of this node left unsaid, trying until it is done."""
-        open_records = await _until_it_works(self._open_records)
-        for record in open_records:
-            await _until_it_works(partial(self._said, record))
+        """Have the chains say what earlier processes of this node left unsaid, trying until it is done.
 
-    async def _open_records(self) -> list[PrivacyRecord]:
-        async with reading(self._pool) as connection:
-            return await store.open_records(connection, self._node.node_id)
+        A chain that takes nothing now, as its rows are damaged, holds up no other.
+        """
+        while True:
+            if not await self._leaves_unsaid():
+                return
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _leaves_unsaid(self) -> bool:
+        """Try all that is unsaid once; whether something is left."""
+        try:
+            async with reading(self._pool) as connection:
+                open_records = await store.open_records(connection, self._node.node_id)
+        except _NOT_NOW as error:
+            log.warning("privacy_not_recorded_yet", error=str(error))
+            return True
+        left = False
+        for record in open_records:
+            try:
+                await self._said(record)
+            except _NOT_NOW as error:
+                log.warning("privacy_not_recorded_yet", tenant_id=record.tenant_id, error=str(error))
+                left = True
+        return left
 
     async def _note(
         self, connection: Connection, tenant_id: str, revision: int, action: SystemAction, facts: dict[str, object]
@@ -202,12 +218,3 @@ def _name_of(record: PrivacyRecord) -> str:
 
 def _unknown_subject(tenant_id: str) -> LedgerError:
     return SubjectNotFoundError(f"tenant {tenant_id} has no private fields of this subject")
-
-
-async def _until_it_works(work: Callable[[], Awaitable[Value]]) -> Value:
-    while True:
-        try:
-            return await work()
-        except (DatabaseUnavailableError, DurabilityTimeoutError, WalFullError, *DATABASE_FAULTS) as error:
-            log.warning("privacy_not_recorded_yet", error=str(error))
-        await asyncio.sleep(RETRY_PAUSE_S)

@@ -192,7 +192,35 @@ async def test_an_erasure_that_a_crash_cut_off_is_put_on_record_once(
     assert json.loads(entries[-1]["payload"])["key_ids"] == [key_id]
 
 
-async def _erase_and_die(pool: asyncpg.Pool, settings: Settings, node_id: str) -> str:
+async def test_a_damaged_chain_keeps_no_other_from_saying_what_was_erased(
+    run_server: RunServer, settings: Settings, pool: asyncpg.Pool, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    async with run_server(settings) as client:
+        for tenant in ("acme", "beta"):
+            await client.put(f"/v1/tenants/{tenant}/privacy", json={"fields": ["spec"]})
+            body = {"tenant_id": tenant, "spec": {"a": 1}, "subject": ALICE, "durability": "GLOBAL"}
+            assert (await client.post("/v1/jobs", json=body)).status_code == 201
+        node_id = (await client.get("/v1/node")).json()["node_id"]
+    for tenant in ("acme", "beta"):
+        await _erase_and_die(pool, settings, node_id, tenant)
+    await superuser.execute(
+        "INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,"
+        " action, link_version, prev_chain_link, chain_link, payload_digest, payload)"
+        " SELECT tenant_id, seq + 1, '1:0:x', 1, 0, 'x', job_id, action, 2, chain_link, 'x', 'x', '{}'"
+        " FROM scheduler.scheduler_log WHERE tenant_id = 'acme' ORDER BY seq DESC LIMIT 1"
+    )
+    async with run_server(settings) as client:
+
+        async def recorded() -> bool:
+            return bool((await chains.entries("beta"))[-1]["action"] == "SUBJECT_ERASED")
+
+        await until(recorded, "the sound chain says so")
+        assert problem(await erase(client, ALICE)) == (409, "chain-damaged")
+        assert (await client.get("/readyz")).json()["checks"]["writer"]["ok"] is True
+    assert "SUBJECT_ERASED" not in [entry["action"] for entry in await chains.entries("acme")]
+
+
+async def _erase_and_die(pool: asyncpg.Pool, settings: Settings, node_id: str, tenant_id: str = "acme") -> str:
     """What a process leaves that ends right after it has destroyed alice's key; returns the key's id."""
     keys = SubjectKeys(pool, settings.privacy_master_key_uri)
     async with pool.acquire() as connection, connection.transaction():
@@ -200,10 +228,10 @@ async def _erase_and_die(pool: asyncpg.Pool, settings: Settings, node_id: str) -
         assert state is not None
         keys.use(state)
         revision = await store.next_revision(connection)
-        (key_id,) = await store.destroy_keys(connection, "acme", keys.tag("acme", ALICE), revision)
+        (key_id,) = await store.destroy_keys(connection, tenant_id, keys.tag(tenant_id, ALICE), revision)
         now = await connection.fetchval("SELECT now()")
         facts: dict[str, object] = {"key_ids": [key_id], "id": "ab" * 16}
-        record = store.PrivacyRecord("acme", revision, "SUBJECT_ERASED", facts, None, now)
+        record = store.PrivacyRecord(tenant_id, revision, "SUBJECT_ERASED", facts, None, now)
         await store.add_record(connection, record, node_id)
     return key_id
 
