@@ -7,21 +7,35 @@ the row is not believed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from cryptography import x509
 
-from ledger.errors import SignatureError
+from ledger.errors import SignatureError, UnknownKeyError
 from ledger.tree_check import Anchor
 from signing import note as notes
 from signing.checkpoint import Checkpoint
 from signing.cosignature import WitnessKey, cosignatures_of
+from signing.keys import Keyring
 from signing.timestamp import IS_AVAILABLE, open_timestamp
 
 WITNESS, RFC_3161 = "witness", "rfc3161"
 
-OpenNote = Callable[[str], Checkpoint]
-"""The checkpoint in a note that this tenant's log signed; raises SignatureError for any other."""
+OpenNote = Callable[[str, datetime], Checkpoint]
+"""The checkpoint in a note that this tenant's log had signed by that time; raises SignatureError for any other."""
+
+
+def as_of(keyring: Keyring, time: datetime) -> Keyring:
+    """``keyring`` as it was at ``time``: what an outsider saw before a key was revoked still counts."""
+    time_ms = time.timestamp() * 1000
+    keys = [
+        replace(key, revoked_from_hlc=None)
+        if key.revoked_from_hlc is not None and time_ms < key.revoked_from_hlc.physical_ms
+        else key
+        for key in keyring
+    ]
+    return Keyring(keys, keyring.log_verifier_keys)
 
 
 def judge_cosignature(
@@ -33,8 +47,10 @@ def judge_cosignature(
     """
     name = witness.partition("+")[0]
     try:
-        checkpoint = open_note(note)
         (found,) = cosignatures_of(notes.parse(note), [each for each in witnesses if each.text() == witness])
+        checkpoint = open_note(note, found.time)
+    except UnknownKeyError as error:
+        return Anchor(WITNESS, name, rfc_3339(stated), size, b"", "not_checked", str(error))
     except (SignatureError, ValueError) as error:
         detail = f"the cosignature does not hold: {error}"
         return Anchor(WITNESS, name, rfc_3339(stated), size, b"", "invalid", detail)
@@ -57,8 +73,10 @@ def judge_timestamp(
     if not IS_AVAILABLE:
         return unjudged._replace(detail="the package rfc3161-client is not installed")
     try:
-        checkpoint = open_note(note)
         time = open_timestamp(response, note.encode(), roots)
+        checkpoint = open_note(note, time)
+    except UnknownKeyError as error:
+        return unjudged._replace(detail=str(error))
     except SignatureError as error:
         return unjudged._replace(status="invalid", detail=str(error))
     return Anchor(RFC_3161, authority, rfc_3339(time), checkpoint.size, checkpoint.root)

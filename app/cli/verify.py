@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from app.anchors import RFC_3161, WITNESS
+from app.anchors import RFC_3161, WITNESS, as_of
 from app.cli import verify_anchors
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Checkpoint, Json, Keys, Tenant, Url
@@ -116,7 +116,7 @@ def _verify_by_service(
             return with_checkpoint(verdict, "unknown_key")
         # What outsiders said: of this log, and under the kept checkpoint.
         anchors = verify_anchors.served(
-            client, tenant, outsiders, lambda note: open_checkpoint(note, ring, origin=now.origin)
+            client, tenant, outsiders, lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin)
         )
         anchors += verify_anchors.under(kept, outsiders.witnesses) if kept is not None else []
         verdict = _with_anchors(client, tenant, verdict, anchors, now, outsiders)

@@ -6,11 +6,13 @@ Signatures count only when made by keys the caller brought; keys that stand in t
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import asyncpg
 
+from app.anchors import as_of
 from app.cli.verify_anchors import Outsiders
 from app.read.anchors import newest_anchors
 from app.store.chain_reader import consistent_reader
@@ -93,7 +95,11 @@ async def _verify(
             if await reader.head() is None and await reader.last_entry() is None:
                 raise TenantNotFoundError(f"there is no tenant {tenant}")
             if keyring is not None and outsiders.are_any:
-                opener = partial(_open_note, tenant, keyring)
+                ring = keyring
+
+                def opener(text: str, time: datetime) -> tree_checkpoint.Checkpoint:
+                    return _open_note(tenant, as_of(ring, time), text)
+
                 judge = await newest_anchors(
                     connection, tenant, opener, outsiders.witnesses, lambda _authority: outsiders.roots
                 )

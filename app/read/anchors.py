@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from app.anchors import judge_cosignature, judge_timestamp
+from app.anchors import OpenNote, as_of, judge_cosignature, judge_timestamp
 from app.store import anchors as store
 from app.store.reading import reading
-from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     import asyncpg
@@ -57,7 +57,7 @@ class AnchorReader:
             judge = await newest_anchors(
                 connection,
                 tenant_id,
-                lambda note: open_checkpoint(note, keyring, origin=origin),
+                lambda note, time: open_checkpoint(note, as_of(keyring, time), origin=origin),
                 self._witnesses,
                 self._roots,
             )
@@ -67,7 +67,7 @@ class AnchorReader:
 async def newest_anchors(
     connection: Connection,
     tenant_id: str,
-    open_note: Callable[[str], Checkpoint],
+    open_note: OpenNote,
     witnesses: Sequence[WitnessKey],
     roots: RootsOf,
 ) -> Callable[[], list[Anchor]]:

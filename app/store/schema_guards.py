@@ -2,8 +2,8 @@
 
 The revision says which schema the migrations made; somebody with the right to may have taken a part of it away
 since. Asked of the catalogue: the tables with their columns and constraints, as ``app.store.tables`` declares them, the
-triggers that refuse changes on the log, each of its partitions and the snapshots, and that a commit waits for the
-disk.
+triggers that refuse changes on the log, each of its partitions, the snapshots and what outsiders said, and that a
+commit waits for the disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import CheckConstraint, PrimaryKeyConstraint, Table, UniqueConstraint
 from sqlalchemy.dialects import postgresql
 
-from app.store.tables import LOG_PARTITIONS, SCHEMA, batch_snapshot, metadata, scheduler_log
+from app.store.tables import (
+    LOG_PARTITIONS,
+    SCHEMA,
+    batch_snapshot,
+    checkpoint_cosignature,
+    checkpoint_timestamp,
+    metadata,
+    scheduler_log,
+)
 from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:
@@ -103,7 +111,8 @@ async def _trigger_faults(connection: Connection) -> list[str]:
     if len(partitions) != LOG_PARTITIONS:
         faults.append(f"{log} has {len(partitions)} partitions, not {LOG_PARTITIONS}")
     found = {tuple(row) for row in await connection.fetch(_TRIGGERS, SCHEMA)}
-    for table in (log, *sorted(partitions), batch_snapshot.name):
+    others = (batch_snapshot.name, checkpoint_cosignature.name, checkpoint_timestamp.name)
+    for table in (log, *sorted(partitions), *others):
         missing = [name for name in _GUARDS if (table, name) not in found]
         faults += [f"trigger {name} of {table} is missing or disabled" for name in missing]
     return faults

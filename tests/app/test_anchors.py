@@ -8,6 +8,7 @@ import sys
 import time
 from asyncio import create_subprocess_exec, subprocess
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,17 @@ async def test_what_does_not_hold_is_reported_and_never_trusted(
         ("rfc3161", "not_checked", 9),
         ("witness", "invalid", 9),
     ]
+
+
+async def test_what_was_stamped_before_a_key_was_revoked_still_counts(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    await write(client, 3)
+    (stamp, *_) = await until(lambda: stamped_to(client, 3), "the checkpoint is stamped")
+    seen_ms = int(datetime.fromisoformat(stamp["time"]).timestamp() * 1000)
+    for revoked_ms, status in ((seen_ms + 1, "ok"), (seen_ms, "not_checked")):
+        await superuser.execute("UPDATE scheduler.signing_keys SET revoked_from_hlc = $1", f"{revoked_ms}:0:node")
+        assert [each["status"] for each in (await verdict_of(client))["anchors"]] == [status]
 
 
 async def test_the_anchors_of_another_tenant_anchor_nothing(
