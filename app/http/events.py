@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from app.http.answers import BatchAnswer, json_answer
 from app.http.body import NDJSON_MEDIA_TYPE, read_body
 from app.http.fields import Level
-from app.http.members import check_unique
+from app.http.members import check_unique, is_unique
 from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
 from app.http.requests import EVENT_LINE, EVENT_TAGS
 from app.http.routing import IDEMPOTENCY_KEY_PARAMETER, PROBLEM_RESPONSE, SESSION_PARAMETER, StrictRoute
@@ -47,7 +47,7 @@ _BRACKETS_SAFE = 60
 """A line with fewer cannot be nested too deep."""
 _FLAT = bytes.maketrans(b"123456789E", b"000000000e")
 _SUSPECTS = (b"0" * 16, b"0e000", rb"\u0000", b"NaN", b"Infinity")
-"""What a line contains, its digits made 0, if it holds a value without canonical form (nesting aside)."""
+"""What a text contains, its digits made 0, if it holds a value without canonical form (nesting aside)."""
 
 _ANSWERED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -109,35 +109,56 @@ async def drafts_of(body: bytes, line_bytes_max: int) -> list[Draft]:
         if first:
             await asyncio.sleep(0)
         turn = lines[first : first + LINES_PER_TURN]
-        for number, line in enumerate(turn, first + 1):
-            drafts.append(_draft_of(line, number, line_bytes_max))
+        events = [_event_of(line, number, line_bytes_max) for number, line in enumerate(turn, first + 1)]
+        _check_text(turn, events, first + 1)
+        drafts += [draft_of(event, None, None) for event in events]
     return drafts
 
 
-def _draft_of(line: bytes, number: int, bytes_max: int) -> Draft:
+def _event_of(line: bytes, number: int, bytes_max: int) -> Any:
+    """The event of one line, of the right form; its text is still to be checked."""
     if len(line) > bytes_max:
         raise InvalidEventError(f"line {number} has {len(line)} bytes; {bytes_max} are allowed", number)
     try:
-        given = EVENT_LINE.validate_json(line)
-        check_unique(line, given)
-        if _is_suspect(line):
-            canonical.encode(given)
+        return EVENT_LINE.validate_json(line)
     except ValidationError as error:
         found = invalid(error, EVENT_TAGS)
         raise InvalidEventError(f"line {number}: {found}", number, found.path) from None
+
+
+def _check_text(lines: list[bytes], events: list[Any], first_number: int) -> None:
+    """What the parser lets pass: members given twice, values without canonical form.
+
+    The lines are looked at together, which finds nothing nearly always; only if it does, one by one.
+
+    Raises:
+        InvalidEventError: a line has such a thing.
+    """
+    text = b"\n".join(lines)
+    if is_unique(text, events) and not _is_suspect(text) and max(map(_brackets, lines)) <= _BRACKETS_SAFE:
+        return
+    for number, (line, event) in enumerate(zip(lines, events, strict=True), first_number):
+        _check_line(line, event, number)
+
+
+def _check_line(line: bytes, event: Any, number: int) -> None:
+    try:
+        check_unique(line, event)
+        if _is_suspect(line) or _brackets(line) > _BRACKETS_SAFE:
+            canonical.encode(event)
     except InvalidInputError as error:
         place = f"{dotted(error.path)}: " if error.path else ""
         raise InvalidEventError(f"line {number}: {place}{error}", number, error.path) from None
-    return draft_of(given, None, None)
 
 
-def _is_suspect(line: bytes) -> bool:
-    """Whether ``line`` may hold a value without canonical form; false for nearly every line, at little cost."""
-    flat = line.translate(_FLAT, b"+")
-    for suspect in _SUSPECTS:
-        if suspect in flat:
-            return True
-    return line.count(b"{") + line.count(b"[") > _BRACKETS_SAFE
+def _is_suspect(text: bytes) -> bool:
+    """Whether ``text`` may hold a value without canonical form, nesting aside; false nearly always, at little cost."""
+    flat = text.translate(_FLAT, b"+")
+    return any(suspect in flat for suspect in _SUSPECTS)
+
+
+def _brackets(line: bytes) -> int:
+    return line.count(b"{") + line.count(b"[")
 
 
 def _answer(receipt: BatchReceipt) -> Response:

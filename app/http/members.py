@@ -18,6 +18,15 @@ from ledger.errors import InvalidInputError
 _BACKSLASH = ord("\\")
 
 
+def is_unique(text: bytes, value: object) -> bool:
+    """Whether no object in ``text`` has two members of one name; also false when that cannot be told at little cost.
+
+    ``text`` may be several JSON texts, and ``value`` the list of what was parsed out of each: none has fewer colons
+    than its value has, so as many in all are as many in each.
+    """
+    return text.count(b":") == _colons(value) and not (_BACKSLASH in text and b"\\u003" in text)
+
+
 def check_unique(text: bytes, value: object) -> None:
     """Return if no object in the JSON ``text`` has two members of one name.
 
@@ -26,7 +35,7 @@ def check_unique(text: bytes, value: object) -> None:
     Raises:
         InvalidInputError: one has; ``path`` is the member's.
     """
-    if text.count(b":") == _colons(value) and not (_BACKSLASH in text and b"\\u003" in text):
+    if is_unique(text, value):
         return
     for path in _repeated(json.loads(text, object_pairs_hook=_Members), ()):
         raise InvalidInputError("there are two members of this name", path)
