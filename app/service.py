@@ -215,7 +215,7 @@ class Service:
         """Hand the recovered records on and start the tasks of the node."""
         for pending in self._started.recovered:
             pending.outcome = self._loop.create_future() if pending.idempotency else None
-            self.backlog.add(pending)
+            self.backlog.add((pending,))
             self.keyed.recover(pending)
             self.submitter.recover(pending)
         for tenant_id in self._started.damaged_trees:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from app.write.requests import ChainPosition
@@ -124,11 +124,11 @@ class Backlog:
         """Give back room that was reserved."""
         self._reserved -= entries
 
-    def add(self, pending: Pending) -> None:
-        """Queue ``pending``, whose LSN is above every queued one."""
-        assert not self._queue or pending.lsn > self._queue[-1].lsn
-        self._queue.append(pending)
-        self._bytes += len(pending.payload) + BYTES_AROUND_PAYLOAD
+    def add(self, events: Sequence[Pending]) -> None:
+        """Queue ``events``, whose LSNs rise and are above every queued one."""
+        assert not self._queue or events[0].lsn > self._queue[-1].lsn
+        self._queue.extend(events)
+        self._bytes += sum([len(pending.payload) for pending in events]) + len(events) * BYTES_AROUND_PAYLOAD
 
     def peek(self, committed_lsn: int, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
         """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""

@@ -68,7 +68,7 @@ class WalQueue(Protocol):
     @property
     def next_lsn(self) -> int: ...
     def check_room(self, records: int, record_bytes: int, reserved_bytes: int) -> None: ...
-    def append(self, hlc: Hlc, record_type: int, payload: bytes) -> int: ...
+    def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int: ...
 
 
 class JobLookup(Protocol):
@@ -355,7 +355,7 @@ class Submitter:
         try:
             self._check_bytes(room, len(payload))
             answered_early = draft.durability <= Durability.LOCAL
-            pending = self._enter(draft, fence_token, payload, key, answered_early)
+            (pending,) = self._enter(((draft, fence_token, payload, key),), answered_early)
         finally:
             self._backlog.release(room)
         if key is not None or not answered_early:
@@ -380,15 +380,16 @@ class Submitter:
                 payloads.append(self._payload(draft, fences, number))
             entering_bytes = self._check_bytes(room, sum(len(payload) for _, payload in payloads))
             self._entering_bytes += entering_bytes
-            for number, draft in enumerate(drafts):
-                if number in present:
-                    continue
-                if number % LINES_PER_TURN == LINES_PER_TURN - 1:
+            lines = [number for number in range(len(drafts)) if number not in present]
+            for first in range(0, len(lines), LINES_PER_TURN):
+                if first:
                     await asyncio.sleep(0)
-                line_key = None
-                if key is not None:
-                    line_key = record.IdempotencyKey(key.route, key.key, number, key.body_digest)
-                entered.append(self._enter(draft, *payloads[number], line_key, answered_early))
+                turn = lines[first : first + LINES_PER_TURN]
+                keys = [key and record.IdempotencyKey(key.route, key.key, number, key.body_digest) for number in turn]
+                events = [
+                    (drafts[number], *payloads[number], line_key) for number, line_key in zip(turn, keys, strict=True)
+                ]
+                entered += self._enter(events, answered_early)
         finally:
             self._backlog.release(room)
             self._entering_bytes -= entering_bytes
@@ -426,30 +427,46 @@ class Submitter:
         return fence_token, payload
 
     def _enter(
-        self, draft: Draft, fence_token: int, payload: bytes, key: record.IdempotencyKey | None, answered_early: bool
-    ) -> Pending:
-        """Draw HLC and LSN together and queue the record: WAL order is HLC order."""
-        tenant_id, job_id = draft.tenant_id, draft.job_id
-        if tenant_id not in self._tenants:
-            self._begin_tenant(tenant_id)
-        node = self._node
-        hlc = node.clock.tick(time.time_ns() // 1_000_000)
-        if job_id is None:
-            job_id = f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
-        if draft.seal is not None:
-            payload = _encoded(draft, fence_token, hlc.text())
-        event = draft.event
-        lsn = self._wal.append(
-            hlc, event.record_type, record.encode(record.EventRecord(tenant_id, job_id, payload, key))
-        )
-        pending = Pending(
-            lsn, node.epoch, hlc, event.record_type, tenant_id, job_id, payload, key, None, answered_early
-        )
-        self._backlog.add(pending)
-        self._jobs.learn(tenant_id, job_id, fence_token, event.name in _ENDS)
+        self, events: Sequence[tuple[Draft, int, bytes, record.IdempotencyKey | None]], answered_early: bool
+    ) -> list[Pending]:
+        """Draw HLC and LSN together and queue the records: WAL order is HLC order.
+
+        Each event is a draft with its fence token, canonical payload and key. All are queued, or none.
+        """
+        node, tick, wall_ms = self._node, self._node.clock.tick, time.time_ns() // 1_000_000
+        epoch, lsn = node.epoch, self._wal.next_lsn
+        entered: list[Pending] = []
+        queued: list[Pending] = []
+        records: list[tuple[Hlc, int, bytes]] = []
+        begun: set[str] = set()
+        for draft, fence_token, payload, key in events:
+            tenant_id, job_id, event = draft[:3]
+            if tenant_id not in self._tenants and tenant_id not in begun:
+                begun.add(tenant_id)
+                facts: dict[str, object] = {"tenant_id": tenant_id}
+                beginning = self._system_event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", facts, lsn)
+                queued.append(beginning)
+                records.append(_record_of(beginning))
+                lsn += 1
+            hlc = tick(wall_ms)
+            if job_id is None:
+                job_id = f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
+            if draft.seal is not None:
+                payload = _encoded(draft, fence_token, hlc.text())
+            pending = Pending(lsn, epoch, hlc, event.record_type, tenant_id, job_id, payload, key, None, answered_early)
+            entered.append(pending)
+            queued.append(pending)
+            records.append(_record_of(pending))
+            lsn += 1
+        first_lsn = self._wal.append_all(records)
+        assert first_lsn == queued[0].lsn
+        self._backlog.add(queued)
+        self._tenants |= begun
+        for pending, (draft, fence_token, _, _) in zip(entered, events, strict=True):
+            self._jobs.learn(pending.tenant_id, pending.job_id, fence_token, draft.event.name in _ENDS)
         if self._watched is None:
-            self._watched = (lsn, time.perf_counter())
-        return pending
+            self._watched = (entered[-1].lsn, time.perf_counter())
+        return entered
 
     def _begin_tenant(self, tenant_id: str) -> None:
         if tenant_id not in self._tenants:
@@ -464,13 +481,23 @@ class Submitter:
         tenant_id: str = SYSTEM_TENANT,
         key: record.IdempotencyKey | None = None,
     ) -> Pending:
-        payload = canonical.encode({"type": action.value, **facts})
-        record_type = _TYPE_OF_ACTION[action]
-        hlc = self._node.clock.tick(time.time_ns() // 1_000_000)
-        lsn = self._wal.append(hlc, record_type, record.encode(record.EventRecord(tenant_id, subject, payload, key)))
-        pending = Pending(lsn, self._node.epoch, hlc, record_type, tenant_id, subject, payload, key, None)
-        self._backlog.add(pending)
+        pending = self._system_event(action, subject, facts, self._wal.next_lsn, tenant_id, key)
+        self._wal.append_all((_record_of(pending),))
+        self._backlog.add((pending,))
         return pending
+
+    def _system_event(
+        self,
+        action: SystemAction,
+        subject: str,
+        facts: dict[str, object],
+        lsn: int,
+        tenant_id: str = SYSTEM_TENANT,
+        key: record.IdempotencyKey | None = None,
+    ) -> Pending:
+        payload = canonical.encode({"type": action.value, **facts})
+        hlc = self._node.clock.tick(time.time_ns() // 1_000_000)
+        return Pending(lsn, self._node.epoch, hlc, _TYPE_OF_ACTION[action], tenant_id, subject, payload, key, None)
 
     # --- waiting and answering --------------------------------------------------------------------
 
@@ -589,6 +616,12 @@ def _encoded(draft: Draft, fence_token: int, hlc: str) -> bytes:
     """The canonical payload; what is private in it is sealed for an event of this HLC."""
     fields = draft.fields if draft.seal is None else draft.seal.seal(draft.fields, hlc)
     return canonical.encode({"type": draft.event.name, "fence_token": fence_token, **fields})
+
+
+def _record_of(pending: Pending) -> tuple[Hlc, int, bytes]:
+    """The event as the WAL takes it."""
+    event = record.EventRecord(pending.tenant_id, pending.job_id, pending.payload, pending.idempotency)
+    return pending.hlc, pending.record_type, record.encode(event)
 
 
 def fence_token_of(payload: bytes | str) -> int:
