@@ -20,7 +20,8 @@ from app.http.requests import JOB_REQUEST
 from app.http.routing import LeanRoute
 from app.http.writing import receipt_answer
 from app.store.chaining import LOG_COLUMNS
-from app.write.requests import ChainPosition, Receipt
+from app.store.growth import Place
+from app.write.requests import Receipt
 from benchmarks.serving import application, serve
 from ledger import canonical
 from ledger.chain import LINK_VERSION, link
@@ -93,7 +94,7 @@ class NaiveLedger:
             requested=Durability.GLOBAL,
             achieved=Durability.GLOBAL,
             survives=("process",),
-            chain=ChainPosition(seq, chain_link, prev),
+            chain=Place(seq, chain_link, prev),
             replayed=False,
         )
 

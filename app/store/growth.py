@@ -50,6 +50,19 @@ class Growth:
         return [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in self.links.items()]
 
 
+class _End:
+    """The end of one chain while it grows."""
+
+    __slots__ = ("chain_link", "link", "linker", "links", "seq")
+
+    def __init__(self, head: ChainHead, linker: Linker) -> None:
+        self.seq = head.seq
+        self.chain_link = head.chain_link
+        self.link = bytes.fromhex(head.chain_link or "")
+        self.linker = linker
+        self.links: list[LinkRow] | None = None
+
+
 class Grower:
     """Appends entries to ``growth``, onto ``heads``.
 
@@ -65,39 +78,38 @@ class Grower:
     ) -> None:
         self._growth = growth
         self._stored = job_states
-        self._linkers = linkers
-        self._ends = {tenant: (head.seq, bytes.fromhex(head.chain_link or "")) for tenant, head in heads.items()}
+        self._ends = {
+            tenant: _End(head, linkers.get(tenant) or linkers.setdefault(tenant, Linker(tenant)))
+            for tenant, head in heads.items()
+        }
 
     def append(
         self, tenant_id: str, hlc: Hlc, job_id: str, action: str, payload: bytes, origin: str | None = None
     ) -> Place:
         """Chain one entry, link version 2."""
-        seq, prev_link = self._ends[tenant_id]
-        seq += 1
+        end = self._ends[tenant_id]
         t_hlc = hlc.text()
         digest = hashlib.sha256(payload)
-        linker = self._linkers.get(tenant_id)
-        if linker is None:
-            linker = self._linkers[tenant_id] = Linker(tenant_id)
         source = b"" if origin is None else origin.encode()
-        link = linker.link(seq, t_hlc, job_id, action, prev_link, digest.digest(), source)
-        self._ends[tenant_id] = (seq, link)
-        place = Place(seq, link.hex(), prev_link.hex() or None)
-        self._add(tenant_id, hlc, t_hlc, job_id, action, LINK_VERSION, place, digest.hexdigest(), payload, origin)
+        link = end.linker.link(end.seq + 1, t_hlc, job_id, action, end.link, digest.digest(), source)
+        place = Place(end.seq + 1, link.hex(), end.chain_link)
+        self._add(end, tenant_id, hlc, t_hlc, job_id, action, LINK_VERSION, place, digest.hexdigest(), payload, origin)
+        end.link = link
         return place
 
     def keep(
         self, tenant_id: str, hlc: Hlc, job_id: str, action: str, version: int, place: Place, payload: bytes
     ) -> None:
         """Take over an entry of an older link version as it is, where it stood; its link MUST have been verified."""
-        seq, prev_link = self._ends[tenant_id]
-        assert (place.seq, place.prev_chain_link) == (seq + 1, prev_link.hex() or None)
-        self._ends[tenant_id] = (place.seq, bytes.fromhex(place.chain_link))
+        end = self._ends[tenant_id]
+        assert (place.seq, place.prev_chain_link) == (end.seq + 1, end.chain_link)
         digest = hashlib.sha256(payload).hexdigest()
-        self._add(tenant_id, hlc, hlc.text(), job_id, action, version, place, digest, payload, None)
+        self._add(end, tenant_id, hlc, hlc.text(), job_id, action, version, place, digest, payload, None)
+        end.link = bytes.fromhex(place.chain_link)
 
     def _add(
         self,
+        end: _End,
         tenant_id: str,
         hlc: Hlc,
         t_hlc: str,
@@ -110,13 +122,14 @@ class Grower:
         origin: str | None,
     ) -> None:
         growth = self._growth
-        seq, link, prev = place
-        columns = (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, link, digest, payload.decode(), origin)
-        growth.log_rows.append(columns)
-        links = growth.links.get(tenant_id)
-        if links is None:
-            links = growth.links[tenant_id] = []
-        links.append(LinkRow(seq, t_hlc, link))
+        seq, chain_link, prev = place
+        growth.log_rows.append(
+            (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, chain_link, digest, payload.decode(), origin)
+        )
+        end.seq, end.chain_link = seq, chain_link
+        if end.links is None:
+            end.links = growth.links.setdefault(tenant_id, [])
+        end.links.append(LinkRow(seq, t_hlc, chain_link))
         value = orjson.loads(payload)
         fact = jobs.fact_of(action, value if isinstance(value, dict) else {}, hlc, digest, job_id, seq)
         if fact is not None:

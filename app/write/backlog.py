@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from app.write.requests import ChainPosition
+from app.store.growth import Place
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
 from ledger.record import IdempotencyKey
@@ -55,7 +55,7 @@ class Pending:
         job_id: str,
         payload: bytes,
         idempotency: IdempotencyKey | None,
-        outcome: asyncio.Future[ChainPosition] | None,
+        outcome: asyncio.Future[Place] | None,
         answered_early: bool = True,
     ) -> None:
         self.lsn = lsn

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import structlog
 
 from app.store.chaining import ChainHead
-from app.store.growth import Grower, Growth
+from app.store.growth import Grower, Growth, Place
 from app.store.standing import Standing, place_of
 from app.write.backlog import Pending
-from app.write.requests import ChainPosition, RequestName
+from app.write.requests import RequestName
 from ledger import canonical, jobs
 from ledger.chain import Linker
 from ledger.conflict import Event, conflict_hlc, conflict_payload
@@ -42,7 +42,7 @@ class LinkedBatch(Growth):
 
     idempotency_rows: list[tuple[str, int, str, int, bytes, int, int, int]] = field(default_factory=list)
     """(tenant, route, key, line, body digest, seq, epoch, LSN) of each keyed line."""
-    outcomes: list[ChainPosition | LedgerError] = field(default_factory=list)
+    outcomes: list[Place | LedgerError] = field(default_factory=list)
     is_returning: bool = False
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
     refused_jobs: list[tuple[str, str]] = field(default_factory=list)
@@ -145,9 +145,9 @@ def link_batch(
                     action = SystemAction.CONFLICT.value
                     payload = conflict_payload(event, pending.payload.decode(), kept_digest)
         if stands is not None:
-            place = ChainPosition(*stands[:3])
+            place = Place(*stands[:3])
         else:
-            place = ChainPosition(*grower.append(tenant_id, hlc, job_id, action, payload))
+            place = grower.append(tenant_id, hlc, job_id, action, payload)
             if why is not None:
                 linked.refused_jobs.append((tenant_id, pending.job_id))
             if "sqlstate" in (why or ()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from app.store.growth import Place
 from ledger.events import Durability, EventType
 
 
@@ -49,14 +50,6 @@ RequestName = tuple[str, int, str]
 """(tenant, route, key): what a keyed request is known by; one with lines of several tenants has several names."""
 
 
-class ChainPosition(NamedTuple):
-    """Where an event stands in its tenant's chain. Links are lowercase hex."""
-
-    seq: int
-    chain_link: str
-    prev_chain_link: str | None
-
-
 class Receipt(NamedTuple):
     """The outcome of one submitted event.
 
@@ -74,7 +67,7 @@ class Receipt(NamedTuple):
     requested: Durability
     achieved: Durability
     survives: tuple[str, ...]
-    chain: ChainPosition | None
+    chain: Place | None
     replayed: bool
 
 

@@ -26,14 +26,14 @@ from typing import Protocol
 import orjson
 
 from app.node import Node, expire
-from app.store.growth import Growth
+from app.store.growth import Growth, Place
 from app.store.idempotency import ChainedLine
 from app.write.backlog import BYTES_AROUND_PAYLOAD, Backlog, Pending
 from app.write.job_index import JobIndex
 from app.write.keyed import KeyedRequests
 from app.write.linking import DuplicateLineError, LinkedBatch, event_refused, tenant_begun_by
 from app.write.quarantine import Quarantine
-from app.write.requests import BatchReceipt, ChainPosition, Draft, Receipt, RequestKey
+from app.write.requests import BatchReceipt, Draft, Receipt, RequestKey
 from ledger import canonical, jobs, record
 from ledger.errors import (
     DurabilityTimeoutError,
@@ -249,7 +249,7 @@ class Submitter:
         queued_s, self._watched = self._watched[1], None
         return time.perf_counter() - queued_s
 
-    async def record_system(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
+    async def record_system(self, action: SystemAction, subject: str, facts: dict[str, object]) -> Place:
         """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
 
         Raises:
@@ -281,7 +281,7 @@ class Submitter:
 
     async def record_once(
         self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]
-    ) -> ChainPosition:
+    ) -> Place:
         """Write the entry about ``name`` that the tenant's chain has once, whichever nodes try, and wait for it.
 
         Raises:
@@ -502,8 +502,8 @@ class Submitter:
     # --- waiting and answering --------------------------------------------------------------------
 
     async def _wait(
-        self, lsn: int, level: Durability, pending: Pending | None, outcome: asyncio.Future[ChainPosition] | None = None
-    ) -> ChainPosition | None:
+        self, lsn: int, level: Durability, pending: Pending | None, outcome: asyncio.Future[Place] | None = None
+    ) -> Place | None:
         """Wait until ``lsn`` has reached ``level``; the chain position when its ``outcome`` was waited for.
 
         ``pending`` is the event that a timeout names.
@@ -530,7 +530,7 @@ class Submitter:
                 achieved=achieved,
             ) from None
 
-    async def _outcome(self, outcome: asyncio.Future[ChainPosition], *, shared: bool) -> ChainPosition:
+    async def _outcome(self, outcome: asyncio.Future[Place], *, shared: bool) -> Place:
         """The outcome within ``write.timeout``; a shared one, which others of the same key await, outlives that."""
         message = f"not chained within {self._write_timeout_s:g} s"
         if shared:
@@ -567,7 +567,7 @@ class Submitter:
         if line.action == SystemAction.REFUSED:
             raise _refused(line)
         level = draft.durability
-        chain = ChainPosition(line.seq, line.chain_link, line.prev_chain_link)
+        chain = Place(line.seq, line.chain_link, line.prev_chain_link)
         return Receipt(
             job_id=line.job_id,
             tenant_id=line.tenant_id,
