@@ -85,11 +85,14 @@ class _Tenant:
     """What the notary knows of one tenant between its turns."""
 
     __slots__ = (
+        "first_leaf_seq",
         "head_seq",
         "is_kept",
         "is_tree_damaged",
+        "leaves",
         "lock",
         "recent",
+        "roots",
         "signed_digest",
         "signed_seq",
         "tree",
@@ -104,6 +107,11 @@ class _Tenant:
         self.recent: list[LinkRow] = []
         """Newest links that this node chained, without a gap."""
         self.tree: tiles.TileTree | None = None
+        self.leaves: list[bytes] = []
+        """Leaf hashes of remembered links as they went into ``tree``, without a gap, up to its end."""
+        self.first_leaf_seq = 1
+        self.roots: dict[int, bytes] = {}
+        """Roots that ``tree`` had where a snapshot may end, by size."""
         self.signed_seq: int | None = None
         self.signed_digest: str | None = None
         """SHA-256 of the newest snapshot's DSSE payload."""
@@ -114,6 +122,21 @@ class _Tenant:
         self.is_tree_damaged = False
         """Whether the stored tree is known not to be that of the chain, and is to be made again."""
         self.unsigned_since_s: float | None = None
+
+    def leaves_of(self, from_seq: int, to_seq: int) -> list[bytes]:
+        """Leaf hashes of these entries, as far as they are remembered."""
+        if from_seq < self.first_leaf_seq:
+            return []
+        return self.leaves[from_seq - self.first_leaf_seq : to_seq - self.first_leaf_seq + 1]
+
+    def forget_leaves(self, upto_seq: int | None = None) -> None:
+        """Drop leaf hashes and roots up to ``upto_seq``, or all."""
+        if upto_seq is None:
+            self.leaves, self.roots = [], {}
+        elif upto_seq >= self.first_leaf_seq:
+            self.leaves = self.leaves[upto_seq - self.first_leaf_seq + 1 :]
+            self.first_leaf_seq = upto_seq + 1
+            self.roots = {size: root for size, root in self.roots.items() if size > upto_seq}
 
 
 class Notary:
@@ -441,6 +464,7 @@ class Notary:
     def _forget(self, tenant: _Tenant) -> None:
         self._recent_count -= len(tenant.recent)
         tenant.recent = []
+        tenant.forget_leaves()
 
     def _forget_signed(self, tenant: _Tenant) -> None:
         """Drop kept links that are in the tree and in a snapshot."""
@@ -449,6 +473,7 @@ class Notary:
             kept = tenant.recent[done_seq - tenant.recent[0].seq + 1 :]
             self._recent_count -= len(tenant.recent) - len(kept)
             tenant.recent = kept
+        tenant.forget_leaves(done_seq)
 
     def _remembered(self, tenant: _Tenant, from_seq: int, limit: int) -> list[LinkRow]:
         """Links from ``from_seq`` on as this node chained them, none when it does not know any more."""
@@ -531,8 +556,9 @@ class Notary:
         name, tree = stored.tenant_id, tenant.tree
         if tree is None or tree.size != stored.tree_size:
             tree = await extended_tree(connection, stored, self._checkpoints.load(name))
+            tenant.forget_leaves()
         links = await self._links_to_follow(connection, name, tenant, tree.size)
-        tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links])
+        self._append(tenant, tree, links)
         if not tree.size or not (links or not tenant.is_kept or not self._covers(stored.checkpoint, name, tree)):
             return GrownTree(name, tree, None)
         head = Checkpoint(self.origin(name), tree.size, tree.root())
@@ -546,6 +572,23 @@ class Notary:
             return checkpoint.parse(parse_note(note).text) == Checkpoint(self.origin(tenant_id), tree.size, tree.root())
         except LedgerError:
             return False
+
+    def _append(self, tenant: _Tenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
+        """Append ``links``; of those that this node chained, the snapshots will need leaf hashes and roots again."""
+        leaves = [merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links]
+        if links and not self._remembered(tenant, links[0].seq, 1):
+            tenant.forget_leaves()
+            tree.append_leaf_hashes(leaves)
+            return
+        if not tenant.leaves:
+            tenant.first_leaf_seq = tree.size + 1
+        tenant.leaves += leaves
+        to_boundary = self._batch_size - (tree.size - (tenant.signed_seq or 0)) % self._batch_size
+        at = 0
+        for end in (*range(to_boundary, len(leaves), self._batch_size), len(leaves)):
+            tree.append_leaf_hashes(leaves[at:end])
+            tenant.roots[tree.size] = tree.root()
+            at = end
 
     async def _keep(self, names: Sequence[str]) -> None:
         """Bring the newest checkpoints beside the WAL; each is committed by now."""
@@ -652,12 +695,15 @@ class Notary:
         assert tenant.tree is not None
         from_seq = (tenant.signed_seq or 0) + 1
         entry_count = min(self._batch_size, tenant.tree.size - from_seq + 1)
+        to_seq = from_seq + entry_count - 1
         links = self._remembered(tenant, from_seq, entry_count)
-        if len(links) < entry_count:
-            links = await store.read_links(connection, tenant_id, from_seq, entry_count)
-        leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
+        leaf_hashes, tree_root = tenant.leaves_of(from_seq, to_seq), tenant.roots.get(to_seq)
+        if min(len(links), len(leaf_hashes)) < entry_count or tree_root is None:
+            if len(links) < entry_count:
+                links = await store.read_links(connection, tenant_id, from_seq, entry_count)
+            leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
+            tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
         last = links[-1]
-        tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
         return SnapshotClaim(
             tenant_id=tenant_id,
             from_seq=from_seq,

@@ -279,9 +279,7 @@ class Submitter:
             if self._jobs.get(tenant_id, job_id) is not None:
                 self._jobs.learn(tenant_id, job_id, state.fence, jobs.is_ended(jobs.status(state)))
 
-    async def record_once(
-        self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]
-    ) -> Place:
+    async def record_once(self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]) -> Place:
         """Write the entry about ``name`` that the tenant's chain has once, whichever nodes try, and wait for it.
 
         Raises:

@@ -228,8 +228,10 @@ async def test_a_batch_that_does_not_fill_is_signed_after_the_interval(
 
 
 async def test_an_entry_chained_while_the_others_are_being_signed_is_signed_after_the_interval_too(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What is not remembered is proved by tiles, and waits for them here.
+    monkeypatch.setattr("app.write.notary.RECENT_LINKS_MAX", 0)
     async with run_node(make_settings(chain={"batch_interval": "500ms"})) as service:
         await write(service, "acme", 1)
         await until(lambda: covered(superuser, "acme", 1), "a checkpoint covers it")

@@ -19,7 +19,7 @@ from ledger.errors import (
 )
 from ledger.events import BATCH_RECORD_TYPE
 from ledger.hlc import Clock, Hlc
-from tests.wal.logs import NODE, WAIT_S, WAL_ID, Log, hlc_of, lsns_in
+from tests.wal.logs import NODE, WAIT_S, WAL_ID, Log, hlc_of, lsns_in, payload_of
 from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.inspect import dump
 from wal.reader import read
@@ -324,3 +324,53 @@ def test_a_writer_never_leaves_descriptors_behind(tmp_path: Path) -> None:
     recover(tmp_path, NODE, 20)
     list(read(tmp_path, 1, NODE))
     assert open_files() == before
+
+
+# --- many at once ---------------------------------------------------------------------------------
+
+
+def test_records_appended_together_are_those_that_were_appended_one_by_one(tmp_path: Path) -> None:
+    for folder, together in ((tmp_path / "one", False), (tmp_path / "many", True)):
+        folder.mkdir()
+        with Log(folder) as log:
+            log.wait_durable(log.append())
+            if together:
+                assert log.writer.append_all([(hlc_of(lsn), 1, payload_of(lsn)) for lsn in range(2, 51)]) == 2
+            else:
+                assert [log.append() for _ in range(2, 51)] == list(range(2, 51))
+            assert log.writer.next_lsn == 51
+            log.wait_durable(50)
+    one, many = (list(read(tmp_path / name, 1, NODE, 50)) for name in ("one", "many"))
+    assert one == many
+    assert len(many) == 50
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (hlc_of(4), 0, b"x"),
+        (hlc_of(4), BATCH_RECORD_TYPE, b"x"),
+        (hlc_of(4), 256, b"x"),
+        (hlc_of(2), 1, b"x"),
+        (hlc_of(4)._replace(node_id="other"), 1, b"x"),
+        (hlc_of(4), 1, b"x" * 1000),
+    ],
+)
+def test_of_records_appended_together_one_that_is_refused_refuses_all(
+    tmp_path: Path, bad: tuple[Hlc, int, bytes]
+) -> None:
+    with Log(tmp_path, record_bytes_max=500) as log:
+        log.append()
+        with pytest.raises(InvalidInputError):
+            log.writer.append_all([(hlc_of(2), 1, b"a"), (hlc_of(3), 1, b"b"), bad, (hlc_of(9), 1, b"c")])
+        assert log.writer.next_lsn == 2
+        log.wait_durable(log.append())
+    assert lsns_in(tmp_path) == [1, 2]
+
+
+def test_records_that_do_not_all_fit_are_all_refused(tmp_path: Path) -> None:
+    with Log(tmp_path, queue_max_entries=10, batch_timeout_us=0) as log:
+        with pytest.raises(WalFullError):
+            log.writer.append_all([(hlc_of(lsn), 1, b"x") for lsn in range(1, 12)])
+        log.wait_durable(log.writer.append_all([(hlc_of(lsn), 1, payload_of(lsn)) for lsn in range(1, 11)]) + 9)
+    assert lsns_in(tmp_path) == list(range(1, 11))
