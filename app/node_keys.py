@@ -141,6 +141,24 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
     return keys
 
 
+def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
+    """The keys of snapshots and of checkpoints in the file of ``folder``, which MUST exist; none is made or changed.
+
+    Raises:
+        ConfigurationError: one is not in a file that can be read, or is another key by now.
+    """
+    kept = _load(folder / NAME)
+    assert kept is not None
+    found = []
+    for name in ("signer", "log_signer"):
+        uri = kept[name]["uri"]
+        signer = key_file.load(configured if uri == kept["configured"]["uri"] else str(_path(uri, configured)))
+        if signer.key_id != kept[name]["key_id"]:
+            raise ConfigurationError(f"{signer.path} is not the key that the node of {folder} signs with; name one")
+        found.append(signer)
+    return found[0], found[1]
+
+
 def _reconfigured(folder: Path, kept: dict[str, Any], configured: str, settings: Settings) -> NodeKeys:
     """The setting names another key than before: it takes the place of the one that signed."""
     signer = open_signer(configured, settings.signing.read_pin, may_generate=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from app import node_keys
 from app.bundle.from_wal import export_from_wal, survey
 from app.bundle.reader import BundleReader
 from app.cli.client import LedgerClient, RequestRefusedError
@@ -163,14 +164,21 @@ def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO)
     report = survey(folder)
     if report.verdict == "torn":
         err.print(f"the last batch is torn and was never acknowledged; it is left out: {report.reason}", markup=False)
-    signer = load(key or load_settings().signing.key_uri or str(_key_beside(Path(report.folder))))
-    export_from_wal(report, tenant, signer, _log_signer(signer), file.write)
+    wal_folder, settings = Path(report.folder), load_settings()
+    if key is None and (wal_folder / node_keys.NAME).exists():
+        # What the node itself would sign with, after rotations too.
+        uri = settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=False))
+        signer, log_signer = node_keys.key_files(wal_folder, uri)
+    else:
+        signer = load(key or settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=True)))
+        log_signer = _log_signer(signer)
+    export_from_wal(report, tenant, signer, log_signer, file.write)
 
 
-def _key_beside(folder: Path) -> Path:
+def _key_beside(folder: Path, *, must_exist: bool) -> Path:
     """The key file that a node makes beside its WAL when it is told nothing else."""
     path = folder.absolute().parent.parent / _KEY_BESIDE_WAL
-    if not path.exists():
+    if must_exist and not path.exists():
         raise ConfigurationError(f"the node's signing key is not at {path}; name it with --key")
     return path
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
 
 from app.cli.client import LedgerClient
 from app.cli.options import Json, Url
@@ -63,13 +62,8 @@ def list_keys(url: Url, as_json: Json = False) -> None:
     if as_json:
         print_json(answer)
         return
-    table = Table()
-    for title in ("key id", "algorithm", "not before", "not after", "revoked from", "node", "signs now"):
-        table.add_column(title, overflow="fold")
     for key in answer["keys"]:
-        bounds = [key[name] or "-" for name in ("not_before", "not_after", "revoked_from_hlc", "node_id")]
-        table.add_row(key["key_id"], key["algorithm"], *bounds, _signs(key))
-    out.print(table)
+        out.print(_told(key), markup=False)
     for verifier_key in answer["log_verifier_keys"]:
         out.print(f"checkpoints: {verifier_key}", markup=False)
 
@@ -154,6 +148,15 @@ def revoke(
     out.print(f"key {key['key_id']} is revoked from HLC {key['revoked_from_hlc']} on", markup=False)
 
 
-def _signs(key: Mapping[str, Any]) -> str:
-    what = [name for name in ("snapshots", "checkpoints") if key.get(f"signs_{name}")]
-    return ", ".join(what) or "-"
+def _told(key: Mapping[str, Any]) -> str:
+    """One key in two lines: who signs what with it, and when it counts."""
+    signs = " and ".join(name for name in ("snapshots", "checkpoints") if key[f"signs_{name}"])
+    use = f"signs {signs}" if signs else "signs no more"
+    bounds = [f"from {key['not_before'] or 'ever'}"]
+    if key["not_after"]:
+        bounds.append(f"to {key['not_after']}")
+    if key["revoked_from_hlc"]:
+        bounds.append(
+            f"revoked from HLC {key['revoked_from_hlc']} on ({key['revocation_reason'] or 'no reason given'})"
+        )
+    return f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, {use}\n  counts {', '.join(bounds)}"

@@ -157,6 +157,8 @@ async def test_a_restart_goes_on_with_the_rotated_key_and_from_the_checkpoint_of
         kept = await until(lambda: checkpoint_text(superuser), "a checkpoint is signed")
         new = (await rotate(client))["key"]["key_id"]
     (settings.data_dir / "keys" / "signing.pem").unlink()
+    (folder,) = [path.parent for path in settings.wal_dir.glob("*/keys")]
+    assert [key.key_id for key in node_keys.key_files(folder, settings.signing_key_uri)] == [new, new]
     async with run_server(settings) as client:
         await add_jobs(client, 1)
         assert signer_of(await sign(client)) == new == await signing_key(client)

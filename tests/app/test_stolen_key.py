@@ -1,0 +1,137 @@
+"""The story of a stolen key, told with the commands that an operator and an auditor have."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+
+from app.cli.scratch import scratch_folder, scratch_service
+from app.cli.serve import embedded_postgres
+from signing import key_file
+from signing.keys import Keyring
+from signing.snapshot import open_snapshot, sign_snapshot
+
+SECOND_VERIFIER = Path(__file__).parents[2] / "docs" / "formats" / "verify.py"
+
+
+class Ledger:
+    """A running service, its folder, and commands that talk to it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+
+    def tally(self, *arguments: str, code: int = 0) -> Any:
+        """What a command reports, once it has ended with ``code``."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+        environment = clean | {"TALLY_URL": self.url, "TALLY_DATA_DIR": str(self.folder)}
+        command = [sys.executable, "-m", "app.cli", *arguments, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)
+        assert done.returncode == code, done.stderr + done.stdout
+        return json.loads(done.stdout)
+
+    def sign_jobs(self, count: int) -> dict[str, Any]:
+        """Chain that many entries and sign them; the snapshot."""
+        for _ in range(count):
+            httpx.post(f"{self.url}/v1/jobs", json={"tenant_id": "acme", "durability": "GLOBAL"}).raise_for_status()
+        answer = httpx.post(f"{self.url}/v1/snapshots", json={"tenant_id": "acme"})
+        answer.raise_for_status()
+        return answer.json()
+
+    def save_keys(self) -> Path:
+        """What an auditor saved of ``/v1/keys``."""
+        path = self.folder / "saved-keys.json"
+        path.write_text(httpx.get(f"{self.url}/v1/keys").text)
+        return path
+
+    def export(self, name: str) -> Path:
+        """A bundle of all that is signed."""
+        path = self.folder / name
+        self.tally("bundle", "export", "-t", "acme", "-o", str(path))
+        return path
+
+    def put_in_place_of(self, snapshot: dict[str, Any], thief: key_file.FileSigner) -> None:
+        """What the thief puts into the table as a superuser: the same claim, signed with the stolen key."""
+        ring = Keyring.from_json(json.loads(self.save_keys().read_text()))
+        claim = open_snapshot(json.dumps(snapshot["dsse_envelope"]), ring).claim
+        envelope, _ = sign_snapshot(claim._replace(key_id=thief.key_id), thief)
+        asyncio.run(self._edit(snapshot["id"], json.dumps(envelope)))
+
+    async def _edit(self, snapshot_id: int, envelope: str) -> None:
+        connection = await asyncpg.connect(embedded_postgres(self.folder).superuser_url())
+        try:
+            await connection.execute("SET session_replication_role = replica")
+            await connection.execute(
+                "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE id = $1", snapshot_id, envelope
+            )
+        finally:
+            await connection.close()
+
+
+def second_opinion(bundle: Path, keys: Path) -> int:
+    """Exit code of the other implementation of the verifier."""
+    spec = importlib.util.spec_from_file_location("verify_py", SECOND_VERIFIER)
+    assert spec is not None
+    assert spec.loader is not None
+    verifier = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(verifier)
+    code: int = verifier.main(str(bundle), "--keys", str(keys))
+    return code
+
+
+def test_a_stolen_key_is_rotated_its_forgery_named_and_then_revoked() -> None:
+    with scratch_folder() as folder, scratch_service(folder) as url:
+        ledger = Ledger(url, folder)
+        honest = [ledger.sign_jobs(2), ledger.sign_jobs(2)]
+        stolen = key_file.load(str(folder / "keys" / "signing.pem"))
+
+        # Rotated: what was signed stays valid, and the new key signs.
+        rotation = ledger.tally("keys", "rotate")
+        assert rotation["previous"]["key_id"] == stolen.key_id
+        later = ledger.sign_jobs(2)
+        keys = ledger.save_keys()
+        whole = ledger.export("whole.tar")
+        ledger.tally("verify-bundle", str(whole), "--keys", str(keys))
+        assert second_opinion(whole, keys) == 0
+
+        # The thief signs later rows with the old key, and has a superuser's hand in the database.
+        ledger.put_in_place_of(later, stolen)
+        dsn = embedded_postgres(folder).superuser_url()
+        for by_rows in ((), ("--dsn", dsn, "--keys", str(keys))):
+            verdict = ledger.tally("verify", "-t", "acme", *by_rows, code=4)
+            first = verdict["first_break"]
+            assert (first["kind"], first["seq"], first["actual"]) == ("snapshot-signature", 6, stolen.key_id)
+        forged = ledger.export("forged.tar")
+        ledger.tally("verify-bundle", str(forged), "--keys", str(keys), code=4)
+        assert second_opinion(forged, keys) == 4
+
+        # Revoked from the second honest snapshot on: that one is named as well, the first stays valid.
+        revoked = ledger.tally(
+            "keys", "revoke", stolen.key_id, "--from-hlc", honest[1]["snapshot_hlc"], "--reason", "laptop stolen"
+        )
+        assert (revoked["revoked_from_hlc"], revoked["revocation_reason"]) == (
+            honest[1]["snapshot_hlc"],
+            "laptop stolen",
+        )
+        verdict = ledger.tally("verify", "-t", "acme", code=4)
+        assert (verdict["first_break"]["kind"], verdict["first_break"]["seq"]) == ("snapshot-signature", 4)
+        keys = ledger.save_keys()
+        named = ledger.export("named.tar")
+        assert second_opinion(named, keys) == 4
+        up_to = folder / "first.tar"
+        ledger.tally("bundle", "export", "-t", "acme", "--to-seq", "2", "-o", str(up_to))
+        assert second_opinion(up_to, keys) == 0
+
+        # What the list says.
+        listed = {key["key_id"]: key for key in ledger.tally("keys", "list")["keys"]}
+        assert listed[stolen.key_id]["revoked_from_hlc"] == honest[1]["snapshot_hlc"]
+        assert listed[rotation["key"]["key_id"]]["signs_snapshots"]
