@@ -19,7 +19,7 @@ from ledger.hlc import Clock
 NODE = "node-m"
 
 
-def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None) -> BundleImporter:
+def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 5000) -> BundleImporter:
     """An importer as the service wires it, but that tenants begin without an entry in ``_system``."""
 
     async def begin_tenant(tenant_id: str) -> None:
@@ -28,7 +28,7 @@ def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None) -> BundleImporter
 
     return BundleImporter(
         pool=pool,
-        node=Node(NODE, "local", "gate", "0" * 32, 1, Clock(NODE, 5000)),
+        node=Node(NODE, "local", "gate", "0" * 32, 1, Clock(NODE, skew_ms)),
         trusted_keys=trusted_keys,
         begin_tenant=begin_tenant,
         check_heads=lambda heads: None,
@@ -43,11 +43,11 @@ def staged(path: Path) -> StagedFile:
 
 
 async def import_files(
-    url: str, trusted_keys: Path, calls: Sequence[Sequence[Path]], *, dry_run: bool = False
+    url: str, trusted_keys: Path, calls: Sequence[Sequence[Path]], *, dry_run: bool = False, skew_ms: int = 5000
 ) -> list[Imported]:
     """What each call came to, one after the other."""
     async with asyncpg.create_pool(url, min_size=1, max_size=2) as pool:
-        importer = importer_on(pool, trusted_keys)
+        importer = importer_on(pool, trusted_keys, skew_ms)
         return [await importer.run([staged(path) for path in paths], dry_run=dry_run) for paths in calls]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from app.bundle.from_wal import export_from_wal, survey
-from app.config import Settings
+from app.config import HlcSettings, Settings
 from app.write.requests import Receipt
+from ledger.hlc import Hlc
 from signing.key_file import load
 from tests.app.bundles import bundle_of, rows_of, store
 from tests.app.chains import Chains, numbers, until
@@ -17,7 +21,7 @@ from tests.app.drafts import LOCAL, created, key
 from tests.app.importing import import_files
 from tests.app.postgres_proxy import proxy_to
 from tests.conftest import Database
-from tests.ledger.ledger_in_memory import SIGNER, Ledger
+from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 
 COUNT = 60
 
@@ -102,3 +106,42 @@ async def test_its_events_whose_hlcs_others_have_taken_are_kept_beside_those(
     # What it exports from its WAL afterwards is in the chain as well, event for event.
     (done,) = await import_files(database.service_url, settings.data_dir / "keys" / "signing.pem", [[bundle]])
     assert (done.imported, done.duplicates, len(done.conflicts)) == (0, COUNT - 1, 3)
+
+
+async def test_an_import_by_another_node_meets_the_appender_at_the_heads(
+    run_node: RunNode, settings: Settings, database: Database, chains: Chains, tmp_path: Path
+) -> None:
+    keys = store(tmp_path, SIGNER.public_key_pem.encode(), "trusted.pem")
+    bundle = store(tmp_path, bundle_of(build(3_000, snapshots_to=(3_000,))))
+    async with run_node(settings) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        importing = asyncio.create_task(import_files(database.service_url, keys, [[bundle]]))
+        receipts = []
+        while not importing.done():
+            drafts = [created("acme", n) for n in range(len(receipts) + 1, len(receipts) + 21)]
+            receipts += await asyncio.gather(*(service.submitter.submit(draft, key=None) for draft in drafts))
+        (done,) = await importing
+        assert service.node.failure is None
+    entries = await chains.sound("acme")
+    assert done.imported == 3_000
+    assert len(entries) == 3_001 + len(receipts)
+    by_hlc = {entry["t_hlc"]: entry["seq"] for entry in entries}
+    assert all(receipt.chain is not None and by_hlc[receipt.hlc] == receipt.chain.seq for receipt in receipts)
+
+
+async def test_a_head_that_an_import_left_does_not_move_the_clock_nor_does_a_start_on_it(
+    run_node: RunNode, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    keys = store(tmp_path, SIGNER.public_key_pem.encode(), "trusted.pem")
+    ahead_ms = 60_000
+    begin_ms = time.time_ns() // 1_000_000 + ahead_ms
+    bundle = store(tmp_path, bundle_of(build(3, snapshots_to=(3,), begin_ms=begin_ms)))
+    lenient = settings.model_copy(update={"hlc": HlcSettings(max_clock_skew=timedelta(hours=1))})
+    async with run_node(lenient) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await import_files(database.service_url, keys, [[bundle]], skew_ms=3_600_000)
+        receipt = await service.submitter.submit(created("acme", 1), key=None)
+        assert Hlc.parse(receipt.hlc).physical_ms < begin_ms
+    await import_files(database.service_url, keys, [[bundle]], skew_ms=3_600_000)
+    async with run_node(lenient) as service:
+        assert service.node.clock.last.physical_ms < begin_ms

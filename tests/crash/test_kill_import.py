@@ -75,6 +75,8 @@ async def test_a_killed_import_is_finished_by_repeating_it(
         assert stored == (seq - 1) // 1000 * 1000
     child = await launch(tmp_path / "node", database.service_url, bundle__trusted_keys=keys)
     url = await child.ready()
+    told = await child.says("bundle_import_unfinished")
+    assert (told["position"], told["entries"]) == ((held_at[-1] - 1) // 1000 * 1000, ENTRIES)
     answer = (await send(url, bundles)).raise_for_status().json()
     again = (await send(url, bundles)).raise_for_status().json()
     entries = await chains.sound("acme")
