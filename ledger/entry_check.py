@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from ledger.chain import Linker, link_v1
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, LedgerError
 from ledger.merkle import HASH_BYTES
 from ledger.verdict import Findings
 
@@ -39,6 +39,19 @@ ENTRY_COLUMNS: Final = (
     "origin",
 )
 """Columns of one row as readers give it; ``payload`` and ``origin`` are the stored text."""
+
+_TYPES: Final = {
+    **dict.fromkeys(("seq", "hlc_physical", "hlc_logical", "link_version"), (int,)),
+    **dict.fromkeys(("t_hlc", "hlc_node", "job_id", "action", "chain_link", "payload_digest", "payload"), (str,)),
+    **dict.fromkeys(("prev_chain_link", "origin"), (str, type(None))),
+}
+"""What each column may hold. Constraints that somebody dropped do not see to it any more."""
+_KIND_OF_COLUMN: Final = {
+    **dict.fromkeys(("t_hlc", "hlc_physical", "hlc_logical", "hlc_node"), "hlc-columns"),
+    **dict.fromkeys(("payload", "payload_digest"), "payload-digest"),
+    "prev_chain_link": "prev-link",
+}
+"""The kind of break that a value no column may hold is told as, where it is not ``link``."""
 
 EntryRow = Sequence[Any]
 """One row in the order of ``ENTRY_COLUMNS``: a tuple, or a record that unpacks like one."""
@@ -89,7 +102,11 @@ class EntryChecker:
     def check(self, rows: Sequence[EntryRow]) -> list[Run]:
         """Judge the next rows, at least one; returns them without duplicates, parted where entries are missing."""
         self.entries_checked += len(rows)
-        links = self._links_when_in_order(rows)
+        try:
+            links = self._links_when_in_order(rows)
+        except (TypeError, ValueError, AttributeError, LedgerError):
+            # A column holds what it never may, such as NULL; which one is said below.
+            links = None
         if links is None:
             return self._check_one_by_one(rows)
         run = Run(self._next_seq, rows, links)
@@ -107,6 +124,7 @@ class EntryChecker:
         # 1. What compares without hashing.
         if (
             seqs != tuple(range(self._next_seq, self._next_seq + count))
+            or {*map(type, physical), *map(type, logical)} != {int}
             or versions != (2,) * count
             or prevs != (self._prev_hex, *stored[:-1])
             or hlcs != tuple([f"{p}:{c}:{node}" for p, c, node in zip(physical, logical, nodes, strict=True)])
@@ -162,12 +180,23 @@ class EntryChecker:
                 actual=seq,
             )
             self._next_seq, self._is_prev_known = seq, False
-        computed = self._examine_columns(row)
+        computed = b"" if self._report_malformed(row) else self._examine_columns(row)
         self._prev_hex = stored_link
         leaf = _raw(stored_link)
         self._prev_raw = leaf or b""
         self._is_prev_known = True
         return leaf or computed
+
+    def _report_malformed(self, row: EntryRow) -> bool:
+        """Report the columns of ``row`` that hold what no column of theirs may, such as NULL; whether there are any."""
+        seq = row[0]
+        found = [name for name, value in zip(ENTRY_COLUMNS, row, strict=True) if type(value) not in _TYPES[name]]
+        for name in found:
+            kind = _KIND_OF_COLUMN.get(name, "link")
+            value = row[ENTRY_COLUMNS.index(name)]
+            what = "NULL" if value is None else f"of type {type(value).__name__}"
+            self._findings.add(kind, seq, f"column {name} of seq {seq} is {what}", actual=value)
+        return bool(found)
 
     def _examine_columns(self, row: EntryRow) -> bytes:
         seq, hlc, physical, logical, node, _, _, version, prev, stored, digest, text, _ = row
@@ -217,4 +246,4 @@ def _spelt(hashes: list[bytes]) -> str:
 
 def _raw(link: str | None) -> bytes | None:
     """The bytes that ``link`` spells, None when it is not 64 lowercase hex digits."""
-    return bytes.fromhex(link) if link is not None and _LINK.fullmatch(link) else None
+    return bytes.fromhex(link) if isinstance(link, str) and _LINK.fullmatch(link) else None

@@ -20,7 +20,7 @@ import orjson
 from ledger import jobs
 from ledger.errors import CanonicalError
 from ledger.jobs import JobState
-from ledger.verdict import Findings
+from ledger.verdict import Findings, is_number
 
 FOLD_COLUMNS: Final = (
     "job_id",
@@ -44,6 +44,9 @@ JOB_COLUMNS: Final = (
     "state",
 )
 """Columns of one stored job as readers give it, ordered by job id; ``state`` is the stored text."""
+
+_FOLDED_TYPES: Final = (str, int, int, int, str, str)
+"""Types of job id, seq, HLC parts and digest. An entry with others is a break of the chain and folds into nothing."""
 
 Rows = AsyncIterator[Sequence[Sequence[Any]]]
 """Batches of rows."""
@@ -90,6 +93,8 @@ def _fold(rows: Sequence[Sequence[Any]], state: JobState | None) -> tuple[list[J
     """Fold ``rows`` onto ``state``; the jobs that ended before the last row, and the state of the last."""
     folded: list[JobState] = []
     for job_id, seq, physical, logical, node, action, digest, text in rows:
+        if (*map(type, (job_id, seq, physical, logical, node, digest)),) != _FOLDED_TYPES:
+            continue
         fact = jobs.fact_of(action, _payload(text), (physical, logical, node), digest, job_id, seq)
         if fact is None:
             continue
@@ -107,7 +112,7 @@ def _payload(text: str) -> dict[str, Any]:
     """The payload, empty when an edit made it something else than an object."""
     try:
         payload = orjson.loads(text)
-    except ValueError:
+    except (ValueError, TypeError):
         return {}
     return payload if isinstance(payload, dict) else {}
 
@@ -144,7 +149,12 @@ class _Join:
             rows = await anext(self._batches, None)
             if rows is None:
                 return None
-            self._rows.extend(map(StoredJob._make, rows))
+            for job in map(StoredJob._make, rows):
+                if type(job.job_id) is str and is_number(job.last_seq):
+                    self._rows.append(job)
+                else:
+                    seq = job.last_seq if is_number(job.last_seq) else 1
+                    self._findings.add("projection", seq, f"a job is stored with id {job.job_id!r} and that seq")
         return self._rows[0]
 
     def _compare_one(self, state: JobState, stored: StoredJob) -> None:

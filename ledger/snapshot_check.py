@@ -137,9 +137,15 @@ class SnapshotChecker:
 
     def add(self, rows: Sequence[SnapshotRow]) -> None:
         """Take rows that come next."""
-        self._waiting.extend(rows)
         for row in rows:
-            self.highest_seq = max(self.highest_seq, row[1])
+            from_seq, to_seq = row[:2]
+            if isinstance(from_seq, int) and isinstance(to_seq, int):
+                self._waiting.append(row)
+                self.highest_seq = max(self.highest_seq, to_seq)
+            else:
+                seq = next((each for each in (to_seq, from_seq) if isinstance(each, int)), 1)
+                detail = f"a snapshot is said to go from {from_seq} to {to_seq}"
+                self._findings.add("snapshot-root", seq, detail)
 
     def last_waiting_from(self) -> int:
         """``from_seq`` of the last row added that was not begun, 0 when there is none."""
@@ -206,6 +212,8 @@ class SnapshotChecker:
             return _Snapshot(named, None, None, from_seq, to_seq, True)
         add = self._findings.add
         try:
+            if not isinstance(named["dsse_envelope"], str):
+                raise SignatureError("it has no envelope")
             opened = self._open_snapshot(named["dsse_envelope"])
         except SignatureError as error:
             add("snapshot-signature", to_seq, f"the snapshot of {from_seq}..{to_seq} is malformed: {error}")

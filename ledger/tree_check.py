@@ -192,6 +192,7 @@ class TreeChecker:
 
     def _compare_tile(self, level: int, index: int, stored: bytes) -> None:
         computed = self._to_compare[level, index]
+        stored = stored if isinstance(stored, bytes) else b""
         if stored == computed:
             return
         at = next(

@@ -116,7 +116,14 @@ class Findings:
         return "ok" if aspect in self._begun and aspect not in self._undecided else "not_checked"
 
 
-def _shortened(value: str | int | None) -> str | int | None:
+def is_number(value: object) -> bool:
+    """Whether a stored value is the integer that it must be, whatever its column may have become."""
+    return isinstance(value, int)
+
+
+def _shortened(value: object) -> str | int | None:
+    if value is not None and not isinstance(value, str | int):
+        value = str(value)
     if isinstance(value, str) and len(value) > _TEXT_MAX:
         return f"{value[:_TEXT_MAX]}… ({len(value)} characters)"
     return value

@@ -26,7 +26,7 @@ from ledger.snapshot_check import (
     SnapshotRow,
 )
 from ledger.tree_check import TILES_AT_ONCE, Anchor, StoredTree, TreeChecker, TreeHead
-from ledger.verdict import ASPECTS, KINDS, Break, Findings, Head, Verdict
+from ledger.verdict import ASPECTS, KINDS, Break, Findings, Head, Verdict, is_number
 
 __all__ = [
     "ASPECTS",
@@ -105,6 +105,12 @@ async def verify(
     # 1. What there is.
     head, last, tree = await reader.head(), await reader.last_entry(), await reader.tree()
     last = last if last is not None else Head(0, None, None)
+    if head is not None and not is_number(head.seq):
+        findings.add("head", last.seq, f"the head stands at seq {head.seq!r}", expected=last.seq, actual=head.seq)
+        head = None
+    if tree is not None and not is_number(tree.size):
+        findings.add("tree", max(last.seq, 1), f"the stored tree has size {tree.size!r}", actual=tree.size)
+        tree = None
     first = max(from_seq or 1, 1)
     is_from_start = first == 1
     is_to_end = to_seq is None or to_seq >= last.seq

@@ -40,11 +40,13 @@ _ENTRIES = (
     " WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq"
 )
 _LAST_ENTRY = (
-    "SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq DESC LIMIT 1"
+    "SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq IS NOT NULL"
+    " ORDER BY seq DESC LIMIT 1"
 )
 _SNAPSHOTS = (
     f"SELECT {', '.join(SNAPSHOT_COLUMNS)} FROM scheduler.batch_snapshot"
-    " WHERE tenant_id = $1 AND from_seq >= $2 AND to_seq <= $3 ORDER BY from_seq, to_seq, id"
+    " WHERE tenant_id = $1 AND (from_seq >= $2 AND to_seq <= $3 OR from_seq IS NULL OR to_seq IS NULL)"
+    " ORDER BY from_seq, to_seq, id"
 )
 _JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1 ORDER BY job_id"
 _ENTRIES_BY_JOB = (

@@ -13,7 +13,16 @@ import asyncpg
 import pytest
 
 from app.store.chain_reader import consistent_reader
-from ledger.verification import ASPECTS, ENTRY_COLUMNS, KINDS, TreeHead, Verdict, verify
+from ledger.verification import (
+    ASPECTS,
+    ENTRY_COLUMNS,
+    JOB_COLUMNS,
+    KINDS,
+    SNAPSHOT_COLUMNS,
+    TreeHead,
+    Verdict,
+    verify,
+)
 from tests.app.chain_builder import insert
 from tests.ledger.ledger_in_memory import OPEN, STRANGER, Ledger, build, link_of, payload_digest
 
@@ -602,3 +611,63 @@ async def test_an_entry_hidden_below_the_first_seq_is_found(connection: Connecti
     verdict = await checked(connection)
     assert verdict.first_break is not None
     assert (verdict.first_break.kind, verdict.first_break.seq) == ("duplicate-seq", 0)
+
+
+LOOSE = (
+    ("scheduler_log", ENTRY_COLUMNS, "seq = 30"),
+    ("scheduler_log", ENTRY_COLUMNS, "seq = 60"),
+    ("batch_snapshot", SNAPSHOT_COLUMNS, "from_seq = 21"),
+    ("chain_heads", ("head_seq", "head_chain_link", "head_hlc"), "true"),
+    ("merkle_head", ("tree_size", "root_hash"), "true"),
+    ("merkle_tile", ("hashes",), "true"),
+    ("jobs", JOB_COLUMNS, "created_physical IS NOT NULL"),
+)
+NULLED = [(table, column, where) for table, columns, where in LOOSE for column in columns if column != "origin"]
+
+
+async def drop_guards(connection: Connection, table: str) -> None:
+    """Drop every constraint of the table, so that a column may hold anything of its type."""
+    keys = await connection.fetch(
+        "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass($1) AND contype IN ('p', 'u', 'c')",
+        f"scheduler.{table}",
+    )
+    for (key,) in keys:
+        await connection.execute(f"ALTER TABLE scheduler.{table} DROP CONSTRAINT {key}")
+    columns = await connection.fetch(
+        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND attnotnull"
+        " AND attidentity = ''",
+        f"scheduler.{table}",
+    )
+    for (column,) in columns:
+        await connection.execute(f"ALTER TABLE scheduler.{table} ALTER {column} DROP NOT NULL")
+
+
+@pytest.mark.parametrize(("table", "column", "where"), NULLED, ids=lambda part: str(part)[:20])
+async def test_a_null_in_any_column_is_a_break_with_a_name(
+    connection: Connection, table: str, column: str, where: str
+) -> None:
+    await drop_guards(connection, table)
+    await update(table, f"{column} = NULL", where)(connection)
+    verdict = await checked(connection)
+    assert verdict.first_break is not None, (table, column)
+    assert verdict.first_break.kind in KINDS
+    assert not verdict.is_valid
+    assert (await checked(connection, (OTHER.checkpoint(),), "other")).is_valid
+
+
+@pytest.mark.parametrize("value", ["", "zz", "1:1", "x" * 64, "é" * 64])
+async def test_text_of_no_form_in_any_column_is_a_break_with_a_name(connection: Connection, value: str) -> None:
+    texts = ("t_hlc", "hlc_node", "job_id", "action", "prev_chain_link", "chain_link", "payload_digest")
+    for at, column in enumerate(texts):
+        async with connection.transaction():
+            await update("scheduler_log", f"{column} = '{value}'", f"seq = {25 + at}")(connection)
+        verdict = await checked(connection)
+        assert verdict.first_break is not None
+        assert not verdict.is_valid
+    for table, column in (("chain_heads", "head_chain_link"), ("merkle_head", "root_hash"), ("jobs", "status")):
+        await update(table, f"{column} = '{value}'")(connection)
+    for document in ("7", "null", "[]", '{"payload": 7}', '"x"'):
+        await update("batch_snapshot", f"dsse_envelope = '{document}'")(connection)
+        await update("jobs", f"state = '{document}'")(connection)
+        await update("scheduler_log", f"payload = '{document}', origin = '{document}'", "seq = 40")(connection)
+        assert not (await checked(connection)).is_valid
