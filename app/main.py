@@ -18,7 +18,7 @@ import gc
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -55,9 +55,9 @@ from ledger.errors import (
     StartRefusedError,
 )
 from ledger.tree_check import TreeHead
-from signing.checkpoint import open_own
+from signing.checkpoint import open_checkpoint
 from signing.keys import ED25519, Keyring, PublicKey
-from signing.note import verifier_key
+from signing.note import VerifierKey, verifier_key
 from signing.timestamp import load_authorities, require_available
 
 POOL_CONNECTIONS_MAX = 16
@@ -66,6 +66,8 @@ LOG_KEYS_MAX = 16
 OPEN_REQUESTS_SHARE = 0.5
 """Part of ``shutdown_grace`` for open requests; the rest is for the backlog."""
 LISTEN_BACKLOG = 2048
+TENANTS_NAMED_MAX = 10
+"""Damaged tenants that ``/readyz`` names."""
 GC_ALLOCATIONS = 100_000
 """Allocations between collections of the young generation: a batch of events is many, and none is a cycle."""
 
@@ -181,16 +183,25 @@ def _parts(
         counting = [key for key in others if key.revoked_from_hlc is None][-LOG_KEYS_MAX + 1 :]
         return [verifier_key(service.notary.origin(tenant_id), key) for key in (own, *reversed(counting))]
 
-    def checkpoints(tenant_id: str) -> list[TreeHead]:
-        """The newest checkpoint beside the WAL."""
-        note = started.checkpoints.load(tenant_id)
-        if note is None:
-            return []
+    def keys_for_log(tenant_id: str, ring: Keyring) -> list[VerifierKey]:
+        """All keys that may have signed a checkpoint of the log, the revoked ones too: a checkpoint has no time."""
+        origin = service.notary.origin(tenant_id)
+        return [VerifierKey.of(origin, key) for key in (*keys.own(), *ring) if key.algorithm == ED25519]
+
+    async def log_keys(tenant_id: str) -> list[VerifierKey]:
+        return keys_for_log(tenant_id, await keyring())
+
+    def checkpoints(tenant_id: str, ring: Keyring) -> list[TreeHead]:
+        """The newest checkpoint beside the WAL; one that does not open says so."""
         try:
-            checkpoint = open_own(note, keys.log_signer.public_key, service.notary.origin(tenant_id))
-        except SignatureError as error:
+            note = started.checkpoints.load(tenant_id)
+            if note is None:
+                return []
+            origin = service.notary.origin(tenant_id)
+            checkpoint = open_checkpoint(note, keys_for_log(tenant_id, ring), origin=origin)
+        except (SignatureError, UnicodeDecodeError) as error:
             log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
-            return []
+            return [TreeHead(0, b"", "node", str(error))]
         return [TreeHead(checkpoint.size, checkpoint.root, "node")]
 
     return Parts(
@@ -239,7 +250,12 @@ def _parts(
         metrics=service.metrics,
         key_changes=service.key_changes,
         log_verifier_keys=log_verifier_keys,
-        reported_checks={"signing": lambda: keys.fault},
+        log_keys=log_keys,
+        reported_checks={
+            "signing": lambda: keys.fault,
+            "tenants": lambda: _named("set apart, their chains are damaged", node.damaged),
+            "rows": lambda: _named("signed no further, their rows are broken", node.unsigned),
+        },
         witnesses=settings.log.witnesses,
         cosignatures=CosignatureInbox(
             pool=pool,
@@ -261,8 +277,17 @@ def _parts(
         readiness_checks={
             "chaining": lambda: service.appender.database_error,
             "backlog": service.backlog_fault,
+            "checkpoints": lambda: service.notary.checkpoint_fault,
         },
     )
+
+
+def _named(what: str, tenants: Mapping[str, str]) -> str | None:
+    """The tenants of which ``what`` is so, None when there are none."""
+    if not tenants:
+        return None
+    more = f" and {len(tenants) - TENANTS_NAMED_MAX} more" if len(tenants) > TENANTS_NAMED_MAX else ""
+    return f"{what}: {', '.join(sorted(tenants)[:TENANTS_NAMED_MAX])}{more}"
 
 
 @contextlib.asynccontextmanager

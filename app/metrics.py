@@ -119,4 +119,10 @@ class _NodeCollector(Collector):
         yield GaugeMetricFamily("wal_durable_lsn", "Last durable position", node.durable.lsn)
         yield GaugeMetricFamily("wal_chained_lsn", "Last chained position", node.chained.lsn)
         yield GaugeMetricFamily("wal_backlog_entries", "Events that wait to be chained", self._backlog_entries())
+        damaged = GaugeMetricFamily(
+            "scheduler_damaged_tenants", "Tenants whose chain is not extended, or not signed further", labels=["what"]
+        )
+        damaged.add_metric(["chain"], len(node.damaged))
+        damaged.add_metric(["signing"], len(node.unsigned))
+        yield damaged
         yield GaugeMetricFamily("wal_epoch", "Epoch of this writer", node.epoch)

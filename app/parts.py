@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from ledger.errors import FencedError, NotReadyError
+from ledger.errors import ChainDamagedError, FencedError, NotReadyError
 
 if TYPE_CHECKING:
     import asyncpg
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from app.write.submit import Submitter
     from app.write.timestamps import Timestamper
     from signing.cosignature import WitnessKey
+    from signing.note import VerifierKey
     from signing.public_key import PublicKey
 
 ReadinessCheck = Callable[[], str | None]
@@ -64,12 +66,23 @@ class Parts:
     key_changes: KeyChanges
     log_verifier_keys: Callable[[str, Iterable[PublicKey]], list[str]]
     """C2SP verifier keys of the checkpoints of one tenant's log, ``origin+id+key``, out of all published keys."""
+    log_keys: Callable[[str], Awaitable[list[VerifierKey]]]
+    """The keys that may have signed checkpoints of one tenant's log: those of all nodes, under its name."""
     reported_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks that ``/readyz`` tells of and that do not make the node unready: writes go on without them."""
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks of ``/readyz`` by name, beside those every service has."""
     accepting: bool = False
     """Whether requests are taken: false while starting and from the signal to stop on."""
+
+    @contextmanager
+    def mending(self, tenant_id: str) -> Iterator[None]:
+        """A read of the tenant's stored tree: where that is damaged, it is made again in the background."""
+        try:
+            yield
+        except ChainDamagedError:
+            self.notary.mend(tenant_id)
+            raise
 
     def check_writable(self) -> None:
         """Refuse unless this node takes writes now.

@@ -152,22 +152,48 @@ def _from_value(value: dict[str, Any]) -> JobState:
     get = value.get
     created, cancel, run, end = get("created"), get("cancel"), get("run"), get("end")
     return JobState(
-        value["job_id"],
-        tuple(value["last_hlc"]),
-        value["last_seq"],
-        value["fence"],
-        None if created is None else Created(tuple(created), value["spec"], value["assigned_dcs"]),
-        None if cancel is None else tuple(cancel),
-        None if run is None else tuple(run),
-        None if end is None else End(tuple(end[:5]), end[5], _outcome(value)),
-        {dc: tuple(rank) for dc, rank in get("accepted", _NOTHING).items()},
-        {dc: tuple(rank) for dc, rank in get("ack", _NOTHING).items()},
-        {dc: Progress(tuple(fact[:5]), fact[5], fact[6]) for dc, fact in get("progress", _NOTHING).items()},
+        _typed(value["job_id"], str),
+        _parts(value["last_hlc"], _HLC_TYPES),
+        _typed(value["last_seq"], int),
+        _typed(value["fence"], int),
+        None if created is None else _created(created, value),
+        None if cancel is None else _parts(cancel, _RANK_TYPES),
+        None if run is None else _parts(run, _RANK_TYPES),
+        None if end is None else End(_parts(end[:5], _RANK_TYPES), _typed(end[5], str), _outcome(value)),
+        {dc: _parts(rank, _RANK_TYPES) for dc, rank in get("accepted", _NOTHING).items()},
+        {dc: _parts(rank, _RANK_TYPES) for dc, rank in get("ack", _NOTHING).items()},
+        {dc: _progress(fact) for dc, fact in get("progress", _NOTHING).items()},
         {
-            dc: {name: Workflow(tuple(fact[:5]), fact[5]) for name, fact in facts.items()}
+            dc: {name: Workflow(_parts(fact[:5], _RANK_TYPES), _typed(fact[5], str)) for name, fact in facts.items()}
             for dc, facts in get("workflow", _NOTHING).items()
         },
     )
+
+
+def _created(order: Any, value: Mapping[str, Any]) -> Created:
+    assigned_dcs = [_typed(dc, str) for dc in _typed(value["assigned_dcs"], list)]
+    return Created(_parts(order, (*_HLC_TYPES, str)), value["spec"], assigned_dcs)
+
+
+def _progress(fact: Any) -> Progress:
+    return Progress(_parts(fact[:5], _RANK_TYPES), _typed(fact[5], int), _typed(fact[6], int))
+
+
+def _parts(value: Any, types: tuple[type, ...]) -> Any:
+    """``value`` as a tuple whose parts have just these types, else TypeError: what merges must compare."""
+    if (*map(type, value),) != types:
+        raise TypeError(f"{value!r:.100} where {', '.join(each.__name__ for each in types)} must stand")
+    return tuple(value)
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.100} where {kind.__name__} must stand")
+    return value
+
+
+_HLC_TYPES: Final = (int, int, str)
+_RANK_TYPES: Final = (int, *_HLC_TYPES, str)
 
 
 def _outcome(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class TreeHead(NamedTuple):
     size: int
     root: bytes
     source: str
+    fault: str | None = None
+    """Why it does not open, when it does not: then size and root say nothing."""
 
 
 class Anchor(NamedTuple):
@@ -77,7 +79,8 @@ class TreeChecker:
         self._partial: list[bytearray] = []
         """The last tile of each level, as far as it has grown."""
         self._to_compare: dict[TileCoordinates, bytes] = {}
-        self._checkpoints = sorted(head for head in checkpoints if head.size > 0)
+        self._checkpoints = sorted((head for head in checkpoints if head.size > 0), key=lambda head: head.size)
+        self._unreadable = [head for head in checkpoints if head.fault is not None]
         self._anchors = sorted((each for each in anchors if each.status == "ok"), key=lambda each: each.size)
         self._anchored = [each.found(each.status, each.detail) for each in anchors if each.status != "ok"]
         self._is_tree_compared = False
@@ -158,6 +161,10 @@ class TreeChecker:
 
     def finish(self, *, last_seq: int) -> None:
         """No entry follows; ``last_seq`` is that of the last one there is."""
+        for head in self._unreadable:
+            self._name_source(head)
+            detail = f"the checkpoint held by {head.source} does not open: {head.fault}"
+            self._findings.add("rollback", max(last_seq, 1), detail)
         for head in self._checkpoints:
             if head.size > last_seq:
                 self._name_source(head)

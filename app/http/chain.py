@@ -59,7 +59,7 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     tree = None
     if head.root_hash is not None:
-        size = proofs.checkpoint_size(head.checkpoint)
+        size = proofs.checkpoint_size(tenant_id, head.checkpoint)
         tree = {"size": head.tree_size, "root_hash": head.root_hash, "checkpoint_size": size}
     return json_answer(
         {
@@ -100,7 +100,8 @@ async def prove_inclusion(
     tree_size: Annotated[SeqNumber | None, Query()] = None,
 ) -> Response:
     """Prove that an entry stands in the tree; of the newest checkpoint when no size is given."""
-    proof = await proofs.inclusion(parts.pool, tenant_id, seq, tree_size)
+    with parts.mending(tenant_id):
+        proof = await proofs.inclusion(parts.pool, tenant_id, seq, tree_size)
     return json_answer(
         {
             "leaf_index": proof.leaf_index,
@@ -120,7 +121,8 @@ async def prove_consistency(
     second: Annotated[SeqNumber | None, Query()] = None,
 ) -> Response:
     """Prove that the tree of ``second`` leaves, or of the newest checkpoint, begins with that of ``first``."""
-    proof = await proofs.consistency(parts.pool, tenant_id, first, second)
+    with parts.mending(tenant_id):
+        proof = await proofs.consistency(parts.pool, tenant_id, first, second)
     return json_answer(
         {
             "first": proof.first,

@@ -150,7 +150,7 @@ async def list_jobs(
         if not page.states and not await chain_reads.tenant_exists(connection, tenant_id):
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     following = cursors.encode("jobs", scope, *page.last_created) if page.more and page.last_created else None
-    states = await parts.revealing.states(tenant_id, [state_of(state) for state in page.states])
+    states = await parts.revealing.states(tenant_id, [state_of(tenant_id, state) for state in page.states])
     items = [{"tenant_id": tenant_id, **job_fold.view(state)} for state in states]
     return json_answer({"items": items, "next_cursor": following})
 

@@ -18,8 +18,9 @@ from app.http.fields import READABLE_TENANT_PATTERN
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
 from app.read import cosigned, log_tiles
-from ledger.errors import NotFoundError
+from ledger.errors import ChainDamagedError, NotFoundError, SignatureError
 from ledger.tiles import TILE_WIDTH
+from signing.checkpoint import open_checkpoint
 
 router = APIRouter(route_class=StrictRoute, tags=["log"])
 
@@ -49,7 +50,12 @@ async def read_checkpoint(
     With ``cosigned`` the newest one that a registered witness has cosigned.
     """
     read = cosigned.newest_cosigned if is_cosigned == "true" else cosigned.newest
-    note = await read(parts.pool, tenant_id, parts.witnesses)
+    with parts.mending(tenant_id):
+        note = await read(parts.pool, tenant_id, parts.witnesses)
+        try:
+            open_checkpoint(note, await parts.log_keys(tenant_id), origin=parts.notary.origin(tenant_id))
+        except SignatureError as error:
+            raise ChainDamagedError(tenant_id, f"the stored checkpoint is not one of this log: {error}") from error
     return Response(note, headers=_NOT_KEPT, media_type="text/plain")
 
 

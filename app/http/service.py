@@ -30,7 +30,11 @@ async def read_liveness() -> Response:
 
 @router.get("/readyz", responses={200: {"model": ReadyAnswer}, **PROBLEM_RESPONSE})
 async def read_readiness(parts: PartsDep) -> Response:
-    """Whether the node takes requests, check by check; 503 when one fails. Without ``signing`` it still takes them."""
+    """Whether the node takes requests, check by check; 503 when one fails.
+
+    Without ``signing`` it still takes them, and damage to single tenants, ``tenants`` and ``rows``, is told and is no
+    failure: the node serves all others.
+    """
     found = await _checks(parts)
     checks = {name: {"ok": fault is None, "detail": fault} for name, fault in found.items()}
     faults = [f"{name}: {fault}" for name, fault in found.items() if fault is not None]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.read.proofs import newest_checkpoint
 from app.store import anchors, chain_reads
 from app.store.reading import reading
-from ledger.errors import NotFoundError, SignatureError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, NotFoundError, SignatureError, TenantNotFoundError
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
@@ -41,6 +42,7 @@ async def newest(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: 
     Raises:
         TenantNotFoundError: no such tenant.
         NotFoundError: nothing was signed yet.
+        ChainDamagedError: what is stored is no checkpoint, or not that of the stored tree.
     """
     async with reading(pool) as connection:
         head = await chain_reads.head(connection, tenant_id)
@@ -48,8 +50,11 @@ async def newest(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: 
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
         if head.checkpoint is None:
             raise NotFoundError(f"no checkpoint of {tenant_id} has been signed yet; try again soon")
-        note = notes.parse(head.checkpoint)
-        size = checkpoints.parse(note.text).size
+        signed = newest_checkpoint(tenant_id, head.checkpoint)
+        assert signed is not None
+        if (signed.size, signed.root.hex()) != (head.tree_size, head.root_hash):
+            raise ChainDamagedError(tenant_id, "the stored checkpoint is not that of the stored tree")
+        note, size = notes.parse(head.checkpoint), signed.size
         rows = await anchors.cosignatures_of_size(connection, tenant_id, size, _names(witnesses), ROWS_A_SIZE_MAX)
     return _cosigned(note, rows, witnesses).encode()
 

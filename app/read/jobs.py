@@ -12,7 +12,13 @@ from app.read.replicas import Judge, Look, Replicas, Source
 from app.store import reads
 from app.store.reading import reading
 from ledger import jobs
-from ledger.errors import DatabaseUnavailableError, InvalidInputError, JobNotFoundError, LedgerError, TooStaleError
+from ledger.errors import (
+    ChainDamagedError,
+    DatabaseUnavailableError,
+    InvalidInputError,
+    JobNotFoundError,
+    TooStaleError,
+)
 
 if TYPE_CHECKING:
     from app.node import Node
@@ -60,8 +66,14 @@ class JobReader:
 
         Raises:
             JobNotFoundError: no such job, or not yet at ``as_of``.
+            ChainDamagedError: what is stored of the job is damaged, or the tenant is set apart and the level promises
+                writes that may be held back.
             SessionNotCaughtUpError, WriteLostError, TooStaleError, FencedError: the level cannot be kept.
         """
+        reason = self._node.damaged.get(tenant_id)
+        if reason is not None and (level is ReadLevel.STRONG or (tokens and level is ReadLevel.SESSION)):
+            # Acknowledged writes of this tenant may be held back: what the chain shows need not have them.
+            raise ChainDamagedError(tenant_id, reason)
         pairs = [(token.node_id, token.epoch) for token in tokens]
 
         async def look(pool: Pool, judge: Judge) -> State:
@@ -71,7 +83,7 @@ class JobReader:
                     return await _state_as_of(connection, tenant_id, job_id, as_of)
                 stored, seen = await reads.job_state_and_seen(connection, tenant_id, job_id, pairs, self._node.node_id)
                 judge(seen)
-                return None if stored is None else state_of(stored)
+                return None if stored is None else state_of(tenant_id, stored)
 
         state, source = await self._read(look, Promise(level, tokens, max_staleness_ms))
         if state is None:
@@ -124,25 +136,27 @@ async def _state_as_of(connection: Connection, tenant_id: str, job_id: str, as_o
     """What the events of the job with an HLC up to ``as_of`` say together."""
     state: State = None
     async for event in reads.job_events_up_to(connection, tenant_id, job_id, as_of):
-        fact = _fact_of(event, job_id)
+        fact = _fact_of(event, tenant_id, job_id)
         if fact is not None:
             state = fact if state is None else jobs.merge(state, fact)
     return state
 
 
-def state_of(stored: str) -> jobs.JobState:
+def state_of(tenant_id: str, stored: str) -> jobs.JobState:
     """The state that a row of ``jobs`` holds.
 
     Raises:
-        LedgerError: somebody edited it; verification says where.
+        ChainDamagedError: somebody edited it; verification says where.
     """
     try:
         return jobs.from_json(stored)
     except InvalidInputError as error:
-        raise LedgerError(f"a stored job state is damaged, verify the chain: {error}") from error
+        raise ChainDamagedError(tenant_id, f"a stored job state is none: {error}") from error
 
 
-def _fact_of(event: reads.EventRow, job_id: str) -> State:
+def _fact_of(event: reads.EventRow, tenant_id: str, job_id: str) -> State:
     hlc = (event.hlc_physical, event.hlc_logical, event.hlc_node)
     payload = orjson.loads(event.payload)
+    if not isinstance(payload, dict):
+        raise ChainDamagedError(tenant_id, f"the payload of seq {event.seq} is no object")
     return jobs.fact_of(event.action, payload, hlc, event.payload_digest, job_id, event.seq)

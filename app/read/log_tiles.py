@@ -70,7 +70,7 @@ async def _require_covered(connection: Connection, tenant_id: str, level: int, i
     head = await chain_reads.head(connection, tenant_id)
     if head is None:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-    size = checkpoint_size(head.checkpoint) or 0
+    size = checkpoint_size(tenant_id, head.checkpoint) or 0
     if index * TILE_WIDTH + width > size >> level * TILE_HEIGHT:
         raise NotFoundError(f"the newest checkpoint of {tenant_id}, of size {size}, does not reach that far")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store import chain_reads
 from app.store.notary import read_tiles
 from app.store.reading import reading
-from ledger import tiles
-from ledger.errors import SeqOutOfRangeError, TenantNotFoundError
+from ledger import merkle, tiles
+from ledger.errors import ChainDamagedError, ProofError, SeqOutOfRangeError, SignatureError, TenantNotFoundError
 from ledger.merkle import HASH_BYTES
 from ledger.positions import Seq, leaf_index_of
 from signing import checkpoint as checkpoints
@@ -50,22 +52,21 @@ async def inclusion(
         SeqOutOfRangeError: not ``seq <= tree_size <= size of the newest checkpoint``.
     """
     async with reading(pool, snapshot=True) as connection:
-        size = await _size(connection, tenant_id, tree_size, "tree_size")
+        size, signed = await _size(connection, tenant_id, tree_size, "tree_size")
         if seq > size:
             raise SeqOutOfRangeError(f"seq {seq} is not in the tree of {size} leaves", ("seq",))
         index = leaf_index_of(Seq(seq))
         leaf_tile = (0, index // tiles.TILE_WIDTH)
-        wanted = tiles.inclusion_tiles(index, size) | tiles.root_tiles(size) | {leaf_tile}
+        wanted = tiles.inclusion_tiles(index, size) | _anchoring_tiles(size, signed) | {leaf_tile}
         stored = await read_tiles(connection, tenant_id, wanted)
     get_tile = _getter(stored)
     at = index % tiles.TILE_WIDTH * HASH_BYTES
-    return InclusionProof(
-        index,
-        size,
-        get_tile(*leaf_tile)[at : at + HASH_BYTES],
-        tiles.root_at(size, get_tile),
-        tiles.inclusion_proof(index, size, get_tile),
-    )
+    with _damage_named(tenant_id):
+        root = _anchored_root(size, signed, get_tile)
+        leaf_hash = get_tile(*leaf_tile)[at : at + HASH_BYTES]
+        hashes = tiles.inclusion_proof(index, size, get_tile)
+        merkle.verify_inclusion(index, size, leaf_hash, hashes, root)
+    return InclusionProof(index, size, leaf_hash, root, hashes)
 
 
 async def consistency(
@@ -78,38 +79,81 @@ async def consistency(
         SeqOutOfRangeError: not ``1 <= first <= second <= size of the newest checkpoint``.
     """
     async with reading(pool, snapshot=True) as connection:
-        size = await _size(connection, tenant_id, second, "second")
+        size, signed = await _size(connection, tenant_id, second, "second")
         if first > size:
             raise SeqOutOfRangeError(f"first {first} lies beyond second {size}", ("first",))
-        wanted = tiles.consistency_tiles(first, size) | tiles.root_tiles(first) | tiles.root_tiles(size)
+        wanted = tiles.consistency_tiles(first, size) | tiles.root_tiles(first) | _anchoring_tiles(size, signed)
         stored = await read_tiles(connection, tenant_id, wanted)
     get_tile = _getter(stored)
-    return ConsistencyProof(
-        first,
-        size,
-        tiles.root_at(first, get_tile),
-        tiles.root_at(size, get_tile),
-        tiles.consistency_proof(first, size, get_tile),
-    )
+    with _damage_named(tenant_id):
+        root = _anchored_root(size, signed, get_tile)
+        first_root = tiles.root_at(first, get_tile)
+        hashes = tiles.consistency_proof(first, size, get_tile)
+        merkle.verify_consistency(first, size, first_root, root, hashes)
+    return ConsistencyProof(first, size, first_root, root, hashes)
 
 
-def checkpoint_size(checkpoint: str | None) -> int | None:
-    """Tree size that a signed note states; None when there is no note."""
-    return None if checkpoint is None else checkpoints.parse(note.parse(checkpoint).text).size
+def newest_checkpoint(tenant_id: str, note_text: str | None) -> checkpoints.Checkpoint | None:
+    """What the stored note says, None when there is no note; nobody's signature is looked at.
+
+    Raises:
+        ChainDamagedError: it is no checkpoint.
+    """
+    if note_text is None:
+        return None
+    try:
+        return checkpoints.parse(note.parse(note_text).text)
+    except SignatureError as error:
+        raise ChainDamagedError(tenant_id, f"the stored checkpoint is none: {error}") from error
 
 
-async def _size(connection: Connection, tenant_id: str, asked: int | None, name: str) -> int:
-    """The tree size asked for, else the newest checkpoint's, once it is known to be there."""
+def checkpoint_size(tenant_id: str, note_text: str | None) -> int | None:
+    """Tree size that the stored note states, None when there is no note; raises as ``newest_checkpoint``."""
+    signed = newest_checkpoint(tenant_id, note_text)
+    return None if signed is None else signed.size
+
+
+async def _size(
+    connection: Connection, tenant_id: str, asked: int | None, name: str
+) -> tuple[int, checkpoints.Checkpoint]:
+    """The tree size asked for, else the newest checkpoint's, once it is known to be there, and that checkpoint."""
     head = await chain_reads.head(connection, tenant_id)
     if head is None:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-    covered = checkpoint_size(head.checkpoint)
-    size = covered if asked is None else asked
-    if covered is None or size is None:
+    signed = newest_checkpoint(tenant_id, head.checkpoint)
+    if signed is None:
         raise SeqOutOfRangeError(f"there is no checkpoint of {tenant_id} yet; try again soon", (name,))
-    if not 1 <= size <= covered:
-        raise SeqOutOfRangeError(f"{name} {size} lies beyond the checkpoint, which covers {covered} leaves", (name,))
-    return size
+    size = signed.size if asked is None else asked
+    if not 1 <= size <= signed.size:
+        raise SeqOutOfRangeError(
+            f"{name} {size} lies beyond the checkpoint, which covers {signed.size} leaves", (name,)
+        )
+    return size, signed
+
+
+def _anchoring_tiles(size: int, signed: checkpoints.Checkpoint) -> set[tuple[int, int]]:
+    return tiles.root_tiles(size) | tiles.consistency_tiles(size, signed.size) | tiles.root_tiles(signed.size)
+
+
+def _anchored_root(size: int, signed: checkpoints.Checkpoint, get_tile: tiles.GetTile) -> bytes:
+    """Root of the first ``size`` leaves as stored, once it is proved to be that of a beginning of what was signed.
+
+    Raises:
+        ProofError: it is not.
+    """
+    root = tiles.root_at(size, get_tile)
+    proof = tiles.consistency_proof(size, signed.size, get_tile)
+    merkle.verify_consistency(size, signed.size, root, signed.root, proof)
+    return root
+
+
+@contextmanager
+def _damage_named(tenant_id: str) -> Iterator[None]:
+    """Stored tiles that do not make the tree that was signed are damage, not an answer."""
+    try:
+        yield
+    except (ProofError, TypeError, ValueError) as error:
+        raise ChainDamagedError(tenant_id, f"the stored tree is not the one that was signed: {error}") from error
 
 
 def _getter(stored: dict[tuple[int, int], bytes]) -> tiles.GetTile:

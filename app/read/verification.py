@@ -37,7 +37,7 @@ KeyringProvider = Callable[[], Awaitable["Keyring"]]
 """Gives the keys that signatures are judged with."""
 AnchorProvider = Callable[[str], Awaitable[Sequence[Anchor]]]
 """Gives what outsiders said of a tenant's tree, judged."""
-CheckpointProvider = Callable[[str], Sequence[TreeHead]]
+CheckpointProvider = Callable[[str, "Keyring"], Sequence[TreeHead]]
 """Gives the tree heads of a tenant that are kept outside the database, each with its source."""
 
 log = structlog.get_logger()
@@ -128,8 +128,9 @@ class ChainVerifier:
         async with self._slots:
             began_s = time.perf_counter()
             # 1. What is kept outside the database, before the database is looked at.
-            checkpoints = self._checkpoints(tenant_id)
-            opener = partial(open_snapshot, keyring=await self._keyring())
+            keyring = await self._keyring()
+            checkpoints = self._checkpoints(tenant_id, keyring)
+            opener = partial(open_snapshot, keyring=keyring)
             anchors = await self._anchors(tenant_id) if from_seq in (None, 1) else ()
             # 2. The ledger, in one state.
             async with (

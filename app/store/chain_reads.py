@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.reads import PAGE_BYTES_MAX
+from app.store.whole import whole
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -76,7 +77,8 @@ _SNAPSHOT_COLUMNS = ", ".join(SnapshotRow._fields)
 _ENTRIES = f"""
 WITH page AS (
     SELECT {_ENTRY_COLUMNS}, row_number() OVER ordered AS number, count(*) OVER () AS found,
-           sum(octet_length(payload::text)) OVER ordered - octet_length(payload::text) AS bytes_before
+           sum(coalesce(octet_length(payload::text), 0)) OVER ordered - coalesce(octet_length(payload::text), 0)
+               AS bytes_before
       FROM (SELECT {_ENTRY_COLUMNS} FROM scheduler.scheduler_log
              WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3 + 1) AS listed
     WINDOW ordered AS (ORDER BY seq)
@@ -107,7 +109,8 @@ async def list_entries(
 ) -> tuple[list[ListedEntry], bool]:
     """Entries from ``from_seq`` on in seq order, and whether more follow."""
     rows = await connection.fetch(_ENTRIES, tenant_id, from_seq, limit, PAGE_BYTES_MAX)
-    return [ListedEntry(*list(row)[:-1]) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
+    entries = [whole(tenant_id, ListedEntry(*list(row)[:-1]), ("prev_chain_link", "origin")) for row in rows]
+    return entries, bool(rows) and rows[-1]["found"] > len(rows)
 
 
 async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq: int, limit: int) -> list[SnapshotRow]:

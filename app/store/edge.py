@@ -9,6 +9,7 @@ import asyncpg
 from app.store import idempotency
 from app.store.idempotency import ChainedLine
 from app.store.reading import reading
+from app.store.whole import whole
 from ledger import jobs
 
 LOOKUP_TIMEOUT_S = 5.0
@@ -38,7 +39,8 @@ class EdgeLookups:
     async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
         """Chained lines of a keyed request, in line order."""
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-            return await idempotency.find_lines(connection, tenants, route, key)
+            lines = await idempotency.find_lines(connection, tenants, route, key)
+        return [whole(line.tenant_id, line, ("prev_chain_link",)) for line in lines]
 
 
 def _fence(stored: str | None) -> int:

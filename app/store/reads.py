@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
+from app.store.whole import whole
+
 if TYPE_CHECKING:
     import asyncpg
 
@@ -95,7 +97,8 @@ _JOBS = """
 WITH page AS (
     SELECT state, created_physical, created_logical, created_node,
            row_number() OVER newest AS number, count(*) OVER () AS found,
-           sum(octet_length(state::text)) OVER newest - octet_length(state::text) AS bytes_before
+           sum(coalesce(octet_length(state::text), 0)) OVER newest - coalesce(octet_length(state::text), 0)
+               AS bytes_before
       FROM (SELECT * FROM scheduler.jobs
              WHERE tenant_id = $1 AND (created_physical, created_logical, created_node) < ($2, $3, $4) {only}
              ORDER BY created_physical DESC, created_logical DESC, created_node DESC
@@ -114,7 +117,8 @@ _EVENTS = f"""
 WITH page AS (
     SELECT {_EVENT_COLUMNS},
            row_number() OVER ordered AS number, count(*) OVER () AS found,
-           sum(octet_length(payload::text)) OVER ordered - octet_length(payload::text) AS bytes_before
+           sum(coalesce(octet_length(payload::text), 0)) OVER ordered - coalesce(octet_length(payload::text), 0)
+               AS bytes_before
       FROM (SELECT {_EVENT_COLUMNS} FROM scheduler.scheduler_log
              WHERE tenant_id = $1 AND job_id = $2
                AND (hlc_physical, hlc_logical, hlc_node) > ($3, $4, $5)
@@ -189,7 +193,7 @@ async def list_job_events(
 ) -> tuple[list[EventRow], bool]:
     """Events of a job in HLC order, from above ``after``, and whether more follow."""
     rows = await connection.fetch(_EVENTS, tenant_id, job_id, *(after or _OLDEST), limit, PAGE_BYTES_MAX)
-    return [EventRow(*list(row)[:-1]) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
+    return [whole(tenant_id, EventRow(*list(row)[:-1])) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
 
 
 async def job_events_up_to(
@@ -198,7 +202,7 @@ async def job_events_up_to(
     """Events of a job with an HLC up to ``hlc``, in any order; needs an open transaction."""
     cursor = connection.cursor(_EVENTS_UP_TO, tenant_id, job_id, *hlc, prefetch=FOLD_ROWS)
     async for row in cursor:
-        yield EventRow(*row)
+        yield whole(tenant_id, EventRow(*row))
 
 
 async def job_exists(connection: Connection, tenant_id: str, job_id: str) -> bool:

@@ -31,7 +31,7 @@ class Setting:
         self.verifier = ChainVerifier(
             pool=pool,
             keyring=self.keyring,
-            checkpoints=lambda tenant_id: self.held.get(tenant_id, []),
+            checkpoints=lambda tenant_id, _keyring: self.held.get(tenant_id, []),
             anchors=self.anchors,
             positions=VerifiedPositions(folder),
             metrics=self.metrics,

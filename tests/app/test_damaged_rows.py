@@ -1,0 +1,318 @@
+"""Rows that somebody damaged are named by whoever meets them: a break, a problem, a refused start, never a 500."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.service import Service
+from ledger.errors import StartRefusedError
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import created
+
+PROBLEM = "https://tallystick.dev/problems/chain-damaged"
+KEY = {"Idempotency-Key": "one"}
+JOB = {"tenant_id": "acme", "spec": {"n": 1}, "job_id": "job-1", "durability": "GLOBAL"}
+
+
+class Ledger:
+    """A running service with a job of ``acme`` that a checkpoint covers, and the superuser of its database."""
+
+    def __init__(self, client: httpx.AsyncClient, superuser: asyncpg.Connection) -> None:
+        self.client = client
+        self.superuser = superuser
+
+    async def get(self, path: str, **params: Any) -> httpx.Response:
+        query = params if path.startswith("/v1/log/") else {"tenant_id": "acme", **params}
+        return await self.client.get(path, params=query)
+
+    async def damage(self, table: str, change: str) -> None:
+        """Change the tenant's rows, after taking from the table what guards single columns; keys stay."""
+        guards = await self.superuser.fetch(
+            "SELECT 'DROP CONSTRAINT ' || conname FROM pg_constraint WHERE conrelid = to_regclass($1) AND contype = 'c'"
+            " UNION ALL SELECT 'ALTER ' || attname || ' DROP NOT NULL' FROM pg_attribute a"
+            " WHERE attrelid = to_regclass($1) AND attnum > 0 AND attnotnull AND attidentity = '' AND NOT EXISTS"
+            " (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND a.attnum = ANY(i.indkey))",
+            f"scheduler.{table}",
+        )
+        for (guard,) in guards:
+            await self.superuser.execute(f"ALTER TABLE scheduler.{table} {guard}")
+        async with self.superuser.transaction():
+            await self.superuser.execute("SET LOCAL session_replication_role = replica")
+            await self.superuser.execute(f"UPDATE scheduler.{table} SET {change} WHERE tenant_id = 'acme'")
+
+    async def others_go_on(self) -> None:
+        """Another tenant is written, read and verified."""
+        made = await self.client.post("/v1/jobs", json={"tenant_id": "beta", "spec": {}, "durability": "GLOBAL"})
+        assert made.status_code == 201, made.text
+        job = made.json()["job_id"]
+        assert (await self.client.get(f"/v1/jobs/{job}", params={"tenant_id": "beta"})).status_code == 200
+        verdict = (await self.client.get("/v1/chain/verify", params={"tenant_id": "beta"})).json()
+        assert verdict["first_break"] is None, verdict
+
+
+@pytest.fixture
+async def ledger(run_server: RunServer, superuser: asyncpg.Connection) -> AsyncIterator[Ledger]:
+    async with run_server() as client:
+        made = await client.post("/v1/jobs", json=JOB, headers=KEY)
+        assert made.status_code == 201, made.text
+
+        async def is_covered() -> bool:
+            return (await client.get("/v1/log/acme/checkpoint")).status_code == 200
+
+        await until(is_covered, "a checkpoint covers it")
+        yield Ledger(client, superuser)
+
+
+def assert_damage_told(answer: httpx.Response) -> None:
+    assert answer.status_code == 409, answer.text
+    assert answer.json()["type"] == PROBLEM
+    assert answer.json()["tenant_id"] == "acme"
+    assert "tally verify --tenant acme" in answer.json()["detail"]
+
+
+READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
+    "a job state of no form": (
+        "jobs",
+        """state = '{"job_id": 7}'""",
+        [("/v1/jobs", {}), ("/v1/jobs/job-1", {}), ("/v1/jobs/job-1", {"consistency": "eventual"})],
+    ),
+    "a job state with parts that cannot be merged": (
+        "jobs",
+        """state = jsonb_set(state::jsonb, '{last_hlc}', '["a", "b", 3]')::json""",
+        [("/v1/jobs", {}), ("/v1/jobs/job-1", {})],
+    ),
+    "a job state that is NULL": ("jobs", "state = NULL", [("/v1/jobs", {})]),
+    "a payload that is NULL": (
+        "scheduler_log",
+        "payload = NULL",
+        [
+            ("/v1/jobs/job-1/events", {}),
+            ("/v1/jobs/job-1", {"as_of": "9000000000000:0:n"}),
+            ("/v1/chain/entries", {}),
+        ],
+    ),
+    "a payload that is no object": (
+        "scheduler_log",
+        "payload = '[7]'",
+        [("/v1/jobs/job-1", {"as_of": "9000000000000:0:n"})],
+    ),
+    "a digest that is NULL": (
+        "scheduler_log",
+        "payload_digest = NULL",
+        [("/v1/jobs/job-1/events", {}), ("/v1/chain/entries", {})],
+    ),
+    "an altered tile": (
+        "merkle_tile",
+        "hashes = set_byte(hashes, 3, get_byte(hashes, 3) # 1)",
+        [("/v1/chain/proof/inclusion", {"seq": 1})],
+    ),
+    "a tile that is NULL": ("merkle_tile", "hashes = NULL", [("/v1/chain/proof/consistency", {"first": 1})]),
+    "a checkpoint of no form": ("merkle_head", "checkpoint = 'none'", [("/v1/chain/head", {})]),
+    "a checkpoint with another signature": (
+        "merkle_head",
+        "checkpoint = regexp_replace(checkpoint, '.{8}\\n$', E'AAAAAAA=\\n')",
+        [("/v1/log/acme/checkpoint", {})],
+    ),
+    "a tree head of another root": (
+        "merkle_head",
+        "root_hash = repeat('0', 64)",
+        [("/v1/log/acme/checkpoint", {})],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+async def test_a_read_that_meets_a_damaged_row_says_so(ledger: Ledger, name: str) -> None:
+    table, change, reads = READS[name]
+    # Each read on its own damage: a tree that is found damaged is made again at once.
+    for path, params in reads:
+        await ledger.damage(table, change)
+        assert_damage_told(await ledger.get(path, **params))
+    await ledger.others_go_on()
+
+
+async def test_a_keyed_replay_that_meets_a_damaged_row_says_so(ledger: Ledger) -> None:
+    await ledger.damage("scheduler_log", "payload = NULL")
+    assert_damage_told(await ledger.client.post("/v1/jobs", json=JOB, headers=KEY))
+    await ledger.others_go_on()
+
+
+async def test_a_damaged_tree_is_named_by_verify_served_by_nobody_and_soon_made_again(ledger: Ledger) -> None:
+    await ledger.damage("merkle_tile", "hashes = set_byte(hashes, 3, get_byte(hashes, 3) # 1)")
+    verdict = (await ledger.get("/v1/chain/verify")).json()
+    assert verdict["first_break"]["kind"] == "tree"
+    assert_damage_told(await ledger.get("/v1/chain/proof/inclusion", seq=1))
+
+    async def is_mended() -> bool:
+        return (await ledger.get("/v1/chain/proof/inclusion", seq=1)).status_code == 200
+
+    await until(is_mended, "the tree is made again")
+    assert (await ledger.get("/v1/chain/verify")).json()["valid"]
+
+
+async def test_readiness_and_metrics_tell_of_a_tenant_that_is_set_apart_and_take_requests(ledger: Ledger) -> None:
+    await ledger.damage("chain_heads", "head_chain_link = NULL")
+    answer = await ledger.client.post("/v1/jobs", json={**JOB, "job_id": "job-2"})
+    assert_damage_told(answer)
+    assert answer.json()["lsn"] > 0
+    ready = await ledger.client.get("/readyz")
+    assert ready.status_code == 200
+    told = ready.json()["checks"]["tenants"]
+    assert told == {"ok": False, "detail": "set apart, their chains are damaged: acme"}
+    metrics = (await ledger.client.get("/metrics")).text
+    assert 'scheduler_damaged_tenants{what="chain"} 1.0' in metrics
+    await ledger.others_go_on()
+
+
+# --- what is kept beside the WAL ------------------------------------------------------------------
+
+
+def altered(note: str) -> str:
+    """The note with another size, which its signature does not cover."""
+    lines = note.split("\n")
+    return "\n".join((lines[0], str(int(lines[1]) + 1), *lines[2:]))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [altered, lambda note: note.replace("/acme\n", "/beta\n", 1), lambda _note: "", lambda note: note[:-20] + "\n"],
+    ids=["altered", "of another log", "empty", "cut"],
+)
+async def test_a_kept_checkpoint_that_does_not_open_is_broken(
+    run_server: RunServer, make_settings: MakeSettings, edit: Callable[[str], str]
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        await client.post("/v1/jobs", json=JOB)
+
+        def kept() -> list[Path]:
+            return list(settings.wal_dir.glob("*/checkpoints/acme"))
+
+        await until(kept, "the checkpoint is kept")
+        kept()[0].write_text(edit(kept()[0].read_text()))
+        verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+        assert verdict["verdicts"]["checkpoint"] == "broken"
+        assert verdict["first_break"]["kind"] == "rollback"
+        assert "does not open" in verdict["first_break"]["detail"]
+        assert not verdict["valid"]
+
+
+async def test_checkpoints_that_cannot_be_kept_are_a_failed_check_by_name(
+    run_server: RunServer, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    async with run_server(settings) as client:
+        (folder,) = settings.wal_dir.glob("*/checkpoints")
+        shutil.rmtree(folder)
+        await client.post("/v1/jobs", json=JOB)
+
+        async def is_told() -> bool:
+            return not (await client.get("/readyz")).json()["checks"]["checkpoints"]["ok"]
+
+        await until(is_told, "the check fails")
+        assert (await client.get("/readyz")).status_code == 503
+        folder.mkdir()
+        await until(lambda: (folder / "acme").exists(), "it is kept as soon as it can be")
+
+
+# --- what a start refuses -------------------------------------------------------------------------
+
+GUARDS = {
+    "trigger append_only_rows of scheduler_log_p5 is missing or disabled": (
+        "ALTER TABLE scheduler.scheduler_log_p5 DISABLE TRIGGER append_only_rows"
+    ),
+    "trigger append_only_table of batch_snapshot is missing or disabled": (
+        "DROP TRIGGER append_only_table ON scheduler.batch_snapshot"
+    ),
+    "trigger append_only_rows of scheduler_log is missing or disabled": (
+        "CREATE OR REPLACE FUNCTION scheduler.refuse_change() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN RETURN NULL; END'"
+    ),
+    "constraint scheduler_log_t_hlc of scheduler_log is missing": (
+        "ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT scheduler_log_t_hlc"
+    ),
+    "constraint chain_heads_pkey of chain_heads is missing": (
+        "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT chain_heads_pkey"
+    ),
+    "column merkle_head.root_hash is not NOT NULL": "ALTER TABLE scheduler.merkle_head ALTER root_hash DROP NOT NULL",
+    "column scheduler_log.hlc_logical is of type text": (
+        "ALTER TABLE scheduler.scheduler_log ALTER hlc_logical TYPE text"
+    ),
+    "scheduler_log has 7 partitions": (
+        "ALTER TABLE scheduler.scheduler_log DETACH PARTITION scheduler.scheduler_log_p0"
+    ),
+    "synchronous_commit is off": (
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$"
+    ),
+}
+
+
+@pytest.mark.parametrize("said", GUARDS)
+async def test_a_database_without_a_guard_of_the_ledger_is_refused(
+    run_node: RunNode, superuser: asyncpg.Connection, said: str
+) -> None:
+    if "hlc_logical" in said:
+        await superuser.execute("DROP VIEW scheduler.log_entries")
+    await superuser.execute(GUARDS[said])
+    with pytest.raises(StartRefusedError, match=said):
+        async with run_node():
+            pass
+
+
+async def chained(service: Service, n: int) -> None:
+    assert (await service.submitter.submit(created("acme", n), key=None)).chain is not None
+
+
+async def test_a_forged_row_of_this_node_from_far_ahead_does_not_move_its_clock(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        await chained(service, 1)
+        node_id = service.node.node_id
+    ahead_ms = time.time_ns() // 1_000_000 + 3_600_000
+    await superuser.execute(
+        """
+        INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id, action,
+               link_version, prev_chain_link, chain_link, payload_digest, payload)
+        VALUES ('acme', 900, $1::bigint || ':0:' || $2, $1, 0, $2, 'forged', 'ENQUEUE', 2, 'p', 'l', 'd', '{}')
+        """,
+        ahead_ms,
+        node_id,
+    )
+    with pytest.raises(StartRefusedError, match="the entry is forged, or this machine's clock is wrong"):
+        async with run_node(settings):
+            pass
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        await superuser.execute("DELETE FROM scheduler.scheduler_log WHERE job_id = 'forged'")
+    async with run_node(settings) as service:
+        await chained(service, 2)
+        assert service.node.clock.last.physical_ms < ahead_ms
+
+
+async def test_a_row_of_this_nodes_key_that_was_removed_is_published_again_for_all_it_signed(
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings(chain={"batch_interval": "100ms"})
+    async with run_server(settings) as client:
+        await client.post("/v1/jobs", json=JOB)
+        await client.post("/v1/snapshots", json={"tenant_id": "acme"})
+        await until(chains.key_recorded, "the node has recorded its key")
+    await superuser.execute("DELETE FROM scheduler.signing_keys")
+    async with run_server(settings) as client:
+        verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+        assert verdict["verdicts"]["signatures"] == "ok", verdict
+    await superuser.execute("UPDATE scheduler.signing_keys SET algorithm = 'other'")
+    with pytest.raises(StartRefusedError, match="is not that key any more"):
+        async with run_server(settings):
+            pass
