@@ -57,7 +57,6 @@ from ledger.errors import (
     UntrustedKeyError,
 )
 from ledger.events import SYSTEM_TENANT
-from ledger.hlc import Hlc
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -303,7 +302,6 @@ class BundleImporter:
             await asyncio.to_thread(chain, decided, Grower(growth, heads, states, self._linkers))
             # 3. store
             if decided.placed:
-                await imports.let_keys_count_from(connection, _oldest_ms(batch))
                 await chaining.copy_entries(connection, growth.log_rows)
                 await chaining.finish(connection, growth.heads(), growth.job_rows())
             conflicts = _listed(outcome, decided)
@@ -445,10 +443,6 @@ async def _meet(
                 # Someone edited the table. The chain must go on; verification names the job.
                 log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
     return decided, states
-
-
-def _oldest_ms(batch: Sequence[Incoming]) -> int:
-    return min(Hlc.parse(entry.t_hlc).physical_ms for entry in batch)
 
 
 def _listed(outcome: Imported, decided: Decided) -> list[Mapping[str, Any]]:

@@ -113,14 +113,3 @@ async def read_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[
         tenant_ids,
     )
     return {row["tenant_id"]: ChainHead(*row[1:]) for row in rows}
-
-
-async def let_keys_count_from(connection: Connection, oldest_ms: int) -> None:
-    """Let the keys that sign now count for entries of that HLC time as well: they will have to sign them."""
-    await connection.execute(
-        """
-        UPDATE scheduler.signing_keys SET not_before = to_timestamp(floor($1::bigint / 1000.0))
-         WHERE not_after IS NULL AND not_before > to_timestamp(floor($1::bigint / 1000.0))
-        """,
-        oldest_ms,
-    )
