@@ -96,19 +96,21 @@ async def running(
         Keyring.load(settings.bundle.trusted_keys)
     authorities = _authorities(settings)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal)
-    try:
-        pool = await asyncpg.create_pool(
-            database_url, min_size=1, max_size=POOL_CONNECTIONS_MAX, timeout=5, command_timeout=STATEMENT_TIMEOUT_S
+    async with contextlib.AsyncExitStack() as held:
+        held.callback(started.lock.release)
+        try:
+            pool = await asyncpg.create_pool(
+                database_url, min_size=1, max_size=POOL_CONNECTIONS_MAX, timeout=5, command_timeout=STATEMENT_TIMEOUT_S
+            )
+            held.callback(pool.terminate)
+            knowledge = await _private_fields(pool, settings.privacy_master_key_uri)
+        except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+            raise went_away(error) from error
+        service = Service(settings, started, pool, database_url)
+        held.callback(service.let_go)
+        replicas = await held.enter_async_context(
+            replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
-        knowledge = await _private_fields(pool, settings.privacy_master_key_uri)
-    except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
-        started.lock.release()
-        raise went_away(error) from error
-    except BaseException:
-        started.lock.release()
-        raise
-    service = Service(settings, started, pool, database_url)
-    async with replicas_at(settings.database_replica_urls, database_url, started.log_origin) as replicas:
         parts = _parts(service, started, pool, replicas, knowledge, authorities)
         service.start()
         service.spawn(knowledge.run())
@@ -130,13 +132,9 @@ async def running(
 
 
 async def _private_fields(pool: asyncpg.Pool[asyncpg.Record], master_key_uri: str) -> PrivacyKnowledge:
-    """What the ledger's private fields are, known before the first event is taken; the pool ends if that fails."""
+    """What the ledger's private fields are, known before the first event is taken."""
     knowledge = PrivacyKnowledge(pool, SubjectKeys(pool, master_key_uri))
-    try:
-        await knowledge.refresh()
-    except BaseException:
-        pool.terminate()
-        raise
+    await knowledge.refresh()
     return knowledge
 
 

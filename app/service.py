@@ -334,6 +334,12 @@ class Service:
         assert self._stop_by_s is not None
         return max(0.0, self._stop_by_s - self._loop.time())
 
+    def let_go(self) -> None:
+        """End the writer of a service that was never started; after ``stop`` there is nothing left to end."""
+        if not self._tasks:
+            with contextlib.suppress(LedgerError):
+                self.writer.close(WAL_CLOSE_TIMEOUT_S)
+
     async def stop(self) -> None:
         """Flush the WAL, let the appender drain what the grace allows, write the control file, let go."""
         self.begin_stop()
