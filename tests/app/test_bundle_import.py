@@ -22,6 +22,7 @@ from app.embedded import EmbeddedPostgres
 from signing.keys import Keyring
 from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, store
+from tests.app.chains import Chains, until
 from tests.app.service_thread import serving
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 
@@ -111,9 +112,28 @@ def kind_of(answer: httpx.Response) -> str:
 
 
 def settled(client: httpx.Client, postgres: EmbeddedPostgres) -> dict[str, int]:
-    """``everything``, once the service has signed all that it chained."""
-    for tenant in ("_system", "whole", "beside", "skewed"):
-        client.post("/v1/snapshots", json={"tenant_id": tenant})
+    """``everything``, once the service has recorded its start and followed and signed all that it chained."""
+
+    async def followed() -> None:
+        connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
+        try:
+            chains = Chains(connection)
+            await until(chains.key_recorded, "the start is recorded")
+            for tenant in await chains.tenants():
+                client.post("/v1/snapshots", json={"tenant_id": tenant})
+            behind = (
+                "SELECT EXISTS (SELECT FROM scheduler.chain_heads LEFT JOIN scheduler.merkle_head USING (tenant_id)"
+                " WHERE head_seq > coalesce(tree_size, 0) OR checkpoint IS NULL AND head_seq > 0)"
+            )
+
+            async def is_followed() -> bool:
+                return not await connection.fetchval(behind)
+
+            await until(is_followed, "every tree has followed its chain")
+        finally:
+            await connection.close()
+
+    asyncio.run(followed())
     return everything(postgres)
 
 
