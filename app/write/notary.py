@@ -198,6 +198,8 @@ class Notary:
             tenant = self._tenant(tenant_id)
             self._remember(tenant, rows)
             tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
+            # Another node may sign this first; here a checkpoint that covers it is kept all the same.
+            tenant.is_kept = False
             if tenant.unsigned_since_s is None:
                 tenant.unsigned_since_s = now_s
             self._grown.add(tenant_id)
@@ -602,8 +604,10 @@ class Notary:
             self.checkpoint_fault = None
         log_key = self._keys.log_signer.public_key
         for name, note in unkept.items():
-            self._tenants[name].unkept = None
-            self._tenants[name].is_kept = is_signed_by(note, self.origin(name), log_key)
+            tenant = self._tenants[name]
+            tenant.unkept = None
+            covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
+            tenant.is_kept = covers and is_signed_by(note, self.origin(name), log_key)
 
     def _trim_cache(self, used: Iterable[str]) -> None:
         """Keep the trees that were used last."""

@@ -365,6 +365,10 @@ async def test_hundreds_of_tenants_that_grow_at_once_all_get_their_checkpoints(
     assert service.notary.last_error is None
 
 
+def trees_in_memory(service: Service) -> int:
+    return sum(tenant.tree is not None for tenant in service.notary._tenants.values())
+
+
 async def test_tenants_beyond_those_whose_trees_are_in_memory_are_followed_and_signed_all_the_same(
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,8 +380,7 @@ async def test_tenants_beyond_those_whose_trees_are_in_memory_are_followed_and_s
             drafts = [created(tenant, round_) for tenant in tenants]
             await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
             await until(lambda: all_covered(superuser, 30), "all are covered")
-            in_memory = [name for name, tenant in service.notary._tenants.items() if tenant.tree is not None]
-            assert len(in_memory) <= 5 + 4 * TURNS_AT_ONCE_MAX
+            await until(lambda: trees_in_memory(service) <= 5 + 4 * TURNS_AT_ONCE_MAX, "the others are let go")
         for tenant in tenants:
 
             async def two(tenant: str = tenant) -> bool:
@@ -524,6 +527,22 @@ async def test_a_row_edited_after_the_tree_followed_is_in_no_snapshot(
 
 
 FLIP = "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, get_byte(hashes, 40) # 1)"
+
+
+async def test_a_node_keeps_a_checkpoint_of_what_it_chained_even_when_another_node_signs_first(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    slow = make_settings("slow", chain={"checkpoint_interval": "4s"})
+    async with run_node(slow) as node, run_node(make_settings("quick")) as quick:
+        await write(node, "acme", 1)
+        await until(lambda: node._started.checkpoints.size("acme") == 1, "the checkpoint is kept")
+        await write(node, "acme", 1)
+        await write(quick, "acme", 1)
+        await until(lambda: covered(superuser, "acme", 3), "the other node signs")
+        assert node._started.checkpoints.size("acme") == 1
+        await until(lambda: node._started.checkpoints.size("acme") == 3, "the checkpoint is kept")
+
+
 LOOSEN = "ALTER TABLE scheduler.merkle_head ALTER tree_size DROP NOT NULL, ALTER root_hash DROP NOT NULL"
 
 
