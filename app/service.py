@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import asyncpg
 import structlog
 
+from app import log_fork
 from app.config import Settings
 from app.metrics import Metrics
 from app.node import Node, expire
@@ -253,6 +254,12 @@ class Service:
                     self.submitter.record_system(SystemAction.WAL_LOST, f"wal:{self.node.node_id}", facts)
                 )
             await self.node.chained.reached(self._started.next_lsn - 1)
+            if self._started.fork is not None:
+                fork = self._started.fork
+                await self._unless_refused(
+                    self.submitter.record_system(SystemAction.LOG_FORKED, fork.subject, fork.facts())
+                )
+                log_fork.forget(self._started.folder)
             await self._unless_refused(self.key_changes.record_start())
         except ChainDamagedError as error:
             log.error("start_not_recorded", error=str(error))

@@ -30,7 +30,7 @@ from pathlib import Path
 import asyncpg
 import structlog
 
-from app import identity, lost_wal, node_keys
+from app import identity, log_fork, lost_wal, node_keys
 from app.config import Settings
 from app.identity import Identity
 from app.node import Node
@@ -86,6 +86,8 @@ class StartedNode:
     log_origin: str
     lost: list[lost_wal.Range]
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
+    fork: log_fork.Fork | None
+    """A fork of the log that ``_system`` does not record yet."""
 
 
 async def connect(url: str, wait_s: float) -> asyncpg.Connection[asyncpg.Record]:
@@ -227,7 +229,7 @@ async def _start_locked(
     clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
 
     # 8. a higher epoch
-    wal_id, epoch = await _take_epoch(connection, wal, position)
+    wal_id, epoch = await take_epoch(connection, wal, position)
 
     # 9. the backlog
     pending = list(wal.unchained())
@@ -252,6 +254,7 @@ async def _start_locked(
         keys=keys,
         log_origin=origin,
         lost=lost,
+        fork=await _unrecorded_fork(connection, folder, pending),
     )
 
 
@@ -318,7 +321,7 @@ async def _start_clock(
     return clock
 
 
-async def _take_epoch(
+async def take_epoch(
     connection: asyncpg.Connection[asyncpg.Record], wal: FoundWal, position: WalPosition | None
 ) -> tuple[str, int]:
     """Take a higher epoch, first in the control file, then in Postgres; the WAL's id and the epoch."""
@@ -335,7 +338,8 @@ async def _take_epoch(
             epoch=epoch,
             highest_hlc=wal.highest_hlc(),
             durable_lsn=wal.last_lsn,
-            chained_lsn=wal.chained_lsn,
+            # A restore that fails must leave the node knowing how far Postgres once was.
+            chained_lsn=max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn),
             signed_lsn=min(known.signed_lsn if known else 0, wal.chained_lsn),
         ),
     )
@@ -369,6 +373,20 @@ async def _claim_job_ids(connection: asyncpg.Connection[asyncpg.Record], setting
             )
         who = identity.with_new_gate(settings.wal_dir, who)
     return who
+
+
+async def _unrecorded_fork(
+    connection: asyncpg.Connection[asyncpg.Record], folder: Path, pending: list[Pending]
+) -> log_fork.Fork | None:
+    """The fork of the log that neither ``_system`` nor the backlog records."""
+    fork = log_fork.load(folder)
+    if fork is None:
+        return None
+    subject, action = fork.subject, SystemAction.LOG_FORKED
+    if any(event.job_id == subject for event in pending) or await node_store.is_recorded(connection, action, subject):
+        log_fork.forget(folder)
+        return None
+    return fork
 
 
 async def _unrecorded(

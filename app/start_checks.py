@@ -42,8 +42,16 @@ def load_control(folder: Path, *, accept_lost_wal: bool) -> tuple[Control | None
         return None, True
 
 
-def judge_wal(node_id: str, known: Control | None, position: WalPosition | None, *, accept_lost_wal: bool) -> bool:
-    """Refuse a WAL that is not the one Postgres knows, and a Postgres that is older than the WAL.
+def judge_wal(
+    node_id: str,
+    known: Control | None,
+    position: WalPosition | None,
+    *,
+    accept_lost_wal: bool,
+    restoring: bool = False,
+) -> bool:
+    """Refuse a WAL that is not the one Postgres knows and, unless that is to be mended now, a Postgres that is older
+    than the WAL.
 
     Returns:
         Whether the folder holds another WAL than Postgres knows, and the operator accepted that.
@@ -52,11 +60,11 @@ def judge_wal(node_id: str, known: Control | None, position: WalPosition | None,
         StartRefusedError: says which and what to do.
     """
     if position is None:
-        if known is not None and known.chained_lsn > 0:
+        if known is not None and known.chained_lsn > 0 and not restoring:
             raise StartRefusedError(
                 f"this WAL has chained up to LSN {known.chained_lsn}, but Postgres has never heard of node "
                 f"{node_id}: it is another database or was restored from before; point database_url to the "
-                "right one, or restore a newer backup"
+                "right one, restore a newer backup, or bring back what is missing with tally restore"
             )
         return False
     if known is None or known.wal_id != position.wal_id:
@@ -76,11 +84,11 @@ def judge_wal(node_id: str, known: Control | None, position: WalPosition | None,
                 f"--accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}"
             )
         return True
-    if known.chained_lsn > position.chained_lsn:
+    if known.chained_lsn > position.chained_lsn and not restoring:
         raise StartRefusedError(
             f"Postgres says node {node_id} is chained up to LSN {position.chained_lsn}, its WAL says "
-            f"{known.chained_lsn}: the database was restored or failed over to an older copy. Bring the newer "
-            "database back; nothing was written"
+            f"{known.chained_lsn}: the database was restored or failed over to an older copy. Nothing was "
+            "written; bring the newer database back, or what is missing with tally restore"
         )
     return False
 
@@ -115,7 +123,10 @@ async def check_chain(
     """
     checkpoint = _kept_checkpoint(tenant_id, note, origin, log_signer)
     head_seq = head.seq if head else 0
-    remedy = "Bring the newer database back; nothing was written. tally verify tells more about what it holds"
+    remedy = (
+        "Nothing was written; bring the newer database back, or what is missing with tally restore. tally verify tells "
+        "more about what it holds"
+    )
     if head_seq < checkpoint.size:
         raise StartRefusedError(
             f"the chain of tenant {tenant_id} ends at seq {head_seq}, but this node signed it up to "
@@ -184,5 +195,6 @@ def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: key_fil
     except LedgerError as error:
         raise StartRefusedError(
             f"the checkpoint of tenant {tenant_id} beside the WAL is damaged, or of another ledger: {error}; restore "
-            "it, or move it away once tally verify has found the chain whole"
+            "it, or move it away once tally verify has found the chain whole. If another node has forked the log, run "
+            "tally restore --fork here too"
         ) from error

@@ -92,8 +92,10 @@ class FoundWal:
             )
 
 
-async def find_wal(folder: Path, node_id: str, position: WalPosition | None, *, accept_lost_wal: bool) -> FoundWal:
-    """Steps 3 to 5 of a start.
+async def find_wal(
+    folder: Path, node_id: str, position: WalPosition | None, *, accept_lost_wal: bool, restoring: bool = False
+) -> FoundWal:
+    """Steps 3 to 5 of a start. When ``restoring``, Postgres may be older than the WAL, and the WAL begin behind it.
 
     Raises:
         StartRefusedError, WalCorruptError: WAL and Postgres do not belong together, or records are gone.
@@ -101,7 +103,9 @@ async def find_wal(folder: Path, node_id: str, position: WalPosition | None, *, 
     # 3. WAL and Postgres belong together
     lost, held = lost_wal.load(folder), quarantine.load(folder)
     known, is_damaged = load_control(folder, accept_lost_wal=accept_lost_wal)
-    is_given_up = is_damaged or judge_wal(node_id, known, position, accept_lost_wal=accept_lost_wal)
+    is_given_up = is_damaged or judge_wal(
+        node_id, known, position, accept_lost_wal=accept_lost_wal, restoring=restoring
+    )
     chained_lsn = position.chained_lsn if position else 0
     for damage in held.values():
         # Beyond the chain they are in the backlog anyway, unless a torn tail took them.
@@ -125,13 +129,14 @@ async def find_wal(folder: Path, node_id: str, position: WalPosition | None, *, 
     # 5. what is gone, and was accepted as gone
     lost += _give_up_held(held, recovered, node_id, accept_lost_wal=accept_lost_wal)
     if recovered.first_lsn > chained_lsn + 1:
-        if not accept_lost_wal:
+        if not accept_lost_wal and not restoring:
             raise StartRefusedError(
                 f"Postgres has chained up to LSN {chained_lsn}, but the WAL of node {node_id} begins with "
                 f"{recovered.first_lsn}: segments were removed, or the database went back. Bring them or the newer "
                 "database back, or start once with --accept-lost-wal to give up what is between"
             )
-        lost.append((chained_lsn + 1, recovered.first_lsn - 1))
+        if not restoring:
+            lost.append((chained_lsn + 1, recovered.first_lsn - 1))
         chained_lsn = recovered.first_lsn - 1
     kept_lsn = max(recovered.last_lsn, chained_lsn)
     last_lsn = max(kept_lsn, durable_lsn)

@@ -39,6 +39,7 @@ class SystemAction(StrEnum):
     KEY_REVOKED = "KEY_REVOKED"
     WAL_LOST = "WAL_LOST"
     REFUSED = "REFUSED"
+    LOG_FORKED = "LOG_FORKED"
     CONFLICT = "CONFLICT"
     """Holds an event whose HLC another one has: see :mod:`ledger.conflict`."""
     SUBJECT_ERASED = "SUBJECT_ERASED"
@@ -72,6 +73,7 @@ SYSTEM_RECORD_TYPES = {
     21: SystemAction.KEY_REVOKED,
     22: SystemAction.SUBJECT_ERASED,
     23: SystemAction.PRIVACY_DECLARED,
+    24: SystemAction.LOG_FORKED,
 }
 
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {

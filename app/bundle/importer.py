@@ -36,7 +36,7 @@ from app.bundle.incoming import incoming_entries
 from app.bundle.placing import Decided, chain, decide, events_to_find
 from app.bundle.reader import BundleReader
 from app.bundle.sorting import Incoming, Sorter
-from app.bundle.verify import verify_bundle, verify_file
+from app.bundle.verify import refuse_unless_trusted, verify_bundle, verify_file
 from app.store import chaining, imports
 from app.store.chaining import ChainedEntry, ChainHead
 from app.store.faults import DATABASE_FAULTS
@@ -375,7 +375,7 @@ def _verified(file: StagedFile, keys: Keyring) -> BundleReader:
         raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
     try:
         found = asyncio.run(verify_bundle(reader, keys))
-        _judge(file, found.verdict["verdicts"], found.to_json())
+        refuse_unless_trusted(file.name, found)
         if reader.manifest.tenant_id == SYSTEM_TENANT:
             raise InvalidInputError(
                 f"{file.name} is of {SYSTEM_TENANT}: each ledger has that chain of its own, it is never imported"
@@ -384,17 +384,6 @@ def _verified(file: StagedFile, keys: Keyring) -> BundleReader:
         reader.close()
         raise
     return reader
-
-
-def _judge(file: StagedFile, verdicts: Mapping[str, str], verdict: dict[str, Any]) -> None:
-    """Refuse what is broken, and what no trusted key signed. A range that begins later, or ends behind its last
-    snapshot, may come in: the manifest, which a trusted key signed, covers every byte of it."""
-    first = verdict["first_break"]
-    if "broken" in verdicts.values():
-        raise BundleRefusedError(f"{file.name} does not hold: {first['kind']}: {first['detail']}", verdict, file.name)
-    if "unknown_key" in verdicts.values() or verdicts["bundle"] != "ok":
-        why = first["detail"] if first is not None else "a signature could not be checked"
-        raise UntrustedKeyError(f"{file.name}: {why}; bundle.trusted_keys names who is trusted", verdict, file.name)
 
 
 def _note_beginning(beginnings: dict[str, str], entry: Incoming) -> None:

@@ -24,7 +24,14 @@ from typing import Any, Final, NamedTuple
 
 from app.bundle.manifest import Manifest
 from app.bundle.reader import READ_BYTES, BundleReader
-from ledger.errors import BundleInvalidError, ProofError, SignatureError, UnknownKeyError
+from ledger.errors import (
+    BundleInvalidError,
+    BundleRefusedError,
+    ProofError,
+    SignatureError,
+    UnknownKeyError,
+    UntrustedKeyError,
+)
 from ledger.merkle import verify_consistency
 from ledger.verdict import ASPECTS, Head
 from ledger.verification import TreeHead, Verdict, verify
@@ -173,6 +180,21 @@ async def verify_bundle(
     _add_checkpoints(result.verdict, own, kept, keyring, undecided)
     result.not_checked = _left_out(found, result, keyring, [own.unknown, kept.unknown if kept else None, undecided])
     return result
+
+
+def refuse_unless_trusted(name: str, found: BundleVerdict) -> None:
+    """Refuse what is broken, and what no trusted key signed. A range that begins later, or ends behind its last
+    snapshot, may come in: the manifest, which a trusted key signed, covers every byte of it.
+
+    Raises:
+        BundleRefusedError, UntrustedKeyError: with the verdict; ``name`` is the file's.
+    """
+    verdicts, first = found.verdict["verdicts"], found.verdict["first_break"]
+    if "broken" in verdicts.values():
+        raise BundleRefusedError(f"{name} does not hold: {first['kind']}: {first['detail']}", found.to_json(), name)
+    if "unknown_key" in verdicts.values() or verdicts["bundle"] != "ok":
+        why = first["detail"] if first is not None else "a signature could not be checked"
+        raise UntrustedKeyError(f"{name}: {why}; bundle.trusted_keys names who is trusted", found.to_json(), name)
 
 
 class _BrokenError(Exception):

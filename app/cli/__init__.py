@@ -15,6 +15,7 @@ from app.cli.keys import keys
 from app.cli.outcome import CommandExit, ExitCode, exit_code_of_error, fail
 from app.cli.privacy import erase, privacy
 from app.cli.replay import replay
+from app.cli.restore import restore
 from app.cli.run import run
 from app.cli.serve import db_url, dev, migrate, serve
 from app.cli.snapshot import snapshot
@@ -47,6 +48,7 @@ tally.command()(replay)
 tally.command()(verify)
 tally.command("verify-bundle")(verify_bundle)
 tally.command()(snapshot)
+tally.command()(restore)
 tally.command()(erase)
 tally.add_typer(privacy, name="privacy")
 tally.add_typer(bundle, name="bundle")

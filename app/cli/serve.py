@@ -54,7 +54,7 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
     stop = _StopWhileStarting()
     settings = load_settings()
     configure_logs()
-    with _embedded_postgres(settings.data_dir) as postgres:
+    with running_postgres(settings.data_dir) as postgres:
         migrations.migrate(postgres.owner_url())
         stop.unwind_if_asked()
         code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal))
@@ -123,7 +123,7 @@ def embedded_postgres(data_dir: Path) -> EmbeddedPostgres:
 
 
 @contextmanager
-def _embedded_postgres(data_dir: Path) -> Iterator[EmbeddedPostgres]:
+def running_postgres(data_dir: Path) -> Iterator[EmbeddedPostgres]:
     """The embedded PostgreSQL, started, and stopped again however the service ends."""
     postgres = embedded_postgres(data_dir)
     try:

@@ -98,13 +98,21 @@ class Grower:
         return place
 
     def keep(
-        self, tenant_id: str, hlc: Hlc, job_id: str, action: str, version: int, place: Place, payload: bytes
+        self,
+        tenant_id: str,
+        hlc: Hlc,
+        job_id: str,
+        action: str,
+        version: int,
+        place: Place,
+        payload: bytes,
+        origin: str | None = None,
     ) -> None:
-        """Take over an entry of an older link version as it is, where it stood; its link MUST have been verified."""
+        """Take over an entry as it is, where it stood; its link MUST have been verified."""
         end = self._ends[tenant_id]
         assert (place.seq, place.prev_chain_link) == (end.seq + 1, end.chain_link)
         digest = hashlib.sha256(payload).hexdigest()
-        self._add(end, tenant_id, hlc, hlc.text(), job_id, action, version, place, digest, payload, None)
+        self._add(end, tenant_id, hlc, hlc.text(), job_id, action, version, place, digest, payload, origin)
         end.link = bytes.fromhex(place.chain_link)
 
     def _add(

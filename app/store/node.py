@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from app.store.chaining import ChainHead, WalPosition
+from ledger.errors import StartRefusedError
 from ledger.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import LOGICAL_MAX, Hlc
 
@@ -84,6 +85,30 @@ async def log_origin(connection: Connection, proposed: str) -> str:
     )
     origin: str = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
     return origin
+
+
+async def read_log_origin(connection: Connection) -> str:
+    """The origin of this ledger's logs.
+
+    Raises:
+        StartRefusedError: there is none, so no node ever started on this database.
+    """
+    origin: str | None = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
+    if origin is None:
+        raise StartRefusedError("no node ever started on this database: there is no log in it to restore")
+    return origin
+
+
+async def fork_log(connection: Connection, from_origin: str, to_origin: str) -> None:
+    """Let the logs go on as ``to_origin``, without checkpoints until they are signed anew; done already is fine."""
+    async with connection.transaction():
+        forked = await connection.fetchval(
+            "UPDATE scheduler.ledger_identity SET log_origin = $2 WHERE log_origin = $1 AND $1 <> $2 RETURNING true",
+            from_origin,
+            to_origin,
+        )
+        if forked:
+            await connection.execute("UPDATE scheduler.merkle_head SET checkpoint = NULL, signed_at = NULL")
 
 
 async def read_heads(connection: Connection) -> dict[str, ChainHead]:

@@ -206,7 +206,8 @@ async def tenants_behind(connection: Connection) -> dict[str, int]:
           LEFT JOIN scheduler.merkle_head m USING (tenant_id)
           LEFT JOIN LATERAL (SELECT to_seq FROM scheduler.batch_snapshot s
                               WHERE s.tenant_id = h.tenant_id ORDER BY from_seq DESC LIMIT 1) s ON true
-         WHERE h.tenant_id IS NOT NULL AND h.head_seq > least(coalesce(m.tree_size, 0), coalesce(s.to_seq, 0))
+         WHERE h.tenant_id IS NOT NULL
+           AND h.head_seq > least(CASE WHEN m.checkpoint IS NULL THEN 0 ELSE m.tree_size END, coalesce(s.to_seq, 0))
         """
     )
     return {row["tenant_id"]: row["head_seq"] for row in rows}

@@ -137,8 +137,7 @@ class Appender:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                while batch := self._peek(0):
-                    await self._chain(batch)
+                await self.chain_committed()
         except LedgerError as error:
             log.error("appender_stopped", error=str(error))
             self._on_failure(error)
@@ -147,6 +146,15 @@ class Appender:
                 self._ahead.cancel()
             if self._connection is not None:
                 self._connection.terminate()
+
+    async def chain_committed(self) -> None:
+        """Chain all that is committed now.
+
+        Raises:
+            LedgerError: the node cannot go on.
+        """
+        while batch := self._peek(0):
+            await self._chain(batch)
 
     def _peek(self, skip: int) -> list[Pending]:
         return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX, skip=skip)

@@ -43,6 +43,15 @@ class CheckpointFolder:
         """Replace the notes of these tenants; on return they survive a crash. A crash before leaves each old or new."""
         store_files({self._path(tenant_id): note.encode() for tenant_id, note in notes.items()})
 
+    def set_aside(self) -> None:
+        """Keep all notes in a folder of their own, and begin with none; nothing is deleted."""
+        number = 1
+        while (aside := self._folder.with_name(f"checkpoints-{number}")).exists():
+            number += 1
+        self._folder.rename(aside)
+        self._folder.mkdir(mode=0o700)
+        sync_folder(self._folder.parent)
+
     def _path(self, tenant_id: str) -> Path:
         """The tenant's file. The name comes from the database, so it is not believed: it could lead elsewhere."""
         if not is_readable_tenant(tenant_id):

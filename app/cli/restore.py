@@ -1,0 +1,123 @@
+"""``tally restore``: bring back what PostgreSQL lost, or go on without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from app.cli.options import Json, Keys
+from app.cli.outcome import err, out, print_json
+from app.cli.serve import running_postgres
+from app.config import Settings, load_settings
+from app.logs import configure_logs
+from ledger.errors import InvalidInputError
+
+
+class Source(StrEnum):
+    """What rows are brought back from."""
+
+    WAL = "wal"
+    BUNDLE = "bundle"
+
+
+def restore(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Bundles of this ledger.")] = None,
+    source: Annotated[Source | None, typer.Option("--from", help="Where the rows come from.")] = None,
+    keys: Keys = None,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Go on without what is lost, as a new log; recorded in _system.")
+    ] = False,
+    reason: Annotated[str | None, typer.Option("--reason", help="With --fork: why, for whoever audits.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Bring back rows that PostgreSQL lost, the same rows with the same links; the service must not run.
+
+    After PostgreSQL was restored from a backup that is older than the ledger, a
+    node refuses to start. --from wal chains again what its WAL still holds and
+    keeps that only if every chain then has all that this node ever signed.
+    --from bundle brings back what exported bundles hold; keys that may have
+    signed them are those of --keys, bundle.trusted_keys and this node. What is
+    lost for good can only be given up: --fork begins a new log origin and
+    records that, with the reason and what had been signed, in _system.
+
+    \b
+    Examples:
+      tally restore --from wal
+      tally restore --from bundle acme-1.bundle.tar acme-2.bundle.tar && tally restore --from wal
+      tally restore --fork --reason "disk of db1 lost on 3 May, newest backup from 1 May"
+    """
+    settings = load_settings()
+    if fork == (source is not None):
+        raise InvalidInputError("say either --from wal, --from bundle FILE..., or --fork --reason TEXT")
+    if (source is Source.BUNDLE) != bool(files):
+        raise InvalidInputError("files go with --from bundle, and it needs some")
+    if fork != bool(reason and reason.strip()):
+        raise InvalidInputError("--reason goes with --fork, and it needs one")
+    configure_logs()
+    with _database(settings) as url:
+        if source is Source.WAL:
+            _from_wal(settings, url, as_json)
+        elif source is Source.BUNDLE:
+            _from_bundles(settings, url, files or [], keys, as_json)
+        else:
+            _fork(settings, url, (reason or "").strip(), as_json)
+
+
+@contextmanager
+def _database(settings: Settings) -> Iterator[str]:
+    """URL of the database that the settings name, else of the embedded PostgreSQL, running meanwhile."""
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    with running_postgres(settings.data_dir) as postgres:
+        yield postgres.service_url()
+
+
+def _from_wal(settings: Settings, url: str, as_json: bool) -> None:
+    from app.restore import restore_from_wal
+
+    with Progress(console=err, transient=True, disable=as_json) as progress:
+        task = progress.add_task("records", total=None)
+        grown = asyncio.run(restore_from_wal(settings, url, lambda records: progress.update(task, completed=records)))
+    if as_json:
+        print_json({"tenants": [each._asdict() for each in grown]})
+        return
+    for each in grown:
+        out.print(f"{each.tenant_id}: {each.entries:,} entries are back, up to seq {each.to_seq}", markup=False)
+    out.print("every chain has all that this node signed; the service can start" if grown else "nothing was missing")
+
+
+def _from_bundles(settings: Settings, url: str, files: list[Path], keys: Path | None, as_json: bool) -> None:
+    from app.restore import restore_from_bundles
+
+    restored = asyncio.run(restore_from_bundles(settings, url, files, keys))
+    if as_json:
+        print_json({"bundles": [{"file": str(file), **each._asdict()} for file, each in restored]})
+        return
+    for file, each in restored:
+        out.print(
+            f"{file}: {each.entries:,} entries and {each.snapshots} snapshots are back, {each.tenant_id} now ends at "
+            f"seq {each.to_seq}",
+            markup=False,
+        )
+
+
+def _fork(settings: Settings, url: str, reason: str, as_json: bool) -> None:
+    from app.restore import fork_log
+
+    forked = asyncio.run(fork_log(settings, url, reason))
+    if as_json:
+        print_json(forked.facts())
+        return
+    out.print(
+        f"the log goes on as {forked.to_origin}; it was {forked.from_origin}. {forked.differing_count} tenants lack "
+        "entries that had been signed. The next start records this in _system",
+        markup=False,
+    )

@@ -1,0 +1,295 @@
+"""Bringing back what PostgreSQL lost, and going on without it. The service does not run meanwhile: its lock is held.
+
+From the WAL, in one transaction that is kept only when all of it fits::
+
+    1. the WAL is judged and recovered as at a start, but PostgreSQL may be older than it
+    2. a higher epoch, so that no other process chains
+    3. every record that PostgreSQL does not know is chained, by the appender itself
+    4. every chain has what the checkpoints beside the WAL say was signed
+
+The appender decides the same again, so where no other node wrote to a chain its rows come back with the same links;
+step 4 tells. Where other nodes wrote, their rows come back first, from bundles (app.bundle.restore).
+
+A fork gives up what is lost: the log goes on under a new origin, the checkpoints of the old one are set aside, and the
+next start records it in ``_system``. Each step may be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import asyncpg
+import structlog
+
+from app import identity, log_fork, node_keys, start
+from app.bundle.reader import BundleReader
+from app.bundle.restore import RestoredRange, restore_bundle
+from app.bundle.verify import refuse_unless_trusted, verify_bundle
+from app.config import Settings
+from app.identity import Identity
+from app.log_fork import Fork, SignedHead
+from app.metrics import Metrics
+from app.node import Node
+from app.start_checks import check_chain
+from app.start_wal import FoundWal, find_wal
+from app.store import chaining, migrate, schema_guards
+from app.store import node as node_store
+from app.store.faults import DATABASE_FAULTS
+from app.write.appender import BATCH_ENTRIES_MAX, Appender
+from app.write.backlog import Backlog
+from app.write.checkpoints import CheckpointFolder
+from app.write.quarantine import Quarantine
+from ledger.errors import StartRefusedError
+from ledger.events import SYSTEM_TENANT, SystemAction
+from ledger.hlc import Clock
+from signing import checkpoint as checkpoints_format
+from signing import note
+from signing.keys import Keyring
+from wal import control as wal_control
+from wal import lock as wal_lock
+
+log = structlog.get_logger()
+
+
+class Grown(NamedTuple):
+    """Entries that came back to one chain, and where it ends now."""
+
+    tenant_id: str
+    entries: int
+    to_seq: int
+
+
+class _Place(NamedTuple):
+    """A locked WAL folder and a connection to the database it belongs to."""
+
+    who: Identity
+    folder: Path
+    connection: asyncpg.Connection[asyncpg.Record]
+
+
+# --- from the WAL -------------------------------------------------------------------------------------
+
+
+async def restore_from_wal(
+    settings: Settings, database_url: str, on_progress: Callable[[int], None] = lambda _: None
+) -> list[Grown]:
+    """Chain again what the WAL holds and PostgreSQL does not know; ``on_progress`` gets the records so far.
+
+    Raises:
+        StartRefusedError: there is no such WAL, or what it holds does not bring back all that was signed. Nothing
+            was stored.
+    """
+    async with _alone(settings, database_url) as place:
+        before = await node_store.read_heads(place.connection)
+        async with place.connection.transaction():
+            # 1. the WAL
+            position = await chaining.read_position(place.connection, place.who.node_id)
+            wal = await find_wal(place.folder, place.who.node_id, position, accept_lost_wal=False, restoring=True)
+            if wal.known is None:
+                raise StartRefusedError(f"{place.folder} holds no WAL that was in use; nothing can come back from it")
+            # 2. a higher epoch
+            _, epoch = await start.take_epoch(place.connection, wal, position)
+            # 3. the records
+            await _chain_all(settings, database_url, place, wal, epoch, on_progress)
+            # 4. what was signed
+            await _check_signed(settings, place)
+        after = await node_store.read_heads(place.connection)
+    grown = []
+    for tenant_id, head in sorted(after.items()):
+        entries = head.seq - (before[tenant_id].seq if tenant_id in before else 0)
+        if entries:
+            grown.append(Grown(tenant_id, entries, head.seq))
+    log.info("restored_from_wal", node_id=place.who.node_id, entries=sum(each.entries for each in grown))
+    return grown
+
+
+async def _chain_all(
+    settings: Settings,
+    database_url: str,
+    place: _Place,
+    wal: FoundWal,
+    epoch: int,
+    on_progress: Callable[[int], None],
+) -> None:
+    assert wal.known is not None
+    clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=wal.highest_hlc())
+    node = Node(wal.node_id, settings.region, place.who.gate, wal.known.wal_id, epoch, clock)
+    for watermark in (node.durable, node.committed):
+        watermark.advance(wal.last_lsn)
+    node.chained.advance(wal.chained_lsn)
+    backlog = Backlog(settings.wal.backlog_max_entries)
+    quarantine = Quarantine(place.folder, node.damaged, {})
+    connections = iter([place.connection])
+
+    async def connect() -> asyncpg.Connection[asyncpg.Record]:
+        for connection in connections:
+            return connection
+        raise StartRefusedError("PostgreSQL failed while the WAL was chained; nothing was stored, run this again")
+
+    async with asyncpg.create_pool(database_url, min_size=0, max_size=1) as pool:
+        appender = Appender(
+            node=node,
+            backlog=backlog,
+            connect=connect,
+            pool=pool,
+            heads={},
+            quarantine=quarantine,
+            metrics=Metrics(),
+            on_chained=lambda _: None,
+            on_failure=lambda _: None,
+        )
+        records, done = wal.unchained(), 0
+        while batch := list(islice(records, BATCH_ENTRIES_MAX)):
+            backlog.add(batch)
+            await appender.chain_committed()
+            done += len(batch)
+            on_progress(done)
+    if node.damaged:
+        tenant_id, reason = next(iter(node.damaged.items()))
+        raise StartRefusedError(f"the chain of tenant {tenant_id} is damaged: {reason}. Repair it first")
+
+
+async def _check_signed(settings: Settings, place: _Place) -> None:
+    """Refuse unless every chain has all that this node signed."""
+    log_signer = node_keys.open_keys(place.folder, settings).log_signer
+    heads = await node_store.read_heads(place.connection)
+    origin = await node_store.read_log_origin(place.connection)
+    for tenant_id, text in CheckpointFolder(place.folder).load_all().items():
+        try:
+            await check_chain(
+                place.connection, tenant_id, heads.get(tenant_id), text, f"{origin}/{tenant_id}", log_signer
+            )
+        except StartRefusedError as error:
+            raise StartRefusedError(
+                f"the WAL of node {place.who.node_id} alone does not bring back what this node signed, so nothing was "
+                f"stored: {error}. If other nodes wrote to that chain, or old segments were removed, bring rows back "
+                "with tally restore --from bundle first; tally restore --fork goes on without them"
+            ) from error
+
+
+# --- from bundles -------------------------------------------------------------------------------------
+
+
+async def restore_from_bundles(
+    settings: Settings, database_url: str, files: Sequence[Path], keys: Path | None
+) -> list[tuple[Path, RestoredRange]]:
+    """Bring back what these bundles of this ledger hold, in the order of their ranges, each in one transaction.
+
+    ``keys`` are trusted beside ``bundle.trusted_keys`` and this node's own.
+
+    Raises:
+        BundleRefusedError, UntrustedKeyError: a bundle does not hold; nothing was stored.
+        StartRefusedError: one does not fit; those before it are back.
+    """
+    async with _alone(settings, database_url) as place:
+        keyring = _keyring(settings, place, keys)
+        with contextlib.ExitStack() as stack:
+            readers = []
+            for file in files:
+                reader = stack.enter_context(BundleReader.open(file))
+                refuse_unless_trusted(str(file), await verify_bundle(reader, keyring))
+                readers.append((file, reader))
+            readers.sort(key=_in_order)
+            origin = await node_store.read_log_origin(place.connection)
+            return [(file, await restore_bundle(place.connection, reader, origin)) for file, reader in readers]
+
+
+def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
+    """``_system`` first, as it names the tenants; then range by range."""
+    manifest = each[1].manifest
+    return manifest.tenant_id != SYSTEM_TENANT, manifest.tenant_id, manifest.from_seq
+
+
+def _keyring(settings: Settings, place: _Place, keys: Path | None) -> Keyring:
+    rings = [Keyring.load(path) for path in (keys, settings.bundle.trusted_keys) if path is not None]
+    own = node_keys.open_keys(place.folder, settings).signer
+    return Keyring([own.public_key, *(key for ring in rings for key in ring)])
+
+
+# --- a fork -------------------------------------------------------------------------------------------
+
+
+async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
+    """Go on under a new log origin, without what is lost; on a ledger that another node has forked already, set this
+    node's checkpoints of the old origin aside.
+
+    Raises:
+        StartRefusedError: nothing that was signed is missing, or the new origin cannot be told from the old one.
+    """
+    async with _alone(settings, database_url) as place:
+        connection, folder = place.connection, place.folder
+        origin = await node_store.read_log_origin(connection)
+        fork = log_fork.load(folder) or await _begin_fork(settings, place, origin, reason)
+        log_fork.store(folder, fork)
+        await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
+        CheckpointFolder(folder).set_aside()
+        position = await chaining.read_position(connection, place.who.node_id)
+        known = wal_control.load(folder)
+        if known is not None:
+            # What the WAL still holds behind PostgreSQL is chained by the next start, as if it never had been.
+            chained_lsn = min(known.chained_lsn, position.chained_lsn if position else 0)
+            signed_lsn = min(known.signed_lsn, chained_lsn)
+            wal_control.store(folder, known._replace(chained_lsn=chained_lsn, signed_lsn=signed_lsn))
+    log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)
+    return fork
+
+
+async def _begin_fork(settings: Settings, place: _Place, origin: str, reason: str) -> Fork:
+    connection = place.connection
+    log_signer = node_keys.open_keys(place.folder, settings).log_signer
+    heads = await node_store.read_heads(connection)
+    differing = []
+    kept_origins = set()
+    for tenant_id, text in CheckpointFolder(place.folder).load_all().items():
+        kept = checkpoints_format.parse(note.parse(text).text)
+        kept_origins.add(kept.origin.removesuffix(f"/{tenant_id}"))
+        try:
+            await check_chain(connection, tenant_id, heads.get(tenant_id), text, kept.origin, log_signer)
+        except StartRefusedError:
+            differing.append(SignedHead(tenant_id, kept.size, kept.root.hex()))
+    from_origin = next(iter(kept_origins - {origin}), origin)
+    if from_origin != origin:
+        if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, log_fork.subject(origin)):
+            raise StartRefusedError(
+                f"this node signed the log {from_origin}, the ledger is {origin}, and _system records no fork between "
+                "them: it is another ledger; point database_url to the right one"
+            )
+        to_origin = origin
+    else:
+        if not differing:
+            raise StartRefusedError("every chain has all that this node signed; there is nothing to fork from")
+        to_origin = settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
+        if to_origin == origin:
+            raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
+    listed = differing[: log_fork.DIFFERING_LISTED_MAX]
+    return Fork(from_origin, to_origin, reason, place.who.node_id, listed, len(differing))
+
+
+# --- the place ----------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Place]:
+    """The WAL folder of the node that the settings name, locked, and a connection to its database."""
+    if not settings.wal_dir.is_dir():
+        raise StartRefusedError(f"{settings.wal_dir} is not there: wal.dir names the folder of the node's WAL")
+    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+    lock = wal_lock.acquire(settings.wal_dir / who.node_id)
+    try:
+        connection = await start.connect(database_url, start.CONNECT_WAIT_S)
+        try:
+            await migrate.check_schema(connection)
+            await schema_guards.check(connection)
+            yield _Place(who, settings.wal_dir / who.node_id, connection)
+        except DATABASE_FAULTS as error:
+            raise start.went_away(error) from error
+        finally:
+            with contextlib.suppress(*DATABASE_FAULTS):
+                await connection.close(timeout=5)
+    finally:
+        lock.release()

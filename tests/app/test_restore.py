@@ -1,0 +1,304 @@
+"""PostgreSQL restored from an older backup: the start is refused; rows come back as they were, or the log forks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app import log_fork
+from app.config import Settings
+from app.embedded import EmbeddedPostgres
+from app.embedded_cluster import OWNER
+from app.main import listening, running
+from app.restore import fork_log, restore_from_bundles, restore_from_wal
+from app.service import Service
+from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import GLOBAL, created, key, progressed
+from tests.conftest import Database
+
+BackUp = Callable[[], Awaitable[Database]]
+
+ROWS = (
+    "SELECT tenant_id, seq, t_hlc, job_id, action, link_version, prev_chain_link, chain_link, payload::text,"
+    " origin::text FROM scheduler.scheduler_log ORDER BY tenant_id, seq"
+)
+"""All that a row holds but its number in the table and when it was inserted."""
+
+
+@pytest.fixture
+async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterator[BackUp]:
+    """Copies the database as it is now; nobody may be connected to it."""
+    made: list[str] = []
+    maintenance = await asyncpg.connect(postgres.superuser_url("postgres"))
+
+    async def copy() -> Database:
+        name = f"{database.name}_backup_{len(made)}"
+        await maintenance.execute(f"CREATE DATABASE {name} TEMPLATE {database.name} OWNER {OWNER}")
+        made.append(name)
+        return Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
+
+    yield copy
+    for name in made:
+        await maintenance.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await maintenance.close()
+
+
+async def write(service: Service, *ns: int, tenant_id: str = "acme") -> None:
+    """Chain one job a number, by a keyed request, and a fact about it; return once that is signed."""
+    for n in ns:
+        receipt = await service.submitter.submit(created(tenant_id, n), key=key(f"{tenant_id}-{n}"))
+        fact = progressed(tenant_id, receipt.job_id, n, durability=GLOBAL)
+        last = await service.submitter.submit(fact, key=None)
+    assert last.chain is not None
+    seq = last.chain.seq
+    await until(lambda: kept_size(service, tenant_id) >= seq, "the checkpoint is kept")
+
+
+def kept_size(service: Service, tenant_id: str) -> int:
+    """Size of the tenant's checkpoint beside the WAL, 0 when there is none."""
+    path = service.settings.wal_dir / service.node.node_id / "checkpoints" / tenant_id
+    return int(path.read_text().split("\n")[1]) if path.exists() else 0
+
+
+async def query(database: Database, statement: str, *values: object) -> list[Any]:
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        return [tuple(row) for row in await connection.fetch(statement, *values)]
+    finally:
+        await connection.close()
+
+
+async def rows(database: Database) -> list[Any]:
+    """Every row of the log."""
+    return await query(database, ROWS)
+
+
+async def assert_sound(database: Database, *tenants: str) -> None:
+    """These chains, their heads and their job states hold together."""
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        for tenant_id in tenants:
+            assert await Chains(connection).sound(tenant_id)
+    finally:
+        await connection.close()
+
+
+async def assert_refused(run_node: RunNode, settings: Settings, database: Database) -> None:
+    """The node refuses to start on this database and names the way out."""
+    with pytest.raises(StartRefusedError, match="tally restore"):
+        async with run_node(settings, url=database.service_url):
+            pass
+
+
+async def export(settings: Settings, url: str, folder: Path, tenant_id: str, **wanted: int) -> Path:
+    """A bundle of the tenant's ledger."""
+    path = folder / f"{tenant_id}-{len(list(folder.iterdir()))}.bundle.tar"
+    async with (
+        running(settings, url) as (_service, parts),
+        listening(parts) as (base_url, _serving),
+        httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False) as client,
+    ):
+        answer = await client.post("/v1/bundles/export", json={"tenant_id": tenant_id, **wanted})
+        assert answer.status_code == 200, answer.text
+        path.write_bytes(answer.content)
+    return path
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(chain={"batch_size": 4, "batch_interval": "100ms"})
+
+
+async def test_a_wal_brings_the_same_rows_back_with_the_same_links(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1, 2)
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 3, 4, 5)
+        await write(service, 1, tenant_id="begun-later")
+    lost = await rows(database)
+    await assert_refused(run_node, settings, older)
+
+    grown = await restore_from_wal(settings, older.service_url)
+
+    assert {each.tenant_id: (each.entries, each.to_seq) for each in grown}["acme"] == (6, 10)
+    assert await rows(older) == lost
+    await assert_sound(older, "acme", "begun-later", "_system")
+    assert await restore_from_wal(settings, older.service_url) == []
+    async with run_node(settings, url=older.service_url) as service:
+        again = await service.submitter.submit(created("acme", 5), key=key("acme-5"))
+        assert again.replayed
+        await write(service, 6)
+    assert set(lost) < set(await rows(older))
+    await assert_sound(older, "acme", "begun-later", "_system")
+
+
+async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_back(
+    run_node: RunNode, settings: Settings, make_settings: MakeSettings, database: Database, back_up: BackUp
+) -> None:
+    async with run_node(make_settings("other")) as service:
+        await write(service, 1, tenant_id="other")
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 1, 2)
+    lost = await rows(database)
+    await assert_refused(run_node, settings, older)
+    await restore_from_wal(settings, older.service_url)
+    assert await rows(older) == lost
+
+
+async def test_a_wal_that_lacks_rows_of_another_node_stores_nothing_until_bundles_brought_those_back(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, back_up: BackUp, tmp_path: Path
+) -> None:
+    one, two = make_settings("one"), make_settings("two")
+    async with run_node(one) as service:
+        await write(service, 1)
+    older = await back_up()
+    async with run_node(one) as first, run_node(two) as second:
+        await write(second, 2)
+        await write(first, 3)
+    bundles = tmp_path / "bundles"
+    bundles.mkdir()
+    files = [await export(two, database.service_url, bundles, tenant_id) for tenant_id in ("acme", "_system")]
+    lost = await rows(database)
+    before = await rows(older)
+    with pytest.raises(StartRefusedError, match="--from bundle"):
+        await restore_from_wal(one, older.service_url)
+    assert await rows(older) == before
+
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for number, settings in enumerate((one, two)):
+        (keys / f"{number}.pem").write_bytes((settings.data_dir / "keys" / "signing.pem").read_bytes())
+    await restore_from_bundles(one, older.service_url, files, keys)
+    assert await rows(older) == [row for row in lost if row in await rows(older)]
+    for settings in (one, two):
+        await restore_from_wal(settings, older.service_url)
+    assert [row for row in await rows(older) if row[0] == "acme"] == [row for row in lost if row[0] == "acme"]
+    await assert_sound(older, "acme", "_system")
+    async with run_node(one, url=older.service_url) as first, run_node(two, url=older.service_url) as second:
+        await write(first, 4)
+        await write(second, 5)
+
+
+async def test_bundles_bring_back_rows_and_snapshots_as_they_were(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, tmp_path: Path
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1, 2)
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 3, 4, 5)
+    tail = await export(settings, database.service_url, tmp_path, "acme", from_seq=7)
+    middle = await export(settings, database.service_url, tmp_path, "acme", to_seq=8)
+    snapshots = (
+        "SELECT from_seq, to_seq, merkle_root, dsse_envelope::text FROM scheduler.batch_snapshot"
+        " WHERE tenant_id = 'acme' ORDER BY from_seq"
+    )
+    lost = [row for row in await rows(database) if row[0] == "acme"]
+    signed = await query(database, snapshots)
+
+    with pytest.raises(StartRefusedError, match="bring back what is between first"):
+        await restore_from_bundles(settings, older.service_url, [tail], None)
+    restored = await restore_from_bundles(settings, older.service_url, [tail, middle], None)
+
+    assert [(file, each.entries, each.to_seq) for file, each in restored] == [(middle, 4, 8), (tail, 2, 10)]
+    assert [row for row in await rows(older) if row[0] == "acme"] == lost
+    assert await query(older, snapshots) == signed
+    await assert_sound(older, "acme")
+    again = await restore_from_bundles(settings, older.service_url, [tail, middle], None)
+    assert [each.entries for _, each in again] == [0, 0]
+    await restore_from_wal(settings, older.service_url)
+    async with run_node(settings, url=older.service_url) as service:
+        await write(service, 6)
+
+
+async def test_a_bundle_that_does_not_belong_there_brings_nothing_back(
+    run_node: RunNode,
+    settings: Settings,
+    make_settings: MakeSettings,
+    database: Database,
+    back_up: BackUp,
+    tmp_path: Path,
+) -> None:
+    empty = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 1)
+    bundle = await export(settings, database.service_url, tmp_path, "acme")
+    before = await rows(database)
+    damaged = tmp_path / "damaged.tar"
+    content = bytearray(bundle.read_bytes())
+    content[600] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(BundleInvalidError):
+        await restore_from_bundles(settings, database.service_url, [damaged], None)
+    stranger = make_settings("stranger")
+    async with run_node(stranger, url=empty.service_url) as service:
+        await write(service, 7)
+    foreign = await export(stranger, empty.service_url, tmp_path, "acme")
+    with pytest.raises(UntrustedKeyError):
+        await restore_from_bundles(settings, database.service_url, [foreign], None)
+    key_of_stranger = stranger.data_dir / "keys" / "signing.pem"
+    with pytest.raises(StartRefusedError, match="tally bundle import"):
+        await restore_from_bundles(settings, database.service_url, [foreign], key_of_stranger)
+    assert await rows(database) == before
+
+
+async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
+    run_node: RunNode, settings: Settings, make_settings: MakeSettings, back_up: BackUp
+) -> None:
+    two = make_settings("two")
+    async with run_node(settings) as service, run_node(two) as second:
+        await write(service, 1, 2)
+        await write(second, 1, tenant_id="untouched")
+        with pytest.raises(LedgerError):
+            await fork_log(settings, "postgresql://nobody", "it runs")
+    older = await back_up()
+    async with run_node(settings) as service, run_node(two) as second:
+        await write(second, 3)
+        await write(service, 4)
+    wal = next(path for path in settings.wal_dir.iterdir() if path.is_dir())
+    with pytest.raises(StartRefusedError, match="--fork goes on without them"):
+        await restore_from_wal(settings, older.service_url)
+
+    forked = await fork_log(settings, older.service_url, "the backup was old")
+
+    assert [(head.tenant_id, head.size) for head in forked.differing if head.tenant_id == "acme"] == [("acme", 8)]
+    assert await fork_log(settings, older.service_url, "said twice") == forked
+    await assert_refused(run_node, two, older)
+    async with run_node(settings, url=older.service_url) as service:
+        await until(lambda: log_fork.load(wal) is None, "the fork is recorded")
+        await until(lambda: kept_size(service, "untouched"), "every tenant has a checkpoint of the new log")
+        assert service.notary.origin("acme") == f"{forked.to_origin}/acme"
+    entries = await query(older, "SELECT payload FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'")
+    facts = [json.loads(payload) for (payload,) in entries]
+    assert [(fact["from_origin"], fact["to_origin"], fact["reason"]) for fact in facts] == [
+        (forked.from_origin, forked.to_origin, "the backup was old")
+    ]
+    assert (await fork_log(two, older.service_url, "as the other node did")).to_origin == forked.to_origin
+    async with run_node(settings, url=older.service_url) as service, run_node(two, url=older.service_url) as second:
+        await write(service, 6)
+        await write(second, 7)
+    assert len(await query(older, "SELECT FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'")) == 1
+    await assert_sound(older, "acme", "untouched", "_system")
+
+
+async def test_a_ledger_that_lost_nothing_is_not_forked(
+    run_node: RunNode, settings: Settings, database: Database
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+    with pytest.raises(StartRefusedError, match="nothing to fork"):
+        await fork_log(settings, database.service_url, "why not")
+    async with run_node(settings) as service:
+        await write(service, 2)
