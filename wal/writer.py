@@ -65,7 +65,10 @@ LINGER_ENTRIES_MIN = 2
 """A batch is held open only behind one of at least so many records: a lone writer never waits."""
 
 SPARE_AFTER_BYTES = 1 << 20
-"""A segment is written ahead once this much stands in the one before it: an idle node needs none."""
+"""A segment is written ahead once this much stands in one that was not: an idle node needs none."""
+NEXT_SPARE_AFTER_SHARE = 0.5
+"""Behind a segment that was written ahead, the next is once this part of it is used: early enough to be ready in time,
+and a node that stops writing has not written zeros for nothing."""
 
 WalObserver = Callable[[float, int], None]
 """Told of each batch, on the writer thread: seconds that the fsync took, records in it."""
@@ -157,6 +160,7 @@ class WalWriter:
         """Zeros were written ahead in this segment; behind the last batch they go when it is finished."""
         self._spare = Spare(folder, segment_bytes)
         self._spare_after_bytes = min(SPARE_AFTER_BYTES, segment_bytes // 4)
+        self._next_spare_after_bytes = int(segment_bytes * NEXT_SPARE_AFTER_SHARE)
         self._open_segment(next_lsn, next_lsn - 1 if previous_lsn is None else previous_lsn)
         self._thread = threading.Thread(target=self._run, name="wal-writer", daemon=True)
         self._thread.start()
@@ -376,7 +380,7 @@ class WalWriter:
         write_fully(self._descriptor, (opening, body), self._offset)
         self._offset += size
         self._written_lsn = last_lsn
-        if self._offset >= self._spare_after_bytes:
+        if self._offset >= (self._next_spare_after_bytes if self._ahead else self._spare_after_bytes):
             self._spare.prepare()
         started = time.perf_counter()
         os.fdatasync(self._descriptor)

@@ -35,6 +35,19 @@ def test_a_busy_log_moves_into_space_written_ahead(tmp_path: Path) -> None:
     assert recover(tmp_path, NODE, last).last_lsn == last
 
 
+def test_the_next_space_is_written_only_once_half_of_the_last_is_used(tmp_path: Path) -> None:
+    with Log(tmp_path, segment_bytes=SEGMENT_BYTES) as log:
+        ahead = fill_until_ahead(log, tmp_path)
+        offset = log.writer._offset
+        while log.writer._offset < SEGMENT_BYTES // 2:
+            assert log.writer._spare._thread is None
+            log.wait_durable(log.append(bytes(500)))
+        log.wait_durable(log.append(bytes(500)))
+        assert log.writer._spare._thread is not None
+        assert offset < SEGMENT_BYTES // 2
+        assert list_segments(tmp_path)[-1].path == ahead
+
+
 def test_a_finished_log_is_as_long_as_its_records(tmp_path: Path) -> None:
     with Log(tmp_path, segment_bytes=SEGMENT_BYTES) as log:
         fill_until_ahead(log, tmp_path)
