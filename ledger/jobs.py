@@ -7,26 +7,22 @@ Every event is one small ``JobState``; ``merge`` joins two states field by field
 Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest)``.
 Only ``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest.
 
-The parts of a state and its encoded form are in :mod:`ledger.job_state`.
-
-A fact is recorded whatever it says; a field of the wrong type counts as not given. So the fold is
-total over payloads, also over those of a chain that someone has edited.
+What one event says is in :mod:`ledger.job_fold`, which also merges many events into one state faster than this does;
+the parts of a state and its encoded form are in :mod:`ledger.job_state`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import orjson
 
-from ledger.canonical import INTEGER_MAX
 from ledger.conflict import held_event
 from ledger.errors import InvalidInputError
 from ledger.events import EVENTS_BY_ACTION, SystemAction
+from ledger.job_fold import JobFold
 from ledger.job_state import (
-    Created,
-    End,
     HlcParts,
     JobState,
     Progress,
@@ -38,12 +34,14 @@ from ledger.job_state import (
 
 __all__ = [
     "STATUSES",
+    "JobFold",
     "JobState",
     "event_fact",
     "fact_of",
     "from_json",
     "is_ended",
     "merge",
+    "said_of_job",
     "status",
     "to_json",
     "view",
@@ -75,16 +73,16 @@ def is_ended(status: str) -> bool:
 # --- one event as a state -------------------------------------------------------------------------
 
 
-def fact_of(
-    action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str, seq: int
-) -> JobState | None:
-    """The state that one entry is by itself, None when it says nothing of a job.
+def said_of_job(
+    action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str
+) -> tuple[str, Mapping[str, Any], HlcParts, str] | None:
+    """What an entry says of its job: the first four arguments of ``JobFold.add``, None when it says nothing.
 
     A CONFLICT entry counts as the event that it holds: which of two that claim one HLC was chained first then makes
-    no difference. Arguments are those of ``event_fact``.
+    no difference.
     """
     if action in EVENTS_BY_ACTION:
-        return event_fact(action, payload, hlc, digest, job_id, seq)
+        return action, payload, hlc, digest
     held = held_event(payload, job_id) if action == SystemAction.CONFLICT else None
     if held is None or held.event.action not in EVENTS_BY_ACTION:
         return None
@@ -92,104 +90,25 @@ def fact_of(
         inner = orjson.loads(held.payload)
     except ValueError:
         inner = None
-    inner = inner if isinstance(inner, dict) else {}
-    return event_fact(held.event.action, inner, held.hlc, held.event.payload_digest, job_id, seq)
+    return held.event.action, inner if isinstance(inner, dict) else {}, held.hlc, held.event.payload_digest
+
+
+def fact_of(
+    action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str, seq: int
+) -> JobState | None:
+    """The state that one entry is by itself, None when it says nothing of a job.
+
+    Arguments are those of ``event_fact``.
+    """
+    said = said_of_job(action, payload, hlc, digest, job_id)
+    return None if said is None else event_fact(*said, job_id, seq)
 
 
 def event_fact(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str, seq: int) -> JobState:
-    """The state that one event is by itself.
-
-    ``digest`` is the payload's SHA-256 as lowercase hex, ``seq`` the event's place in the chain (0 when it
-    has none yet). Never raises for what ``payload`` holds.
-
-    Raises:
-        InvalidInputError: ``action`` is not that of a job event.
-    """
-    build = _BUILD.get(action)
-    if build is None:
-        raise InvalidInputError(f"{action} is not the action of a job event")
-    physical_ms, logical, node_id = hlc
-    fence = _count(payload.get("fence_token"))
-    rank = (fence, physical_ms, logical, node_id, digest)
-    blank = (job_id, (physical_ms, logical, node_id), seq, fence)
-    return build(blank, rank, action, payload)
-
-
-Blank = tuple[str, HlcParts, int, int]
-Build = Callable[[Blank, Rank, str, Mapping[str, Any]], JobState]
-
-
-def _created(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
-    assigned = payload.get("assigned_dcs")
-    if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
-        assigned = []
-    return JobState(*blank, Created(rank[1:], payload.get("spec", {}), assigned))
-
-
-def _cancelled(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
-    return JobState(*blank, None, rank)
-
-
-def _ended(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
-    outcome: dict[str, Any] = {}
-    if action == "COMPLETE":
-        for name in ("final_status", "aggregate_metrics"):
-            if name in payload:
-                outcome[name] = payload[name]
-    else:
-        name = "error" if action == "FAIL" else "timeout_type"
-        if name in payload:
-            outcome["error"] = payload[name]
-    return JobState(*blank, None, None, None, End(rank, action, outcome))
-
-
-def _accepted(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
-    dc = payload.get("dc_id")
-    if dc.__class__ is not str:
-        return JobState(*blank)
-    return JobState(*blank, None, None, None, None, {dc: rank})
-
-
-def _acknowledged(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
-    dc = payload.get("dc_id")
-    if dc.__class__ is not str:
-        return JobState(*blank)
-    return JobState(*blank, None, None, None, None, {}, {dc: rank})
-
-
-def _progressed(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
-    dc = payload.get("dc_id")
-    if dc.__class__ is not str:
-        return JobState(*blank, None, None, rank)
-    report = Progress(rank, _count(payload.get("completed")), _count(payload.get("failed")))
-    return JobState(*blank, None, None, rank, None, {}, {}, {dc: report})
-
-
-def _ran_workflow(blank: Blank, rank: Rank, action: str, payload: Mapping[str, Any]) -> JobState:
-    dc, workflow_id = payload.get("dc_id"), payload.get("workflow_id")
-    if dc.__class__ is not str or workflow_id.__class__ is not str:
-        return JobState(*blank, None, None, rank)
-    fact = Workflow(rank, action)
-    return JobState(*blank, None, None, rank, None, {}, {}, {}, {str(dc): {str(workflow_id): fact}})
-
-
-def _count(value: Any) -> int:
-    return int(value) if value.__class__ is int and 0 <= value <= INTEGER_MAX else 0
-
-
-_BUILD: Final[dict[str, Build]] = {
-    "ENQUEUE": _created,
-    "DEQUEUE": _accepted,
-    "EXECUTE": _progressed,
-    "CANCEL": _cancelled,
-    "CANCEL_ACK": _acknowledged,
-    "COMPLETE": _ended,
-    "FAIL": _ended,
-    "TIMEOUT": _ended,
-    "DISPATCH": _ran_workflow,
-    "WORKFLOW_COMPLETE": _ran_workflow,
-}
-assert _BUILD.keys() == EVENTS_BY_ACTION.keys()
+    """The state that one event is by itself. Arguments and errors are those of ``JobFold.add``."""
+    fold = JobFold(job_id)
+    fold.add(action, payload, hlc, digest, seq)
+    return fold.state()
 
 
 # --- merging --------------------------------------------------------------------------------------

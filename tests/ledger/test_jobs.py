@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
 from ledger.events import EVENTS_BY_ACTION, JOB_EVENTS
-from ledger.jobs import JobState, event_fact, fact_of, from_json, is_ended, merge, status, to_json, view
+from ledger.jobs import JobFold, JobState, event_fact, fact_of, from_json, is_ended, merge, status, to_json, view
 
 JOB = "use1-1704931200000-gate42-00001"
 
@@ -209,8 +209,12 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 }
 
 
+Entry = tuple[str, dict[str, Any], tuple[int, int, str], str, int]
+"""What ``JobFold.add`` takes."""
+
+
 @st.composite
-def facts(draw: st.DrawFn) -> JobState:
+def events(draw: st.DrawFn) -> Entry:
     """One event out of a space small enough that ranks tie on fence, on HLC and on both."""
     name = draw(st.sampled_from(sorted(FIELDS)))
     payload = {"type": name, "fence_token": draw(small)}
@@ -221,7 +225,14 @@ def facts(draw: st.DrawFn) -> JobState:
     hlc = (draw(small), draw(small), draw(st.sampled_from("ab")))
     seq = draw(st.integers(0, 9))
     digest = hashlib.sha256(text).hexdigest()
-    return event_fact(JOB_EVENTS[name].action, orjson.loads(text), hlc, digest, JOB, seq)
+    return JOB_EVENTS[name].action, orjson.loads(text), hlc, digest, seq
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> JobState:
+    """The state that one event is by itself."""
+    action, payload, hlc, digest, seq = draw(events())
+    return event_fact(action, payload, hlc, digest, JOB, seq)
 
 
 @given(st.lists(facts(), min_size=1, max_size=8), st.data())
@@ -271,6 +282,20 @@ def naive_status(events: list[JobState]) -> str:
         names = {"COMPLETE": "COMPLETED", "FAIL": "FAILED", "TIMEOUT": "TIMED_OUT"}
         return names[max(ends, key=lambda end: end.rank).action]
     return ("SUBMITTED", "ACCEPTED", "RUNNING")[stage]
+
+
+@given(st.lists(events(), min_size=1, max_size=8), st.integers(0, 8))
+def test_folding_events_in_place_gives_what_merging_their_states_gives(entries: list[Entry], stored: int) -> None:
+    merged = fold(*(event_fact(*entry[:4], JOB, entry[4]) for entry in entries))
+    before = [event_fact(*entry[:4], JOB, entry[4]) for entry in entries[:stored]]
+    kept = from_json(to_json(fold(*before))) if before else None
+    bytes_before = to_json(kept) if kept else b""
+    folding = JobFold(JOB, kept)
+    for entry in entries[stored:]:
+        folding.add(*entry)
+    assert folding.state() == merged
+    assert to_json(folding.state()) == to_json(merged)
+    assert kept is None or to_json(kept) == bytes_before
 
 
 # --- odd payloads ---------------------------------------------------------------------------------
