@@ -16,7 +16,7 @@ The type of the record and its HLC stand in the WAL header, so they are not repe
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ledger.errors import InvalidInputError
 
@@ -43,7 +43,20 @@ class EventRecord(NamedTuple):
     idempotency: IdempotencyKey | None = None
 
 
-def encode(record: EventRecord) -> bytes:
+class Recorded(Protocol):
+    """Whatever has the parts of an ``EventRecord``."""
+
+    @property
+    def tenant_id(self) -> str: ...
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def payload(self) -> bytes: ...
+    @property
+    def idempotency(self) -> IdempotencyKey | None: ...
+
+
+def encode(record: Recorded) -> bytes:
     """Bytes of ``record`` as they stand in the WAL."""
     tenant = record.tenant_id.encode()
     job = record.job_id.encode()

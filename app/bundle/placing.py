@@ -102,6 +102,7 @@ def chain(decided: Decided, grower: Grower) -> None:
             hlc, action = conflict_hlc(event), SystemAction.CONFLICT.value
             payload = conflict_payload(event, entry.payload, kept_digest)
         grower.append(entry.tenant_id, hlc, entry.job_id, action, payload, entry.origin)
+    grower.finish()
 
 
 def _place(entry: Incoming, event: Event, here: Mapping[str, ChainedEntry]) -> tuple[ChainedEntry | None, str | None]:

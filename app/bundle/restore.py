@@ -104,6 +104,7 @@ async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows:
         grower.keep(
             tenant_id, Hlc.parse(t_hlc), job_id, action, version, Place(seq, link, prev), payload.encode(), origin
         )
+    grower.finish()
     await chaining.copy_entries(connection, growth.log_rows)
     await chaining.finish(connection, growth.heads(), growth.job_rows())
     return head_of(growth.links[tenant_id])

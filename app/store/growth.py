@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -36,7 +37,7 @@ class Growth:
     """New entries at the ends of chains, and the job states that they leave."""
 
     log_rows: list[tuple[object, ...]] = field(default_factory=list)
-    """Rows of ``LOG_COLUMNS``."""
+    """Rows of ``LOG_COLUMNS``, those of one tenant in seq order."""
     links: dict[str, list[LinkRow]] = field(default_factory=dict)
     """New entries by tenant, in seq order; the last of each is the new head."""
     job_states: dict[Job, jobs.JobState] = field(default_factory=dict)
@@ -50,23 +51,34 @@ class Growth:
         return [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in self.links.items()]
 
 
-class _End:
-    """The end of one chain while it grows."""
+class _Entry(NamedTuple):
+    """One entry that has its place and no link yet."""
 
-    __slots__ = ("chain_link", "link", "linker", "links", "seq")
+    hlc: Hlc
+    job_id: str
+    action: str
+    payload: bytes
+    origin: str | None
+    facts: Mapping[str, Any] | None
+
+
+class _End:
+    """The end of one chain while it grows: its head, what is to be linked onto that, and the jobs that it changes."""
+
+    __slots__ = ("entries", "folds", "head", "linker")
 
     def __init__(self, head: ChainHead, linker: Linker) -> None:
-        self.seq = head.seq
-        self.chain_link = head.chain_link
-        self.link = bytes.fromhex(head.chain_link or "")
+        self.head = head
         self.linker = linker
-        self.links: list[LinkRow] | None = None
+        self.entries: list[_Entry] = []
+        self.folds: dict[str, jobs.JobFold] = {}
 
 
 class Grower:
-    """Appends entries to ``growth``, onto ``heads``.
+    """Appends entries to ``growth``, onto ``heads``; ``growth`` is whole once ``finish`` was called.
 
     ``job_states`` are the stored states of all jobs that will be touched and have one; ``linkers`` is filled as needed.
+    Entries of one chain are linked together, which costs half of linking each as it comes.
     """
 
     def __init__(
@@ -77,6 +89,7 @@ class Grower:
         linkers: dict[str, Linker],
     ) -> None:
         self._growth = growth
+        self._heads = heads
         self._stored = job_states
         self._ends = {
             tenant: _End(head, linkers.get(tenant) or linkers.setdefault(tenant, Linker(tenant)))
@@ -84,18 +97,20 @@ class Grower:
         }
 
     def append(
-        self, tenant_id: str, hlc: Hlc, job_id: str, action: str, payload: bytes, origin: str | None = None
-    ) -> Place:
-        """Chain one entry, link version 2."""
+        self,
+        tenant_id: str,
+        hlc: Hlc,
+        job_id: str,
+        action: str,
+        payload: bytes,
+        origin: str | None = None,
+        *,
+        facts: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Chain one entry, link version 2; returns its seq. ``facts`` is what ``payload`` encodes, if that is known."""
         end = self._ends[tenant_id]
-        t_hlc = hlc.text()
-        digest = hashlib.sha256(payload)
-        source = b"" if origin is None else origin.encode()
-        link = end.linker.link(end.seq + 1, t_hlc, job_id, action, end.link, digest.digest(), source)
-        place = Place(end.seq + 1, link.hex(), end.chain_link)
-        self._add(end, tenant_id, hlc, t_hlc, job_id, action, LINK_VERSION, place, digest.hexdigest(), payload, origin)
-        end.link = link
-        return place
+        end.entries.append(_Entry(hlc, job_id, action, payload, origin, facts))
+        return end.head.seq + len(end.entries)
 
     def keep(
         self,
@@ -110,40 +125,82 @@ class Grower:
     ) -> None:
         """Take over an entry as it is, where it stood; its link MUST have been verified."""
         end = self._ends[tenant_id]
-        assert (place.seq, place.prev_chain_link) == (end.seq + 1, end.chain_link)
-        digest = hashlib.sha256(payload).hexdigest()
-        self._add(end, tenant_id, hlc, hlc.text(), job_id, action, version, place, digest, payload, origin)
-        end.link = bytes.fromhex(place.chain_link)
-
-    def _add(
-        self,
-        end: _End,
-        tenant_id: str,
-        hlc: Hlc,
-        t_hlc: str,
-        job_id: str,
-        action: str,
-        version: int,
-        place: Place,
-        digest: str,
-        payload: bytes,
-        origin: str | None,
-    ) -> None:
-        growth = self._growth
+        self._link(tenant_id, end)
         seq, chain_link, prev = place
-        growth.log_rows.append(
-            (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, chain_link, digest, payload.decode(), origin)
+        assert (seq, prev) == (end.head.seq + 1, end.head.chain_link)
+        t_hlc = hlc.text()
+        digest = hashlib.sha256(payload).hexdigest()
+        text = payload.decode()
+        self._growth.log_rows.append(
+            (tenant_id, seq, t_hlc, *hlc, job_id, action, version, prev, chain_link, digest, text, origin)
         )
-        end.seq, end.chain_link = seq, chain_link
-        if end.links is None:
-            end.links = growth.links.setdefault(tenant_id, [])
-        end.links.append(LinkRow(seq, t_hlc, chain_link))
-        value = orjson.loads(payload)
-        fact = jobs.fact_of(action, value if isinstance(value, dict) else {}, hlc, digest, job_id, seq)
-        if fact is not None:
-            job = (tenant_id, job_id)
-            known = growth.job_states.get(job) or self._stored.get(job)
-            growth.job_states[job] = jobs.merge(known, fact) if known is not None else fact
+        self._growth.links.setdefault(tenant_id, []).append(LinkRow(seq, t_hlc, chain_link))
+        end.head = ChainHead(seq, chain_link, t_hlc)
+        self._fold(tenant_id, end, seq, _Entry(hlc, job_id, action, payload, origin, None), digest)
+
+    def finish(self) -> None:
+        """Link what was appended, and merge the states of its jobs."""
+        for tenant_id, end in self._ends.items():
+            self._link(tenant_id, end)
+            for job_id, fold in end.folds.items():
+                self._growth.job_states[(tenant_id, job_id)] = fold.state()
+
+    def place(self, tenant_id: str, seq: int) -> Place:
+        """Where the entry stands that ``append`` gave this seq; known once all is finished."""
+        links = self._growth.links[tenant_id]
+        at = seq - links[0].seq
+        return Place(seq, links[at].chain_link, links[at - 1].chain_link if at else self._heads[tenant_id].chain_link)
+
+    def _link(self, tenant_id: str, end: _End) -> None:
+        entries, end.entries = end.entries, []
+        if not entries:
+            return
+        growth, head = self._growth, end.head
+        hlcs, job_ids, actions, payloads, origins, _ = zip(*entries, strict=True)
+        physical_ms, logical, nodes = zip(*hlcs, strict=True)
+        seqs = range(head.seq + 1, head.seq + 1 + len(entries))
+        t_hlcs = [hlc.text() for hlc in hlcs]
+        digests = [hashlib.sha256(payload).digest() for payload in payloads]
+        sources = [b"" if origin is None else origin.encode() for origin in origins]
+        head_link = bytes.fromhex(head.chain_link or "")
+        links = [
+            link.hex() for link in end.linker.links(seqs[0], head_link, t_hlcs, job_ids, actions, digests, sources)
+        ]
+        digest_texts = [digest.hex() for digest in digests]
+        growth.log_rows += zip(
+            repeat(tenant_id, len(entries)),
+            seqs,
+            t_hlcs,
+            physical_ms,
+            logical,
+            nodes,
+            job_ids,
+            actions,
+            repeat(LINK_VERSION, len(entries)),
+            [head.chain_link, *links[:-1]],
+            links,
+            digest_texts,
+            [payload.decode() for payload in payloads],
+            origins,
+            strict=True,
+        )
+        growth.links.setdefault(tenant_id, []).extend(map(LinkRow, seqs, t_hlcs, links))
+        end.head = ChainHead(seqs[-1], links[-1], t_hlcs[-1])
+        for seq, entry, digest in zip(seqs, entries, digest_texts, strict=True):
+            self._fold(tenant_id, end, seq, entry, digest)
+
+    def _fold(self, tenant_id: str, end: _End, seq: int, entry: _Entry, digest: str) -> None:
+        hlc, job_id, action, payload, _, facts = entry
+        if facts is None:
+            value = orjson.loads(payload)
+            facts = value if isinstance(value, dict) else {}
+        said = jobs.said_of_job(action, facts, hlc, digest, job_id)
+        if said is None:
+            return
+        fold = end.folds.get(job_id)
+        if fold is None:
+            fold = end.folds[job_id] = jobs.JobFold(job_id, self._stored.get((tenant_id, job_id)))
+        fold.add(*said, seq)
 
 
 def head_of(links: Sequence[LinkRow]) -> ChainHead:

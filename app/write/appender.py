@@ -214,6 +214,7 @@ class Appender:
                 future.set_exception(outcome)
                 future.exception()
             else:
+                assert outcome is not None
                 future.set_result(outcome)
         self._node.chained.advance(batch[-1].lsn)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from app.store.growth import Place
@@ -20,6 +20,10 @@ BYTES_MAX_MIN = 256 << 20
 """Bytes that any backlog may hold."""
 BYTES_MAX_PER_ENTRY = 1024
 """Bytes that each entry it may hold allows it, beyond that."""
+FACTS_KEPT_ENTRIES_MAX = 20_000
+"""Events that keep their parsed payload until they are chained; those behind them are parsed again."""
+FACTS_KEPT_BYTES_MAX = 2048
+"""Longest payload whose parsed form is kept."""
 BYTES_AROUND_PAYLOAD = 640
 """Most that a record takes beside its payload: header, tenant, job, key, digest."""
 
@@ -28,12 +32,14 @@ class Pending:
     """One event between WAL and chain. ``outcome`` resolves once it is chained, never before.
 
     ``answered_early`` says that the event may have been acknowledged before it is chained: then something of it must
-    be. ``refusal`` is why another entry stands in its place, or none; it is known once the event is chained.
+    be. ``facts`` is the payload before it was encoded, None when it must be parsed. ``refusal`` is why another entry
+    stands in its place, or none; it is known once the event is chained.
     """
 
     __slots__ = (
         "answered_early",
         "epoch",
+        "facts",
         "hlc",
         "idempotency",
         "job_id",
@@ -57,6 +63,7 @@ class Pending:
         idempotency: IdempotencyKey | None,
         outcome: asyncio.Future[Place] | None,
         answered_early: bool = True,
+        facts: Mapping[str, object] | None = None,
     ) -> None:
         self.lsn = lsn
         self.epoch = epoch
@@ -68,6 +75,7 @@ class Pending:
         self.idempotency = idempotency
         self.outcome = outcome
         self.answered_early = answered_early
+        self.facts = facts
         self.refusal: LedgerError | None = None
 
 

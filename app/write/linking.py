@@ -42,7 +42,8 @@ class LinkedBatch(Growth):
 
     idempotency_rows: list[tuple[str, int, str, int, bytes, int, int, int]] = field(default_factory=list)
     """(tenant, route, key, line, body digest, seq, epoch, LSN) of each keyed line."""
-    outcomes: list[Place | LedgerError] = field(default_factory=list)
+    outcomes: list[Place | LedgerError | None] = field(default_factory=list)
+    """Where each event stands, None where nobody waits to know, or why it does not."""
     is_returning: bool = False
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
     refused_jobs: list[tuple[str, str]] = field(default_factory=list)
@@ -107,14 +108,16 @@ def link_batch(
     """
     linked = LinkedBatch()
     keys_in_batch: dict[RequestName, dict[int, bytes]] = {}
+    awaited: list[tuple[int, str, int]] = []
     grower = Grower(linked, heads, job_states, linkers)
     for pending in batch:
         tenant_id = pending.tenant_id
         if held_back is not None and tenant_id not in heads:
             linked.outcomes.append(held_back(pending))
             continue
-        refusal = _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
         key = pending.idempotency
+        is_plain = key is None and pending.record_type != _TENANT_CREATED
+        refusal = None if is_plain else _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
         why: dict[str, str] | None = None
         if refusal is not None:
             if key is None or not pending.answered_early or isinstance(refusal, DuplicateLineError):
@@ -126,9 +129,10 @@ def link_batch(
         hlc = pending.hlc
         if why is None:
             job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
+            facts = pending.facts
         else:
             job_id, action = refused_job_id(pending), SystemAction.REFUSED.value
-            payload = refused_payload(pending, why)
+            payload, facts = refused_payload(pending, why), None
         stands = None
         if chained:
             event = event_of(pending)
@@ -143,20 +147,27 @@ def link_batch(
                 log.error("hlc_conflict", tenant_id=tenant_id, hlc=event.t_hlc, lsn=pending.lsn)
                 if why is None:
                     action = SystemAction.CONFLICT.value
-                    payload = conflict_payload(event, pending.payload.decode(), kept_digest)
+                    payload, facts = conflict_payload(event, pending.payload.decode(), kept_digest), None
+        place: Place | None = None
         if stands is not None:
             place = Place(*stands[:3])
+            seq = place.seq
         else:
-            place = grower.append(tenant_id, hlc, job_id, action, payload)
+            seq = grower.append(tenant_id, hlc, job_id, action, payload, facts=facts)
             if why is not None:
                 linked.refused_jobs.append((tenant_id, pending.job_id))
-            if "sqlstate" in (why or ()):
-                refusal = event_refused(refused_sqlstate, place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
+                if "sqlstate" in why:
+                    refusal = event_refused(refused_sqlstate, seq, pending.hlc.text(), pending.epoch, pending.lsn)
+            if pending.outcome is not None:
+                awaited.append((len(linked.outcomes), tenant_id, seq))
         linked.outcomes.append(refusal or place)
         if key is not None and not isinstance(refusal, IdempotencyReusedError):
             linked.idempotency_rows.append(
-                (tenant_id, key.route, key.key, key.line, key.body_digest, place.seq, pending.epoch, pending.lsn)
+                (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
             )
+    grower.finish()
+    for number, tenant_id, seq in awaited:
+        linked.outcomes[number] = linked.outcomes[number] or grower.place(tenant_id, seq)
     return linked
 
 

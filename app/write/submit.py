@@ -28,7 +28,13 @@ import orjson
 from app.node import Node, expire
 from app.store.growth import Growth, Place
 from app.store.idempotency import ChainedLine
-from app.write.backlog import BYTES_AROUND_PAYLOAD, Backlog, Pending
+from app.write.backlog import (
+    BYTES_AROUND_PAYLOAD,
+    FACTS_KEPT_BYTES_MAX,
+    FACTS_KEPT_ENTRIES_MAX,
+    Backlog,
+    Pending,
+)
 from app.write.job_index import JobIndex
 from app.write.keyed import KeyedRequests
 from app.write.linking import DuplicateLineError, LinkedBatch, event_refused, tenant_begun_by
@@ -56,6 +62,9 @@ SURVIVES = ("process", "node", "region")
 
 LEDGER_ROUTE = 255
 """Stands, in keyed records, where other requests have their route: what the ledger writes once about itself."""
+
+Facts = dict[str, object] | None
+"""A payload before it is encoded, None where it is not kept: see ``Pending.facts``."""
 
 _CREATED = "JobCreated"
 _ENDS = frozenset({"JobCompleted", "JobFailed", "JobTimedOut"})
@@ -347,13 +356,13 @@ class Submitter:
 
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
         self._refuse_unfit((draft.tenant_id,))
-        fence_token, payload = self._payload(draft)
+        fence_token, payload, facts = self._payload(draft)
         room = 1 + (draft.tenant_id not in self._tenants)
         self._backlog.reserve(room)
         try:
             self._check_bytes(room, len(payload))
             answered_early = draft.durability <= Durability.LOCAL
-            (pending,) = self._enter(((draft, fence_token, payload, key),), answered_early)
+            (pending,) = self._enter(((draft, fence_token, payload, facts, key),), answered_early)
         finally:
             self._backlog.release(room)
         if key is not None or not answered_early:
@@ -376,7 +385,7 @@ class Submitter:
                 if number % LINES_PER_TURN == LINES_PER_TURN - 1:
                     await asyncio.sleep(0)
                 payloads.append(self._payload(draft, fences, number))
-            entering_bytes = self._check_bytes(room, sum(len(payload) for _, payload in payloads))
+            entering_bytes = self._check_bytes(room, sum(len(payload) for _, payload, _ in payloads))
             self._entering_bytes += entering_bytes
             lines = [number for number in range(len(drafts)) if number not in present]
             for first in range(0, len(lines), LINES_PER_TURN):
@@ -407,29 +416,32 @@ class Submitter:
 
     def _payload(
         self, draft: Draft, fences: dict[tuple[str, str], int] | None = None, number: int | None = None
-    ) -> tuple[int, bytes]:
-        """Fence token and canonical payload; ``fences`` carries what earlier lines of the request chose."""
-        fence_token = draft.fence_token
+    ) -> tuple[int, bytes, Facts]:
+        """Fence token, canonical payload and what it encodes; ``fences`` carries what earlier lines of the request
+        chose."""
+        tenant_id, job_id, event, fields, fence_token, _, _, seal = draft
+        job = (tenant_id, job_id or "")
         if fence_token is None:
-            job = (draft.tenant_id, draft.job_id or "")
             known = self._jobs.get(*job)
             fence_token = known.fence_token if known is not None else FIRST_FENCE_TOKEN
             if fences is not None:
                 fence_token = max(fence_token, fences.get(job, 0))
-        if fences is not None and draft.job_id is not None:
-            fences[(draft.tenant_id, draft.job_id)] = fence_token
-        payload = _encoded(draft, fence_token, "")
+        if fences is not None and job_id is not None:
+            fences[job] = fence_token
+        facts = {"type": event.name, "fence_token": fence_token, **fields}
+        payload = canonical.encode(facts) if seal is None else _sealed(draft, fence_token, "")
         if len(payload) > self._record_bytes_max - 1024:
             reason = f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self._record_bytes_max}"
             raise RecordTooLargeError(reason) if number is None else InvalidEventError(reason, number + 1)
-        return fence_token, payload
+        return fence_token, payload, facts if seal is None and len(payload) <= FACTS_KEPT_BYTES_MAX else None
 
     def _enter(
-        self, events: Sequence[tuple[Draft, int, bytes, record.IdempotencyKey | None]], answered_early: bool
+        self, events: Sequence[tuple[Draft, int, bytes, Facts, record.IdempotencyKey | None]], answered_early: bool
     ) -> list[Pending]:
         """Draw HLC and LSN together and queue the records: WAL order is HLC order.
 
-        Each event is a draft with its fence token, canonical payload and key. All are queued, or none.
+        Each event is a draft with its fence token, canonical payload, what that encodes, and key. All are queued, or
+        none.
         """
         node, tick, wall_ms = self._node, self._node.clock.tick, time.time_ns() // 1_000_000
         epoch, lsn = node.epoch, self._wal.next_lsn
@@ -437,12 +449,13 @@ class Submitter:
         queued: list[Pending] = []
         records: list[tuple[Hlc, int, bytes]] = []
         begun: set[str] = set()
-        for draft, fence_token, payload, key in events:
+        keeps_facts = len(self._backlog) < FACTS_KEPT_ENTRIES_MAX
+        for draft, fence_token, payload, facts, key in events:
             tenant_id, job_id, event = draft[:3]
             if tenant_id not in self._tenants and tenant_id not in begun:
                 begun.add(tenant_id)
-                facts: dict[str, object] = {"tenant_id": tenant_id}
-                beginning = self._system_event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", facts, lsn)
+                named: dict[str, object] = {"tenant_id": tenant_id}
+                beginning = self._system_event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", named, lsn)
                 queued.append(beginning)
                 records.append(_record_of(beginning))
                 lsn += 1
@@ -450,17 +463,19 @@ class Submitter:
             if job_id is None:
                 job_id = f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
             if draft.seal is not None:
-                payload = _encoded(draft, fence_token, hlc.text())
-            pending = Pending(lsn, epoch, hlc, event.record_type, tenant_id, job_id, payload, key, None, answered_early)
+                payload = _sealed(draft, fence_token, hlc.text())
+            kept = facts if keeps_facts else None
+            kind = event.record_type
+            pending = Pending(lsn, epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early, kept)
             entered.append(pending)
             queued.append(pending)
-            records.append(_record_of(pending))
+            records.append((hlc, kind, record.encode(pending)))
             lsn += 1
         first_lsn = self._wal.append_all(records)
         assert first_lsn == queued[0].lsn
         self._backlog.add(queued)
         self._tenants |= begun
-        for pending, (draft, fence_token, _, _) in zip(entered, events, strict=True):
+        for pending, (draft, fence_token, *_) in zip(entered, events, strict=True):
             self._jobs.learn(pending.tenant_id, pending.job_id, fence_token, draft.event.name in _ENDS)
         if self._watched is None:
             self._watched = (entered[-1].lsn, time.perf_counter())
@@ -610,16 +625,16 @@ class Submitter:
         return self._chained_survives
 
 
-def _encoded(draft: Draft, fence_token: int, hlc: str) -> bytes:
-    """The canonical payload; what is private in it is sealed for an event of this HLC."""
-    fields = draft.fields if draft.seal is None else draft.seal.seal(draft.fields, hlc)
+def _sealed(draft: Draft, fence_token: int, hlc: str) -> bytes:
+    """The canonical payload, what is private in it sealed for an event of this HLC."""
+    assert draft.seal is not None
+    fields = draft.seal.seal(draft.fields, hlc)
     return canonical.encode({"type": draft.event.name, "fence_token": fence_token, **fields})
 
 
 def _record_of(pending: Pending) -> tuple[Hlc, int, bytes]:
     """The event as the WAL takes it."""
-    event = record.EventRecord(pending.tenant_id, pending.job_id, pending.payload, pending.idempotency)
-    return pending.hlc, pending.record_type, record.encode(event)
+    return pending.hlc, pending.record_type, record.encode(pending)
 
 
 def fence_token_of(payload: bytes | str) -> int:

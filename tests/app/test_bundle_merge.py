@@ -102,6 +102,7 @@ def apart(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
                 job = {"tenant_id": "acme", "job_id": f"job-{n}", "spec": {"made_by": number}}
                 client.post("/v1/jobs", json=job).raise_for_status()
                 report = {"type": "JobProgressReported", "dc_id": f"dc-{number}", "completed": n, "failed": 0}
+                report["durability"] = "GLOBAL"  # The bundle is to hold it.
                 path = f"/v1/jobs/job-{n}/"
                 client.post(path + "events", json={"tenant_id": "acme", **report}).raise_for_status()
                 if n % 3 != number:

@@ -1,0 +1,114 @@
+"""Chains that grow many entries at a time are those that grow one at a time, however the payloads are known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.http.requests import EVENT_LINE
+from app.http.writing import draft_of
+from app.store.chaining import LOG_COLUMNS, ChainHead
+from app.store.growth import Grower, Growth, Place
+from ledger import canonical, chain, jobs
+from ledger.hlc import Hlc
+
+TENANTS = ("acme", "globex")
+HEADS = {"acme": ChainHead(0, None, None), "globex": ChainHead(7, "ab" * 32, "1:0:n1")}
+
+numbers = st.one_of(
+    st.integers(-(2**53) + 1, 2**53 - 1),
+    st.sampled_from([1.0, -0.0, 1e17, 1e300, 1e-7, 0.1, 2.5]),
+)
+values = st.recursive(
+    numbers | st.none() | st.booleans() | st.sampled_from(["", "ä", "\U0001f600", 'a"\\']),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abz"), inner, max_size=3),
+    max_leaves=4,
+)
+objects = st.dictionaries(st.sampled_from("xyz"), values, max_size=3)
+counts = st.integers(0, 3)
+lines = st.one_of(
+    st.fixed_dictionaries({"type": st.just("JobCreated"), "spec": objects, "assigned_dcs": st.just(["use1"])}),
+    st.fixed_dictionaries({"type": st.just("JobAccepted"), "dc_id": st.sampled_from(["use1", "euw1"])}),
+    st.fixed_dictionaries(
+        {"type": st.just("JobProgressReported"), "dc_id": st.just("use1"), "completed": counts, "failed": counts}
+    ),
+    st.fixed_dictionaries({"type": st.just("WorkflowDispatched"), "workflow_id": st.just("w"), "dc_id": st.just("x")}),
+    st.fixed_dictionaries(
+        {"type": st.just("JobCompleted"), "final_status": st.just("ok"), "aggregate_metrics": objects}
+    ),
+    st.fixed_dictionaries({"type": st.just("JobFailed"), "error": st.just("e"), "fence_token": counts}),
+)
+entries = st.tuples(st.sampled_from(TENANTS), st.sampled_from(["j1", "j2"]), lines)
+Taken = tuple[str, Hlc, str, str, bytes, dict[str, object]]
+
+
+def taken(given: list[tuple[str, str, dict[str, Any]]]) -> list[Taken]:
+    """The entries as the edge and submitting make them of lines."""
+    made = []
+    for number, (tenant_id, job_id, line) in enumerate(given):
+        body = json.dumps({"tenant_id": tenant_id, "job_id": job_id, **line}).encode()
+        draft = draft_of(EVENT_LINE.validate_json(body), None, None)
+        fence_token = 1 if draft.fence_token is None else draft.fence_token
+        facts = {"type": draft.event.name, "fence_token": fence_token, **draft.fields}
+        made.append((tenant_id, Hlc(5, number, "n1"), job_id, draft.event.action, canonical.encode(facts), facts))
+    return made
+
+
+def grown(made: list[Taken], *, with_facts: bool) -> tuple[Growth, list[Place]]:
+    growth = Growth()
+    grower = Grower(growth, HEADS, {}, {})
+    seqs = [
+        (tenant, grower.append(tenant, hlc, job_id, action, payload, facts=facts if with_facts else None))
+        for tenant, hlc, job_id, action, payload, facts in made
+    ]
+    grower.finish()
+    return growth, [grower.place(tenant, seq) for tenant, seq in seqs]
+
+
+def naive(made: list[Taken]) -> tuple[list[tuple[object, ...]], list[Place], dict[tuple[str, str], jobs.JobState]]:
+    """Rows, places and job states, one entry after the other."""
+    rows, places, states, heads = [], [], {}, dict(HEADS)
+    for tenant_id, hlc, job_id, action, payload, _ in made:
+        head, digest = heads[tenant_id], hashlib.sha256(payload)
+        place = {"tenant_id": tenant_id, "seq": head.seq + 1, "t_hlc": hlc.text(), "job_id": job_id, "action": action}
+        prev = bytes.fromhex(head.chain_link or "")
+        link = chain.link(**place, prev_chain_link=prev, payload_digest=digest.digest()).hex()
+        place |= {"hlc_physical": hlc.physical_ms, "hlc_logical": hlc.logical, "hlc_node": hlc.node_id}
+        place |= {"link_version": 2, "prev_chain_link": head.chain_link, "chain_link": link, "origin": None}
+        place |= {"payload_digest": digest.hexdigest(), "payload": payload.decode()}
+        rows.append(tuple(place[column] for column in LOG_COLUMNS))
+        places.append(Place(head.seq + 1, link, head.chain_link))
+        heads[tenant_id] = ChainHead(head.seq + 1, link, hlc.text())
+        fact = jobs.event_fact(action, orjson.loads(payload), hlc, digest.hexdigest(), job_id, head.seq + 1)
+        known = states.get((tenant_id, job_id))
+        states[(tenant_id, job_id)] = fact if known is None else jobs.merge(known, fact)
+    return rows, places, states
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(entries, max_size=12), st.booleans())
+def test_many_entries_at_once_grow_the_chains_that_one_at_a_time_grows(
+    given_lines: list[tuple[str, str, dict[str, Any]]], with_facts: bool
+) -> None:
+    made = taken(given_lines)
+    growth, places = grown(made, with_facts=with_facts)
+    rows, naive_places, states = naive(made)
+    assert sorted(growth.log_rows, key=lambda row: row[:2]) == sorted(rows, key=lambda row: row[:2])
+    assert places == naive_places
+    assert {job: jobs.to_json(state) for job, state in growth.job_states.items()} == {
+        job: jobs.to_json(state) for job, state in states.items()
+    }
+    assert {head[0]: head[1:] for head in growth.heads()} == {
+        tenant: last_of(rows, tenant) for tenant in {row[0] for row in rows}
+    }
+
+
+def last_of(rows: list[tuple[object, ...]], tenant_id: object) -> tuple[object, ...]:
+    """Seq, link and HLC of the tenant's last row."""
+    last = [dict(zip(LOG_COLUMNS, row, strict=True)) for row in rows if row[0] == tenant_id][-1]
+    return last["seq"], last["chain_link"], last["t_hlc"]
