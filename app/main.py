@@ -68,8 +68,8 @@ OPEN_REQUESTS_SHARE = 0.5
 LISTEN_BACKLOG = 2048
 TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""
-GC_ALLOCATIONS = 100_000
-"""Allocations between collections of the young generation: a batch of events is many, and none is a cycle."""
+GC_ALLOCATIONS = 250_000
+"""Allocations between collections of the young generation: the events under way are many, and none is a cycle."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Longest that the WAL's writer thread waits for a busy event loop: a tenth of the default, about one fsync."""

@@ -9,6 +9,7 @@ CRLF; empty lines are allowed at the end only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -43,6 +44,7 @@ LINES_MAX = 100_000
 LINES_PER_TURN = 500
 """Lines checked before other requests get a turn."""
 
+_validate_line = EVENT_LINE.validator.validate_json
 _BRACKETS_SAFE = 60
 """A line with fewer cannot be nested too deep."""
 _FLAT = bytes.maketrans(b"123456789E", b"000000000e")
@@ -109,10 +111,22 @@ async def drafts_of(body: bytes, line_bytes_max: int) -> list[Draft]:
         if first:
             await asyncio.sleep(0)
         turn = lines[first : first + LINES_PER_TURN]
-        events = [_event_of(line, number, line_bytes_max) for number, line in enumerate(turn, first + 1)]
+        events = _events_of(turn, first + 1, line_bytes_max)
         _check_text(turn, events, first + 1)
         drafts += [draft_of(event, None, None) for event in events]
     return drafts
+
+
+def _events_of(lines: list[bytes], first_number: int, bytes_max: int) -> list[Any]:
+    """The events of ``lines``, of the right form; their text is still to be checked.
+
+    Raises:
+        InvalidEventError: a line is wrong; the first that is.
+    """
+    if max(map(len, lines)) <= bytes_max:
+        with contextlib.suppress(ValidationError):
+            return list(map(_validate_line, lines))
+    return [_event_of(line, number, bytes_max) for number, line in enumerate(lines, first_number)]
 
 
 def _event_of(line: bytes, number: int, bytes_max: int) -> Any:
