@@ -16,9 +16,10 @@ import ipaddress
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -32,6 +33,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -44,6 +46,7 @@ from pydantic_settings import (
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, anchored
 from signing.cosignature import WitnessKey
+from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 
 ENV_PREFIX = "TALLY_"
 ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"})
@@ -53,6 +56,9 @@ REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16
 WITNESSES_MAX = 32
 """Witnesses of one ledger; a note has room for a signature of each."""
+FIRST_EVENT_ENTRIES = 2
+"""Entries that a tenant's first event makes: itself, and the record in ``_system`` that the tenant began."""
+_RECORD_BYTES_MAX, _BATCH_BYTES_MAX = "16 MiB", "64 MiB"
 
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
@@ -97,26 +103,30 @@ def parse_size(value: object) -> int:
     return int(match["amount"]) * _UNIT_BYTES[match["unit"] or "B"]
 
 
-def _between(low: str, high: str) -> AfterValidator:
-    lowest, highest = parse_duration(low), parse_duration(high)
+class Bounds(NamedTuple):
+    """The least and the most that a duration or a size may be, as a person writes them."""
 
-    def check(value: timedelta) -> timedelta:
-        if not lowest <= value <= highest:
-            raise ValueError(f"must lie between {low} and {high}")
+    low: str
+    high: str
+    parse: Callable[[object], Any]
+
+    def __call__(self, value: Any) -> Any:
+        """``value``, which lies between both.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if not self.parse(self.low) <= value <= self.parse(self.high):
+            raise ValueError(f"must lie between {self.low} and {self.high}")
         return value
 
-    return AfterValidator(check)
+
+def _between(low: str, high: str) -> AfterValidator:
+    return AfterValidator(Bounds(low, high, parse_duration))
 
 
 def _sized(low: str, high: str) -> AfterValidator:
-    lowest, highest = parse_size(low), parse_size(high)
-
-    def check(value: int) -> int:
-        if not lowest <= value <= highest:
-            raise ValueError(f"must lie between {low} and {high}")
-        return value
-
-    return AfterValidator(check)
+    return AfterValidator(Bounds(low, high, parse_size))
 
 
 def _database_url(value: str) -> str:
@@ -158,6 +168,9 @@ def _listen(value: str) -> str:
         raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::1]:8080")
     return value
 
+
+assert parse_size(_RECORD_BYTES_MAX) == RECORD_BYTES_LIMIT, "the WAL takes no longer record"
+assert parse_size(_BATCH_BYTES_MAX) == BATCH_BODY_BYTES_LIMIT, "the WAL takes no longer batch"
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -221,10 +234,10 @@ class WalSettings(_Section):
     ack_mode: Literal["LOCAL_GROUP_SYNC", "LOCAL_SYNC", "LOCAL_ASYNC"] = "LOCAL_GROUP_SYNC"
     batch_timeout_microseconds: Annotated[int, Field(ge=0, le=1_000_000)] = 500
     batch_max_entries: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    batch_max_bytes: Annotated[Size, _sized("4 KiB", "64 MiB")] = 1 << 20
+    batch_max_bytes: Annotated[Size, _sized("4 KiB", _BATCH_BYTES_MAX)] = 1 << 20
     segment_bytes: Annotated[Size, _sized("64 KiB", "16 GiB")] = 64 << 20
-    record_bytes_max: Annotated[Size, _sized("4 KiB", "64 MiB")] = 1 << 20
-    backlog_max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    record_bytes_max: Annotated[Size, _sized("4 KiB", _RECORD_BYTES_MAX)] = 1 << 20
+    backlog_max_entries: Annotated[int, Field(ge=FIRST_EVENT_ENTRIES, le=10_000_000)] = 100_000
     retain: Annotated[Duration, _between("0s", "3650d")] = timedelta(days=7)
 
     @model_validator(mode="after")
@@ -478,7 +491,14 @@ def _names_near(variable: str) -> list[str]:
     section = None if field is None else field.annotation
     if isinstance(section, type) and issubclass(section, BaseModel):
         return [f"{ENV_PREFIX}{first}__{name}".upper() for name in section.model_fields]
-    return [f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields]
+    return [
+        f"{ENV_PREFIX}{name}".upper() + ("__…" if _is_section(field) else "")
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
 def _explain(error: ValidationError) -> list[str]:

@@ -191,3 +191,18 @@ def test_a_wrong_database_url_is_refused_without_repeating_its_password(
 )
 def test_a_database_url_may_be_any_that_the_driver_takes(url: str) -> None:
     assert load_settings(database_url=url).database_url == url
+
+
+def test_a_name_that_is_no_setting_is_answered_with_names_that_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLY_COLOUR", "red")
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings()
+    names = str(refused.value).partition("allowed: ")[2].split(", ")
+    assert {"TALLY_PORT", "TALLY_HTTP__…", "TALLY_WAL__…"} <= set(names)
+    assert "TALLY_HTTP" not in names
+
+
+def test_a_backlog_too_small_for_a_tenants_first_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLY_WAL__BACKLOG_MAX_ENTRIES", "1")
+    with pytest.raises(ConfigurationError, match=r"wal\.backlog_max_entries: .* 2"):
+        load_settings()

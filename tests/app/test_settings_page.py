@@ -1,21 +1,95 @@
-"""The page of settings names every setting there is, and no other."""
+"""The page of settings names every setting there is, and no other, each with its default and what it may be."""
+
+from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+import pytest
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BaseModel
+from pydantic.fields import FieldInfo
 
-from app.config import Settings
+from app.config import ENV_NOT_SETTINGS, Bounds, Settings
+from wal.writer import WalWriter
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
 
 
-def test_the_page_lists_exactly_the_settings_that_exist():
-    exist: set[str] = set()
+def fields() -> dict[str, FieldInfo]:
+    found: dict[str, FieldInfo] = {}
     for name, field in Settings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
-            exist |= {f"{name}.{part}" for part in section.model_fields}
+            found |= {f"{name}.{part}": each for part, each in section.model_fields.items()}
         else:
-            exist.add(name)
-    assert set(re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.M)) == exist
+            found[name] = field
+    return found
+
+
+def bounds_of(field: FieldInfo) -> tuple[str, str] | None:
+    """The least and the most that a setting may be, as a person writes them; None when it has no bounds."""
+    metadata = [*field.metadata, *(each for part in get_args(field.annotation) for each in metadata_of(part))]
+    for each in metadata:
+        if isinstance(each, AfterValidator) and isinstance(each.func, Bounds):
+            return each.func.low, each.func.high
+    low = [str(each.ge) for each in metadata if isinstance(each, Ge)]
+    high = [str(each.le) for each in metadata if isinstance(each, Le)]
+    return (low[0], high[0]) if low and high else None
+
+
+def metadata_of(annotation: Any) -> list[Any]:
+    constraints = [*getattr(annotation, "__metadata__", ())]
+    return [item for each in constraints for item in (each.metadata if isinstance(each, FieldInfo) else [each])]
+
+
+def allowed(field: FieldInfo) -> str | None:
+    """What the page must say of a setting; None when it is free to say it in words."""
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(field.annotation))
+    if field.annotation is bool:
+        return "`true`, `false`"
+    bounds = bounds_of(field)
+    return f"{bounds[0]} to {bounds[1]}" if bounds is not None else None
+
+
+def test_the_page_lists_exactly_the_settings_that_exist() -> None:
+    assert set(ROWS) == set(fields())
+
+
+def test_the_page_says_what_each_setting_may_be() -> None:
+    said = {name: allowed(field) for name, field in fields().items()}
+    known = {name: text for name, text in said.items() if text is not None}
+    assert {name: ROWS[name] for name in known} == known
+    assert len(known) > 25, "the bounds are not seen any more"
+
+
+@pytest.mark.parametrize("name", sorted(ENV_NOT_SETTINGS))
+def test_the_page_names_the_variables_that_are_no_settings(name: str) -> None:
+    assert f"`{name}`" in PAGE
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["least", "most"])
+def test_the_wal_takes_every_setting_at_both_ends_of_what_it_may_be(end: int, tmp_path: Path) -> None:
+    bounds = {name.removeprefix("wal."): bounds_of(field) for name, field in fields().items() if "wal." in name}
+    ends = {name: pair[end] for name, pair in bounds.items() if pair is not None}
+    wal = Settings.model_validate({"wal": ends}).wal
+    writer = WalWriter(
+        tmp_path,
+        node_id="node-a",
+        wal_id="00" * 16,
+        epoch=1,
+        next_lsn=1,
+        on_durable=lambda _lsn: None,
+        on_failure=lambda error: pytest.fail(str(error)),
+        batch_timeout_us=wal.batch_timeout_microseconds,
+        batch_max_entries=wal.batch_max_entries,
+        batch_max_bytes=wal.batch_max_bytes,
+        segment_bytes=wal.segment_bytes,
+        record_bytes_max=wal.record_bytes_max,
+        queue_max_entries=wal.backlog_max_entries,
+        ack_mode=wal.ack_mode,
+    )
+    writer.close(60.0)
