@@ -17,9 +17,10 @@ import os
 import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -103,7 +104,8 @@ def parse_size(value: object) -> int:
     return int(match["amount"]) * _UNIT_BYTES[match["unit"] or "B"]
 
 
-class Bounds(NamedTuple):
+@dataclass(frozen=True)
+class Bounds:
     """The least and the most that a duration or a size may be, as a person writes them."""
 
     low: str

@@ -105,9 +105,11 @@ def replay(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Feed a file of events to a running service. Resumable: what is there already is not added again.
+    """Feed a file of events to a running service. Resumable for seven days: what it added is not added again.
 
     All lines are checked first; a malformed one is named and nothing is sent.
+    The ledger knows a request again for seven days: a replay of the same file
+    after that adds its events once more.
 
     \b
     Examples:

@@ -4,6 +4,8 @@ import asyncio
 import csv
 import json
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +27,8 @@ from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
 from app.embedded_cluster import find_data
 from app.store import tampering
+
+README = Path(__file__).parents[2] / "README.md"
 
 Done = subprocess.CompletedProcess[str]
 
@@ -397,3 +402,48 @@ def test_a_scratch_folder_takes_its_cluster_with_it() -> None:
 
     assert not data.exists()
     assert not folder.exists()
+
+
+# --- what README shows ----------------------------------------------------------------------------------
+
+
+def consoles() -> list[tuple[str, list[str]]]:
+    """Each command in README's console blocks, with the lines that README says it prints."""
+    shown: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"^```console\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                shown.append((line.removeprefix("$ "), []))
+            else:
+                shown[-1][1].append(line)
+    return shown
+
+
+def shape(line: str) -> str:
+    """A line without what differs from one run to the next: numbers, digests, names that were made, widths."""
+    line = re.sub(r"local-\d+-gate\w+-\d+|\b[0-9a-f]{64}\b|node-[0-9a-f]{8}", "*", line)
+    return re.sub(r"([━─])+", r"\1", re.sub(r"\d[\d.,]*", "0", " ".join(line.split())))
+
+
+def test_the_commands_of_readme_print_what_readme_shows(service: Service, tmp_path: Path) -> None:
+    file = trace(tmp_path / "openb_pod_list_default.csv", jobs=8)
+    seen = set()
+    for command, shown in consoles():
+        if not re.match(r"\.venv/bin/tally (run|snapshot|verify|replay) ", command):
+            continue
+        _, *arguments = shlex.split(command)
+        seen.add(arguments[0])
+        arguments = [
+            "readme" if each in ("demo", "openb") and previous == "--tenant" else each
+            for previous, each in pairwise(["", *arguments])
+        ]
+        done = service.tally(*(str(file) if each == file.name else each for each in arguments))
+        assert done.returncode == 0, done.stderr
+        printed = {shape(line) for line in (done.stdout + done.stderr).splitlines()}
+        expected = {
+            shape(line.replace("tenant demo", "tenant readme").replace("tenant openb", "tenant readme"))
+            for line in shown
+            if line != "…"
+        }
+        assert expected <= printed, command
+    assert seen == {"run", "snapshot", "verify", "replay"}
