@@ -117,6 +117,23 @@ def value_at(fields: Mapping[str, Any], path: Path) -> tuple[bool, Any]:
     return True, value
 
 
+def refuse_hidden(fields: Mapping[str, Any], path: Path) -> None:
+    """Return if a value at ``path`` could be told from others: whatever it should lie in is an object, or not there.
+
+    Raises:
+        InvalidInputError: something else stands in its way, and may hold what ``path`` was to keep private.
+    """
+    value: Any = fields
+    for depth, name in enumerate(path[:-1], start=1):
+        value = value.get(name, _ABSENT)
+        if value is _ABSENT:
+            return
+        if not isinstance(value, dict):
+            raise InvalidInputError(
+                f"{'.'.join(path[:depth])}: must be an object, as {'.'.join(path)} is private", path[:depth]
+            )
+
+
 def with_value(fields: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
     """``fields`` with another value at ``path``, where there is one; what was given stays as it is."""
     changed = dict(fields)

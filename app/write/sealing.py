@@ -5,7 +5,9 @@ else by the field that the declaration names. It leaves here with a seal, or not
 
     the tenant declared nothing         as it came; an event that names a subject is refused, so that naming one
                                         means never being stored in clear, whatever this node knows
-    no private field has a value        as it came
+    text or a list where an object      refused: it may hold what a declared path was to keep private
+      with private fields should be
+    no private field has a value        as it came, whether or not it names a subject
     otherwise                           sealed with the subject's key, which is durable by then
 """
 
@@ -114,6 +116,7 @@ class Sealing:
         private_fields.refuse_marks(draft.fields)
         values = []
         for path in declaration.fields:
+            private_fields.refuse_hidden(draft.fields, path)
             there, value = private_fields.value_at(draft.fields, path)
             if there:
                 values.append((path, _canonical(value, path)))

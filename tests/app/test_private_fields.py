@@ -240,6 +240,26 @@ async def test_an_event_that_does_not_say_whose_it_is_is_refused_whole(client: h
     assert (await client.get("/v1/node")).json()["positions"]["written_lsn"] == written
 
 
+async def test_what_stands_in_the_way_of_a_private_field_is_refused(client: httpx.AsyncClient) -> None:
+    await declare(client, ["spec.user.name", "aggregate_metrics.by.whom"], None)
+    await submit(client, job_id="a", spec={"cpu": 1}, subject=ALICE)
+    written = (await client.get("/v1/node")).json()["positions"]["written_lsn"]
+    ends = {"type": "JobCompleted", "aggregate_metrics": {"by": "x"}}
+    bodies: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/jobs", {"spec": {"user": ALICE}, "subject": ALICE}, "spec.user"),
+        ("/v1/jobs", {"spec": {"user": [{"name": ALICE}]}, "subject": ALICE}, "spec.user"),
+        ("/v1/jobs", {"spec": {"user": ALICE}}, "spec.user"),
+        ("/v1/jobs/a/events", {**ends, "subject": ALICE}, "aggregate_metrics.by"),
+    ]
+    for path, body, where in bodies:
+        answer = await client.post(path, json={"tenant_id": "acme", **body})
+        assert (*problem(answer), answer.json()["path"]) == (422, "invalid-request", where), answer.text
+    line = {"tenant_id": "acme", "type": "JobCreated", "spec": {"user": ALICE}, "subject": ALICE}
+    answer = await client.post("/v1/events", content=json.dumps(line), headers=NDJSON)
+    assert (*problem(answer), answer.json()["path"]) == (422, "invalid-event", "spec.user")
+    assert (await client.get("/v1/node")).json()["positions"]["written_lsn"] == written
+
+
 async def test_naming_a_subject_means_never_being_stored_in_clear(client: httpx.AsyncClient) -> None:
     body = {"tenant_id": "acme", "spec": {"user": ALICE}, "subject": ALICE}
     answer = await client.post("/v1/jobs", json=body)
