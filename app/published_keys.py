@@ -81,17 +81,31 @@ def _published(key: PublicKey, row: KeyRow | None, reasons: dict[str, str]) -> P
     if row is None:
         return PublishedKey(key, None, False, False, reasons.get(key.key_id))
     reason = reasons.get(key.key_id, row.revocation_reason)
+    signs = (bool(row.signs_snapshots), bool(row.signs_checkpoints))
     try:
-        revoked = Hlc.parse(row.revoked_from_hlc) if row.revoked_from_hlc else None
-        stored = PublicKey.of(
-            row.public_key_pem, not_before=row.not_before, not_after=row.not_after, revoked_from_hlc=revoked
-        )
+        stored = _stored(row)
         if stored.key_id != key.key_id:
             raise InvalidInputError(f"the row of key {key.key_id} holds key {stored.key_id}")
         narrowed = key.narrowed(stored)
     except InvalidInputError as error:
         log.error("published_key_malformed", key_id=row.key_id, error=str(error))
-        return PublishedKey(key, row.node_id, row.signs_snapshots, row.signs_checkpoints, reason)
+        return PublishedKey(key, row.node_id, *signs, reason)
     if (stored.not_after, stored.revoked_from_hlc) != (key.not_after, key.revoked_from_hlc):
         log.warning("published_key_differs", key_id=key.key_id, row=stored.to_json(), chain=key.to_json())
-    return PublishedKey(narrowed, row.node_id, row.signs_snapshots, row.signs_checkpoints, reason)
+    return PublishedKey(narrowed, row.node_id, *signs, reason)
+
+
+def _stored(row: KeyRow) -> PublicKey:
+    """The key that a row holds.
+
+    Raises:
+        InvalidInputError: it holds none, or bounds that none can have.
+    """
+    if row.public_key_pem is None:
+        raise InvalidInputError("public_key_pem is NULL")
+    return PublicKey.of(
+        row.public_key_pem,
+        not_before=store.time_of(row.not_before),
+        not_after=store.time_of(row.not_after),
+        revoked_from_hlc=Hlc.parse(row.revoked_from_hlc) if row.revoked_from_hlc else None,
+    )

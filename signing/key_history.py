@@ -72,7 +72,7 @@ def keys_of(events: Iterable[KeyEvent]) -> dict[str, PublicKey]:
                 _keep_lowest(ends, str(facts.get("previous_key_id")), _time(facts.get("not_after")))
             if action == SystemAction.KEY_REVOKED:
                 _keep_lowest(revoked, str(facts.get("key_id")), Hlc.parse(str(facts.get("revoked_from_hlc"))))
-        except (InvalidInputError, ValueError):
+        except (InvalidInputError, ValueError, OverflowError):
             continue
     return {
         key_id: PublicKey.of(key.material, not_after=ends.get(key_id), revoked_from_hlc=revoked.get(key_id))
@@ -81,11 +81,11 @@ def keys_of(events: Iterable[KeyEvent]) -> dict[str, PublicKey]:
 
 
 def _time(text: object) -> datetime:
-    """Raises ValueError unless ``text`` is a time with a zone."""
+    """The same time in UTC; raises ValueError or OverflowError unless ``text`` is one with a zone."""
     time = datetime.fromisoformat(str(text))
     if time.tzinfo is None:
         raise ValueError("a time without a zone")
-    return time
+    return time.astimezone(UTC)
 
 
 def _keep_lowest(bounds: dict[str, Bound], key_id: str, bound: Bound) -> None:

@@ -25,8 +25,10 @@ def path_of(uri: str) -> Path:
     """The file that a key URI names.
 
     Raises:
-        ConfigurationError: the URI is of a kind that is not supported.
+        ConfigurationError: the URI is of a kind that is not supported, or names what no file can be called.
     """
+    if "\0" in unquote(uri):
+        raise ConfigurationError(f"key URI {uri!r} holds a NUL, which no path can")
     scheme = _SCHEME.match(uri)
     if scheme is None:
         return Path(uri)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
 from ledger.entry_check import ENTRY_COLUMNS, EntryRow
+from ledger.errors import InvalidInputError
 from ledger.events import SYSTEM_TENANT
 
 if TYPE_CHECKING:
@@ -16,28 +18,52 @@ SUBJECT_PREFIX = "key:"
 _AFTER_SUBJECTS = "key;"
 """The first text, in the order of bytes, that no subject of a key comes after."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class KeyRow(NamedTuple):
-    """One published key. ``node_id`` signs, or signed, with it; the flags say for what it does now."""
+    """One published key. ``node_id`` signs, or signed, with it; the flags say for what it does now.
 
-    key_id: str
-    algorithm: str
-    public_key_pem: str
-    not_before: datetime
-    not_after: datetime | None
+    Somebody may have dropped the constraints: any column may be NULL, and a time is text that ``time_of`` reads.
+    """
+
+    key_id: str | None
+    algorithm: str | None
+    public_key_pem: str | None
+    not_before: str | None
+    not_after: str | None
     revoked_from_hlc: str | None
-    node_id: str
-    signs_snapshots: bool
-    signs_checkpoints: bool
+    node_id: str | None
+    signs_snapshots: bool | None
+    signs_checkpoints: bool | None
     revocation_reason: str | None
 
 
 class KeyWindow(NamedTuple):
-    """When a published key counts, by its row."""
+    """When a published key counts, by its row; times as in ``KeyRow``."""
 
-    not_before: datetime
-    not_after: datetime | None
+    not_before: str | None
+    not_after: str | None
     revoked_from_hlc: str | None
+
+
+_TIMES = "extract(epoch FROM not_before)::text AS not_before, extract(epoch FROM not_after)::text AS not_after"
+"""Times as seconds since 1970 in decimal: Postgres holds some, such as infinity, that are no ``datetime``."""
+_ROW = ", ".join(KeyRow._fields).replace("not_before, not_after", _TIMES)
+
+
+def time_of(seconds: str | None) -> datetime | None:
+    """The time that a row states, None for none.
+
+    Raises:
+        InvalidInputError: it lies outside of the years 1 to 9999.
+    """
+    if seconds is None:
+        return None
+    try:
+        return _EPOCH + timedelta(microseconds=int(Decimal(seconds) * 1_000_000))
+    except (ArithmeticError, ValueError) as error:
+        raise InvalidInputError(f"{seconds} seconds since 1970 is no time that a key can have") from error
 
 
 async def publish(
@@ -108,7 +134,7 @@ async def widen(connection: Connection, key_id: str, not_before: datetime) -> No
 async def lock_window(connection: Connection, key_id: str) -> KeyWindow | None:
     """When the key counts, which cannot change until the transaction ends; None when it is not published."""
     row = await connection.fetchrow(
-        "SELECT not_before, not_after, revoked_from_hlc FROM scheduler.signing_keys WHERE key_id = $1 FOR SHARE",
+        f"SELECT {_TIMES}, revoked_from_hlc FROM scheduler.signing_keys WHERE key_id = $1 FOR SHARE",
         key_id,
     )
     return KeyWindow(*row) if row else None
@@ -116,9 +142,7 @@ async def lock_window(connection: Connection, key_id: str) -> KeyWindow | None:
 
 async def list_rows(connection: Connection) -> list[KeyRow]:
     """Every published key, oldest first."""
-    rows = await connection.fetch(
-        f"SELECT {', '.join(KeyRow._fields)} FROM scheduler.signing_keys ORDER BY not_before, key_id"
-    )
+    rows = await connection.fetch(f"SELECT {_ROW} FROM scheduler.signing_keys AS k ORDER BY k.not_before, key_id")
     return [KeyRow(*row) for row in rows]
 
 

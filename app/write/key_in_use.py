@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from app.store import keys as store
-from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
+from ledger.errors import InvalidInputError, LedgerError, SignerAwayError, SigningUnavailableError
 from ledger.hlc import Hlc
 from signing.key_file import FileSigner, Signer
 from signing.key_history import time_of
@@ -138,12 +138,13 @@ class KeyInUse:
         window = await store.lock_window(connection, signer.key_id)
         if window is None:
             raise self._failed(f"key {signer.key_id} is not published; start the node again")
-        revoked = Hlc.parse(window.revoked_from_hlc) if window.revoked_from_hlc else None
-        key = PublicKey.of(signer.public_key.material, not_after=window.not_after, revoked_from_hlc=revoked)
-        refusal = key.refusal(hlc)
+        revoked = _readable(signer.key_id, Hlc.parse, window.revoked_from_hlc)
+        not_after = _readable(signer.key_id, store.time_of, window.not_after)
+        refusal = PublicKey.of(signer.public_key.material, not_after=not_after, revoked_from_hlc=revoked).refusal(hlc)
         if refusal is not None:
             raise self._failed(f"{refusal}; take another with: tally keys rotate")
-        if time_of(hlc.physical_ms) < window.not_before:
+        not_before = _readable(signer.key_id, store.time_of, window.not_before)
+        if not_before is None or time_of(hlc.physical_ms) < not_before:
             await store.widen(connection, signer.key_id, time_of(hlc.physical_ms))
         self.highest_signed_ms = max(self.highest_signed_ms, hlc.physical_ms)
         self._clear_fault()
@@ -196,3 +197,12 @@ class KeyInUse:
             value = await outcome
         self._hanging = None
         return value
+
+
+def _readable(key_id: str, read: Callable[[str], Value | None], text: str | None) -> Value | None:
+    """What ``read`` makes of a bound in the key's row; none where somebody put there what no bound can be."""
+    try:
+        return None if text is None else read(text)
+    except InvalidInputError as error:
+        log.error("published_key_malformed", key_id=key_id, error=str(error))
+        return None
