@@ -37,10 +37,15 @@ def test_a_command_dies_of_a_closed_pipe_as_it_would_without_us() -> None:
 def test_a_signal_sent_to_us_reaches_the_command_and_we_outlive_it(name: str, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    script = f"trap 'exit 42' {name.removeprefix('SIG')}; echo up > {ready}; while :; do read line; done"
+    script = f"trap 'exit 42' {name.removeprefix('SIG')}; echo up > {ready}; while read line; do :; done"
     held_open, stdin = os.pipe()
     tally = subprocess.Popen(
-        [sys.executable, "-c", RUN, "sh", "-c", script], stdin=held_open, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", RUN, "sh", "-c", script],
+        stdin=held_open,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background may ignore it, and a shell cannot trap what it was told to ignore.
+        preexec_fn=lambda: signal.signal(getattr(signal, name), signal.SIG_DFL),
     )
     ready.read_text()
 
