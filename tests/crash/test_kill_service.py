@@ -34,7 +34,7 @@ SETTINGS = {
 }
 """So small that a second of load meets segment ends, torn requests, snapshots and control files."""
 
-ROUNDS = 10
+ROUNDS = 6
 KEYED_REPEATED = 5
 """Answered keyed requests that each round sends again."""
 START_S = 1.2

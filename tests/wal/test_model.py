@@ -112,4 +112,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogAgainstModel = LogMachine.TestCase
-TestLogAgainstModel.settings = settings(max_examples=80, stateful_step_count=15, deadline=None)
+TestLogAgainstModel.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
