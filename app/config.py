@@ -309,11 +309,12 @@ class SigningSettings(_Section):
 
 
 class BundleSettings(_Section):
-    """``bundle.*``: whose bundles may be imported, a PEM file, a folder of them or saved ``/v1/keys`` JSON; and how
-    much one import may upload."""
+    """``bundle.*``: whose bundles may be imported, a PEM file, a folder of them or saved ``/v1/keys`` JSON; how much
+    one import may upload, and how much of the WAL's disk imports leave to the WAL."""
 
     trusted_keys: Path | None = None
     import_bytes_max: Annotated[Size, _sized("1 KiB", "1024 GiB")] = 8 << 30
+    disk_reserve_bytes: Annotated[Size, _sized("0 B", "1024 GiB")] = 1 << 30
 
 
 class PrivacySettings(_Section):

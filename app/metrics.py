@@ -53,7 +53,9 @@ class Metrics:
             "wal_fencing_rejects", "Chaining transactions refused because of a newer epoch"
         )
         self.wal_append_seconds = self._histogram(
-            "wal_append_seconds", "From queueing a record until it is durable", _FAST_SECONDS
+            "wal_append_seconds",
+            "From queueing a record until it is durable, of one record in flight at a time",
+            _FAST_SECONDS,
         )
         self.wal_sync_seconds = self._histogram("wal_sync_seconds", "One fsync of the WAL", _FAST_SECONDS)
         self.wal_batch_entries = self._histogram("wal_batch_entries", "Records a batch", _BATCH_ENTRIES)

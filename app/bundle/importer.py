@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -36,6 +37,7 @@ from app.bundle.incoming import incoming_entries
 from app.bundle.placing import Decided, chain, decide, events_to_find
 from app.bundle.reader import BundleReader
 from app.bundle.sorting import Incoming, Sorter
+from app.bundle.staging import StagedFile, check_disk_room
 from app.bundle.verify import refuse_unless_trusted, verify_bundle, verify_file
 from app.store import chaining, imports
 from app.store.chaining import ChainedEntry, ChainHead
@@ -60,7 +62,6 @@ from ledger.events import SYSTEM_TENANT
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
-    from app.bundle.staging import StagedFile
     from app.metrics import Metrics
     from app.node import Node
     from app.store import Connection
@@ -134,8 +135,10 @@ class BundleImporter:
         check_heads: Callable[[dict[str, ChainHead]], None],
         on_imported: Callable[[Growth], None],
         metrics: Metrics,
+        disk_reserve_bytes: int = 0,
     ) -> None:
-        """``check_heads`` refuses heads of a database that went back; ``on_imported`` runs after each commit."""
+        """``check_heads`` refuses heads of a database that went back; ``on_imported`` runs after each commit. Sorting
+        leaves ``disk_reserve_bytes`` of the disk free that the files are on."""
         self._pool = pool
         self._node = node
         self._trusted_keys = trusted_keys
@@ -143,6 +146,7 @@ class BundleImporter:
         self._check_heads = check_heads
         self._on_imported = on_imported
         self._metrics = metrics
+        self._disk_reserve_bytes = disk_reserve_bytes
         self._turn = asyncio.Lock()
         self._linkers: dict[str, Linker] = {}
 
@@ -161,7 +165,7 @@ class BundleImporter:
             BundleRefusedError: a bundle does not hold, or an entry of it cannot stand in a ledger.
             ClockSkewError: an entry lies further ahead than ``hlc.max_clock_skew``.
             InvalidInputError: the bundle is of ``_system``, or begins a chain where there is one.
-            NotReadyError: the service stops, or another node imports the same.
+            NotReadyError: the service stops, another node imports the same, or the disk is too full to sort on.
             DatabaseUnavailableError, DatabaseWentBackError: what was stored stays; repeat the call.
         """
         async with self._turn, contextlib.AsyncExitStack() as stack:
@@ -170,9 +174,11 @@ class BundleImporter:
             readers = [
                 stack.enter_context(await asyncio.to_thread(_verified, file, keys)) for file in _by_digest(files)
             ]
-            spill = stack.enter_context(tempfile.TemporaryFile(dir=files[0].path.parent))  # noqa: SIM115
+            folder = files[0].path.parent
+            spill = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+            sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
             latest_ms = time.time_ns() // 1_000_000 + self._node.clock.max_clock_skew_ms
-            bundles = await asyncio.to_thread(self._sorted, files, readers, Sorter(spill), latest_ms)
+            bundles = await asyncio.to_thread(self._sorted, files, readers, sorter, latest_ms)
             place = self._pretend if dry_run else self._store
             try:
                 outcome = await place(bundles)
@@ -331,7 +337,7 @@ class BundleImporter:
     async def _pretend(self, bundles: _Set) -> Imported:
         """As ``_store``, onto the heads as they are now, and none of it stored."""
         outcome = Imported(bundles.bundles, bundles.entries)
-        touched: set[int] = set()
+        touched: set[Job] = set()
         before: dict[str, dict[str, ChainedEntry]] = {}
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
@@ -346,7 +352,7 @@ class BundleImporter:
                     here |= {hlc: entry for hlc, entry in before.get(tenant_id, {}).items() if hlc not in here}
                 decided = decide(batch, standing, outcome.heads)
                 await asyncio.to_thread(chain, decided, Grower(growth, outcome.heads, {}, self._linkers))
-                touched |= {hash(job) for job in growth.job_states}
+                touched |= growth.job_states.keys()
                 before = standing
                 outcome.conflicts = _listed(outcome, decided)
                 outcome.imported += len(decided.placed)

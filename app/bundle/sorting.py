@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
@@ -71,9 +71,11 @@ _Held = tuple[int, MergeKey, bytes]
 class Sorter:
     """Takes entries in any order, then gives them in the order of their keys; equal keys in that of their bytes."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        """``file`` is empty, may be read and written, and stays the caller's."""
+    def __init__(self, file: BinaryIO, before_write: Callable[[], None] = lambda: None) -> None:
+        """``file`` is empty, may be read and written, and stays the caller's. ``before_write`` is called before each
+        ``WRITE_BYTES`` and may refuse them by raising."""
         self._file = file
+        self._before_write = before_write
         self._heap: list[_Held] = []
         self._held_bytes = 0
         self._run = 0
@@ -124,6 +126,7 @@ class Sorter:
             self._flush()
 
     def _flush(self) -> None:
+        self._before_write()
         self._file.write(self._pending)
         self._pending.clear()
 

@@ -7,6 +7,7 @@
 Invariants::
 
     bytes of one upload <= bytes_max        files of one upload <= FILES_MAX
+    free space before anything is written >= reserve_bytes: a full disk would stop the WAL beside it for good
 """
 
 from __future__ import annotations
@@ -20,11 +21,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from ledger.errors import InvalidInputError, UploadTooLargeError
+from ledger.errors import InvalidInputError, NotReadyError, UploadTooLargeError
 
 FILES_MAX: Final = 100
 UPLOADS_AT_ONCE_MAX: Final = 2
 """Each may take ``bundle.import_bytes_max`` of disk, and as much again to sort in; others wait before they are read."""
+
+
+def check_disk_room(folder: Path, reserve_bytes: int) -> None:
+    """Return while the disk of ``folder`` has ``reserve_bytes`` or more to spare.
+
+    Raises:
+        NotReadyError: it has less; what an import writes there must stop.
+    """
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < reserve_bytes:
+        raise NotReadyError(
+            f"the disk of the WAL has {free_bytes >> 20} MiB left, and bundle.disk_reserve_bytes keeps "
+            f"{reserve_bytes >> 20} MiB of it for the WAL: make room there, then import again"
+        )
 
 
 class StagedFile(NamedTuple):
@@ -38,10 +53,11 @@ class StagedFile(NamedTuple):
 class Upload:
     """The files of one upload, written one after the other."""
 
-    def __init__(self, folder: Path, bytes_max: int) -> None:
+    def __init__(self, folder: Path, bytes_max: int, reserve_bytes: int) -> None:
         self.files: list[StagedFile] = []
         self._folder = folder
         self._bytes_max = bytes_max
+        self._reserve_bytes = reserve_bytes
         self._bytes = 0
         self._name = ""
         self._file: BinaryIO | None = None
@@ -64,6 +80,7 @@ class Upload:
 
         Raises:
             UploadTooLargeError: the upload is over its bound.
+            NotReadyError: the disk is as full as it may be.
         """
         assert self._file is not None
         self._bytes += len(data)
@@ -72,6 +89,7 @@ class Upload:
                 f"the files have more than {self._bytes_max} bytes, the bound of bundle.import_bytes_max; import fewer "
                 "at a time, or raise it"
             )
+        check_disk_room(self._folder, self._reserve_bytes)
         self._hash.update(data)
         self._file.write(data)
 
@@ -91,20 +109,26 @@ class Upload:
 class Staging:
     """The staging folder of one node."""
 
-    def __init__(self, wal_folder: Path, bytes_max: int) -> None:
+    def __init__(self, wal_folder: Path, bytes_max: int, reserve_bytes: int) -> None:
         """Made empty: what an earlier process left there was never imported, or is imported by repeating its call."""
         self._folder = wal_folder / "staging"
         self._bytes_max = bytes_max
+        self._reserve_bytes = reserve_bytes
         self._turns = asyncio.Semaphore(UPLOADS_AT_ONCE_MAX)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @asynccontextmanager
     async def upload(self) -> AsyncIterator[Upload]:
-        """Room for one upload, as soon as there is; on leaving, all of it is gone."""
+        """Room for one upload, as soon as there is; on leaving, all of it is gone.
+
+        Raises:
+            NotReadyError: the disk is too full to begin one.
+        """
         folder = self._folder / secrets.token_hex(8)
         async with self._turns:
+            check_disk_room(self._folder.parent, self._reserve_bytes)
             folder.mkdir(mode=0o700, parents=True)
-            upload = Upload(folder, self._bytes_max)
+            upload = Upload(folder, self._bytes_max, self._reserve_bytes)
             try:
                 yield upload
             finally:

@@ -178,7 +178,7 @@ async def verify_bundle(
     result.verdict = found.to_json((time.perf_counter() - began_s) * 1000)
     _add_manifest(result.verdict, signed, why)
     _add_checkpoints(result.verdict, own, kept, keyring, undecided)
-    result.not_checked = _left_out(found, result, keyring, [own.unknown, kept.unknown if kept else None, undecided])
+    result.not_checked = _left_out(found, result, keyring, _unjudged(own, kept, undecided))
     return result
 
 
@@ -301,9 +301,19 @@ def _add_checkpoints(
         verdicts["checkpoint"] = "not_checked"
 
 
-def _left_out(
-    found: Verdict, result: BundleVerdict, keyring: Keyring | None, undecided: Sequence[str | None]
-) -> list[str]:
+def _unjudged(own: _Own, kept: KeptCheckpoint | None, undecided: str | None) -> list[str]:
+    """Which checkpoints say nothing here, and why."""
+    left = []
+    if own.unknown is not None:
+        left.append(f"the checkpoint inside: {own.unknown}")
+    if kept is None:
+        left.append("no checkpoint kept elsewhere was given: that the log was longer once would not be seen")
+    elif kept.unknown is not None:
+        left.append(f"the checkpoint given: {kept.unknown}")
+    return left if undecided is None else [*left, undecided]
+
+
+def _left_out(found: Verdict, result: BundleVerdict, keyring: Keyring | None, unjudged: Sequence[str]) -> list[str]:
     left = []
     if keyring is None:
         left.append("no key was given, so no signature was checked: whoever made the file may have made it all up")
@@ -314,10 +324,8 @@ def _left_out(
     unsigned = result.verdict["unsigned_entries"]
     if unsigned > 0:
         left.append(f"no snapshot covers the last {unsigned} entries, from seq {found.signed_to.seq + 1} on")
-    left += [f"a checkpoint: {why}" for why in undecided if why is not None]
+    left += unjudged
     left.append("job states: bundles hold none, they follow from the entries")
-    if KEPT not in (found.compared_with or "").split(", "):
-        left.append("no checkpoint kept elsewhere was compared: that the log was longer once would not be seen")
     return left
 
 

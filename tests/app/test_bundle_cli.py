@@ -117,6 +117,24 @@ def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_
     assert told["against"]["checkpoint"]["size"] == 20
 
 
+@pytest.mark.parametrize(
+    ("tenant", "said"),
+    [("acme", []), ("other", ["the checkpoint given is of log '{origin}', the bundle of '{own}'"])],
+)
+def test_a_checkpoint_that_was_given_is_not_called_missing(
+    tenant: str, said: list[str], keys: str, tmp_path: Path
+) -> None:
+    path, kept = str(store(tmp_path, GOOD)), tmp_path / "kept"
+    kept.write_text(checkpoint_of(build(20, tenant_id=tenant), 20))
+    options = ("--keys", keys, "--json")
+    told = json.loads(tally(path, *options, "--checkpoint", str(kept), code=3 if said else 0).stdout)
+    about = [text for text in told["not_checked"] if "checkpoint" in text]
+    logs = {"origin": told["against"]["checkpoint"]["origin"], "own": told["bundle"]["checkpoint"]["origin"]}
+    assert about == [text.format(**logs) for text in said]
+    without = json.loads(tally(path, *options, code=0).stdout)["not_checked"]
+    assert [text for text in without if "no checkpoint kept elsewhere was given" in text]
+
+
 def test_a_report_on_a_broken_file_names_the_break_and_claims_nothing(keys: str, tmp_path: Path) -> None:
     broken = bytearray(GOOD)
     broken[600] ^= 1

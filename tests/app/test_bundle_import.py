@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ import asyncpg
 import httpx
 import pytest
 
+from app.bundle.sorting import Sorter
+from app.bundle.staging import Upload, check_disk_room
 from app.bundle.verify import BundleVerdict, verify_file
 from app.embedded import EmbeddedPostgres
+from ledger.errors import NotReadyError
 from signing.keys import Keyring
 from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, store
@@ -255,6 +260,30 @@ def test_without_trusted_keys_or_with_too_much_nothing_is_imported(postgres: Emb
         assert (answer.status_code, kind_of(answer)) == (413, "payload-too-large")
         (node,) = (path for path in (tmp_path / "data" / "wal").iterdir() if path.is_dir())
         assert list((node / "staging").iterdir()) == []
+
+
+def test_an_import_leaves_room_on_the_disk_of_the_wal(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    reserved = {"disk_reserve_bytes": "1024 GiB"}
+    with (
+        serving(postgres, tmp_path / "data", "bundle_disk", bundle=reserved) as url,
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        answer = send(client, bundle_of(build(1, snapshots_to=(1,))))
+        assert (answer.status_code, kind_of(answer)) == (503, "not-ready")
+        assert "bundle.disk_reserve_bytes keeps 1048576 MiB" in answer.json()["detail"]
+        client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "mine"}).raise_for_status()
+
+
+def test_a_disk_that_fills_while_files_come_in_or_are_sorted_stops_them(tmp_path: Path) -> None:
+    upload = Upload(tmp_path, bytes_max=100, reserve_bytes=1 << 60)
+    upload.begin_file("late")
+    with pytest.raises(NotReadyError, match="make room"):
+        upload.write(b"1")
+    upload.close()
+    with tempfile.TemporaryFile(dir=tmp_path) as spill:
+        sorter = Sorter(spill, partial(check_disk_room, tmp_path, 1 << 60))
+        with pytest.raises(NotReadyError, match="make room"):
+            list(sorter.entries())
 
 
 # --- beside what the service does ---------------------------------------------------------------------

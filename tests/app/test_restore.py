@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,16 @@ async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterat
     for name in made:
         await maintenance.execute(f"DROP DATABASE {name} WITH (FORCE)")
     await maintenance.close()
+
+
+def is_documented(name: str) -> bool:
+    """Whether docs/formats/wal.md has a row for this file or folder of a WAL folder."""
+    page = Path(__file__).parents[2] / "docs" / "formats" / "wal.md"
+    first_cells = re.findall(
+        r"^\| (`.+?) \|", page.read_text().partition("## Folder")[2].partition("## ")[0], re.MULTILINE
+    )
+    names = [each.partition("/")[0] for cell in first_cells for each in re.findall(r"`([^`]+)`", cell)]
+    return any(fnmatchcase(name, re.sub(r"<[^>]+>", "*", each)) for each in names)
 
 
 async def write(service: Service, *ns: int, tenant_id: str = "acme") -> None:
@@ -273,6 +285,9 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
 
     forked = await fork_log(settings, older.service_url, "the backup was old")
 
+    names = {path.name for path in wal.iterdir()}
+    assert {"fork.json", "keys", "checkpoints-1"} <= names
+    assert {name for name in names if not is_documented(name)} == set()
     assert [(head.tenant_id, head.size) for head in forked.differing if head.tenant_id == "acme"] == [("acme", 8)]
     assert await fork_log(settings, older.service_url, "said twice") == forked
     await assert_refused(run_node, two, older)
