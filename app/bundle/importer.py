@@ -429,14 +429,7 @@ async def _meet(
 ) -> tuple[Decided, dict[Job, jobs.JobState]]:
     """What becomes of the batch, and the stored states of the jobs it touches."""
     decided = decide(batch, await _standing(connection, batch), heads)
-    states: dict[Job, jobs.JobState] = {}
-    if decided.placed:
-        for job, stored in (await chaining.load_job_states(connection, sorted(decided.jobs()))).items():
-            try:
-                states[job] = jobs.from_json(stored)
-            except InvalidInputError as error:
-                # Someone edited the table. The chain must go on; verification names the job.
-                log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
+    states = await chaining.load_job_states(connection, sorted(decided.jobs())) if decided.placed else {}
     return decided, states
 
 

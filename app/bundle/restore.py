@@ -23,7 +23,6 @@ from app.store import chaining, imports
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead
 from app.store.growth import Grower, Growth, Place, head_of
-from ledger import jobs
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
 
@@ -96,8 +95,7 @@ async def _check_joint(connection: Connection, reader: BundleReader, head: Chain
 async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows: Sequence[Row]) -> ChainHead:
     """Add these rows, which follow on ``head``, as they are; the new head."""
     touched = sorted({(tenant_id, row[5]) for row in rows})
-    stored = await chaining.load_job_states(connection, touched)
-    states = {job: jobs.from_json(text) for job, text in stored.items()}
+    states = await chaining.load_job_states(connection, touched)
     growth = Growth()
     grower = Grower(growth, {tenant_id: head}, states, {})
     for seq, t_hlc, _, _, _, job_id, action, version, prev, link, _, payload, origin in rows:

@@ -7,11 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
+import structlog
 
 from ledger.conflict import Event
+from ledger.errors import InvalidInputError
+from ledger.jobs import JobState, from_json
 
 if TYPE_CHECKING:
     from app.store import Connection
+
+log = structlog.get_logger()
 
 LOG_COLUMNS = (
     "tenant_id",
@@ -180,8 +185,11 @@ async def read_position(connection: Connection, node_id: str) -> WalPosition | N
     return WalPosition(*row) if row else None
 
 
-async def load_job_states(connection: Connection, jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Stored state (canonical JSON) of each (tenant, job id) that has one."""
+async def load_job_states(connection: Connection, jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], JobState]:
+    """Stored state of each (tenant, job id) that has one which can be read.
+
+    One that cannot was edited by somebody, and counts as none: the chain must go on, and verification names the job.
+    """
     rows = await connection.fetch(
         """
         SELECT j.tenant_id, j.job_id, j.state
@@ -191,7 +199,13 @@ async def load_job_states(connection: Connection, jobs: Sequence[tuple[str, str]
         [job[0] for job in jobs],
         [job[1] for job in jobs],
     )
-    return {(row["tenant_id"], row["job_id"]): row["state"] for row in rows}
+    states: dict[tuple[str, str], JobState] = {}
+    for tenant_id, job_id, stored in rows:
+        try:
+            states[tenant_id, job_id] = from_json(stored)
+        except InvalidInputError as error:
+            log.error("job_state_malformed", tenant_id=tenant_id, job_id=job_id, error=str(error))
+    return states
 
 
 async def copy_entries(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:

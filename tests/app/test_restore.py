@@ -235,6 +235,25 @@ async def test_bundles_bring_back_rows_and_snapshots_as_they_were(
         await write(service, 6)
 
 
+async def test_a_job_row_that_somebody_edited_does_not_stop_a_restore(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, tmp_path: Path
+) -> None:
+    async with run_node(settings) as service:
+        job_id = (await service.submitter.submit(created("acme", 1), key=None)).job_id
+        await write(service, 2)
+    older = await back_up()
+    async with run_node(settings) as service:
+        await service.submitter.submit(progressed("acme", job_id, 1, durability=GLOBAL), key=None)
+    bundle = await export(settings, database.service_url, tmp_path, "acme")
+    lost = [row for row in await rows(database) if row[0] == "acme"]
+    await query(older, "UPDATE scheduler.jobs SET state = '{}' WHERE tenant_id = 'acme' RETURNING job_id")
+
+    ((_, restored),) = await restore_from_bundles(settings, older.service_url, [bundle], None)
+
+    assert restored.entries == 1
+    assert [row for row in await rows(older) if row[0] == "acme"] == lost
+
+
 async def test_a_bundle_that_does_not_belong_there_brings_nothing_back(
     run_node: RunNode,
     settings: Settings,
