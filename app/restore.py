@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -35,13 +35,15 @@ from app.identity import Identity
 from app.log_fork import Fork, SignedHead
 from app.metrics import Metrics
 from app.node import Node
+from app.read import verified_positions
 from app.start_checks import check_chain
-from app.start_wal import FoundWal, find_wal
+from app.start_wal import find_wal
 from app.store import chaining, migrate, schema_guards
 from app.store import node as node_store
+from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
 from app.write.appender import BATCH_ENTRIES_MAX, Appender
-from app.write.backlog import Backlog
+from app.write.backlog import Backlog, Pending
 from app.write.checkpoints import CheckpointFolder
 from app.write.quarantine import Quarantine
 from ledger.errors import StartRefusedError
@@ -86,18 +88,15 @@ async def restore_from_wal(
     """
     async with _alone(settings, database_url) as place:
         before = await node_store.read_heads(place.connection)
+        origin = await node_store.read_log_origin(place.connection)
         async with place.connection.transaction():
-            # 1. the WAL
-            position = await chaining.read_position(place.connection, place.who.node_id)
-            wal = await find_wal(place.folder, place.who.node_id, position, accept_lost_wal=False, restoring=True)
-            if wal.known is None:
-                raise StartRefusedError(f"{place.folder} holds no WAL that was in use; nothing can come back from it")
-            # 2. a higher epoch
-            _, epoch = await start.take_epoch(place.connection, wal, position)
-            # 3. the records
-            await _chain_all(settings, database_url, place, wal, epoch, on_progress)
-            # 4. what was signed
-            await _check_signed(settings, place)
+            await _chain_wal(settings, database_url, place, on_progress)
+            for _, error in await _lacking(settings, place, origin):
+                raise StartRefusedError(
+                    f"the WAL of node {place.who.node_id} alone does not bring back what this node signed, so nothing "
+                    f"was stored: {error}. If other nodes wrote to that chain, or old segments were removed, bring "
+                    "rows back with tally restore --from bundle first; tally restore --fork goes on without them"
+                ) from error
         after = await node_store.read_heads(place.connection)
     grown = []
     for tenant_id, head in sorted(after.items()):
@@ -108,22 +107,24 @@ async def restore_from_wal(
     return grown
 
 
-async def _chain_all(
-    settings: Settings,
-    database_url: str,
-    place: _Place,
-    wal: FoundWal,
-    epoch: int,
-    on_progress: Callable[[int], None],
+async def _chain_wal(
+    settings: Settings, database_url: str, place: _Place, on_progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    assert wal.known is not None
+    """Steps 1 to 3, in the transaction of the caller."""
+    # 1. the WAL
+    position = await chaining.read_position(place.connection, place.who.node_id)
+    wal = await find_wal(place.folder, place.who.node_id, position, accept_lost_wal=False, restoring=True)
+    if wal.known is None:
+        raise StartRefusedError(f"{place.folder} holds no WAL that was in use; nothing can come back from it")
+    # 2. a higher epoch
+    _, epoch = await start.take_epoch(place.connection, wal, position)
+    # 3. the records
     clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=wal.highest_hlc())
     node = Node(wal.node_id, settings.region, place.who.gate, wal.known.wal_id, epoch, clock)
     for watermark in (node.durable, node.committed):
         watermark.advance(wal.last_lsn)
     node.chained.advance(wal.chained_lsn)
     backlog = Backlog(settings.wal.backlog_max_entries)
-    quarantine = Quarantine(place.folder, node.damaged, {})
     connections = iter([place.connection])
 
     async def connect() -> asyncpg.Connection[asyncpg.Record]:
@@ -138,7 +139,7 @@ async def _chain_all(
             connect=connect,
             pool=pool,
             heads={},
-            quarantine=quarantine,
+            quarantine=_NobodySetApart(place.folder, node.damaged, {}),
             metrics=Metrics(),
             on_chained=lambda _: None,
             on_failure=lambda _: None,
@@ -149,27 +150,30 @@ async def _chain_all(
             await appender.chain_committed()
             done += len(batch)
             on_progress(done)
-    if node.damaged:
-        tenant_id, reason = next(iter(node.damaged.items()))
-        raise StartRefusedError(f"the chain of tenant {tenant_id} is damaged: {reason}. Repair it first")
 
 
-async def _check_signed(settings: Settings, place: _Place) -> None:
-    """Refuse unless every chain has all that this node signed."""
+class _NobodySetApart(Quarantine):
+    """A damaged tenant ends the restore: no record is passed over, and nothing is listed beside the WAL."""
+
+    def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
+        raise StartRefusedError(
+            f"the chain of tenant {tenant_id} is damaged: {reason}. Nothing was stored; mend it first"
+        )
+
+
+async def _lacking(settings: Settings, place: _Place, origin: str) -> list[tuple[SignedHead, StartRefusedError]]:
+    """Step 4: the checkpoints beside the WAL that the chains of the log ``origin`` do not reach or do not fit."""
     log_signer = node_keys.open_keys(place.folder, settings).log_signer
     heads = await node_store.read_heads(place.connection)
-    origin = await node_store.read_log_origin(place.connection)
+    lacking = []
     for tenant_id, text in CheckpointFolder(place.folder).load_all().items():
+        name = f"{origin}/{tenant_id}"
         try:
-            await check_chain(
-                place.connection, tenant_id, heads.get(tenant_id), text, f"{origin}/{tenant_id}", log_signer
-            )
+            await check_chain(place.connection, tenant_id, heads.get(tenant_id), text, name, log_signer)
         except StartRefusedError as error:
-            raise StartRefusedError(
-                f"the WAL of node {place.who.node_id} alone does not bring back what this node signed, so nothing was "
-                f"stored: {error}. If other nodes wrote to that chain, or old segments were removed, bring rows back "
-                "with tally restore --from bundle first; tally restore --fork goes on without them"
-            ) from error
+            kept = checkpoints_format.parse(note.parse(text).text)
+            lacking.append((SignedHead(tenant_id, kept.size, kept.root.hex()), error))
+    return lacking
 
 
 # --- from bundles -------------------------------------------------------------------------------------
@@ -219,55 +223,77 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
     node's checkpoints of the old origin aside.
 
     Raises:
-        StartRefusedError: nothing that was signed is missing, or the new origin cannot be told from the old one.
+        StartRefusedError: the WAL brings back all that was signed, or the new origin cannot be told from the old one.
     """
     async with _alone(settings, database_url) as place:
         connection, folder = place.connection, place.folder
-        origin = await node_store.read_log_origin(connection)
-        fork = log_fork.load(folder) or await _begin_fork(settings, place, origin, reason)
+        fork = log_fork.load(folder)
+        if fork is None or fork.to_origin != await node_store.read_log_origin(connection):
+            fork = await _begin_fork(settings, database_url, place, reason)
         log_fork.store(folder, fork)
         await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
         CheckpointFolder(folder).set_aside()
-        position = await chaining.read_position(connection, place.who.node_id)
-        known = wal_control.load(folder)
-        if known is not None:
-            # What the WAL still holds behind PostgreSQL is chained by the next start, as if it never had been.
-            chained_lsn = min(known.chained_lsn, position.chained_lsn if position else 0)
-            signed_lsn = min(known.signed_lsn, chained_lsn)
-            wal_control.store(folder, known._replace(chained_lsn=chained_lsn, signed_lsn=signed_lsn))
+        verified_positions.forget(folder)
+        await _give_up_what_is_gone(place)
     log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)
     return fork
 
 
-async def _begin_fork(settings: Settings, place: _Place, origin: str, reason: str) -> Fork:
+async def _begin_fork(settings: Settings, database_url: str, place: _Place, reason: str) -> Fork:
     connection = place.connection
-    log_signer = node_keys.open_keys(place.folder, settings).log_signer
-    heads = await node_store.read_heads(connection)
-    differing = []
-    kept_origins = set()
-    for tenant_id, text in CheckpointFolder(place.folder).load_all().items():
-        kept = checkpoints_format.parse(note.parse(text).text)
-        kept_origins.add(kept.origin.removesuffix(f"/{tenant_id}"))
-        try:
-            await check_chain(connection, tenant_id, heads.get(tenant_id), text, kept.origin, log_signer)
-        except StartRefusedError:
-            differing.append(SignedHead(tenant_id, kept.size, kept.root.hex()))
-    from_origin = next(iter(kept_origins - {origin}), origin)
-    if from_origin != origin:
+    origin = await node_store.read_log_origin(connection)
+    kept_origin = _kept_origin(place.folder) or origin
+    if kept_origin != origin:
         if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, log_fork.subject(origin)):
             raise StartRefusedError(
-                f"this node signed the log {from_origin}, the ledger is {origin}, and _system records no fork between "
+                f"this node signed the log {kept_origin}, the ledger is {origin}, and _system records no fork between "
                 "them: it is another ledger; point database_url to the right one"
             )
-        to_origin = origin
-    else:
-        if not differing:
-            raise StartRefusedError("every chain has all that this node signed; there is nothing to fork from")
-        to_origin = settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
-        if to_origin == origin:
-            raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
-    listed = differing[: log_fork.DIFFERING_LISTED_MAX]
-    return Fork(from_origin, to_origin, reason, place.who.node_id, listed, len(differing))
+        return Fork(kept_origin, origin, reason, place.who.node_id, [], 0)
+    # What is lost is what the WAL does not bring back: it is chained, looked at, and undone.
+    rehearsal = connection.transaction()
+    await rehearsal.start()
+    try:
+        await _chain_wal(settings, database_url, place)
+        lacking = [head for head, _ in await _lacking(settings, place, origin)]
+    finally:
+        if not connection.is_closed():
+            await rehearsal.rollback()
+    if not lacking:
+        raise StartRefusedError(
+            "nothing that this node signed is lost, so there is nothing to fork from: start the service, or run tally "
+            "restore --from wal first if the start is refused"
+        )
+    to_origin = settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
+    if to_origin == origin:
+        raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
+    listed = lacking[: log_fork.DIFFERING_LISTED_MAX]
+    return Fork(origin, to_origin, reason, place.who.node_id, listed, len(lacking))
+
+
+def _kept_origin(folder: Path) -> str | None:
+    """The log that the checkpoints beside the WAL are of, None when there is none."""
+    for tenant_id, text in CheckpointFolder(folder).load_all().items():
+        return checkpoints_format.parse(note.parse(text).text).origin.removesuffix(f"/{tenant_id}")
+    return None
+
+
+async def _give_up_what_is_gone(place: _Place) -> None:
+    """Let the next start chain what the WAL holds behind PostgreSQL, and record what it does not hold any more."""
+    connection, folder = place.connection, place.folder
+    position = await chaining.read_position(connection, place.who.node_id)
+    wal = await find_wal(folder, place.who.node_id, position, accept_lost_wal=False, restoring=True)
+    chained_lsn = position.chained_lsn if position else 0
+    if wal.known is None:
+        return
+    if wal.chained_lsn > chained_lsn and wal.recovered.first_lsn > chained_lsn + 1:
+        gone = (chained_lsn + 1, wal.recovered.first_lsn - 1)
+        wal.lost = [*(each for each in wal.lost if each != gone), gone]
+    await start.take_epoch(connection, wal, position)
+    known = wal_control.load(folder)
+    assert known is not None
+    signed_lsn = min(known.signed_lsn, wal.chained_lsn)
+    wal_control.store(folder, known._replace(chained_lsn=wal.chained_lsn, signed_lsn=signed_lsn))
 
 
 # --- the place ----------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ async def _start_locked(
         keys=keys,
         log_origin=origin,
         lost=lost,
-        fork=await _unrecorded_fork(connection, folder, pending),
+        fork=await _unrecorded_fork(connection, folder, origin, pending),
     )
 
 
@@ -376,11 +376,16 @@ async def _claim_job_ids(connection: asyncpg.Connection[asyncpg.Record], setting
 
 
 async def _unrecorded_fork(
-    connection: asyncpg.Connection[asyncpg.Record], folder: Path, pending: list[Pending]
+    connection: asyncpg.Connection[asyncpg.Record], folder: Path, origin: str, pending: list[Pending]
 ) -> log_fork.Fork | None:
-    """The fork of the log that neither ``_system`` nor the backlog records."""
+    """The fork to this ``origin`` that neither ``_system`` nor the backlog records. One that ended before the log got
+    its new origin never happened."""
     fork = log_fork.load(folder)
     if fork is None:
+        return None
+    if fork.to_origin != origin:
+        log.warning("log_fork_given_up", to_origin=fork.to_origin, origin=origin)
+        log_fork.forget(folder)
         return None
     subject, action = fork.subject, SystemAction.LOG_FORKED
     if any(event.job_id == subject for event in pending) or await node_store.is_recorded(connection, action, subject):

@@ -23,7 +23,7 @@ from app.service import Service
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
-from tests.app.drafts import GLOBAL, created, key, progressed
+from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.conftest import Database
 
 BackUp = Callable[[], Awaitable[Database]]
@@ -33,6 +33,15 @@ ROWS = (
     " origin::text FROM scheduler.scheduler_log ORDER BY tenant_id, seq"
 )
 """All that a row holds but its number in the table and when it was inserted."""
+
+
+PHANTOM = """
+INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id, action,
+       link_version, prev_chain_link, chain_link, payload_digest, payload)
+SELECT tenant_id, head_seq + 1, '1:0:x', 1, 0, 'x', 'inserted', 'ENQUEUE', 2, 'p', 'l', 'd', '{}'
+  FROM scheduler.chain_heads WHERE tenant_id = $1
+"""
+MEND = "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd' AND tenant_id = $1"
 
 
 @pytest.fixture
@@ -83,6 +92,7 @@ def kept_size(service: Service, tenant_id: str) -> int:
 async def query(database: Database, statement: str, *values: object) -> list[Any]:
     connection = await asyncpg.connect(database.superuser_url)
     try:
+        await connection.execute("SET session_replication_role = replica")
         return [tuple(row) for row in await connection.fetch(statement, *values)]
     finally:
         await connection.close()
@@ -213,6 +223,7 @@ async def test_bundles_bring_back_rows_and_snapshots_as_they_were(
         await write(service, 3, 4, 5)
     tail = await export(settings, database.service_url, tmp_path, "acme", from_seq=7)
     middle = await export(settings, database.service_url, tmp_path, "acme", to_seq=8)
+    whole = await export(settings, database.service_url, tmp_path, "acme")
     snapshots = (
         "SELECT from_seq, to_seq, merkle_root, dsse_envelope::text FROM scheduler.batch_snapshot"
         " WHERE tenant_id = 'acme' ORDER BY from_seq"
@@ -226,10 +237,10 @@ async def test_bundles_bring_back_rows_and_snapshots_as_they_were(
 
     assert [(file, each.entries, each.to_seq) for file, each in restored] == [(middle, 4, 8), (tail, 2, 10)]
     assert [row for row in await rows(older) if row[0] == "acme"] == lost
-    assert await query(older, snapshots) == signed
     await assert_sound(older, "acme")
-    again = await restore_from_bundles(settings, older.service_url, [tail, middle], None)
-    assert [each.entries for _, each in again] == [0, 0]
+    again = await restore_from_bundles(settings, older.service_url, [tail, middle, whole], None)
+    assert await query(older, snapshots) == signed
+    assert [each.entries for _, each in again] == [0, 0, 0]
     await restore_from_wal(settings, older.service_url)
     async with run_node(settings, url=older.service_url) as service:
         await write(service, 6)
@@ -307,7 +318,7 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
     names = {path.name for path in wal.iterdir()}
     assert {"fork.json", "keys", "checkpoints-1"} <= names
     assert {name for name in names if not is_documented(name)} == set()
-    assert [(head.tenant_id, head.size) for head in forked.differing if head.tenant_id == "acme"] == [("acme", 8)]
+    assert [(head.tenant_id, head.size) for head in forked.differing] == [("acme", 8)]
     assert await fork_log(settings, older.service_url, "said twice") == forked
     await assert_refused(run_node, two, older)
     async with run_node(settings, url=older.service_url) as service:
@@ -336,3 +347,78 @@ async def test_a_ledger_that_lost_nothing_is_not_forked(
         await fork_log(settings, database.service_url, "why not")
     async with run_node(settings) as service:
         await write(service, 2)
+
+
+async def test_a_log_whose_wal_has_it_all_is_not_forked_though_the_database_lacks_it(
+    run_node: RunNode, settings: Settings, back_up: BackUp
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 2)
+    before = await rows(older)
+    with pytest.raises(StartRefusedError, match="--from wal first"):
+        await fork_log(settings, older.service_url, "too hasty")
+    assert await rows(older) == before
+    await restore_from_wal(settings, older.service_url)
+    async with run_node(settings, url=older.service_url) as service:
+        await write(service, 3)
+
+
+async def test_a_fork_that_ended_before_the_log_had_its_new_origin_never_happened(
+    run_node: RunNode, settings: Settings, database: Database
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+        folder = settings.wal_dir / service.node.node_id
+    log_fork.store(folder, log_fork.Fork("a.example/log", "b.example/log", "cut short", "node", [], 1))
+    async with run_node(settings) as service:
+        await write(service, 2)
+    assert log_fork.load(folder) is None
+    assert await query(database, "SELECT FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'") == []
+
+
+async def test_a_fork_records_the_records_that_the_wal_holds_no_more_and_the_next_start_goes_on(
+    run_node: RunNode, settings: Settings, back_up: BackUp
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+        folder = settings.wal_dir / service.node.node_id
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 2)
+    removed = {path.name for path in folder.glob("*.wal")}
+    async with run_node(settings) as service:
+        await write(service, 3)
+    for name in removed:
+        (folder / name).unlink()
+    await fork_log(settings, older.service_url, "segments are gone too")
+    async with run_node(settings, url=older.service_url) as service:
+        await write(service, 4)
+    told = "SELECT action FROM scheduler.scheduler_log WHERE action IN ('LOG_FORKED', 'WAL_LOST') ORDER BY action"
+    assert await query(older, told) == [("LOG_FORKED",), ("WAL_LOST",)]
+    await assert_sound(older, "acme", "_system")
+
+
+async def test_a_refused_restore_forgets_no_record_that_was_held_back(
+    run_node: RunNode, settings: Settings, database: Database
+) -> None:
+    tenants = ("damaged", "mended")
+    async with run_node(settings) as service:
+        for tenant_id in tenants:
+            await write(service, 1, tenant_id=tenant_id)
+            await query(database, PHANTOM, tenant_id)
+            await service.submitter.submit(created(tenant_id, 2, durability=LOCAL), key=None)
+        await until(lambda: set(tenants) <= service.node.damaged.keys(), "both are set apart")
+        await write(service, 1)
+    await query(database, MEND, "mended")
+    with pytest.raises(StartRefusedError, match="tenant damaged is damaged"):
+        await restore_from_wal(settings, database.service_url)
+    await query(database, MEND, "damaged")
+    async with run_node(settings) as service:
+        for tenant_id in tenants:
+            await service.submitter.submit(created(tenant_id, 3), key=None)
+    for tenant_id in tenants:
+        assert len(await query(database, "SELECT FROM scheduler.jobs WHERE tenant_id = $1", tenant_id)) == 3
+    await assert_sound(database, *tenants)
