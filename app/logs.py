@@ -38,7 +38,7 @@ def configure_logs(level: int = logging.INFO, stream: TextIO | None = None) -> N
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers = []
         logging.getLogger(name).propagate = name != "uvicorn.access"

@@ -56,8 +56,6 @@ LET_GO_S = 1.5
 FENCE_HELD_IDLE_MAX_S = 5.0
 """How long a process that hangs inside a chaining transaction may keep its fence, and its successor, waiting."""
 HOURLY_S = 3600.0
-RETRY_PAUSE_S = 1.0
-"""Pause before Postgres is asked again for what a start must know or say."""
 
 Value = TypeVar("Value")
 

@@ -62,9 +62,6 @@ class SealedValue(NamedTuple):
     ciphertext: bytes
 
 
-NOTHING_PRIVATE: Final = Declaration((), None)
-
-
 def declaration_of(fields: Sequence[str], subject: str | None) -> Declaration:
     """The declaration that dotted names, such as ``spec.user``, make.
 

@@ -192,4 +192,5 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, object]:
     }
 
 
+# In front: routes are tried in order, and of all requests most are these.
 router.routes[:0] = submissions.routes

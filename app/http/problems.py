@@ -175,13 +175,22 @@ async def respond_to_error(_request: Request, error: Exception) -> Response:
     return respond(error)
 
 
-async def respond_to_http_exception(_request: Request, error: Exception) -> Response:
+async def respond_to_http_exception(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     kind = _BY_STATUS.get(error.status_code)
     if kind is None:
         kind = INVALID_REQUEST if error.status_code < 500 else INTERNAL_ERROR
-    return problem_response(kind, error.detail, headers=error.headers)
+    return problem_response(kind, _what_to_do(request, error), headers=error.headers)
+
+
+def _what_to_do(request: Request, error: HTTPException) -> str:
+    if error.status_code == 404:
+        return f"{request.url.path} is no path of this API; /docs describes those there are"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "what /docs describes")
+        return f"{request.method} is not allowed here, {allowed} is"
+    return error.detail
 
 
 async def respond_to_invalid_parameters(_request: Request, error: Exception) -> Response:

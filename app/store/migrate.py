@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
+import structlog
 from alembic import command, context, op
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -27,6 +28,8 @@ from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:
     from app.store import Connection
+
+log = structlog.get_logger()
 
 SERVER_VERSION_MIN = 15
 MIGRATIONS = Path(app.__file__).parent.parent / "migrations"
@@ -138,6 +141,9 @@ def _migrate(connection: SyncConnection) -> None:
         connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
     # 3. The revisions that are missing.
     context.configure(connection=connection, target_metadata=metadata, version_table_schema=SCHEMA)
+    found, newest = context.get_context().get_current_revision(), context.get_head_revision()
+    if found != newest:
+        log.info("schema_migration", from_revision=found, to_revision=newest)
     with context.begin_transaction():
         context.run_migrations()
 

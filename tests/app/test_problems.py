@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import httpx
 import pytest
 
 from app.embedded import EmbeddedPostgres
+from app.http import problems
+from app.http.problems import ProblemType
 from app.session import Token
 from tests.app.service_thread import serving
 
@@ -356,7 +359,19 @@ def test_a_method_that_is_not_allowed_is_told_which_are(
 ) -> None:
     answer = client.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert f"not allowed here, {allowed} is" in answer.json()["detail"]
     assert answer.json()["type"].endswith("/method-not-allowed")
+
+
+def test_a_path_that_is_none_is_told_where_the_paths_are(client: httpx.Client) -> None:
+    assert client.get("/v2/jobs").json()["detail"] == "/v2/jobs is no path of this API; /docs describes those there are"
+
+
+def test_the_page_of_problems_lists_exactly_those_there_are() -> None:
+    page = Path(__file__).parents[2] / "docs" / "problems.md"
+    listed = re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \| ([^|]+) \| [^|]+ \|$", page.read_text(), re.MULTILINE)
+    kinds = [kind for kind in vars(problems).values() if isinstance(kind, ProblemType)]
+    assert sorted(listed) == sorted((kind.name, str(kind.status), kind.title) for kind in kinds)
 
 
 def test_a_key_used_with_another_body_is_refused(client: httpx.Client) -> None:

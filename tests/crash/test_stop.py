@@ -281,7 +281,7 @@ async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_
     server = EmbeddedPostgres(open_folder / "postgres")
     moments = (
         ("starting PostgreSQL in", signal.SIGINT),
-        ("Running upgrade", signal.SIGTERM),
+        ("schema_migration", signal.SIGTERM),
         ("wal_epoch_bump", signal.SIGINT),
     )
     for said, number in moments:

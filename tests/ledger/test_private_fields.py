@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ledger import canonical, private_fields
 from ledger.errors import InvalidInputError
-from ledger.private_fields import SealedValue, declaration_of
+from ledger.private_fields import Declaration, SealedValue, declaration_of
 
 NAMES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=5)
 VALUES = st.recursive(
@@ -32,7 +32,7 @@ def test_fields_and_the_parts_of_free_objects_may_be_private() -> None:
     assert declared.fields[:2] == (("spec", "user"), ("spec", "a", "b"))
     assert declared.subject == ("spec", "user")
     assert declaration_of(["spec"], "spec.who.id").subject == ("spec", "who", "id")
-    assert declaration_of([], None) == private_fields.NOTHING_PRIVATE
+    assert declaration_of([], None) == Declaration((), None)
 
 
 @pytest.mark.parametrize(
