@@ -47,7 +47,7 @@ async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
 @pytest.fixture
 def hasty(make_settings: MakeSettings) -> Settings:
     """Settings of a node that waits half a second for a level, and not long for the backlog when it stops."""
-    return make_settings(write={"timeout": "500ms"}, shutdown_grace="1s")
+    return make_settings(write={"timeout": "2s"}, shutdown_grace="1s")
 
 
 # --- one event ------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class Crash:
 
     async def during(self, drafts: list[Draft], kept: int) -> Crashed:
         """Crash in the fsync of a keyed request, of which ``kept`` lines reached the disk. Chains stay held."""
-        alive = self._make_settings("alive", write={"timeout": "500ms"}, shutdown_grace="100ms")
+        alive = self._make_settings("alive", write={"timeout": "2s"}, shutdown_grace="100ms")
         crashed = self._make_settings("crashed")
         async with self._run_node(alive) as service:
             for tenant in {draft.tenant_id for draft in drafts}:

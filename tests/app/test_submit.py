@@ -190,7 +190,7 @@ async def test_an_event_over_the_bound_of_a_record_is_refused_and_nothing_of_its
 async def test_without_postgres_local_events_are_taken_until_the_backlog_is_full_and_chained_afterwards(
     run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
 ) -> None:
-    settings = make_settings(wal={"backlog_max_entries": 50}, write={"timeout": "500ms"})
+    settings = make_settings(wal={"backlog_max_entries": 50}, write={"timeout": "2s"})
     async with run_node(settings, url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await until(chains.key_recorded, "the node has recorded its key")
