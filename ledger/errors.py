@@ -255,6 +255,10 @@ class BundleInvalidError(LedgerError):
     """A file is not a bundle as docs/formats/bundle.md has it, or its parts are not those its manifest names."""
 
 
+class BundleSignatureError(BundleInvalidError):
+    """The signature of a bundle's manifest does not hold, although it names a key that is held."""
+
+
 class BundleRefusedError(BundleInvalidError):
     """A bundle is not imported; ``verdict`` is what verifying it came to, ``file`` what its sender called it."""
 

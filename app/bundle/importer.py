@@ -38,7 +38,7 @@ from app.bundle.placing import Decided, chain, decide, events_to_find
 from app.bundle.reader import BundleReader
 from app.bundle.sorting import Incoming, Sorter
 from app.bundle.staging import StagedFile, check_disk_room
-from app.bundle.verify import refuse_unless_trusted, verify_bundle, verify_file
+from app.bundle.verify import refuse_unless_trusted, refused, verify_bundle
 from app.store import chaining, imports
 from app.store.chaining import ChainedEntry, ChainHead
 from app.store.faults import DATABASE_FAULTS
@@ -375,9 +375,9 @@ def _verified(file: StagedFile, keys: Keyring) -> BundleReader:
         InvalidInputError: it is of the chain that each ledger has of its own.
     """
     try:
-        reader = BundleReader.open(file.path)
+        reader = BundleReader.open(file.path, keys)
     except BundleInvalidError as error:
-        verdict = asyncio.run(verify_file(file.path, keys)).to_json()
+        verdict = refused(error, file.digest, file.path.stat().st_size).to_json()
         raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
     try:
         found = asyncio.run(verify_bundle(reader, keys))

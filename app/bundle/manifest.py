@@ -1,7 +1,7 @@
 """The manifest of a bundle: a signed statement of what range it holds and which bytes make it up.
 
-The payload is canonical JSON of an in-toto Statement, in a DSSE envelope that is canonical JSON itself, so each
-has one spelling and a reader compares bytes::
+The payload is canonical JSON of an in-toto Statement, in a DSSE envelope that is canonical JSON itself and has exactly
+one signature, so each has one spelling and a reader compares bytes::
 
     _type          https://in-toto.io/Statement/v1
     subject        one: name "{tenant}/{from_seq}-{to_seq}", digest sha256 over the digests of the parts, in order
@@ -16,36 +16,39 @@ Invariants::
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from app.bundle.format import FORMAT_VERSION, INTEGER_MAX, SNAPSHOTS, Part, check_parts
 from ledger import canonical
-from ledger.errors import BundleInvalidError, InvalidInputError, SignatureError
+from ledger.errors import BundleInvalidError, BundleSignatureError, InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from ledger.names import NODE_ID, READABLE_TENANT_ID
 from signing import envelope
-from signing.envelope import Envelope
-from signing.keys import Signer
+from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature
+from signing.keys import Keyring, Signer
 from signing.snapshot import STATEMENT_TYPE
-from signing.strict import parse_json
+from signing.strict import decode_base64
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/bundle/v1"
 CONSISTENCY_HASHES_MAX: Final = 128
+HLC_CHARACTERS_MAX: Final = 200
 
-_HASH = r"[0-9a-f]{64}"
-_PATTERNS: Final = {
-    "node_id": re.compile(NODE_ID),
-    "log_origin": re.compile(r"[!-*,-~]{1,300}"),
-    "tenant_id": re.compile(READABLE_TENANT_ID),
-    "to_chain_link": re.compile(_HASH),
-    "tree_root": re.compile(_HASH),
-}
-_COUNTS: Final = ("from_seq", "to_seq", "entry_count", "tree_size")
-_HLCS: Final = ("first_hlc", "last_hlc")
+_HEAD: Final = b'{"payload":"'
+_TAIL: Final = re.compile(
+    rb'","payloadType":"%b","signatures":\[\{"keyid":"([0-9a-f]{16})","sig":"([A-Za-z0-9+/]{2,254}={0,2})"\}\]\}'
+    % re.escape(PAYLOAD_TYPE).encode()
+)
+"""What stands behind the payload: there is no other spelling, so nothing has to be parsed to refuse one."""
+
+_Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_HlcText = Annotated[str, Meta(max_length=HLC_CHARACTERS_MAX)]
+_Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+_Seq = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
 
 
 class Manifest(NamedTuple):
@@ -114,85 +117,124 @@ def sign(manifest: Manifest, signer: Signer) -> bytes:
     return canonical.encode(envelope.sign(statement(manifest), signer))
 
 
-def open_manifest(data: bytes) -> tuple[Manifest, Envelope]:
-    """The manifest in ``data`` and its envelope, whose signatures are not judged.
+def open_envelope(data: bytes) -> Envelope:
+    """The envelope in ``data``, bounded and in its one spelling; nothing of it is judged, nor its payload parsed.
+
+    Raises:
+        BundleInvalidError: it is another text.
+    """
+    end = data.find(b'"', len(_HEAD))
+    tail = _TAIL.fullmatch(data, end) if end >= 0 and data.startswith(_HEAD) else None
+    if tail is None:
+        raise BundleInvalidError("the manifest is not an envelope in canonical form with exactly one signature")
+    if end - len(_HEAD) > PAYLOAD_BYTES_MAX * 4 // 3 + 4:
+        raise BundleInvalidError(f"the manifest's payload is over {PAYLOAD_BYTES_MAX} bytes")
+    try:
+        payload = decode_base64(data[len(_HEAD) : end].decode("latin-1"), "payload")
+        signature = decode_base64(tail[2].decode(), "sig")
+    except SignatureError as error:
+        raise BundleInvalidError(f"the manifest is malformed: {error}") from error
+    return Envelope(PAYLOAD_TYPE, payload, (EnvelopeSignature(tail[1].decode(), signature),))
+
+
+class Signed(NamedTuple):
+    """Who signed a manifest. ``verdict`` is ``ok``, ``unknown_key``, or ``not_checked`` without keys."""
+
+    verdict: str
+    detail: str | None
+    """Why it is not ok."""
+    key_ids: tuple[str, ...]
+    """Held keys whose signature holds."""
+
+
+def judge(opened: Envelope, keyring: Keyring | None) -> Signed:
+    """Who signed, by the keys of ``keyring``.
+
+    Raises:
+        BundleSignatureError: a held key is named that did not sign it.
+    """
+    if keyring is None:
+        return Signed("not_checked", None, ())
+    try:
+        signers = envelope.signers_of(opened, keyring)
+    except UnknownKeyError as error:
+        return Signed("unknown_key", str(error), ())
+    except SignatureError as error:
+        raise BundleSignatureError(f"the manifest's signature does not hold: {error}") from error
+    key_ids = tuple(key.key_id for key in signers)
+    revoked = [key for key in signers if key.revoked_from_hlc is not None]
+    if len(revoked) == len(signers):
+        why = f"key {revoked[0].key_id} is revoked from HLC {revoked[0].revoked_from_hlc} on"
+        return Signed("unknown_key", why, key_ids)
+    return Signed("ok", None, key_ids)
+
+
+class _PartItem(msgspec.Struct, forbid_unknown_fields=True):
+    bytes: _Count
+    name: Annotated[str, Meta(max_length=100)]
+    raw_bytes: _Count
+    rows: _Count
+    sha256: _Hash
+
+
+class _Predicate(msgspec.Struct, forbid_unknown_fields=True):
+    format_version: Literal[1]
+    node_id: Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
+    log_origin: Annotated[str, Meta(pattern=r"^[!-*,-~]{1,300}\Z")]
+    tenant_id: Annotated[str, Meta(pattern=rf"^(?:{READABLE_TENANT_ID})\Z")]
+    from_seq: _Seq
+    to_seq: _Seq
+    first_hlc: _HlcText
+    last_hlc: _HlcText
+    to_chain_link: _Hash
+    entry_count: _Seq
+    snapshot_count: _Count
+    tree_size: _Seq
+    tree_root: _Hash
+    consistency: Annotated[list[_Hash], Meta(max_length=CONSISTENCY_HASHES_MAX)]
+    parts: list[_PartItem]
+
+
+class _Digest(msgspec.Struct, forbid_unknown_fields=True):
+    sha256: _Hash
+
+
+class _Subject(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(max_length=200)]
+    digest: _Digest
+
+
+class _Statement(msgspec.Struct, forbid_unknown_fields=True):
+    type_: Annotated[str, Meta(max_length=200)] = msgspec.field(name="_type")
+    subject: tuple[_Subject]
+    predicate_type: Annotated[str, Meta(max_length=200)] = msgspec.field(name="predicateType")
+    predicate: _Predicate
+
+
+_decode = msgspec.json.Decoder(_Statement).decode
+
+
+def read_manifest(payload: bytes) -> Manifest:
+    """The manifest that the payload of an envelope is.
 
     Raises:
         BundleInvalidError: malformed, at odds with itself, or of another version.
     """
     try:
-        parsed = envelope.parse(parse_json(data, "the manifest"), envelope.PAYLOAD_TYPE)
-        if _spelt(parsed) != data:
-            raise BundleInvalidError("the manifest's envelope is not in canonical form")
-        return _manifest(parsed.payload), parsed
-    except (SignatureError, InvalidInputError) as error:
-        raise BundleInvalidError(f"the manifest is malformed: {error}") from error
-
-
-def _spelt(parsed: Envelope) -> bytes:
-    """The one spelling of an envelope, so that no byte of it is outside what is compared or signed."""
-    signatures = [
-        {"keyid": key_id, "sig": base64.b64encode(signature).decode()} for key_id, signature in parsed.signatures
-    ]
-    payload = base64.b64encode(parsed.payload).decode()
-    return canonical.encode({"payload": payload, "payloadType": parsed.payload_type, "signatures": signatures})
-
-
-def _manifest(payload: bytes) -> Manifest:
-    value = parse_json(payload, "the statement")
-    predicate = value.get("predicate") if isinstance(value, dict) else None
-    if not isinstance(predicate, dict) or predicate.get("format_version") != FORMAT_VERSION:
-        raise BundleInvalidError(f"the manifest is not one of a bundle of version {FORMAT_VERSION}")
-    manifest = _checked(predicate)
+        said = _decode(payload).predicate
+        for hlc in (said.first_hlc, said.last_hlc):
+            Hlc.parse(hlc)
+    except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
+        raise BundleInvalidError(f"the manifest is malformed, or not of version {FORMAT_VERSION}: {error}") from error
+    manifest = Manifest(
+        **{name: getattr(said, name) for name in Manifest._fields if name not in ("consistency", "parts")},
+        consistency=tuple(said.consistency),
+        parts=tuple(Part(item.name, item.sha256, item.bytes, item.raw_bytes, item.rows) for item in said.parts),
+    )
+    _check_counts(manifest)
     if statement(manifest) != payload:
         raise BundleInvalidError("the manifest's statement is not in canonical form, or its subject is another")
     return manifest
-
-
-def _checked(predicate: Mapping[str, Any]) -> Manifest:
-    for name, pattern in _PATTERNS.items():
-        text = predicate.get(name)
-        if not isinstance(text, str) or not pattern.fullmatch(text):
-            raise BundleInvalidError(f"{name} of the manifest is missing or malformed")
-    for name in _COUNTS:
-        _check_integer(predicate, name, least=1)
-    _check_integer(predicate, "snapshot_count", least=0)
-    for name in _HLCS:
-        if not isinstance(predicate.get(name), str):
-            raise BundleInvalidError(f"{name} of the manifest is missing or malformed")
-        Hlc.parse(predicate[name])
-    hashes, items = predicate.get("consistency"), predicate.get("parts")
-    if not isinstance(hashes, list) or len(hashes) > CONSISTENCY_HASHES_MAX:
-        raise BundleInvalidError("consistency of the manifest is missing or too long")
-    if not all(isinstance(text, str) and re.fullmatch(_HASH, text) for text in hashes):
-        raise BundleInvalidError("consistency of the manifest is malformed")
-    if not isinstance(items, list):
-        raise BundleInvalidError("parts of the manifest are missing")
-    parts = tuple(map(_part, items))
-    manifest = Manifest(
-        **{name: predicate[name] for name in Manifest._fields if name not in ("consistency", "parts")},
-        consistency=tuple(hashes),
-        parts=parts,
-    )
-    _check_counts(manifest)
-    return manifest
-
-
-def _part(item: object) -> Part:
-    if not isinstance(item, dict):
-        raise BundleInvalidError("a part of the manifest is not a JSON object")
-    name, digest = item.get("name"), item.get("sha256")
-    if not isinstance(name, str) or not isinstance(digest, str) or not re.fullmatch(_HASH, digest):
-        raise BundleInvalidError("a part of the manifest has no name or digest")
-    for count in ("bytes", "raw_bytes", "rows"):
-        _check_integer(item, count, least=0)
-    return Part(name, digest, item["bytes"], item["raw_bytes"], item["rows"])
-
-
-def _check_integer(value: Mapping[str, Any], name: str, *, least: int) -> None:
-    number = value.get(name)
-    if type(number) is not int or not least <= number <= INTEGER_MAX:
-        raise BundleInvalidError(f"{name} of the manifest is missing or not an integer from {least} on")
 
 
 def _check_counts(manifest: Manifest) -> None:

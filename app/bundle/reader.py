@@ -3,12 +3,13 @@
 Two passes over one open file::
 
     1. ``BundleReader.open``: the container byte by byte, digests of every member and of the whole file; the
-       manifest, whose list of parts must be the members that are there. No other member is looked into.
+       manifest, not parsed before a signature was refused that a held key did not make, whose list of parts must be
+       the members that are there. No other member is looked into.
     2. the rows, as ``ledger.verification`` or an import asks for them: each part is read and hashed again before
        its bytes are decompressed, up to the size the manifest names, and its rows parsed.
 
-The manifest's signature is not judged here: until ``app.bundle.verify`` has judged it, and the rows, what is read
-is what somebody wrote.
+Who signed the manifest is judged by ``app.bundle.verify``: until that is done, and the rows are verified, what is
+read is what somebody wrote.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from app.bundle.format import (
     parse_tar_header,
     size_max,
 )
-from app.bundle.manifest import Manifest, open_manifest
+from app.bundle.manifest import Manifest, judge, open_envelope, read_manifest
 from ledger.errors import BundleInvalidError
 from ledger.verification import Head, StoredTree
-from signing.envelope import Envelope
+from signing.keys import Keyring
 
 READ_BYTES: Final = 1 << 20
 SNAPSHOTS_A_BATCH: Final = 50
@@ -67,35 +68,37 @@ class Member(NamedTuple):
 class BundleReader:
     """One bundle, as a ``ledger.verification.ChainReader``. Use as a context; belongs to one task at a time."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, keyring: Keyring | None) -> None:
         """Takes the descriptor over, which MUST be of a regular file; prefer ``open``."""
         self._descriptor = descriptor
         members, self.digest, self.size_bytes = _scan(descriptor)
         manifest = members.pop()
         data = os.pread(descriptor, manifest.size, manifest.offset)
         _compare(manifest, data)
-        self.manifest: Manifest
-        self.envelope: Envelope
-        self.manifest, self.envelope = open_manifest(data)
+        self.envelope = open_envelope(data)
+        judge(self.envelope, keyring)
+        self.manifest: Manifest = read_manifest(self.envelope.payload)
         _check_members(members, self.manifest)
         self._members = {member.name: member for member in members}
         self._first_seqs = _first_seqs(self.manifest)
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """The bundle in a file, its container, digests and manifest checked.
+    def open(cls, path: str | Path, keyring: Keyring | None = None) -> Self:
+        """The bundle in a file, its container, digests and manifest checked; with ``keyring`` a manifest that a key of
+        it is named for and did not sign is refused before it is parsed.
 
         ``digest`` is SHA-256 of the whole file in hex, ``size_bytes`` its size.
 
         Raises:
             BundleInvalidError: it is not a bundle, or not whole.
+            BundleSignatureError: its signature does not hold.
             OSError: it cannot be read, or is not a regular file.
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(f"{path} is not a regular file")
-            return cls(descriptor)
+            return cls(descriptor, keyring)
         except BaseException:
             os.close(descriptor)
             raise

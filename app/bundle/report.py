@@ -137,7 +137,7 @@ def _contents(outcome: BundleVerdict) -> Iterator[str]:
         yield f"- Checkpoint inside: size {outcome.checkpoint.size}, root {_code(outcome.checkpoint.root.hex())}"
     signed = ", ".join(f"{_code(key)} ({count:,})" for key, count in sorted(outcome.snapshot_keys.items()))
     yield f"- Signed to seq {outcome.verdict['signed_to_seq']}; snapshots by key: {signed or 'none seen'}"
-    yield f"- Manifest by key: {', '.join(map(_code, outcome.manifest_keys))}"
+    yield f"- Manifest by key: {', '.join(map(_code, outcome.manifest_keys)) or 'none that is held'}"
 
 
 def _keys(against: Against) -> Iterator[str]:

@@ -22,11 +22,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from app.bundle.manifest import Manifest
+from app.bundle.manifest import Manifest, judge
 from app.bundle.reader import READ_BYTES, BundleReader
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
+    BundleSignatureError,
     ProofError,
     SignatureError,
     UnknownKeyError,
@@ -36,7 +37,7 @@ from ledger.merkle import verify_consistency
 from ledger.verdict import ASPECTS, Head
 from ledger.verification import TreeHead, Verdict, verify
 from signing import checkpoint as checkpoints
-from signing import envelope, note
+from signing import note
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
 from signing.snapshot import OpenedSnapshot, open_snapshot
@@ -73,7 +74,7 @@ class BundleVerdict:
     checkpoint: Checkpoint | None = None
     """The bundle's own."""
     manifest_keys: tuple[str, ...] = ()
-    """Ids of the keys that the manifest says signed it."""
+    """Ids of the held keys whose signature of the manifest holds."""
     snapshot_keys: Counter[str] = field(default_factory=Counter)
     """Snapshots by the id of the key that each says signed it."""
     not_checked: list[str] = field(default_factory=list)
@@ -134,10 +135,10 @@ async def verify_file(path: Path, keyring: Keyring | None, kept: KeptCheckpoint 
     """
     began_s = time.perf_counter()
     try:
-        with BundleReader.open(path) as reader:
+        with BundleReader.open(path, keyring) as reader:
             return await verify_bundle(reader, keyring, kept)
     except BundleInvalidError as error:
-        return _refused(str(error), *_digest(path), began_s)
+        return refused(error, *_digest(path), time.perf_counter() - began_s)
 
 
 async def verify_bundle(
@@ -149,12 +150,9 @@ async def verify_bundle(
     """
     began_s = time.perf_counter()
     result = BundleVerdict({}, reader.digest, reader.size_bytes, reader.manifest)
-    result.manifest_keys = tuple(key_id for key_id, _ in reader.envelope.signatures)
     try:
         # 1. Who signed the manifest.
-        signed, why = _judge_manifest(reader, keyring)
-        if signed == "broken":
-            raise _BrokenError(BUNDLE_SIGNATURE, f"the manifest's signature does not hold: {why}")
+        signed, why, result.manifest_keys = judge(reader.envelope, keyring)
         # 2. The checkpoints: the bundle's own, then the one kept elsewhere.
         own = _Own.of(reader, keyring)
         result.checkpoint = own.checkpoint
@@ -173,13 +171,23 @@ async def verify_bundle(
     except _BrokenError as error:
         return _broken(result, error.kind, str(error), began_s)
     except BundleInvalidError as error:
-        return _broken(result, BUNDLE, str(error), began_s)
+        return _broken(result, _kind_of(error), str(error), began_s)
     # 4. All of it together.
     result.verdict = found.to_json((time.perf_counter() - began_s) * 1000)
     _add_manifest(result.verdict, signed, why)
     _add_checkpoints(result.verdict, own, kept, keyring, undecided)
     result.not_checked = _left_out(found, result, keyring, _unjudged(own, kept, undecided))
     return result
+
+
+def refused(error: BundleInvalidError, digest: str, size_bytes: int, seconds: float = 0) -> BundleVerdict:
+    """The verdict on a file of this SHA-256 and size that cannot be opened as a bundle, for the reason given."""
+    began_s = time.perf_counter() - seconds
+    return _broken(BundleVerdict({}, digest, size_bytes), _kind_of(error), str(error), began_s)
+
+
+def _kind_of(error: BundleInvalidError) -> str:
+    return BUNDLE_SIGNATURE if isinstance(error, BundleSignatureError) else BUNDLE
 
 
 def refuse_unless_trusted(name: str, found: BundleVerdict) -> None:
@@ -203,21 +211,6 @@ class _BrokenError(Exception):
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
         self.kind = kind
-
-
-def _judge_manifest(reader: BundleReader, keyring: Keyring | None) -> tuple[str, str | None]:
-    if keyring is None:
-        return "not_checked", None
-    try:
-        signers = envelope.signers_of(reader.envelope, keyring)
-    except UnknownKeyError as error:
-        return "unknown_key", str(error)
-    except SignatureError as error:
-        return "broken", str(error)
-    revoked = [key for key in signers if key.revoked_from_hlc is not None]
-    if len(revoked) == len(signers):
-        return "unknown_key", f"key {revoked[0].key_id} is revoked from HLC {revoked[0].revoked_from_hlc} on"
-    return "ok", None
 
 
 class _Own(NamedTuple):
@@ -348,10 +341,6 @@ def _broken(result: BundleVerdict, kind: str, detail: str, began_s: float) -> Bu
     }
     result.not_checked = ["the rows: the bundle itself does not hold, so nothing in it says anything"]
     return result
-
-
-def _refused(detail: str, digest: str, size_bytes: int, began_s: float) -> BundleVerdict:
-    return _broken(BundleVerdict({}, digest, size_bytes), BUNDLE, detail, began_s)
 
 
 def _break(kind: str, detail: str) -> dict[str, Any]:

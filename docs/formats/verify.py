@@ -13,6 +13,7 @@ import re
 import sys
 import zlib
 from datetime import datetime, timedelta
+from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,8 @@ SNAPSHOT = dict.fromkeys((*CLAIMED, "tenant_id"), (str,)) | dict.fromkeys(("entr
 ENTRY = dict.fromkeys(("action", "chain_link", "hlc_node", "job_id", "payload", "payload_digest", "t_hlc"), (str,))
 ENTRY |= dict.fromkeys(("hlc_logical", "hlc_physical", "link_version", "seq"), (int,)) | {"tenant_id": (str,)}
 ENTRY |= dict.fromkeys(("origin", "prev_chain_link"), (str, type(None)))
+ENVELOPE = rb'\{"payload":"[A-Za-z0-9+/]*+={0,2}","payloadType":"application/vnd\.in-toto\+json",'
+ENVELOPE += rb'"signatures":\[\{"keyid":"[0-9a-f]{16}","sig":"[A-Za-z0-9+/]{2,254}={0,2}"\}\]\}'
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, zlib.error)
 
 def need(holds, what):
@@ -45,9 +48,10 @@ def parse(data):
     need(spell(value := json.loads(data)) == data, "JSON that is not in canonical form")
     return value
 
-def rows_of(data, fields, tenant):
-    need(not data or data.endswith(b"\n"), "the last row has no end")
-    for row in map(parse, data.split(b"\n")[:-1]):
+def rows_of(lines, fields, tenant):
+    for line in lines:
+        need(line.endswith(b"\n"), "a row has no end, or is too long")
+        row = parse(line[:-1])
         need(row.keys() == fields.keys() and row["tenant_id"] == tenant, "a row has other members or another tenant")
         need(all(type(row[name]) in kinds for name, kinds in fields.items()), "a member of a row is of a wrong type")
         need(all(0 <= n < 2**53 for n in row.values() if type(n) is int), "a number is out of range")
@@ -68,8 +72,8 @@ def load_keys(path):
         items = json.loads(text)["keys"] if text.lstrip()[:1] == "{" else [{"public_key_pem": block} for block in pem]
         need(items, f"{file} holds no public key")
         for item in items:
-            key = SimpleNamespace(not_before=0, not_after=NEVER)
-            key.public = load_pem_public_key(item["public_key_pem"].encode())
+            public = load_pem_public_key(item["public_key_pem"].encode())
+            key = SimpleNamespace(not_before=0, not_after=NEVER, public=public)
             key.id = sha256(key.public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
             key.is_ed25519 = isinstance(key.public, Ed25519PublicKey)
             need(key.is_ed25519 or isinstance(key.public.curve, SECP256R1), "a key is neither Ed25519 nor P-256")
@@ -84,9 +88,6 @@ def load_keys(path):
 def those_of(keys):
     return {key.id for key in keys or ()}
 
-def holds(key, hlc):
-    return key.not_before <= hlc[0] <= key.not_after and hlc < key.revoked
-
 def made(key, signature, message):
     try:
         key.public.verify(signature, message, *(() if key.is_ed25519 else (ECDSA(SHA256()),)))
@@ -95,7 +96,7 @@ def made(key, signature, message):
         return False
 
 def open_envelope(envelope, keys):
-    """Payload, signatures, and the held keys that signed: none when none of those named is held."""
+    """Payload, and the held keys that signed: none when none of those named is held."""
     need(envelope["payloadType"] == IN_TOTO and 1 <= len(envelope["signatures"]) <= 16, "a DSSE envelope")
     payload = unbase64(envelope["payload"], url_safe=True)
     signatures = [(item.get("keyid") or "", unbase64(item["sig"], url_safe=True)) for item in envelope["signatures"]]
@@ -103,11 +104,11 @@ def open_envelope(envelope, keys):
     tried = [(key, signature) for key_id, signature in signatures for key in keys or [] if key_id in ("", key.id)]
     signers = [key for key, signature in tried if made(key, signature, message)]
     need(signers or not tried, "no signature of a held key holds")
-    return payload, signatures, signers
+    return payload, signers
 
 def open_snapshot(row, keys):
     """[5] The row with its claim, the digest of what was signed, and the held keys that signed it (snapshot.md)."""
-    payload, _, row.signers = open_envelope(row.dsse_envelope, keys)
+    payload, row.signers = open_envelope(row.dsse_envelope, keys)
     row.digest, statement = sha256(payload).hexdigest(), parse(payload)
     claim = row.claim = SimpleNamespace(**statement["predicate"])
     subject = {"name": f"{row.tenant_id}/{row.from_seq}-{row.to_seq}", "digest": {"sha256": row.merkle_root}}
@@ -116,7 +117,7 @@ def open_snapshot(row, keys):
     need(all(spell(getattr(claim, name)) == spell(getattr(row, name)) for name in CLAIMED), "a snapshot's row")
     need((claim.tenant_id, claim.tree_size) == (row.tenant_id, row.to_seq), "tenant or tree_size of a snapshot")
     need(re.fullmatch(HASH, claim.tree_root) and re.fullmatch(NODE, claim.node_id), "a snapshot's tree or node")
-    is_named = claim.key_id in those_of(row.signers) or claim.key_id not in those_of(keys)
+    is_named = claim.key_id not in those_of(keys) - those_of(row.signers)
     need(is_named or not row.signers, "a snapshot's key did not sign it")
     return row
 
@@ -162,10 +163,7 @@ class Tree(list):
         self.append((leaves, top))
 
     def root(self):
-        root = self[-1][1]
-        for _, left in self[-2::-1]:
-            root = node(left, root)
-        return root
+        return reduce(lambda right, left: node(left[1], right), self[-2::-1], self[-1][1])
 
 def proved_roots(first, second, known, path):
     """Roots of both sizes that a consistency proof leads to (RFC 9162, 2.1.4.1); ``known`` is the first, or None."""
@@ -179,60 +177,64 @@ def proved_roots(first, second, known, path):
     return node(side, old), node(side, new)
 
 def read_container(file):
-    """[1] The members by name, in order: their size, SHA-256 and place; and, but for entries, what they hold."""
+    """[1] The members by name, in order: their size, SHA-256 and place."""
     members, expected = {}, ["entries/000001.ndjson.gz"]
     while (block := file.read(512)) != bytes(512):
         name, size = block[:100].rstrip(b"\0").decode("ascii"), int(block[124:135], 8)
-        front = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2
-        front += b"%011o\0" % size + b"0" * 11 + b"\0"
+        front = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" * 2 % (size, 0)
         back = b"0".ljust(101, b"\0") + b"ustar\0" + b"00".ljust(249, b"\0")
-        need(block == front + b"%06o\0 " % (sum(front) + sum(back) + 8 * 32) + back, "a tar header")
+        need(size >= 0 and block == front + b"%06o\0 " % (sum(front) + sum(back) + 8 * 32) + back, "a tar header")
         bounds = dict(zip(TAIL, (8 << 30, MIB, 4 * MIB, (64 << 10) + 512 * len(members)), strict=True))
         need(name in expected and size <= bounds.get(name, 137 * MIB), f"member {name!r} is out of place or too long")
-        offset, data = file.tell(), file.read(size)
-        need(len(data) == size and file.read(-size % 512) == bytes(-size % 512), f"{name} is cut short or goes on")
-        held = data if name in TAIL else None
-        members[name] = SimpleNamespace(size=size, digest=sha256(data).hexdigest(), offset=offset, held=held)
+        digest, offset, end = sha256(), file.tell(), file.tell() + size
+        while piece := file.read(min(MIB, end - file.tell())):
+            digest.update(piece)
+        need(file.tell() == end and file.read(-size % 512) == bytes(-size % 512), f"{name} is cut short or goes on")
+        members[name] = SimpleNamespace(size=size, digest=digest.hexdigest(), offset=offset)
         following = [TAIL[0]] + [f"entries/{len(members) + 1:06d}.ndjson.gz"] * (len(members) < 100_000)
         expected = TAIL[TAIL.index(name) + 1 :][:1] if name in TAIL else following
     need(not expected and file.read(513) == bytes(512), "the bundle is not whole, or bytes follow it")
     return members
 
+def read(file, found):
+    file.seek(found.offset)
+    return file.read(found.size)
+
 def verify(file, keys, kept):
     """The exit code for a bundle; raises when something does not hold."""
     members = read_container(file)
-    snapshot_lines, own_checkpoint, _, manifest = (members[name].held for name in TAIL)
+    own_checkpoint, manifest = read(file, members[TAIL[1]]), read(file, members[TAIL[3]])
     # [2] The manifest, in its one spelling, lists these members.
-    payload, signatures, signers = open_envelope(json.loads(manifest), keys)
-    signatures = [{"keyid": key_id, "sig": base64.b64encode(signature).decode()} for key_id, signature in signatures]
-    envelope = {"payload": base64.b64encode(payload).decode(), "payloadType": IN_TOTO, "signatures": signatures}
-    need(spell(envelope) == manifest, "the manifest is not in its one spelling")
+    need(re.fullmatch(ENVELOPE, manifest), "the manifest is not in its one spelling, with one signature")
+    payload, signers = open_envelope(json.loads(manifest), keys)
+    need(len(payload) <= 16 * MIB and payload.count(b",") <= 5 * len(members) + 200, "the manifest's length")
     said = SimpleNamespace(**parse(payload)["predicate"])
-    listed = [(part["name"], part["bytes"], part["sha256"]) for part in said.parts]
-    need(listed == [(name, found.size, found.digest) for name, found in members.items()][:-1], "parts of the manifest")
+    parts = [{"name": name, "bytes": found.size, "sha256": found.digest} for name, found in members.items()][:-1]
+    need(said.parts == [part | own for part, own in zip(said.parts, parts, strict=True)], "parts of the manifest")
     need(re.fullmatch("_system|[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?", said.tenant_id), "tenant_id of the manifest")
     need(re.fullmatch(NODE, said.node_id) and re.fullmatch("[!-*,-~]{1,300}", said.log_origin), "names in the manifest")
     # [5] The snapshots follow one another.
     snapshots, starts, begin, digest = {}, set(), 1 if said.from_seq == 1 else None, None
-    for row in rows_of(snapshot_lines, SNAPSHOT | {"dsse_envelope": (dict,)}, said.tenant_id):
+    file.seek(members[TAIL[0]].offset)
+    lines = (file.readline(MIB + 1) for _ in range(said.snapshot_count))
+    for row in rows_of(lines, SNAPSHOT | {"dsse_envelope": (dict,)}, said.tenant_id):
         previous = open_snapshot(row, keys).claim.previous_snapshot
         need(said.from_seq <= row.from_seq <= row.to_seq <= said.to_seq, "a snapshot reaches beyond the range")
         need(begin in (None, row.from_seq), "a snapshot does not begin where the one before ended")
         need(previous == digest if begin else re.fullmatch(HASH, previous), "a snapshot follows another one")
         begin, digest, snapshots[row.to_seq] = row.to_seq + 1, row.digest, row
         starts.add(row.from_seq)
+    need(file.tell() == members[TAIL[0]].offset + members[TAIL[0]].size, "the number of snapshots")
     # [3] [4] The entries follow one another, and are what the snapshots say.
     tree, segment, first, last, start, kept_root, signed_to, unknown = Tree(), Tree(), None, None, None, None, 0, False
-    counts = {TAIL[0]: (len(snapshot_lines), len(snapshots))}
-    for part in said.parts[:-3]:
+    parts[-3]["rows"] = len(snapshots)
+    for part, found in zip(said.parts[:-3], parts[:-3], strict=True):
         need(0 < part["raw_bytes"] <= (136 if part["rows"] == 1 else 8) * MIB, f"{part['name']} is too long")
-        file.seek(members[part["name"]].offset)
         stream = zlib.decompressobj(31)
-        raw = stream.decompress(file.read(part["bytes"]), part["raw_bytes"] + 1)
-        need(stream.eof and not stream.unused_data, f"{part['name']} is not one gzip member of the size listed")
-        counts[part["name"]] = len(raw), raw.count(b"\n")
-        need(1 <= raw.count(b"\n") <= 10_000, f"{part['name']} has too many rows")
-        for row in rows_of(raw, ENTRY, said.tenant_id):
+        raw = stream.decompress(read(file, members[part["name"]]), part["raw_bytes"] + 1)
+        need(stream.eof and not stream.unused_data and 1 <= raw.count(b"\n") <= 10_000, f"{part['name']}: size or rows")
+        found |= {"raw_bytes": len(raw), "rows": raw.count(b"\n")}
+        for row in rows_of(raw.splitlines(keepends=True), ENTRY, said.tenant_id):
             hlc, digest = (row.hlc_physical, row.hlc_logical, row.hlc_node), sha256(row.payload.encode()).hexdigest()
             need(row.seq == (last.seq + 1 if last else said.from_seq), f"seq {row.seq} stands in the wrong place")
             previous = last.chain_link if last else row.prev_chain_link if row.seq > 1 else None
@@ -250,13 +252,11 @@ def verify(file, keys, kept):
                 covered += [row.chain_link, row.seq]
                 need([getattr(claimed, name) for name in CLAIMED] == covered, f"seq {row.seq}: snapshot-root")
                 need(said.from_seq > 1 or claimed.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
-                late = those_of(key for key in claimed.signers if not holds(key, hlc))
-                unknown, signed_to = unknown or not those_of(claimed.signers) - late, row.seq
+                late = [k for k in claimed.signers if not k.not_before <= hlc[0] <= k.not_after or hlc >= k.revoked]
+                unknown, signed_to = unknown or not those_of(claimed.signers) - those_of(late), row.seq
     # [2] [4] The manifest says what was found, and nothing else.
     root = tree.root().hex() if said.from_seq == 1 else said.tree_root
-    parts = [{"name": name, "bytes": found.size, "sha256": found.digest} for name, found in members.items()][:-1]
-    for part in parts:
-        part["raw_bytes"], part["rows"] = counts.get(part["name"], (part["bytes"], 0))
+    parts = [{"raw_bytes": part["bytes"], "rows": 0} | part for part in parts]
     found = {name: getattr(said, name) for name in ("node_id", "log_origin", "tenant_id", "consistency")}
     found |= {"format_version": 1, "from_seq": first.seq, "to_seq": last.seq, "entry_count": last.seq - first.seq + 1}
     found |= {"first_hlc": first.t_hlc, "last_hlc": last.t_hlc, "to_chain_link": last.chain_link, "tree_root": root}
@@ -276,22 +276,22 @@ def verify(file, keys, kept):
     is_part = keys is None or said.from_seq > 1 or signed_to < last.seq
     if kept and kept[3] and kept[0] == origin and not last.seq < kept[1] <= size:
         need(kept[1] <= size, "the log went back behind the checkpoint given")
-        is_same = said.from_seq > 1 or not kept[1] or kept_root == kept[2]
-        need(is_same, "the entries are not those of the checkpoint given")
+        need(said.from_seq > 1 or not kept[1] or kept_root == kept[2], "the checkpoint given has other entries")
     elif kept:
         unknown, is_part = unknown or not kept[3], True
     return 4 if unknown and keys is not None else 3 if is_part else 0
 
 def main(bundle, *options):
-    given, code = dict(zip(options[::2], options[1::2], strict=True)), 1
+    code = 1
     try:
+        given = dict(zip(options[::2], options[1::2], strict=True))
         keys = load_keys(Path(given["--keys"])) if "--keys" in given else None
         with open(bundle, "rb") as file, open(given.get("--checkpoint", bundle), "rb") as kept:
             code = 2
             checkpoint = open_checkpoint(kept.read(MIB), keys) if "--checkpoint" in given else None
             code, found = verify(file, keys, checkpoint), "nothing wrong was found"
-    except (OSError, UnsupportedAlgorithm, *MALFORMED) as error:
-        code, found = 1 if isinstance(error, OSError) else code, error
+    except (OSError, MemoryError, UnsupportedAlgorithm, *MALFORMED) as error:
+        code, found = 1 if isinstance(error, OSError | MemoryError) else code, str(error) or "it is too large"
     print(f"{bundle}: {found}; exit code {code}")
     return code
 

@@ -167,9 +167,18 @@ def _manifests() -> Iterator[Case]:
     other = json.loads(members_of(bundle_of(OTHER))[MANIFEST])["signatures"][0]["sig"]
     spoilt = _with_signature(held, sig=other)
     yield Case("manifest with the signature of another", container((members_of(GOOD) | {MANIFEST: spoilt}).items()), 2)
-    by_both = {**held, "signatures": [*_signatures_by_stranger(held), *held["signatures"]]}
-    both = container((members_of(GOOD) | {MANIFEST: canonical.encode(by_both)}).items())
-    yield Case("manifest by a stranger and by the held key", both, 0)
+    by_stranger = _signatures_by_stranger(held)
+    for name, signatures in {
+        "by a stranger and by the held key": [*by_stranger, *held["signatures"]],
+        "by the held key and by a stranger": [*held["signatures"], *by_stranger],
+        "by the held key twice": held["signatures"] * 2,
+        "with a word of anybody's beside the signature": [*held["signatures"], {"keyid": "approved", "sig": "YQ=="}],
+        "with a longer key id": [{**held["signatures"][0], "keyid": SIGNER.key_id + "0"}],
+        "with an empty key id": [{**held["signatures"][0], "keyid": ""}],
+        "with a signature of any length": [{"keyid": STRANGER.key_id, "sig": "A" * 260}],
+    }.items():
+        changed = canonical.encode({**held, "signatures": signatures})
+        yield Case(f"manifest {name}", container((members_of(GOOD) | {MANIFEST: changed}).items()), 2)
     yield from _predicates()
     yield from _statements()
 

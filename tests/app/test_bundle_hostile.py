@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import resource
 import subprocess
@@ -15,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.bundle.format import ENTRY_PARTS_MAX, tar_header
+from app.bundle.format import END, ENTRY_PARTS_MAX, padding_of, tar_header
 from app.bundle.reader import BundleReader
 from app.bundle.verify import verify_file
 from ledger.errors import BundleInvalidError
 from signing.keys import Keyring
-from tests.app.bundle_cases import GOOD, KEYS, SNAPSHOTS
+from tests.app.bundle_cases import GOOD, KEYS, MANIFEST, SNAPSHOTS
 from tests.app.bundles import ENTRIES, bundle_of, container, exit_code, members_of, reseal, store, zipped
 from tests.ledger.ledger_in_memory import SIGNER, build
 
@@ -140,6 +141,31 @@ def _huge_manifest() -> bytes:
     return container((members_of(GOOD) | {"manifest.dsse.json": b"[" * (64 << 10)}).items())
 
 
+MANIFEST_BYTES = 8_000_000
+
+
+def _with_manifest(head: bytes, item: bytes, tail: bytes) -> bytes:
+    """So many members that the manifest may be long, and one that is little but ``item``, again and again."""
+    members = 16_000
+    headers = [tar_header(f"entries/{n:06d}.ndjson.gz", 0) for n in range(1, members + 1)]
+    room = MANIFEST_BYTES - len(head) - len(tail)
+    manifest = head + item * (room // len(item)) + tail
+    headers += [tar_header(name, 0) for name in (SNAPSHOTS, "checkpoint", KEYS)]
+    return b"".join(headers) + tar_header(MANIFEST, len(manifest)) + manifest + bytes(padding_of(len(manifest))) + END
+
+
+def _manifest_of_signatures() -> bytes:
+    head = b'{"payload":"","payloadType":"application/vnd.in-toto+json","signatures":['
+    return _with_manifest(head, b"[],", b"[]]}")
+
+
+def _manifest_of_values() -> bytes:
+    payload = b'{"_type":"","predicate":{"consistency":[' + b"[]," * (1 << 20)
+    signature = b'{"keyid":"0123456789abcdef","sig":"' + b"A" * 86 + b'=="}'
+    tail = b'","payloadType":"application/vnd.in-toto+json","signatures":[' + signature + b"]}"
+    return _with_manifest(b'{"payload":"' + base64.b64encode(payload), b"W10s", tail)
+
+
 def _many_members() -> bytes:
     return b"".join(tar_header(f"entries/{n:06d}.ndjson.gz", 0) for n in range(1, ENTRY_PARTS_MAX + 2))
 
@@ -153,7 +179,16 @@ def _sparse(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [_bomb, _large_row, _long_snapshot, _huge_keys, _huge_manifest, _many_members],
+    [
+        _bomb,
+        _large_row,
+        _long_snapshot,
+        _huge_keys,
+        _huge_manifest,
+        _manifest_of_signatures,
+        _manifest_of_values,
+        _many_members,
+    ],
     ids=lambda make: make.__name__,
 )
 def test_what_is_made_to_take_memory_is_refused_in_little(make: Callable[[], bytes], tmp_path: Path) -> None:
@@ -169,3 +204,42 @@ def test_a_member_larger_than_any_may_be_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(BundleInvalidError, match="larger than a bundle allows"):
         BundleReader.open(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before_s < 1
+
+
+# --- the second implementation ------------------------------------------------------------------------------
+
+VERIFY_PY = Path(__file__).resolve().parents[2] / "docs" / "formats" / "verify.py"
+TWIN_BYTES_MAX = 256 << 20
+
+
+def twin(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """docs/formats/verify.py, in a process that may not hold much."""
+    script = (
+        "import resource, runpy, sys; "
+        f"resource.setrlimit(resource.RLIMIT_AS, ({TWIN_BYTES_MAX}, {TWIN_BYTES_MAX})); "
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", script, str(VERIFY_PY), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_second_implementation_holds_little_whatever_a_file_says(tmp_path: Path) -> None:
+    negative = bytearray(tar_header(ENTRIES, 0))
+    negative[124:135] = b"-0000000001"
+    negative[148:156] = b" " * 8
+    negative[148:156] = b"%06o\0 " % sum(negative)
+    for name, head in {
+        "a negative size": bytes(negative),
+        "long snapshots": tar_header(ENTRIES, 0) + tar_header(SNAPSHOTS, 2 * TWIN_BYTES_MAX),
+    }.items():
+        path = store(tmp_path, head)
+        os.truncate(path, 2 * TWIN_BYTES_MAX)
+        done = twin(path)
+        assert (done.returncode, done.stderr) == (2, ""), (name, done)
+    done = twin(store(tmp_path, _manifest_of_values()))
+    assert (done.returncode, done.stderr) == (2, ""), done
+
+
+def test_the_second_implementation_says_so_when_it_is_called_wrongly(tmp_path: Path) -> None:
+    done = twin(store(tmp_path, GOOD), "--keys")
+    assert (done.returncode, done.stderr) == (1, ""), done
