@@ -16,6 +16,7 @@ from ledger.errors import TenantNotFoundError
 from ledger.verification import Anchor, TreeHead
 from signing.keys import Keyring
 from tests.app.chain_builder import insert
+from tests.app.chains import until
 from tests.ledger.ledger_in_memory import SIGNER, build
 
 LEDGER = build(60, snapshots_to=(20, 40))
@@ -154,9 +155,10 @@ async def test_all_tenants_are_verified_those_that_vanished_as_well(
 
 async def test_it_verifies_at_start_and_again_after_every_interval(setting: Setting) -> None:
     running = asyncio.create_task(setting.verifier.run(0.01, on_start=True))
-    while (setting.counted("scheduler_chain_verifications_total") or 0) < 3:
-        await asyncio.sleep(0.005)
-    running.cancel()
+    try:
+        await until(lambda: (setting.counted("scheduler_chain_verifications_total") or 0) >= 3, "three verifications")
+    finally:
+        running.cancel()
 
 
 @pytest.mark.parametrize(
