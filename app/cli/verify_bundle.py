@@ -73,8 +73,8 @@ def _verify(path: Path, keyring: Keyring | None, kept: KeptCheckpoint | None) ->
     try:
         outcome = asyncio.run(verify_file(path, keyring, kept))
     except OSError as error:
-        return Verified(str(path), ExitCode.COULD_NOT_RUN, error=error.strerror or str(error))
-    return Verified(str(path), exit_code_of_bundle(outcome.verdict), outcome)
+        return Verified(_readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or _readable(error))
+    return Verified(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
 
 
 def exit_code_of_bundle(verdict: dict[str, Any]) -> ExitCode:
@@ -89,7 +89,12 @@ def _kept(path: Path, keyring: Keyring | None) -> KeptCheckpoint:
 
 
 def _name(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+    return None if path is None else _readable(path)
+
+
+def _readable(named: Path | OSError) -> str:
+    """The text of a file's name, or of an error with one; bytes of it that are no UTF-8 are escaped."""
+    return str(named).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _store(path: Path, document: dict[str, Any], markdown: str) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 MEDIA_TYPE = "multipart/form-data"
 FILE_NAME_CHARACTERS_MAX = 200
+BOUNDARY_CHARACTERS_MAX = 70
+"""RFC 2046, section 5.1.1."""
+_CODECS = {"utf-8": "utf-8", "iso-8859-1": "latin-1", "us-ascii": "ascii"}
 
 
 async def read_files(request: Request, upload: Upload) -> None:
@@ -35,8 +38,9 @@ async def read_files(request: Request, upload: Upload) -> None:
         NotReadyError: the disk takes no more.
     """
     files = _Files(upload)
-    parser = MultipartParser(_boundary(request), files.callbacks())
+    boundary = _boundary(request)
     try:
+        parser = MultipartParser(boundary, files.callbacks())
         async for chunk in request.stream():
             await asyncio.to_thread(parser.write, chunk)
     except FormParserError as error:
@@ -54,10 +58,32 @@ def _boundary(request: Request) -> bytes:
     header["Content-Type"] = request.headers.get("content-type", "")
     if header.get_content_type() != MEDIA_TYPE or "content-encoding" in request.headers:
         raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"send {MEDIA_TYPE}, without a Content-Encoding")
-    boundary = header.get_boundary()
-    if not boundary or not boundary.isascii():
-        raise InvalidInputError("the Content-Type names no boundary", ("boundary",))
+    boundary = (_parameter(header, "Content-Type", "boundary") or "").rstrip()
+    if not 1 <= len(boundary) <= BOUNDARY_CHARACTERS_MAX or not boundary.isascii():
+        raise InvalidInputError(
+            f"the Content-Type names no boundary of 1 to {BOUNDARY_CHARACTERS_MAX} ASCII characters", ("boundary",)
+        )
     return boundary.encode()
+
+
+def _parameter(header: Message, name: str, parameter: str) -> str | None:
+    """A parameter of a header, None when there is none.
+
+    One in the extended form of RFC 2231 is empty unless it is UTF-8 or Latin-1: no other codec that a sender names is
+    looked for.
+
+    Raises:
+        InvalidInputError: the header's parameters are malformed.
+    """
+    try:
+        value = header.get_param(parameter, header=name)
+        if not isinstance(value, tuple):
+            return value
+        charset, _, text = value
+        codec = _CODECS.get((charset or "us-ascii").lower())
+        return text.encode("latin-1").decode(codec, "replace") if codec is not None else ""
+    except (LookupError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"the parameters of {name} are malformed") from error
 
 
 class _Files:
@@ -100,10 +126,10 @@ class _Files:
     def _end_headers(self) -> None:
         header = Message()
         header["Content-Disposition"] = self._disposition.decode("utf-8", "replace")
-        name = header.get_filename()
+        name = _parameter(header, "Content-Disposition", "filename")
         if name is None:
             raise InvalidInputError("the body may hold files only, each with a filename")
-        self._upload.begin_file("".join(filter(str.isprintable, name))[:FILE_NAME_CHARACTERS_MAX])
+        self._upload.begin_file("".join(filter(str.isprintable, name.strip()))[:FILE_NAME_CHARACTERS_MAX])
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         self._upload.write(data[start:end])

@@ -145,3 +145,12 @@ def test_a_report_on_a_broken_file_names_the_break_and_claims_nothing(keys: str,
     assert "First break: `bundle`" in text
     assert "| links | not checked |" in text
     assert "| links | ok |" not in text
+
+
+def test_a_file_name_that_is_no_text_is_told_escaped(keys: str, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"bad\xff.tar")
+    odd.write_bytes(GOOD)
+    for report in (tmp_path / "report.md", tmp_path / "report.json"):
+        done = tally(str(odd), "--keys", keys, "--report", str(report), "--json", code=0)
+        assert json.loads(done.stdout)["file"].endswith("bad\\xff.tar")
+        assert "bad\\" in report.read_text()

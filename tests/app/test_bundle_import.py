@@ -222,6 +222,23 @@ def test_what_is_not_an_upload_of_bundles_is_a_problem(client: httpx.Client, pos
     assert everything(postgres) == before
 
 
+def test_what_the_headers_of_an_upload_say_is_never_a_fault_of_the_service(client: httpx.Client) -> None:
+    path = "/v1/bundles/import"
+    for boundary in ("b" * 71, "b" * 300, '""', "\xe4", "x*=idna''%80", "x"):
+        typed = {b"Content-Type": b"multipart/form-data; boundary=" + boundary.encode("latin-1")}
+        answer = client.post(path, headers=typed, content=b"--b--\r\n")
+        assert (answer.status_code, kind_of(answer)) == (422, "invalid-request"), (boundary, answer.text)
+    for given in ("idna''%80..a", "a\0b''..", "no-codec''x", "utf-8''" + "%80" * 9, "'", "x; filename*0*=idna''%80"):
+        part = b'--b\r\nContent-Disposition: form-data; name="f"; filename*=' + given.encode() + b"\r\n\r\nx\r\n--b--"
+        answer = client.post(path, headers={"Content-Type": "multipart/form-data; boundary=b"}, content=part)
+        assert answer.status_code == 422, (given, answer.text)
+        assert kind_of(answer) in ("bundle-invalid", "invalid-request"), (given, answer.text)
+    for given, name in (("utf-8''%C3%A4.tar", "ä.tar"), ("iso-8859-1''%E4.tar", "ä.tar"), ("idna''xn--4ca.tar", "")):
+        part = b'--b\r\nContent-Disposition: form-data; name="f"; filename*=' + given.encode() + b"\r\n\r\nx\r\n--b--"
+        answer = client.post(path, headers={"Content-Type": "multipart/form-data; boundary=b"}, content=part)
+        assert answer.json()["file"] == name, answer.text
+
+
 def test_the_chain_of_a_ledger_itself_and_the_future_are_not_imported(
     client: httpx.Client, postgres: EmbeddedPostgres
 ) -> None:
