@@ -33,6 +33,7 @@ from app.write.key_in_use import KeyInUse
 from app.write.keyed import KeyedRequests
 from app.write.linking import LinkedBatch
 from app.write.notary import Notary
+from app.write.own_entries import OwnEntries
 from app.write.quarantine import Quarantine
 from app.write.submit import Submitter
 from ledger.errors import (
@@ -89,6 +90,14 @@ class Service:
             node=self.node,
             pool=pool,
             checkpoints=started.checkpoints,
+            own=OwnEntries(
+                started.folder,
+                self.node.node_id,
+                last_lsn=started.previous_lsn,
+                head_seqs={tenant_id: head.seq for tenant_id, head in started.heads.items()},
+                set_apart=tuple(self.node.damaged),
+                believes_earlier=started.accepted_loss,
+            ),
             keys=self.keys,
             log_origin=started.log_origin,
             batch_size=settings.chain.batch_size,

@@ -88,6 +88,8 @@ class StartedNode:
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
     fork: log_fork.Fork | None
     """A fork of the log that ``_system`` does not record yet."""
+    accepted_loss: bool
+    """Whether the operator accepted that records of the WAL are lost: then it does not tell what is of this node."""
 
 
 async def connect(url: str, wait_s: float) -> asyncpg.Connection[asyncpg.Record]:
@@ -255,6 +257,7 @@ async def _start_locked(
         log_origin=origin,
         lost=lost,
         fork=await _unrecorded_fork(connection, folder, origin, pending),
+        accepted_loss=accept_lost_wal,
     )
 
 

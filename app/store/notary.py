@@ -101,6 +101,22 @@ async def read_entries(connection: Connection, tenant_id: str, from_seq: int, li
     return [tuple(row) for row in rows]
 
 
+async def read_entries_of(
+    connection: Connection, tenant_id: str, node_id: str, from_seq: int, to_seq: int, limit: int
+) -> list[EntryRow]:
+    """Entries of this range that bear the name of ``node_id`` and were not imported, as ``read_entries`` gives them."""
+    rows = await connection.fetch(
+        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND hlc_node = $2"
+        "   AND origin IS NULL AND seq BETWEEN $3 AND $4 ORDER BY seq LIMIT $5",
+        tenant_id,
+        node_id,
+        from_seq,
+        to_seq,
+        limit,
+    )
+    return [tuple(row) for row in rows]
+
+
 async def read_link(connection: Connection, tenant_id: str, seq: int) -> str | None:
     """Chain link of the entry at ``seq``, None when there is none."""
     link: str | None = await connection.fetchval(

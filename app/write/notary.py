@@ -45,6 +45,7 @@ from app.store.notary import GrownTree, LinkRow
 from app.write.before_signing import checked_links, extended_tree, leaf_hashes_of, proved_root, tree_of_chain
 from app.write.checkpoints import CheckpointFolder
 from app.write.key_in_use import KeyInUse
+from app.write.own_entries import OwnEntries
 from ledger import merkle, tiles
 from ledger.errors import ChainBrokenError, LedgerError, SignerAwayError, SigningUnavailableError, StoredTreeError
 from ledger.hlc import Hlc
@@ -148,6 +149,7 @@ class Notary:
         node: Node,
         pool: asyncpg.Pool[asyncpg.Record],
         checkpoints: CheckpointFolder,
+        own: OwnEntries,
         keys: KeyInUse,
         log_origin: str,
         batch_size: int,
@@ -159,6 +161,7 @@ class Notary:
         self._node = node
         self._pool = pool
         self._checkpoints = checkpoints
+        self._own = own
         self._keys = keys
         self._log_origin = log_origin
         self._batch_size = batch_size
@@ -197,6 +200,7 @@ class Notary:
         for tenant_id, rows in linked.links.items():
             tenant = self._tenant(tenant_id)
             self._remember(tenant, rows)
+            self._own.chained(tenant_id, rows[0].seq, rows[-1].seq)
             tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
             # Another node may sign this first; here a checkpoint that covers it is kept all the same.
             tenant.is_kept = False
@@ -493,6 +497,8 @@ class Notary:
             prev_link = await store.read_link(connection, tenant_id, tree_size)
             rows = await store.read_entries(connection, tenant_id, tree_size + 1, ENTRIES_PER_TURN)
             links = checked_links(tenant_id, tree_size, prev_link, rows, tenant.recent)
+            is_kept = self._checkpoints.load(tenant_id) is not None
+            links = links[: await self._own.vouched(tenant_id, rows, is_kept=is_kept)]
         return links
 
     def _overdue(self) -> set[str]:
@@ -558,6 +564,7 @@ class Notary:
         name, tree = stored.tenant_id, tenant.tree
         if tree is None or tree.size != stored.tree_size:
             tree = await extended_tree(connection, stored, self._checkpoints.load(name))
+            await self._check_followed(connection, name, tree.size)
             tenant.forget_leaves()
         links = await self._links_to_follow(connection, name, tenant, tree.size)
         self._append(tenant, tree, links)
@@ -565,6 +572,22 @@ class Notary:
             return GrownTree(name, tree, None)
         head = Checkpoint(self.origin(name), tree.size, tree.root())
         return GrownTree(name, tree, sign_checkpoint(head, self._keys.log_signer))
+
+    async def _check_followed(self, connection: Connection, name: str, tree_size: int) -> None:
+        """What another has put into the stored tree, behind what this node keeps a checkpoint of, bears its name only
+        where that is true.
+
+        Raises:
+            ChainBrokenError: it does not.
+        """
+        kept_size = self._checkpoints.size(name)
+        seq = kept_size
+        while rows := await store.read_entries_of(
+            connection, name, self._node.node_id, seq + 1, tree_size, ENTRIES_PER_TURN
+        ):
+            if await self._own.vouched(name, rows, is_kept=kept_size > 0) < len(rows):
+                raise SigningUnavailableError(f"tenant {name} grows while it is looked at; it is signed soon")
+            seq = rows[-1][0]
 
     def _covers(self, note: str | None, tenant_id: str, tree: tiles.TileTree) -> bool:
         """Whether ``note`` is a checkpoint of just this tree, by whichever node's key."""
@@ -606,6 +629,7 @@ class Notary:
         for name, note in unkept.items():
             tenant = self._tenants[name]
             tenant.unkept = None
+            self._own.forget(name, checkpoint.parse(parse_note(note).text).size)
             covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
             tenant.is_kept = covers and is_signed_by(note, self.origin(name), log_key)
 

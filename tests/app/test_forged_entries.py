@@ -1,0 +1,151 @@
+"""An entry put into the table under this node's name holds together, and is not signed all the same."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import asyncpg
+import pytest
+
+from app.service import Service
+from app.store.notary import GrownTree, store_trees
+from ledger.chain import Linker
+from ledger.errors import SigningUnavailableError
+from ledger.merkle import leaf_hash
+from ledger.tiles import TileTree
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode
+from tests.app.drafts import GLOBAL, created
+
+PAYLOAD = b'{"aggregate_metrics":{},"fence_token":1,"final_status":"forged","type":"JobCompleted"}'
+
+SMALL_SEGMENTS = {"segment_bytes": 65536, "batch_max_bytes": 65536, "record_bytes_max": 65536}
+
+
+async def write(service: Service, tenant_id: str, count: int = 1) -> None:
+    await service.submitter.submit_lines([created(tenant_id, n) for n in range(count)], durability=GLOBAL, key=None)
+
+
+async def forge(superuser: asyncpg.Connection, tenant_id: str, node_id: str) -> int:
+    """Append an entry to the chain, with a true link, as ``node_id`` would have; its seq."""
+    head = await superuser.fetchrow(
+        "SELECT head_seq, head_chain_link FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id
+    )
+    assert head is not None
+    seq, physical_ms = head["head_seq"] + 1, int(time.time() * 1000) - 50
+    hlc = f"{physical_ms}:0:{node_id}"
+    digest = hashlib.sha256(PAYLOAD)
+    before = head["head_chain_link"]
+    link = Linker(tenant_id).link(seq, hlc, "victim", "COMPLETE", bytes.fromhex(before), digest.digest(), b"").hex()
+    async with superuser.transaction():
+        await superuser.execute(
+            "INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,"
+            " action, link_version, prev_chain_link, chain_link, payload_digest, payload)"
+            " VALUES ($1, $2, $3, $4, 0, $5, 'victim', 'COMPLETE', 2, $6, $7, $8, $9::text::json)",
+            *(tenant_id, seq, hlc, physical_ms, node_id, before, link, digest.hexdigest(), PAYLOAD.decode()),
+        )
+        await superuser.execute(
+            "UPDATE scheduler.chain_heads SET head_seq = $2, head_chain_link = $3, head_hlc = $4 WHERE tenant_id = $1",
+            *(tenant_id, seq, link, hlc),
+        )
+    return seq
+
+
+async def signed_size(superuser: asyncpg.Connection, tenant_id: str) -> int:
+    size: int = await superuser.fetchval(
+        "SELECT coalesce(max(tree_size), 0) FROM scheduler.merkle_head WHERE tenant_id = $1 AND checkpoint IS NOT NULL",
+        tenant_id,
+    )
+    return size
+
+
+async def assert_set_apart(service: Service, superuser: asyncpg.Connection, seq: int) -> None:
+    """Acme is signed up to the forged entry and no further, which says so; another tenant goes on."""
+    await until(lambda: "acme" in service.node.unsigned, "the forged entry is met")
+    assert f"seq {seq} (COMPLETE of job victim) bears the name of this node" in service.node.unsigned["acme"]
+    with pytest.raises(SigningUnavailableError, match="bears the name of this node"):
+        await service.notary.sign_now("acme")
+    await write(service, "beta")
+
+    async def is_signed() -> bool:
+        return await signed_size(superuser, "beta") == 1
+
+    await until(is_signed, "the other tenant is signed")
+    assert await signed_size(superuser, "acme") < seq
+    assert service.node.failure is None
+
+
+async def test_an_entry_forged_while_the_node_runs_is_not_signed(
+    service: Service, superuser: asyncpg.Connection
+) -> None:
+    await write(service, "acme", 3)
+    await service.notary.sign_now("acme")
+    seq = await forge(superuser, "acme", service.node.node_id)
+    await write(service, "acme")
+    await assert_set_apart(service, superuser, seq)
+
+
+@pytest.mark.parametrize("is_signed_before", [True, False])
+async def test_an_entry_forged_while_the_node_is_down_is_not_signed(
+    run_node: RunNode, superuser: asyncpg.Connection, is_signed_before: bool
+) -> None:
+    async with run_node() as service:
+        await write(service, "acme", 3)
+        if is_signed_before:
+            await service.notary.sign_now("acme")
+            await until(lambda: service._started.checkpoints.size("acme") == 3, "the checkpoint is kept")
+    seq = await forge(superuser, "acme", service.node.node_id)
+    async with run_node() as service:
+        await assert_set_apart(service, superuser, seq)
+
+
+async def test_an_entry_forged_into_a_chain_the_node_has_not_written_yet_is_not_signed(
+    service: Service, run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings("other")) as other:
+        await write(other, "acme")
+        await other.notary.sign_now("acme")
+        await forge(superuser, "acme", service.node.node_id)
+        await write(service, "acme")
+        await until(lambda: "acme" in service.node.unsigned, "the forged entry is met")
+
+
+async def test_an_entry_that_the_stored_tree_was_made_to_hold_is_not_signed_over(
+    service: Service, superuser: asyncpg.Connection
+) -> None:
+    await write(service, "acme", 3)
+    await service.notary.sign_now("acme")
+    await until(lambda: service._started.checkpoints.size("acme") == 3, "the checkpoint is kept")
+    seq = await forge(superuser, "acme", service.node.node_id)
+    rows = await superuser.fetch("SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = 'acme' ORDER BY seq")
+    tree = TileTree(0, {})
+    tree.append_leaf_hashes([leaf_hash(bytes.fromhex(row["chain_link"])) for row in rows])
+    note = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
+    await store_trees(superuser, [GrownTree("acme", tree, note)])
+    await write(service, "acme")
+    await until(lambda: "acme" in service.node.unsigned, "the forged entry is met")
+    assert f"seq {seq} (COMPLETE of job victim) bears the name of this node" in service.node.unsigned["acme"]
+    assert await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'") == note
+
+
+async def test_what_an_earlier_process_chained_and_did_not_sign_is_found_in_the_wal_and_signed(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings(shutdown_grace="1s", wal=SMALL_SEGMENTS)
+    async with run_node(settings) as service:
+        await write(service, "acme", 3)
+        await until(lambda: service._started.checkpoints.size("acme") == 3, "the checkpoint is kept")
+    async with superuser.transaction():
+        await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
+        async with run_node(settings) as service:
+            for _ in range(20):
+                await write(service, "acme", 50)
+            await write(service, "gamma", 3)
+    async with run_node(settings) as service:
+        await service.notary.sign_now("acme")
+        await service.notary.sign_now("gamma")
+        assert service.node.unsigned == {}
+        assert await signed_size(superuser, "acme") == 1003
+        assert await signed_size(superuser, "gamma") == 3
+    await chains.sound("acme")
