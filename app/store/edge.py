@@ -11,7 +11,10 @@ from app.store.idempotency import ChainedLine
 from app.store.reading import reading
 from app.store.whole import whole
 from ledger import jobs
+from ledger.errors import ChainDamagedError
 
+_ENTRY_COLUMN = ChainedLine._fields.index("t_hlc")
+"""Where the columns of the entry begin in a line."""
 LOOKUP_TIMEOUT_S = 5.0
 """Longest that one lookup may take, the wait for a connection included."""
 
@@ -37,9 +40,19 @@ class EdgeLookups:
         return {(row["tenant_id"], row["job_id"]): (_fence(row["fence"]), jobs.is_ended(row["status"])) for row in rows}
 
     async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
-        """Chained lines of a keyed request, in line order."""
+        """Chained lines of a keyed request, in line order.
+
+        Raises:
+            ChainDamagedError: a row names no entry, or one with a column that is NULL.
+        """
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
             lines = await idempotency.find_lines(connection, tenants, route, key)
+        for line in lines:
+            if line[_ENTRY_COLUMN:] == (None,) * (len(line) - _ENTRY_COLUMN):
+                reason = (
+                    f"the row of Idempotency-Key {key!r} in scheduler.idempotency names seq {line.seq}, and no entry"
+                )
+                raise ChainDamagedError(line.tenant_id, f"{reason} stands there")
         return [whole(line.tenant_id, line, ("prev_chain_link",)) for line in lines]
 
 

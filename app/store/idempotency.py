@@ -29,13 +29,14 @@ class ChainedLine(NamedTuple):
 
 
 async def find_lines(connection: Connection, tenant_ids: Sequence[str], route: int, key: str) -> list[ChainedLine]:
-    """Chained lines of the keyed request in line order, of any body digest."""
+    """Chained lines of the keyed request in line order, of any body digest; where no entry stands at the seq that a
+    row names, what would come from it is None."""
     rows = await connection.fetch(
         """
         SELECT i.tenant_id, i.line, i.body_digest, i.seq, i.epoch, i.lsn,
                l.t_hlc, l.job_id, l.action, l.payload, l.chain_link, l.prev_chain_link
           FROM scheduler.idempotency i
-          JOIN scheduler.scheduler_log l USING (tenant_id, seq)
+          LEFT JOIN scheduler.scheduler_log l USING (tenant_id, seq)
          WHERE i.tenant_id = ANY($1::text[]) AND i.route = $2 AND i.key = $3
          ORDER BY i.line
         """,

@@ -37,6 +37,7 @@ from app.write.backlog import (
 )
 from app.write.job_index import JobIndex
 from app.write.keyed import KeyedRequests
+from app.write.keyed_entry import check_lines, gone
 from app.write.linking import DuplicateLineError, LinkedBatch, event_refused, tenant_begun_by
 from app.write.quarantine import Quarantine
 from app.write.requests import BatchReceipt, Draft, Receipt, RequestKey
@@ -156,13 +157,13 @@ class Submitter:
                 pending, fence_token = self._enter_one(draft, line_key)
                 request.entered(pending)
         if request.chained:
-            return self._chained_receipt(request.chained[0], draft)
+            return await self._chained_receipt(request.chained, draft, key)
         entered = request.pending
         assert entered is not None
         try:
             receipt = await self._finish(entered, draft, fence_token_of(entered.payload))
         except DuplicateLineError:
-            return self._chained_receipt((await self._keyed.find((draft.tenant_id,), key))[0], draft)
+            return await self._chained_receipt(await self._keyed.find((draft.tenant_id,), key), draft, key)
         return receipt._replace(replayed=seen)
 
     async def submit_lines(
@@ -199,6 +200,7 @@ class Submitter:
         async with self._keyed.begin(tenants, key, requested) as (request, seen):
             present = request.present()
             if not seen and len(present) < len(drafts):
+                await check_lines(request.chained, drafts, key)
                 if not present:
                     await self._check_jobs(drafts, in_lines=True)
                 line_key = key._replace(body_digest=request.body_digest)
@@ -218,6 +220,10 @@ class Submitter:
         if len(chained) < len(drafts):
             for tenant_id in tenants:
                 self._quarantine.check(tenant_id)
+        if not chained:
+            raise gone(tenants[0], key)
+        if not added:
+            await check_lines(chained, drafts, key)
         for line in chained:
             if line.action == SystemAction.REFUSED:
                 raise _refused(line).at_line(line.line + 1)
@@ -575,8 +581,12 @@ class Submitter:
             replayed=False,
         )
 
-    def _chained_receipt(self, line: ChainedLine, draft: Draft) -> Receipt:
+    async def _chained_receipt(self, chained: Sequence[ChainedLine], draft: Draft, key: RequestKey) -> Receipt:
         """The first answer again, from what the chain holds."""
+        if not chained:
+            raise gone(draft.tenant_id, key)
+        await check_lines(chained, (draft,), key)
+        line = chained[0]
         if line.action == SystemAction.REFUSED:
             raise _refused(line)
         level = draft.durability

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
@@ -143,6 +144,39 @@ async def test_a_read_that_meets_a_damaged_row_says_so(ledger: Ledger, name: str
 async def test_a_keyed_replay_that_meets_a_damaged_row_says_so(ledger: Ledger) -> None:
     await ledger.damage("scheduler_log", "payload = NULL")
     assert_damage_told(await ledger.client.post("/v1/jobs", json=JOB, headers=KEY))
+    await ledger.others_go_on()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "seq = 2",
+        "seq = -1",
+        "seq = 0",
+        "seq = NULL",
+        "seq = 9223372036854775807",
+        "line = 7",
+        "lsn = -1",
+        "epoch = NULL",
+    ],
+)
+async def test_a_keyed_replay_is_not_answered_with_another_event_than_its_own(ledger: Ledger, change: str) -> None:
+    lines = [{**JOB, "type": "JobCreated", "job_id": f"line-{n}"} for n in range(2)]
+    for line in lines:
+        del line["durability"]
+
+    async def send_lines() -> httpx.Response:
+        content = "\n".join(map(json.dumps, lines))
+        headers = {**KEY, "Content-Type": "application/x-ndjson"}
+        return await ledger.client.post("/v1/events", content=content, headers=headers, params={"durability": "GLOBAL"})
+
+    assert (await send_lines()).status_code in (200, 201, 202)
+    for again in (await ledger.client.post("/v1/jobs", json=JOB, headers=KEY), await send_lines()):
+        assert again.status_code < 300, again.text
+    await ledger.damage("idempotency", f"{change} WHERE line = 0 AND tenant_id = 'acme' --")
+    assert_damage_told(await ledger.client.post("/v1/jobs", json=JOB, headers=KEY))
+    if change != "seq = 2":
+        assert_damage_told(await send_lines())
     await ledger.others_go_on()
 
 
