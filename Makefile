@@ -20,9 +20,9 @@ DEV := $(VENV)/.installed-dev
 run: $(RUNTIME)
 	@exec $(BIN)/tally dev
 
-# Three at once on two cores: much of a test is waiting for a disk, a process or a deadline.
+# Four at once on two cores: much of a test is waiting for a disk, a process or a deadline.
 test: $(DEV) debian-tools
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile
 
 lint: $(DEV)
 	$(BIN)/ruff check .

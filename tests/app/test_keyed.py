@@ -385,7 +385,7 @@ class Crash:
 
     async def during(self, drafts: list[Draft], kept: int) -> Crashed:
         """Crash in the fsync of a keyed request, of which ``kept`` lines reached the disk. Chains stay held."""
-        alive = self._make_settings("alive", write={"timeout": "2s"}, shutdown_grace="100ms")
+        alive = self._make_settings("alive", write={"timeout": "1s"}, shutdown_grace="100ms")
         crashed = self._make_settings("crashed")
         async with self._run_node(alive) as service:
             for tenant in {draft.tenant_id for draft in drafts}:
