@@ -32,6 +32,7 @@ from app.config import Settings
 from app.http.application import create_app
 from app.http.protocol import ProblemProtocol
 from app.parts import Parts
+from app.privacy.agreement import Unchained
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
 from app.read.anchors import AnchorReader
@@ -44,6 +45,7 @@ from app.read.verified_positions import VerifiedPositions
 from app.service import Service
 from app.start import StartedNode, start_node, went_away
 from app.store.faults import DATABASE_FAULTS
+from app.store.privacy_chain import PrivacyEntry
 from app.write.appender import STATEMENT_TIMEOUT_S
 from app.write.cosignatures import CosignatureInbox
 from app.write.privacy_changes import PrivacyChanges
@@ -54,6 +56,7 @@ from ledger.errors import (
     SignatureError,
     StartRefusedError,
 )
+from ledger.events import ACTIONS, SystemAction
 from ledger.tree_check import TreeHead
 from signing.checkpoint import open_checkpoint
 from signing.keys import ED25519, Keyring, PublicKey
@@ -103,7 +106,7 @@ async def running(
                 database_url, min_size=1, max_size=POOL_CONNECTIONS_MAX, timeout=5, command_timeout=STATEMENT_TIMEOUT_S
             )
             held.callback(pool.terminate)
-            knowledge = await _private_fields(pool, settings.privacy_master_key_uri)
+            knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started)
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         service = Service(settings, started, pool, database_url)
@@ -131,10 +134,20 @@ async def running(
             await service.stop()
 
 
-async def _private_fields(pool: asyncpg.Pool[asyncpg.Record], master_key_uri: str) -> PrivacyKnowledge:
+async def _private_fields(
+    pool: asyncpg.Pool[asyncpg.Record], master_key_uri: str, started: StartedNode
+) -> PrivacyKnowledge:
     """What the ledger's private fields are, known before the first event is taken."""
-    knowledge = PrivacyKnowledge(pool, SubjectKeys(pool, master_key_uri))
-    await knowledge.refresh()
+    knowledge = PrivacyKnowledge(pool, SubjectKeys(pool, master_key_uri), started.node.node_id)
+    said = {
+        action: [
+            PrivacyEntry(each.tenant_id, None, each.job_id, each.payload, each.hlc.physical_ms)
+            for each in started.recovered
+            if ACTIONS.get(each.record_type) == action
+        ]
+        for action in (SystemAction.PRIVACY_DECLARED, SystemAction.SUBJECT_ERASED)
+    }
+    await knowledge.start(Unchained(said[SystemAction.PRIVACY_DECLARED], said[SystemAction.SUBJECT_ERASED]))
     return knowledge
 
 
@@ -253,6 +266,10 @@ def _parts(
         reported_checks={
             "signing": lambda: keys.fault,
             "tenants": lambda: _named("set apart, their chains are damaged", node.damaged),
+            "privacy": lambda: (
+                knowledge.keys.fault
+                or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
+            ),
             "rows": lambda: _named("signed no further, their rows are broken", node.unsigned),
         },
         witnesses=settings.log.witnesses,

@@ -286,6 +286,10 @@ class PrivacyUnavailableError(LedgerError):
     """The keys of private fields cannot be used on this node now; nothing was stored, least of all in clear."""
 
 
+class PrivacyDamagedError(PrivacyUnavailableError):
+    """Rows that private fields hang on are not as they were written: nothing private is taken on their word."""
+
+
 class PrivateValueError(LedgerError):
     """A private value or a wrapped key does not open with the key it names: it was changed, or moved here."""
 

@@ -104,6 +104,18 @@ def _path_of(field: str, place: tuple[str | int, ...]) -> Path:
     return path
 
 
+def private_in_either(one: Declaration, other: Declaration) -> Declaration:
+    """The declaration with which all is private that is by ``one`` or by ``other``; ``one`` says whose it is."""
+    paths = {*one.fields, *other.fields}
+    outer = [path for path in paths if not any(path[:length] in paths for length in range(1, len(path)))]
+    return Declaration(tuple(sorted(outer)), one.subject or other.subject)
+
+
+def may_hold_private(fields: Mapping[str, Any]) -> bool:
+    """Whether an event of these fields has any that could be declared private."""
+    return any(name in fields for name in (*_WITH_PARTS, *_WHOLE))
+
+
 def value_at(fields: Mapping[str, Any], path: Path) -> tuple[bool, Any]:
     """Whether there is a value at ``path``, and which."""
     value: Any = fields

@@ -24,7 +24,7 @@ import structlog
 from app.store import privacy as store
 from app.store.reading import reading
 from ledger import canonical
-from ledger.errors import ConfigurationError, PrivacyUnavailableError, PrivateValueError
+from ledger.errors import ConfigurationError, PrivacyDamagedError, PrivacyUnavailableError, PrivateValueError
 from signing import master_key
 from signing.data_key import DataKey, new_key_id, new_secret
 from signing.master_key import MasterKey
@@ -79,16 +79,23 @@ class SubjectKeys:
 
         Raises:
             PrivacyUnavailableError: the file is not that of the ledger's master key, or cannot be used.
+            PrivacyDamagedError: the ledger had one; what says which is gone.
         """
         asked_s = monotonic()
         state = await store.read_state(connection)
         if state is None:
+            if self._secret is None and await store.any_living_key(connection):
+                raise PrivacyDamagedError(
+                    "the row of privacy_state is gone, and without it nobody can tell whose keys are whose; bring it "
+                    "back from a backup"
+                )
             self.trust(asked_s)
             try:
                 master = master_key.load_or_generate(self._uri)
             except ConfigurationError as error:
                 raise PrivacyUnavailableError(f"privacy.master_key_uri: {error}") from error
-            state = await store.begin(connection, master.master_key_id, master.wrap(new_secret(), context_of_secret()))
+            secret = self._secret or new_secret()
+            state = await store.begin(connection, master.master_key_id, master.wrap(secret, context_of_secret()))
         self.use(state)
         self.check_usable()
 
@@ -106,9 +113,14 @@ class SubjectKeys:
             self._secret = master.unwrap(state.wrapped_secret, context_of_secret())
             self._master, self._fault = master, None
         except (ConfigurationError, PrivateValueError) as error:
-            if self._fault != str(error):
-                log.error("privacy_keys_unavailable", error=str(error))
-            self._master, self._fault = None, str(error)
+            self.lose(str(error))
+        self.forget_all()
+
+    def lose(self, fault: str) -> None:
+        """Have no master key: what says which one the ledger uses cannot be trusted."""
+        if self._fault != fault:
+            log.error("privacy_keys_unavailable", error=fault)
+        self._master, self._fault = None, fault
         self.forget_all()
 
     def check_usable(self) -> None:
@@ -119,6 +131,11 @@ class SubjectKeys:
         """
         if self._master is None:
             raise PrivacyUnavailableError(f"private fields cannot be encrypted on this node: {self._fault}")
+
+    @property
+    def fault(self) -> str | None:
+        """Why this node can use no key; None while it can, or need not."""
+        return self._fault
 
     # --- keyed hashes -----------------------------------------------------------------------------
 

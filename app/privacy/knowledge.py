@@ -3,6 +3,13 @@
 One row is asked for its revision every ``REFRESH_S``; only when that has risen is anything else read. So a change made
 on another node is honoured here within ``REFRESH_S`` and one query while Postgres answers. While it does not, the
 declarations last known stay in force and keys are let go after ``app.privacy.keys.TRUSTED_S``.
+
+Nothing that Postgres shows makes a field public that was private, but a newer declaration::
+
+    a declaration is gone               what was known of it stays in force
+    the revision went back              all is read again; of two declarations both are in force
+    rows are damaged, or behind         the tenant is in doubt: what may be private is refused
+    their chain
 """
 
 from __future__ import annotations
@@ -14,18 +21,24 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from app.privacy.agreement import Unchained, agree
 from app.privacy.keys import SubjectKeys
 from app.store import privacy as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
-from ledger.errors import DatabaseUnavailableError, InvalidInputError
-from ledger.private_fields import Declaration, declaration_of
+from ledger.errors import InvalidInputError, LedgerError, PrivacyDamagedError, PrivacyUnavailableError
+from ledger.private_fields import Declaration, declaration_of, private_in_either
 
 if TYPE_CHECKING:
+    from app.store import Connection
     from app.store.reading import Pool
 
 REFRESH_S = 1.0
 """Pause between two looks at the revision."""
+DOUBTS_S = 10.0
+"""Pause between two tries to have the tables agree with the chains, while tenants are in doubt."""
+AGREEMENT_TIMEOUT_S = 300.0
+"""Longest that having the tables agree with the chains may take."""
 
 log = structlog.get_logger()
 
@@ -33,28 +46,72 @@ log = structlog.get_logger()
 class PrivacyKnowledge:
     """Declarations by tenant, and the keys. Belongs to one event loop."""
 
-    def __init__(self, pool: Pool, keys: SubjectKeys) -> None:
+    def __init__(self, pool: Pool, keys: SubjectKeys, node_id: str = "") -> None:
         self._pool = pool
+        self._node_id = node_id
         self.keys = keys
         self._declarations: dict[str, Declaration] = {}
         self._learned: dict[str, int] = {}
         """Revision of each declaration: an answer that was overtaken must not bring an older one back."""
+        self._doubts: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
+        """The doubt of each tenant that was logged last."""
         self._revision = 0
+        self._unchained = Unchained()
+        self._agreed_s = 0.0
+        self._turn = asyncio.Lock()
 
     @property
     def declarations(self) -> Mapping[str, Declaration]:
         """Every tenant that ever declared something, with what counts now."""
         return self._declarations
 
+    @property
+    def revision(self) -> int:
+        """All changes up to this one have been taken in."""
+        return self._revision
+
+    @property
+    def doubts(self) -> Mapping[str, str]:
+        """Tenants of which it is not certain what they declared, and why."""
+        return self._doubts
+
+    def check_certain(self, tenant_id: str) -> None:
+        """Return if it is certain what the tenant declared.
+
+        Raises:
+            PrivacyUnavailableError: it is not; nothing that may be private is taken.
+        """
+        if tenant_id in self._doubts:
+            raise PrivacyUnavailableError(
+                f"it is not certain what tenant {tenant_id} declared private, so nothing that may be is taken: "
+                f"{self._doubts[tenant_id]}"
+            )
+
+    async def start(self, unchained: Unchained) -> None:
+        """Know what counts before the first event is taken, and have the tables agree with the chains.
+
+        Raises:
+            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
+        """
+        self._unchained = unchained
+        await self._agree()
+        try:
+            await self.refresh()
+        except PrivacyDamagedError as error:
+            log.error("privacy_damaged", error=str(error))
+
     async def run(self) -> None:
-        """Follow the ledger until cancelled, whatever becomes of Postgres."""
+        """Follow the ledger until cancelled, whatever becomes of Postgres and of what it holds."""
         missed = False
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
                 await self.refresh()
+                if self._doubts and monotonic() > self._agreed_s + DOUBTS_S:
+                    await self._agree()
                 missed = False
-            except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+            except (LedgerError, *DATABASE_FAULTS) as error:
                 if not missed:
                     log.warning("privacy_not_refreshed", error=str(error))
                 missed = True
@@ -64,31 +121,78 @@ class PrivacyKnowledge:
 
         Raises:
             DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
+            PrivacyDamagedError: what it says of the ledger as a whole is damaged; no key is used here.
         """
-        asked_s = monotonic()
-        async with reading(self._pool) as connection:
-            state = await store.read_state(connection)
+        async with self._turn, reading(self._pool) as connection:
+            asked_s = monotonic()
+            try:
+                state = await store.read_state(connection)
+            except PrivacyDamagedError as error:
+                self.keys.lose(str(error))
+                raise
             if state is None:
                 return
             self.keys.use(state)
-            if state.revision > self._revision:
-                for declared in await store.declared_since(connection, self._revision):
-                    self.learn(declared)
-                erased = await store.erased_since(connection, self._revision)
-                if erased is None:
-                    self.keys.forget_all()
-                for tenant_id, key_id, tag in erased or ():
-                    self.keys.forget(tenant_id, key_id, tag)
-                self._revision = state.revision
-        self.keys.trust(asked_s)
+            if state.revision < self._revision:
+                await self._read_again(connection)
+            elif state.revision > self._revision:
+                await self._read_new(connection)
+            self._revision = state.revision
+            self.keys.trust(asked_s)
+
+    async def _read_new(self, connection: Connection) -> None:
+        declared, faults = await store.declared_since(connection, self._revision)
+        for each in declared:
+            self.learn(each)
+        for fault in faults:
+            self._doubt(fault.tenant_id, fault.reason)
+        erased = await store.erased_since(connection, self._revision)
+        if erased is None:
+            self.keys.forget_all()
+        for tenant_id, key_id, tag in erased or ():
+            self.keys.forget(tenant_id, key_id, tag)
+
+    async def _read_again(self, connection: Connection) -> None:
+        """Postgres is not the one that it was, or somebody changed it: take what it has beside what was known."""
+        log.error("privacy_went_back", known_revision=self._revision)
+        declared, faults = await store.declared_since(connection, 0)
+        for each in declared:
+            known = self._declarations.get(each.tenant_id)
+            self._learned.pop(each.tenant_id, None)
+            self.learn(each)
+            if known is not None:
+                self._declarations[each.tenant_id] = private_in_either(self._declarations[each.tenant_id], known)
+        for fault in faults:
+            self._doubt(fault.tenant_id, fault.reason)
+        self.keys.forget_all()
+
+    async def _agree(self) -> None:
+        async with self._turn, reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
+            doubts = await agree(connection, self.keys, self._node_id, self._unchained)
+            declared, faults = await store.declared_since(connection, 0)
+            self._doubts = {}
+            for each in declared:
+                self.learn(each)
+            for fault in faults:
+                self._doubt(fault.tenant_id, fault.reason)
+            for tenant_id, reason in doubts.items():
+                self._doubt(tenant_id, reason)
+        self._agreed_s = monotonic()
 
     def learn(self, declared: store.DeclaredFields) -> None:
         """From now on this counts on this node, unless something newer does."""
-        if declared.revision <= self._learned.get(declared.tenant_id, 0):
+        learned = self._learned.get(declared.tenant_id)
+        if learned is not None and declared.revision <= learned:
             return
         try:
             self._declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)
             self._learned[declared.tenant_id] = declared.revision
+            self._doubts.pop(declared.tenant_id, None)
         except InvalidInputError as error:
             # Somebody edited the table. What was known before stays in force.
-            log.error("declaration_malformed", tenant_id=declared.tenant_id, error=str(error))
+            self._doubt(declared.tenant_id, f"its row in private_fields is not one that could be declared: {error}")
+
+    def _doubt(self, tenant_id: str, reason: str) -> None:
+        if self._logged.get(tenant_id) != reason:
+            log.error("privacy_in_doubt", tenant_id=tenant_id, error=reason)
+        self._doubts[tenant_id] = self._logged[tenant_id] = reason

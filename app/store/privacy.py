@@ -3,24 +3,32 @@
 A change takes the next revision under the lock of the one row of ``privacy_state`` and commits with it, so
 ``revision > known`` never misses one. Keys are made while that row cannot change, so none is wrapped by a master key
 that has been replaced.
+
+Whoever can change the database can leave anything in these rows. What is read is what was written, or raises
+PrivacyDamagedError; lists tell their damaged rows apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import asyncpg
 import orjson
 
-if TYPE_CHECKING:
-    import asyncpg
+from ledger.errors import InvalidInputError, PrivacyDamagedError
+from ledger.events import SystemAction
+from ledger.privacy_facts import facts_of
 
+if TYPE_CHECKING:
     from app.store import Connection
 
 ERASED_FETCHED_MAX = 10_000
 """Most erased keys told one by one to a node that asks what is new."""
 REWRAPPED_AT_ONCE = 1000
+
+Value = TypeVar("Value")
 
 
 class PrivacyState(NamedTuple):
@@ -54,19 +62,35 @@ class PrivacyRecord(NamedTuple):
     tenant_id: str
     revision: int
     action: str
-    facts: dict[str, object]
+    facts: dict[str, Any]
     seq: int | None
     created_at: datetime
 
 
-_RECORD_COLUMNS = "tenant_id, revision, action, facts, seq, created_at"
+class RowFault(NamedTuple):
+    """A row that is not as it was written; ``revision`` is None when it has none."""
+
+    tenant_id: str
+    revision: int | None
+    reason: str
+
+
+_STATE_COLUMNS = "revision, master_key_id, wrapped_secret"
+_RECORD_COLUMNS = """tenant_id, revision, action, facts, seq,
+    CASE WHEN created_at BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN created_at END AS created_at"""
+"""A time that Python has none for reads as none."""
 
 # --- the ledger's own row -------------------------------------------------------------------------
 
 
 async def read_state(connection: Connection) -> PrivacyState | None:
     """The state of the ledger; None while no tenant has ever declared anything."""
-    row = await connection.fetchrow("SELECT revision, master_key_id, wrapped_secret FROM scheduler.privacy_state")
+    return _state(await connection.fetchrow(f"SELECT {_STATE_COLUMNS} FROM scheduler.privacy_state"))
+
+
+def _state(row: asyncpg.Record | None) -> PrivacyState | None:
+    if row is not None and None in tuple(row):
+        raise PrivacyDamagedError("the row of privacy_state is not as it was written; bring it back from a backup")
     return PrivacyState(*row) if row else None
 
 
@@ -85,21 +109,28 @@ async def begin(connection: Connection, master_key_id: str, wrapped_secret: byte
 
 async def next_revision(connection: Connection) -> int:
     """Take the next revision; others wait for theirs until this transaction ends."""
-    revision: int = await connection.fetchval(
-        "UPDATE scheduler.privacy_state SET revision = revision + 1, updated_at = now() RETURNING revision"
-    )
+    try:
+        revision: int | None = await connection.fetchval(
+            "UPDATE scheduler.privacy_state SET revision = revision + 1, updated_at = now() RETURNING revision"
+        )
+    except (asyncpg.NumericValueOutOfRangeError, asyncpg.NotNullViolationError):
+        revision = None
+    if revision is None:
+        raise PrivacyDamagedError("privacy_state has no revision to go on from; bring its row back from a backup")
     return revision
 
 
 # --- declarations ---------------------------------------------------------------------------------
 
 
-async def declared_since(connection: Connection, revision: int) -> list[DeclaredFields]:
-    """Declarations above ``revision``; from 0 on, all."""
+async def declared_since(connection: Connection, revision: int) -> tuple[list[DeclaredFields], list[RowFault]]:
+    """Declarations above ``revision``, and the damaged ones of them; from 0 on, all."""
     rows = await connection.fetch(
-        "SELECT tenant_id, fields, subject, revision FROM scheduler.private_fields WHERE revision > $1", revision
+        "SELECT tenant_id, fields, subject, revision FROM scheduler.private_fields"
+        " WHERE revision > $1 OR revision IS NULL OR $1 = 0",
+        revision,
     )
-    return [_declared(row) for row in rows]
+    return _told_apart(rows, _declared)
 
 
 async def read_declared(connection: Connection, tenant_id: str) -> DeclaredFields | None:
@@ -111,7 +142,34 @@ async def read_declared(connection: Connection, tenant_id: str) -> DeclaredField
 
 
 def _declared(row: asyncpg.Record) -> DeclaredFields:
-    return DeclaredFields(row["tenant_id"], orjson.loads(row["fields"]), row["subject"], row["revision"])
+    fields, revision = _json(row["fields"]), row["revision"]
+    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields) or revision is None:
+        raise PrivacyDamagedError(
+            f"the row of tenant {row['tenant_id']} in private_fields is not as it was written; the tenant may declare "
+            "its fields again"
+        )
+    return DeclaredFields(row["tenant_id"], fields, row["subject"], revision)
+
+
+def _json(text: str | None) -> Any:
+    """What ``text`` says; None when it is not JSON."""
+    try:
+        return orjson.loads(text or "null")
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _told_apart(
+    rows: Iterable[asyncpg.Record], parse: Callable[[asyncpg.Record], Value]
+) -> tuple[list[Value], list[RowFault]]:
+    """What these rows hold, and which of them are damaged."""
+    sound, faults = [], []
+    for row in rows:
+        try:
+            sound.append(parse(row))
+        except PrivacyDamagedError as error:
+            faults.append(RowFault(row["tenant_id"], row["revision"], str(error)))
+    return sound, faults
 
 
 async def declare(connection: Connection, declared: DeclaredFields) -> None:
@@ -179,6 +237,14 @@ async def find_keys(connection: Connection, tenant_id: str, key_ids: Sequence[st
     return [SubjectKey(*row) for row in rows]
 
 
+async def any_living_key(connection: Connection) -> bool:
+    """Whether any subject of any tenant has a key."""
+    found: bool = await connection.fetchval(
+        "SELECT EXISTS (SELECT FROM scheduler.subject_keys WHERE wrapped_key IS NOT NULL)"
+    )
+    return found
+
+
 async def destroy_keys(connection: Connection, tenant_id: str, tag: bytes, revision: int) -> list[str]:
     """Destroy the living keys of the subject, for good; returns their ids."""
     rows = await connection.fetch(
@@ -238,19 +304,33 @@ async def read_record(connection: Connection, tenant_id: str, revision: int) -> 
     return None if row is None else _record(row)
 
 
-async def open_records(connection: Connection, node_id: str) -> list[PrivacyRecord]:
-    """What this node noted and no chain is known to say yet, oldest first."""
+async def open_records(connection: Connection, node_id: str) -> tuple[list[PrivacyRecord], list[RowFault]]:
+    """What this node noted and no chain is known to say yet, oldest first; and the damaged rows of them."""
     rows = await connection.fetch(
         f"SELECT {_RECORD_COLUMNS} FROM scheduler.privacy_records WHERE node_id = $1 AND seq IS NULL ORDER BY revision",
         node_id,
     )
-    return [_record(row) for row in rows]
+    return _told_apart(rows, _record)
+
+
+async def declaration_records(connection: Connection) -> tuple[list[PrivacyRecord], list[RowFault]]:
+    """What was noted of declarations, oldest first; and the damaged rows of them."""
+    rows = await connection.fetch(
+        f"SELECT {_RECORD_COLUMNS} FROM scheduler.privacy_records WHERE action = $1 ORDER BY revision",
+        SystemAction.PRIVACY_DECLARED,
+    )
+    return _told_apart(rows, _record)
 
 
 def _record(row: asyncpg.Record) -> PrivacyRecord:
-    return PrivacyRecord(
-        row["tenant_id"], row["revision"], row["action"], orjson.loads(row["facts"]), row["seq"], row["created_at"]
-    )
+    where = f"the row of tenant {row['tenant_id']} at revision {row['revision']} in privacy_records"
+    try:
+        facts = facts_of(row["action"], _json(row["facts"]))
+    except InvalidInputError as error:
+        raise PrivacyDamagedError(f"{where} is not as it was written: {error}") from error
+    if row["revision"] is None or row["created_at"] is None:
+        raise PrivacyDamagedError(f"{where} is not as it was written")
+    return PrivacyRecord(row["tenant_id"], row["revision"], row["action"], facts, row["seq"], row["created_at"])
 
 
 async def find_chained(connection: Connection, tenant_id: str, action: str, name: str) -> int | None:
@@ -279,10 +359,7 @@ async def close_record(connection: Connection, record: PrivacyRecord, seq: int) 
 
 async def lock_state(connection: Connection) -> PrivacyState | None:
     """The state, locked: no key is made or destroyed until this transaction ends."""
-    row = await connection.fetchrow(
-        "SELECT revision, master_key_id, wrapped_secret FROM scheduler.privacy_state FOR UPDATE"
-    )
-    return PrivacyState(*row) if row else None
+    return _state(await connection.fetchrow(f"SELECT {_STATE_COLUMNS} FROM scheduler.privacy_state FOR UPDATE"))
 
 
 async def living_keys_after(connection: Connection, tenant_id: str, key_id: str) -> list[tuple[str, str, bytes]]:

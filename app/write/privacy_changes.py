@@ -32,10 +32,12 @@ from ledger.errors import (
     DatabaseUnavailableError,
     DurabilityTimeoutError,
     LedgerError,
+    PrivacyDamagedError,
     SubjectNotFoundError,
     WalFullError,
 )
 from ledger.events import SystemAction
+from ledger.privacy_facts import name_of
 from ledger.private_fields import Declaration
 
 if TYPE_CHECKING:
@@ -77,9 +79,19 @@ class PrivacyChanges:
         self._submitter = submitter
 
     async def declared(self, tenant_id: str) -> Declared | None:
-        """What the tenant declared last; None when it never did."""
+        """What the tenant declared last; None when it never did.
+
+        Raises:
+            PrivacyDamagedError: the rows that say so are not as they were written.
+        """
         async with reading(self._pool) as connection:
-            return await _read_declared(connection, tenant_id)
+            declared = await store.read_declared(connection, tenant_id)
+            if declared is None:
+                if tenant_id in self._knowledge.declarations:
+                    raise PrivacyDamagedError(f"the row of tenant {tenant_id} in private_fields is gone")
+                return None
+            record = await _noted(connection, tenant_id, declared.revision)
+        return Declared(declared.fields, declared.subject, record.seq, record.created_at)
 
     async def declare(self, tenant_id: str, declaration: Declaration) -> Declared:
         """Have these fields private from now on, instead of those before. Saying the same again changes nothing.
@@ -94,7 +106,7 @@ class PrivacyChanges:
             await self._knowledge.keys.begin(connection)
             async with connection.transaction():
                 revision = await store.next_revision(connection)
-                before = await store.read_declared(connection, tenant_id)
+                before = await _sound(connection, tenant_id)
                 if before is None or (before.fields, before.subject) != (fields, subject):
                     declared = DeclaredFields(tenant_id, fields, subject, revision)
                     await store.declare(connection, declared)
@@ -103,10 +115,11 @@ class PrivacyChanges:
                     await self._note(connection, tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts)
                 else:
                     declared = before
-            record = await store.read_record(connection, tenant_id, declared.revision)
+            record = await _noted(connection, tenant_id, declared.revision)
         self._knowledge.learn(declared)
+        if revision < self._knowledge.revision:
+            await self._knowledge.refresh()
         log.info("privacy_declared", tenant_id=tenant_id, revision=declared.revision, fields=fields)
-        assert record is not None
         return Declared(fields, subject, await self._said(record), record.created_at)
 
     async def erase(self, tenant_id: str, subject: str, reason: str | None) -> Erased:
@@ -135,12 +148,13 @@ class PrivacyChanges:
                     if erased_at_revision is None:
                         raise _unknown_subject(tenant_id)
                     revision = erased_at_revision
-            record = await store.read_record(connection, tenant_id, revision)
+            record = await _noted(connection, tenant_id, revision)
         for key_id in key_ids:
             self._knowledge.keys.forget(tenant_id, key_id, tag)
         log.info("subject_erased", tenant_id=tenant_id, revision=revision, key_ids=key_ids)
-        assert record is not None
-        return Erased(list(record.facts["key_ids"]), await self._said(record), record.created_at)  # type: ignore[call-overload]
+        if record.action != SystemAction.SUBJECT_ERASED:
+            raise _damaged(tenant_id, revision)
+        return Erased(list(record.facts["key_ids"]), await self._said(record), record.created_at)
 
     async def finish(self) -> None:
         """Have the chains say what earlier processes of this node left unsaid, trying until it is done.
@@ -156,10 +170,13 @@ class PrivacyChanges:
         """Try all that is unsaid once; whether something is left."""
         try:
             async with reading(self._pool) as connection:
-                open_records = await store.open_records(connection, self._node.node_id)
+                open_records, faults = await store.open_records(connection, self._node.node_id)
         except _NOT_NOW as error:
             log.warning("privacy_not_recorded_yet", error=str(error))
             return True
+        for fault in faults:
+            # Nobody can tell what it was to say; trying again does not help.
+            log.error("privacy_record_damaged", tenant_id=fault.tenant_id, error=fault.reason)
         left = False
         for record in open_records:
             try:
@@ -167,6 +184,8 @@ class PrivacyChanges:
             except _NOT_NOW as error:
                 log.warning("privacy_not_recorded_yet", tenant_id=record.tenant_id, error=str(error))
                 left = True
+            except PrivacyDamagedError as error:
+                log.error("privacy_record_damaged", tenant_id=record.tenant_id, error=str(error))
         return left
 
     async def _note(
@@ -179,14 +198,16 @@ class PrivacyChanges:
         """Seq of the entry that says ``record``, written if the chain does not have it."""
         if record.seq is not None:
             return record.seq
-        action, name = SystemAction(record.action), _name_of(record)
+        action = SystemAction(record.action)
+        name = name_of(action, record.facts["id"])
         seq = await self._find_chained(record.tenant_id, action, name)
         if seq is None:
             try:
                 seq = (await self._submitter.record_once(record.tenant_id, action, name, record.facts)).seq
             except DuplicateLineError:
                 seq = await self._find_chained(record.tenant_id, action, name)
-        assert seq is not None
+        if seq is None:
+            raise PrivacyDamagedError(f"the chain of tenant {record.tenant_id} lost its entry {name}")
         async with reading(self._pool) as connection:
             await store.close_record(connection, record, seq)
         return seq
@@ -196,24 +217,32 @@ class PrivacyChanges:
             return await store.find_chained(connection, tenant_id, action, name)
 
 
-async def _read_declared(connection: Connection, tenant_id: str) -> Declared | None:
-    declared = await store.read_declared(connection, tenant_id)
-    if declared is None:
+async def _noted(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord:
+    record = await store.read_record(connection, tenant_id, revision)
+    if record is None:
+        raise _damaged(tenant_id, revision)
+    return record
+
+
+async def _sound(connection: Connection, tenant_id: str) -> DeclaredFields | None:
+    """What the tenant declared last; None when it never did, or rows are damaged: then it can be declared anew."""
+    try:
+        declared = await store.read_declared(connection, tenant_id)
+        if declared is not None:
+            await _noted(connection, tenant_id, declared.revision)
+    except PrivacyDamagedError as error:
+        log.error("privacy_declared_over_damage", tenant_id=tenant_id, error=str(error))
         return None
-    record = await store.read_record(connection, tenant_id, declared.revision)
-    assert record is not None
-    return Declared(declared.fields, declared.subject, record.seq, record.created_at)
+    return declared
+
+
+def _damaged(tenant_id: str, revision: int) -> PrivacyDamagedError:
+    return PrivacyDamagedError(f"privacy_records lacks what tenant {tenant_id} changed at revision {revision}")
 
 
 def _new_id() -> str:
     """Random, as the tenant's chain may hold what another ledger recorded of the same tenant."""
     return secrets.token_hex(16)
-
-
-def _name_of(record: PrivacyRecord) -> str:
-    """What stands in the entry where others have their job."""
-    kind = "privacy" if record.action == SystemAction.PRIVACY_DECLARED else "erasure"
-    return f"{kind}:{record.facts['id']}"
 
 
 def _unknown_subject(tenant_id: str) -> LedgerError:

@@ -3,6 +3,7 @@
 An event that has a value in a field which its tenant declared private must say whose it is: by its member ``subject``,
 else by the field that the declaration names. It leaves here with a seal, or not at all::
 
+    what it declared is not certain     refused, if it has any field that may be private, or names a subject
     the tenant declared nothing         as it came; an event that names a subject is refused, so that naming one
                                         means never being stored in clear, whatever this node knows
     text or a list where an object      refused: it may hold what a declared path was to keep private
@@ -60,6 +61,8 @@ class Sealing:
             InvalidInputError: it has private fields and does not say whose, or what it says is not allowed.
             PrivacyUnavailableError, DatabaseUnavailableError: the key cannot be had now.
         """
+        if self._knowledge.doubts:
+            self._refuse_in_doubt(draft)
         declaration = self._knowledge.declarations.get(draft.tenant_id)
         if declaration is None and draft.subject is None:
             return draft
@@ -80,6 +83,8 @@ class Sealing:
         wanted: dict[str, set[Tag]] = defaultdict(set)
         found: dict[int, tuple[Tag, list[tuple[Path, bytes]]]] = {}
         for number, draft in enumerate(drafts):
+            if self._knowledge.doubts:
+                self._refuse_in_doubt(draft)
             if draft.subject is None and draft.tenant_id not in declarations:
                 continue
             try:
@@ -106,6 +111,10 @@ class Sealing:
         if any(draft.seal is not None for draft in drafts):
             return key._replace(body_digest=keyed, other_digest=key.body_digest)
         return key._replace(other_digest=keyed)
+
+    def _refuse_in_doubt(self, draft: Draft) -> None:
+        if draft.subject is not None or private_fields.may_hold_private(draft.fields):
+            self._knowledge.check_certain(draft.tenant_id)
 
     def _examine(self, draft: Draft, declaration: Declaration | None) -> tuple[Tag, list[tuple[Path, bytes]]] | None:
         """Whose private values the event has, and which in canonical form; None when it has none."""
