@@ -224,6 +224,7 @@ def _parts(
         verifier=ChainVerifier(
             pool=pool,
             keyring=keyring,
+            keyring_fault=lambda: started.key_chain.fault,
             checkpoints=checkpoints,
             anchors=AnchorReader(
                 pool=pool,
@@ -265,6 +266,7 @@ def _parts(
         log_keys=log_keys,
         reported_checks={
             "signing": lambda: keys.fault,
+            "keys": lambda: started.key_chain.fault,
             "tenants": lambda: _named("set apart, their chains are damaged", node.damaged),
             "privacy": lambda: (
                 knowledge.keys.fault

@@ -2,7 +2,8 @@
 
 A row of ``signing_keys`` whose key no entry introduced counts for nothing: whoever administers the database can write
 rows, but an entry stands in the chain for ever. A key the node signs with itself counts before its entry is chained.
-Where chain and row differ in an end or a revocation, the earlier one counts, and the log says so.
+Where chain and row differ in an end or a revocation, the earlier one counts, and the log says so; and what this node
+has ever seen end stays ended.
 """
 
 from __future__ import annotations
@@ -10,24 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import orjson
 import structlog
 
 from app.store import keys as store
 from app.store.keys import KeyRow
-from ledger.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow
 from ledger.errors import InvalidInputError
-from ledger.events import SYSTEM_TENANT
 from ledger.hlc import Hlc
-from ledger.verdict import Findings
-from signing.key_history import KeyEvent, keys_of
+from signing.key_history import keys_of
 from signing.public_key import PublicKey
 
 if TYPE_CHECKING:
+    from app.key_chain import KeyChain
     from app.store import Connection
-
-_SEQ, _ACTION, _PREV = map(ENTRY_COLUMNS.index, ("seq", "action", "prev_chain_link"))
-_PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("payload", "origin"))
 
 log = structlog.get_logger()
 
@@ -42,39 +37,18 @@ class PublishedKey(NamedTuple):
     revocation_reason: str | None
 
 
-async def published_keys(connection: Connection, own: Sequence[PublicKey]) -> list[PublishedKey]:
+async def published_keys(connection: Connection, chain: KeyChain, own: Sequence[PublicKey]) -> list[PublishedKey]:
     """Every key that may be trusted, oldest first; ``own`` are those this node signs with."""
-    rows = {row.key_id: row for row in await store.list_rows(connection)}
-    events = await key_events(connection)
+    rows = {row.key_id: row for row in await store.list_rows(connection) if row.key_id is not None}
+    events = await chain.events(connection)
     reasons = {str(facts.get("key_id")): str(facts["reason"]) for _, facts in events if facts.get("reason")}
-    chained = {key.key_id: key for key in own} | keys_of(events)
+    chained = await chain.ended.narrowed({key.key_id: key for key in own} | keys_of(events))
     for row in rows.values():
         if row.key_id not in chained:
             log.error("published_key_not_trusted", key_id=row.key_id, reason="no entry of _system introduces it")
     found = [_published(chained[row.key_id], row, reasons) for row in rows.values() if row.key_id in chained]
     found += [_published(key, None, reasons) for key_id, key in chained.items() if key_id not in rows]
     return found
-
-
-async def key_events(connection: Connection) -> list[KeyEvent]:
-    """What the chain of ``_system`` says of keys."""
-    return [event for event in map(_event, await store.list_entries(connection)) if event is not None]
-
-
-def _event(row: EntryRow) -> KeyEvent | None:
-    """Action and facts of an entry that holds together; its place in the chain is for verification to judge.
-
-    An imported entry speaks of the keys of another ledger.
-    """
-    if row[_ORIGIN] is not None:
-        return None
-    findings = Findings()
-    EntryChecker(SYSTEM_TENANT, findings, first_seq=row[_SEQ], prev_link=row[_PREV]).check([row])
-    if findings.first_break() is not None:
-        log.error("chain_break_found", tenant_id=SYSTEM_TENANT, seq=row[_SEQ], found_by="reading keys")
-        return None
-    facts = orjson.loads(row[_PAYLOAD])
-    return (row[_ACTION], facts) if isinstance(facts, dict) else None
 
 
 def _published(key: PublicKey, row: KeyRow | None, reasons: dict[str, str]) -> PublishedKey:

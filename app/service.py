@@ -85,7 +85,7 @@ class Service:
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held)
         self.writer = self._open_writer(started)
         self.node.written_lsn = lambda: self.writer.written_lsn
-        self.keys = KeyInUse(started.keys, self.metrics)
+        self.keys = KeyInUse(started.keys, started.key_chain.ended, self.metrics)
         self.notary = Notary(
             node=self.node,
             pool=pool,
@@ -136,6 +136,7 @@ class Service:
             node=self.node,
             pool=pool,
             keys=self.keys,
+            key_chain=started.key_chain,
             submitter=self.submitter,
             notary=self.notary,
             spawn=self.spawn,

@@ -32,10 +32,11 @@ import structlog
 
 from app import identity, log_fork, lost_wal, node_keys
 from app.config import Settings
+from app.ended_keys import EndedKeys
 from app.identity import Identity
+from app.key_chain import KeyChain
 from app.node import Node
 from app.node_keys import NodeKeys, last_signed_ms
-from app.published_keys import key_events
 from app.start_checks import chain_holds, check_chain
 from app.start_wal import FoundWal, find_wal, to_its_end
 from app.store import chaining, migrate, schema_guards
@@ -83,6 +84,7 @@ class StartedNode:
     """Tenants whose stored tree is not that of their chain."""
     checkpoints: CheckpointFolder
     keys: NodeKeys
+    key_chain: KeyChain
     log_origin: str
     lost: list[lost_wal.Range]
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
@@ -171,7 +173,7 @@ async def _publish_keys(connection: asyncpg.Connection[asyncpg.Record], started:
     node.clock.observe(Hlc(now_ms, 0, node.node_id))
     oldest_ms = min([now_ms, *(pending.hlc.physical_ms for pending in started.recovered[:1])])
     for signer in keys.signers():
-        await _publish(connection, signer.public_key, node.node_id, oldest_ms)
+        await _publish(connection, started.key_chain, signer.public_key, node.node_id, oldest_ms)
     signed_ms = await key_store.highest_signed_ms(connection) if keys.retired else 0
     end_ms = last_signed_ms(node.clock, now_ms, signed_ms)
     keys.retired = [item if item.not_after_ms is not None else item.ending(end_ms) for item in keys.retired]
@@ -184,7 +186,11 @@ async def _publish_keys(connection: asyncpg.Connection[asyncpg.Record], started:
 
 
 async def _publish(
-    connection: asyncpg.Connection[asyncpg.Record], key: PublicKey, node_id: str, oldest_ms: int
+    connection: asyncpg.Connection[asyncpg.Record],
+    key_chain: KeyChain,
+    key: PublicKey,
+    node_id: str,
+    oldest_ms: int,
 ) -> None:
     published = await key_store.published_key(connection, key.key_id)
     if published is not None and published != (key.algorithm, key.public_key_pem):
@@ -192,7 +198,7 @@ async def _publish(
             f"the row of this node's key {key.key_id} in scheduler.signing_keys is not that key any more: somebody "
             "changed it. Put back what the entry KEY_ADDED of _system says, or remove the row"
         )
-    if published is None and key.key_id in keys_of(await key_events(connection)):
+    if published is None and key.key_id in keys_of(await key_chain.events(connection)):
         oldest_ms = min(oldest_ms, await key_store.oldest_entry_ms(connection) or oldest_ms)
         log.error("own_key_was_removed", key_id=key.key_id, done="published again")
     await key_store.publish(connection, key.key_id, key.algorithm, key.public_key_pem, node_id, oldest_ms)
@@ -220,6 +226,7 @@ async def _start_locked(
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
     origin = await _log_origin(connection, settings)
     checkpoints = CheckpointFolder(folder)
+    key_chain = KeyChain(checkpoints.load, EndedKeys(folder))
     heads, damaged = await _read_heads(connection, wal.held)
     damaged_trees = []
     for tenant_id, note in checkpoints.load_all().items():
@@ -254,6 +261,7 @@ async def _start_locked(
         damaged_trees=damaged_trees,
         checkpoints=checkpoints,
         keys=keys,
+        key_chain=key_chain,
         log_origin=origin,
         lost=lost,
         fork=await _unrecorded_fork(connection, folder, origin, pending),

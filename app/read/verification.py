@@ -20,7 +20,7 @@ from app.store.chain_reader import consistent_reader, list_tenants
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
-from signing.snapshot import open_snapshot
+from signing.snapshot import OpenedSnapshot, open_snapshot
 
 if TYPE_CHECKING:
     import asyncpg
@@ -34,7 +34,7 @@ VERIFICATION_TIMEOUT_S = 6 * 3600.0
 """Longest that one verification may take."""
 
 KeyringProvider = Callable[[], Awaitable["Keyring"]]
-"""Gives the keys that signatures are judged with."""
+"""Gives the keys that signatures are judged with; afterwards it can be asked what is wrong with them."""
 AnchorProvider = Callable[[str], Awaitable[Sequence[Anchor]]]
 """Gives what outsiders said of a tenant's tree, judged."""
 CheckpointProvider = Callable[[str, "Keyring"], Sequence[TreeHead]]
@@ -62,6 +62,7 @@ class ChainVerifier:
         *,
         pool: asyncpg.Pool,
         keyring: KeyringProvider,
+        keyring_fault: Callable[[], str | None],
         checkpoints: CheckpointProvider,
         anchors: AnchorProvider,
         positions: VerifiedPositions,
@@ -69,6 +70,7 @@ class ChainVerifier:
     ) -> None:
         self._pool = pool
         self._keyring = keyring
+        self._keyring_fault = keyring_fault
         self._checkpoints = checkpoints
         self._anchors = anchors
         self._positions = positions
@@ -130,7 +132,7 @@ class ChainVerifier:
             # 1. What is kept outside the database, before the database is looked at.
             keyring = await self._keyring()
             checkpoints = self._checkpoints(tenant_id, keyring)
-            opener = partial(open_snapshot, keyring=keyring)
+            opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
             anchors = await self._anchors(tenant_id) if from_seq in (None, 1) else ()
             # 2. The ledger, in one state.
             async with (
@@ -180,3 +182,12 @@ class ChainVerifier:
             await asyncio.to_thread(self._positions.store)
         except OSError as error:
             log.warning("verified_positions_not_stored", error=str(error))
+
+
+def _open_snapshot(text: str, keyring: Keyring, keyring_fault: str | None) -> OpenedSnapshot:
+    """As ``open_snapshot``; while it is not known of all keys how long they count, none makes a signature good."""
+    opened = open_snapshot(text, keyring)
+    if keyring_fault is None or opened.verdict != "ok":
+        return opened
+    detail = f"it is not known whether key {opened.claim.key_id} still counts: {keyring_fault}"
+    return opened._replace(verdict="unknown_key", detail=detail)

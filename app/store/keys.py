@@ -18,6 +18,9 @@ SUBJECT_PREFIX = "key:"
 _AFTER_SUBJECTS = "key;"
 """The first text, in the order of bytes, that no subject of a key comes after."""
 
+STRAYS_MAX = 10
+"""Rows named that stand beyond the head."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -45,6 +48,13 @@ class KeyWindow(NamedTuple):
     not_before: str | None
     not_after: str | None
     revoked_from_hlc: str | None
+
+
+class SystemHead(NamedTuple):
+    """The end of the chain of ``_system``."""
+
+    seq: int
+    chain_link: str | None
 
 
 _TIMES = "extract(epoch FROM not_before)::text AS not_before, extract(epoch FROM not_after)::text AS not_after"
@@ -156,6 +166,28 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
         _AFTER_SUBJECTS,
     )
     return [tuple(row) for row in rows]
+
+
+async def list_strays(connection: Connection) -> list[int]:
+    """Seqs of rows about keys that stand beyond the head of ``_system``: no entries of its chain, the first few."""
+    rows = await connection.fetch(
+        "SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id >= $2 AND job_id < $3"
+        "   AND seq > (SELECT coalesce(max(head_seq), 0) FROM scheduler.chain_heads WHERE tenant_id = $1)"
+        " ORDER BY seq LIMIT $4",
+        SYSTEM_TENANT,
+        SUBJECT_PREFIX,
+        _AFTER_SUBJECTS,
+        STRAYS_MAX,
+    )
+    return [row["seq"] for row in rows]
+
+
+async def system_head(connection: Connection) -> SystemHead:
+    """Where the chain of ``_system`` ends; seq 0 without a head that can be one."""
+    row = await connection.fetchrow(
+        "SELECT head_seq, head_chain_link FROM scheduler.chain_heads WHERE tenant_id = $1", SYSTEM_TENANT
+    )
+    return SystemHead(*row) if row is not None and isinstance(row[0], int) else SystemHead(0, None)
 
 
 async def published_key(connection: Connection, key_id: str) -> tuple[str, str] | None:

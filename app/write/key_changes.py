@@ -28,7 +28,7 @@ import structlog
 from app.config import Settings
 from app.node import Node
 from app.node_keys import LocalOrRemote, NodeKeys, Retired, last_signed_ms, log_key_beside, new_key_path, open_signer
-from app.published_keys import PublishedKey, key_events, published_keys
+from app.published_keys import PublishedKey, published_keys
 from app.store import keys as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
@@ -58,6 +58,8 @@ from signing.public_key import ED25519, PublicKey
 if TYPE_CHECKING:
     import asyncpg
 
+    from app.key_chain import KeyChain
+
 RETRY_PAUSE_S = 1.0
 """Pause before Postgres is asked again to publish what the chain says already."""
 
@@ -76,6 +78,7 @@ class KeyChanges:
         node: Node,
         pool: asyncpg.Pool[asyncpg.Record],
         keys: KeyInUse,
+        key_chain: KeyChain,
         submitter: Submitter,
         notary: Notary,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
@@ -84,6 +87,7 @@ class KeyChanges:
         self._node = node
         self._pool = pool
         self._keys = keys
+        self._key_chain = key_chain
         self._submitter = submitter
         self._notary = notary
         self._spawn = spawn
@@ -99,7 +103,7 @@ class KeyChanges:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
         async with reading(self._pool) as connection:
-            return await published_keys(connection, self._keys.own())
+            return await published_keys(connection, self._key_chain, self._keys.own())
 
     # --- rotation ---------------------------------------------------------------------------------
 
@@ -236,7 +240,7 @@ class KeyChanges:
     async def _record(self, keys: NodeKeys) -> None:
         """Chain what ``_system`` does not say yet of the node's keys."""
         async with reading(self._pool) as connection:
-            events = await key_events(connection)
+            events = await self._key_chain.events(connection)
         recorded = {(facts.get("key_id"), facts.get("previous_key_id")) for _, facts in events}
         for item in keys.retired:
             if (item.successor_id, item.key_id) not in recorded:
@@ -281,7 +285,7 @@ class KeyChanges:
     async def _mend_rows(self) -> None:
         """Let the rows say at least what the chain says."""
         async with reading(self._pool) as connection, connection.transaction():
-            for item in await published_keys(connection, self._keys.own()):
+            for item in await published_keys(connection, self._key_chain, self._keys.own()):
                 key = item.key
                 if key.not_after is not None:
                     await store.retire(connection, key.key_id, key.not_after)

@@ -27,6 +27,7 @@ from signing.key_history import time_of
 from signing.public_key import PublicKey
 
 if TYPE_CHECKING:
+    from app.ended_keys import EndedKeys
     from app.metrics import Metrics
     from app.node_keys import NodeKeys
     from app.store import Connection
@@ -44,12 +45,13 @@ log = structlog.get_logger()
 class KeyInUse:
     """Lends the node's keys to those who sign. Belongs to one event loop."""
 
-    def __init__(self, keys: NodeKeys, metrics: Metrics) -> None:
+    def __init__(self, keys: NodeKeys, ended: EndedKeys, metrics: Metrics) -> None:
         self.node_keys = keys
         self.fault: str | None = None
         """Why nothing is signed now, None while all is well."""
         self.highest_signed_ms = 0
         """Highest HLC time of what this process signed."""
+        self._ended = ended
         self._metrics = metrics
         self._open = asyncio.Event()
         self._open.set()
@@ -140,7 +142,8 @@ class KeyInUse:
             raise self._failed(f"key {signer.key_id} is not published; start the node again")
         revoked = _readable(signer.key_id, Hlc.parse, window.revoked_from_hlc)
         not_after = _readable(signer.key_id, store.time_of, window.not_after)
-        refusal = PublicKey.of(signer.public_key.material, not_after=not_after, revoked_from_hlc=revoked).refusal(hlc)
+        key = PublicKey.of(signer.public_key.material, not_after=not_after, revoked_from_hlc=revoked)
+        refusal = self._ended.bounded(key).refusal(hlc)
         if refusal is not None:
             raise self._failed(f"{refusal}; take another with: tally keys rotate")
         not_before = _readable(signer.key_id, store.time_of, window.not_before)

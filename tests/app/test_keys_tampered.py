@@ -2,45 +2,226 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import asyncpg
 import pytest
 
+from app.write.checkpoints import CheckpointFolder
+from ledger import canonical, chain
+from signing import key_file
+from signing.key_history import added_facts
+from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
-from tests.app.test_key_changes import Client, add_jobs, keys_of, problem, rotate, sign, signer_of, verdict_of
+from tests.app.test_key_changes import Client, add_jobs, forge, keys_of, problem, rotate, sign, signer_of, verdict_of
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        "SET not_before = '294276-01-01'",
-        "SET not_after = '0001-01-01 BC'",
-        "SET not_after = '-infinity'",
-        "SET public_key_pem = NULL",
-        "SET algorithm = NULL, node_id = NULL, revoked_from_hlc = 'x'",
-    ],
-)
-async def test_a_row_that_no_key_can_have_is_passed_over_and_the_chain_counts(
-    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, edit: str
+async def invent(superuser: asyncpg.Connection, key: key_file.FileSigner, seq: int, prev_link: str) -> str:
+    """Put a row into ``_system`` that introduces ``key``, with a link that is right for it; that link."""
+    payload = canonical.encode(added_facts(key.public_key, "node-x"))
+    digest = hashlib.sha256(payload).hexdigest()
+    link = chain.link(
+        tenant_id="_system",
+        seq=seq,
+        t_hlc="1000:0:node-x",
+        job_id=f"key:{key.key_id}",
+        action="KEY_ADDED",
+        prev_chain_link=bytes.fromhex(prev_link),
+        payload_digest=bytes.fromhex(digest),
+        origin=b"",
+    ).hex()
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        await superuser.execute("DELETE FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = $1", seq)
+        await superuser.execute(
+            "INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,"
+            "   action, link_version, prev_chain_link, chain_link, payload_digest, payload)"
+            " VALUES ('_system', $1, '1000:0:node-x', 1000, 0, 'node-x', $2, 'KEY_ADDED', 2, $3, $4, $5, $6)",
+            seq,
+            f"key:{key.key_id}",
+            prev_link,
+            link,
+            digest,
+            payload.decode(),
+        )
+    return link
+
+
+async def edit(superuser: asyncpg.Connection, *statements: str) -> None:
+    """Change rows that are guarded against that."""
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        for statement in statements:
+            await superuser.execute(statement)
+
+
+def node_folder(client_settings: MakeSettings) -> Path:
+    """Where the WAL of the one node is."""
+    (file,) = client_settings().wal_dir.glob("*/keys")
+    return file.parent
+
+
+async def system_is_kept(settings: MakeSettings, chains: Chains) -> bool:
+    """Whether the checkpoint beside the WAL covers the whole of ``_system``."""
+    head = await chains.head("_system")
+    return head[0] > 0 and CheckpointFolder(node_folder(settings)).size("_system") == head[0]
+
+
+async def test_a_key_that_an_invented_entry_beyond_the_head_introduces_is_not_trusted(
+    run_server: RunServer, superuser: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    settings = make_settings()
-    async with run_server(settings) as client:
+    thief = key_file.generate(tmp_path / "thief.pem")
+
+    async def check(client: Client) -> None:
+        assert thief.key_id not in await keys_of(client)
+        verdict = await verdict_of(client)
+        assert (verdict["verdicts"]["signatures"], verdict["first_break"]["actual"]) == ("unknown_key", thief.key_id)
+        assert not (await verdict_of(client, "_system"))["valid"]
+
+    async with run_server() as client:
+        await add_jobs(client, 2)
+        await forge(superuser, client, thief)
+        await invent(superuser, thief, 1_000_000, "ab" * 32)
+        await check(client)
+    async with run_server() as client:
+        await check(client)
+
+
+async def test_a_key_that_a_rewritten_entry_introduces_is_not_trusted_and_no_signature_counts_as_good(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains, tmp_path: Path
+) -> None:
+    thief = key_file.generate(tmp_path / "thief.pem")
+    async with run_server() as client:
+        await add_jobs(client, 2)
+        await sign(client)
+        own = list(await keys_of(client))
+        await until(chains.key_recorded, "the start is recorded")
+        await rotate(client)
+        await until(lambda: system_is_kept(make_settings, chains), "_system is signed")
+        trusted = list(await keys_of(client))
+    entries = await chains.entries("_system")
+    tenant_seq = next(entry["seq"] for entry in entries if entry["action"] == "TENANT_CREATED")
+    await invent(superuser, thief, tenant_seq, entries[tenant_seq - 2]["chain_link"] if tenant_seq > 1 else "")
+    async with run_server() as client:
+        assert list(await keys_of(client)) == trusted
+        assert own[0] in trusted
+        verdict = await verdict_of(client)
+        assert (verdict["valid"], verdict["verdicts"]["signatures"]) == (False, "unknown_key")
+        assert "_system" in verdict["first_break"]["detail"]
+        assert not (await client.get("/readyz")).json()["checks"]["keys"]["ok"]
+
+
+@pytest.mark.parametrize("is_file_lost", [False, True])
+async def test_a_revocation_that_is_taken_out_of_chain_and_table_holds(
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    superuser: asyncpg.Connection,
+    chains: Chains,
+    *,
+    is_file_lost: bool,
+) -> None:
+    async with run_server() as client:
+        await add_jobs(client, 2)
+        await sign(client)
+        old = (await rotate(client))["previous"]["key_id"]
+        revocation = {"from_hlc": "1:0:n", "reason": "stolen"}
+        assert (await client.post(f"/v1/keys/{old}/revoke", json=revocation)).status_code == 200
+        await until(lambda: system_is_kept(make_settings, chains), "_system is signed")
+        assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
+        await edit(
+            superuser,
+            "UPDATE scheduler.scheduler_log SET job_id = 'x' || job_id"
+            " WHERE tenant_id = '_system' AND action = 'KEY_REVOKED'",
+            "UPDATE scheduler.signing_keys SET revoked_from_hlc = NULL, not_after = NULL",
+        )
+        assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
+        assert (await verdict_of(client))["verdicts"]["signatures"] == "unknown_key"
+    if is_file_lost:
+        (node_folder(make_settings) / "ended-keys").unlink()
+    async with run_server() as client:
+        listed = (await keys_of(client))[old]
+        assert (listed["revoked_from_hlc"] is None) == is_file_lost
+        assert listed["not_after"] is not None
+        verdict = await verdict_of(client)
+        assert (verdict["valid"], verdict["verdicts"]["signatures"]) == (False, "unknown_key")
+        assert not (await verdict_of(client, "_system"))["valid"]
+
+
+async def test_an_entry_that_follows_the_checkpoint_counts_until_another_one_takes_its_place(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains, tmp_path: Path
+) -> None:
+    added = key_file.generate(tmp_path / "added.pem")
+    async with run_server() as client:
+        await add_jobs(client, 2)
+        await until(lambda: system_is_kept(make_settings, chains), "_system is signed")
+        await until(chains.key_recorded, "the start is recorded")
+        seq, link = await chains.head("_system")
+        new_link = await invent(superuser, added, seq + 1, link)
+        await superuser.execute(
+            "UPDATE scheduler.chain_heads SET head_seq = $1, head_chain_link = $2, head_hlc = '1000:0:node-x'"
+            " WHERE tenant_id = '_system'",
+            seq + 1,
+            new_link,
+        )
+        assert added.key_id in await keys_of(client)
+        await edit(
+            superuser,
+            f"DELETE FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = {seq + 1}",
+            f"UPDATE scheduler.chain_heads SET head_seq = {seq}, head_chain_link = '{link}',"
+            f" head_hlc = (SELECT t_hlc FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = {seq})"
+            " WHERE tenant_id = '_system'",
+        )
+        assert added.key_id not in await keys_of(client)
+        assert (await client.get("/readyz")).json()["checks"]["keys"]["ok"]
+
+
+async def test_a_row_that_no_key_can_have_is_passed_over_and_the_chain_counts(
+    run_server: RunServer, superuser: asyncpg.Connection
+) -> None:
+    async with run_server() as client:
         await add_jobs(client, 2)
         old = signer_of(await sign(client))
         await rotate(client)
-        for column in ("public_key_pem", "algorithm", "node_id"):
-            await superuser.execute(f"ALTER TABLE scheduler.signing_keys ALTER {column} DROP NOT NULL")
-        await superuser.execute(f"UPDATE scheduler.signing_keys {edit} WHERE key_id = $1", old)
-        listed = await keys_of(client)
-        assert listed[old]["not_after"] is not None
-        assert listed[old]["public_key_pem"] is not None
-        assert (await verdict_of(client))["verdicts"]["signatures"] == "ok"
-    for column in ("public_key_pem", "algorithm", "node_id"):
         await superuser.execute(
-            f"UPDATE scheduler.signing_keys SET {column} = 'x' WHERE {column} IS NULL"
-            f";ALTER TABLE scheduler.signing_keys ALTER {column} SET NOT NULL"
+            "ALTER TABLE scheduler.signing_keys ALTER public_key_pem DROP NOT NULL, ALTER algorithm DROP NOT NULL,"
+            " ALTER node_id DROP NOT NULL"
         )
-    async with run_server(settings) as client:
+        for change in (
+            "public_key_pem = NULL",
+            "public_key_pem = 'x', algorithm = NULL, node_id = NULL",
+            "revoked_from_hlc = 'x'",
+            "not_after = '-infinity'",
+            "not_after = '0001-01-01 BC'",
+            "not_before = '294276-01-01'",
+        ):
+            await superuser.execute(f"UPDATE scheduler.signing_keys SET {change} WHERE key_id = $1", old)
+            listed = await keys_of(client)
+            assert listed[old]["not_after"] is not None, change
+            assert listed[old]["public_key_pem"].startswith("-----BEGIN"), change
+            assert (await verdict_of(client))["verdicts"]["signatures"] == "ok", change
+        await superuser.execute(
+            "UPDATE scheduler.signing_keys SET algorithm = 'x', node_id = 'x' WHERE key_id = $1", old
+        )
+        await superuser.execute(
+            "ALTER TABLE scheduler.signing_keys ALTER public_key_pem SET NOT NULL, ALTER algorithm SET NOT NULL,"
+            " ALTER node_id SET NOT NULL"
+        )
+    async with run_server() as client:
         assert (await verdict_of(client))["verdicts"]["signatures"] == "ok"
+
+
+async def test_a_key_that_was_seen_revoked_signs_nothing_whatever_its_row_says(
+    client: Client, superuser: asyncpg.Connection, make_settings: MakeSettings, run_server: RunServer
+) -> None:
+    await add_jobs(client, 1)
+    own = signer_of(await sign(client))
+    async with run_server(make_settings("two")) as other:
+        assert (await other.post(f"/v1/keys/{own}/revoke", json={})).status_code == 200
+    assert (await keys_of(client))[own]["revoked_from_hlc"] is not None
+    await superuser.execute("UPDATE scheduler.signing_keys SET revoked_from_hlc = NULL")
+    await add_jobs(client, 1)
+    assert problem(await client.post("/v1/snapshots", json={"tenant_id": "acme"})) == (503, "signing-unavailable")
 
 
 async def test_bounds_of_the_key_in_use_that_no_key_can_have_do_not_keep_it_from_signing(
@@ -54,7 +235,10 @@ async def test_bounds_of_the_key_in_use_that_no_key_can_have_do_not_keep_it_from
     assert (await sign(client))["to_seq"] == 2
 
 
-@pytest.mark.parametrize("uri", ["\0", "file:/a%00b", "hsm:\0", "hv:\0", "a" * 5000])
-async def test_a_key_uri_that_names_nothing_is_refused(client: Client, uri: str) -> None:
-    status, kind = problem(await client.post("/v1/keys/rotate", json={"new_key_uri": uri}))
-    assert (status, kind) in [(422, "invalid-request"), (503, "signing-unavailable")]
+async def test_a_key_uri_that_names_nothing_is_refused(client: Client) -> None:
+    for uri in ("\0", "file:/a%00b", "a" * 5000):
+        answer = await client.post("/v1/keys/rotate", json={"new_key_uri": uri})
+        assert problem(answer) == (422, "invalid-request"), uri
+    for uri in ("hsm:\0", "hv:\0"):
+        answer = await client.post("/v1/keys/rotate", json={"new_key_uri": uri})
+        assert problem(answer) in [(422, "invalid-request"), (503, "signing-unavailable")], uri
