@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from app.bundle.rows import SEQ
 from app.bundle.writer import BundleWriter, End
 from app.store import bundles, chain_reads
 from app.store.notary import read_link, read_tiles
@@ -138,7 +139,7 @@ class BundleExporter:
             if self._node.shutting_down:
                 raise NotReadyError("the service stops; ask for the bundle again")
             waiting += rows
-            if len(waiting) >= ENTRIES_A_TURN or waiting[-1][0] >= chosen.to_seq:
+            if len(waiting) >= ENTRIES_A_TURN or waiting[-1][SEQ] >= chosen.to_seq:
                 piece, waiting = await asyncio.to_thread(take, waiting), []
                 _refuse_broken(tenant_id, findings)
                 if piece:

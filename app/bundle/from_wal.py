@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import orjson
 
+from app.bundle.rows import CHAIN_LINK, T_HLC
 from app.bundle.writer import BundleWriter, End
 from ledger import merkle, record
 from ledger.chain import LINK_VERSION, Linker
@@ -134,19 +135,19 @@ class _Chain:
         """Rows of ``ENTRY_COLUMNS`` for the batch, and the one of ``SNAPSHOT_COLUMNS`` over them."""
         first_seq = self.tree.size + 1
         rows = [self._entry(seq, *item) for seq, item in enumerate(batch, first_seq)]
-        leaf_hashes = [merkle.leaf_hash(bytes.fromhex(row[9])) for row in rows]
+        leaf_hashes = [merkle.leaf_hash(bytes.fromhex(row[CHAIN_LINK])) for row in rows]
         self.tree.extend(leaf_hashes)
         claim = SnapshotClaim(
             tenant_id=self._tenant_id,
             from_seq=first_seq,
             to_seq=self.tree.size,
-            from_chain_link=rows[0][9],
-            to_chain_link=rows[-1][9],
+            from_chain_link=rows[0][CHAIN_LINK],
+            to_chain_link=rows[-1][CHAIN_LINK],
             entry_count=len(rows),
             merkle_root=merkle.root(leaf_hashes).hex(),
             tree_size=self.tree.size,
             tree_root=self.tree.root().hex(),
-            snapshot_hlc=rows[-1][1],
+            snapshot_hlc=rows[-1][T_HLC],
             previous_snapshot=self._snapshot_digest,
             node_id=self._node_id,
             key_id=self._signer.key_id,

@@ -19,6 +19,7 @@ import orjson
 
 from app.bundle.manifest import Manifest
 from app.bundle.reader import BundleReader
+from app.bundle.rows import SEQ
 from app.bundle.sorting import Incoming, MergeKey
 from ledger import canonical
 from ledger.chain import LINK_VERSION
@@ -47,7 +48,7 @@ def incoming_entries(reader: BundleReader, latest_ms: int) -> Iterator[Incoming]
             try:
                 yield _incoming(reader.manifest, reader.digest, row, latest_ms)
             except InvalidInputError as error:
-                raise BundleInvalidError(f"seq {row[0]} cannot be imported: {error}") from error
+                raise BundleInvalidError(f"seq {row[SEQ]} cannot be imported: {error}") from error
 
 
 def _incoming(manifest: Manifest, digest: str, row: Row, latest_ms: int) -> Incoming:

@@ -43,6 +43,7 @@ from app.bundle.format import (
     size_max,
 )
 from app.bundle.manifest import Manifest, judge, open_envelope, read_manifest
+from app.bundle.rows import CHAIN_LINK, FROM_SEQ, PREV_CHAIN_LINK, SEQ, T_HLC, TO_SEQ
 from ledger.errors import BundleInvalidError
 from ledger.verification import Head, StoredTree
 from signing.keys import Keyring
@@ -203,7 +204,7 @@ class BundleReader:
         """As ``snapshot_rows``, in batches, those wholly in the range."""
         batch: list[Row] = []
         for row in self.snapshot_rows():
-            if row[0] >= from_seq and (to_seq is None or row[1] <= to_seq):
+            if row[FROM_SEQ] >= from_seq and (to_seq is None or row[TO_SEQ] <= to_seq):
                 batch.append(row)
             if len(batch) == SNAPSHOTS_A_BATCH:
                 yield batch
@@ -254,21 +255,21 @@ class BundleReader:
             wanted = rows
             if from_seq is not None or to_seq is not None:
                 low, high = from_seq or 0, INTEGER_MAX if to_seq is None else to_seq
-                wanted = [row for row in rows if low <= row[0] <= high]
+                wanted = [row for row in rows if low <= row[SEQ] <= high]
             if wanted:
                 yield wanted
 
     def _check_first(self, row: Row) -> None:
-        if row[1] != self.manifest.first_hlc:
+        if row[T_HLC] != self.manifest.first_hlc:
             raise BundleInvalidError("the first entry does not have the HLC that the manifest names")
-        if row[0] > 1 and row[8] is None:
+        if row[SEQ] > 1 and row[PREV_CHAIN_LINK] is None:
             raise BundleInvalidError("the first entry names none before it, and is not that of a chain")
 
     def _last_entry(self) -> Head:
         number = len(self.manifest.entry_parts) - 1
         rows = (row for batch in self._batches(number, self._read_part(number), None, None) for row in batch)
-        last = max(rows, key=lambda row: row[0])
-        return Head(last[0], last[9], last[1])
+        last = max(rows, key=lambda row: row[SEQ])
+        return Head(last[SEQ], last[CHAIN_LINK], last[T_HLC])
 
     def _lines(self, member: Member) -> Iterator[bytes]:
         hashed, rest, at = sha256(), b"", 0

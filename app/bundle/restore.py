@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.bundle.reader import BundleReader
+from app.bundle.rows import CHAIN_LINK, FROM_SEQ, JOB_ID, PREV_CHAIN_LINK, TO_SEQ
 from app.store import chaining, imports
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead
@@ -81,9 +82,9 @@ async def _check_joint(connection: Connection, reader: BundleReader, head: Chain
     manifest = reader.manifest
     seq = min(head.seq, manifest.to_seq)
     if seq >= manifest.from_seq:
-        link = next(iter(reader.entry_batches(seq, seq)))[0][9]
+        link = next(iter(reader.entry_batches(seq, seq)))[0][CHAIN_LINK]
     else:
-        link = next(iter(reader.entry_batches(manifest.from_seq, manifest.from_seq)))[0][8]
+        link = next(iter(reader.entry_batches(manifest.from_seq, manifest.from_seq)))[0][PREV_CHAIN_LINK]
     stored = await notary_store.read_link(connection, manifest.tenant_id, seq) if seq else None
     if link != stored:
         raise StartRefusedError(
@@ -94,7 +95,7 @@ async def _check_joint(connection: Connection, reader: BundleReader, head: Chain
 
 async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows: Sequence[Row]) -> ChainHead:
     """Add these rows, which follow on ``head``, as they are; the new head."""
-    touched = sorted({(tenant_id, row[5]) for row in rows})
+    touched = sorted({(tenant_id, row[JOB_ID]) for row in rows})
     states = await chaining.load_job_states(connection, touched)
     growth = Growth()
     grower = Grower(growth, {tenant_id: head}, states, {})
@@ -115,7 +116,9 @@ async def _restore_snapshots(connection: Connection, reader: BundleReader) -> in
     signed_seq = last.to_seq if last is not None else 0
     restored = 0
     for row in reader.snapshot_rows():
-        if row[0] == signed_seq + 1 and await notary_store.insert_snapshot(connection, (tenant_id, *row)) is not None:
-            signed_seq = row[1]
+        if row[FROM_SEQ] != signed_seq + 1:
+            continue
+        if await notary_store.insert_snapshot(connection, (tenant_id, *row)) is not None:
+            signed_seq = row[TO_SEQ]
             restored += 1
     return restored

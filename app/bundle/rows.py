@@ -52,6 +52,13 @@ _decoder: Final = msgspec.json.Decoder(_Entry)
 _in_line_order = itemgetter(*(ENTRY_COLUMNS.index(name) for name in _Entry.__struct_fields__[:-1]))
 _in_column_order = attrgetter(*ENTRY_COLUMNS)
 
+SEQ, T_HLC, JOB_ID, PREV_CHAIN_LINK, CHAIN_LINK = map(
+    ENTRY_COLUMNS.index, ("seq", "t_hlc", "job_id", "prev_chain_link", "chain_link")
+)
+"""Where these columns stand in a row of ``ENTRY_COLUMNS``."""
+FROM_SEQ, TO_SEQ = map(SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq"))
+"""Where these columns stand in a row of ``SNAPSHOT_COLUMNS``."""
+
 _SNAPSHOT_FIELDS: Final = frozenset((*SNAPSHOT_COLUMNS, "tenant_id"))
 _SNAPSHOT_INTEGERS: Final = ("from_seq", "to_seq", "entry_count")
 
@@ -141,7 +148,8 @@ def check_ascending(snapshots: Iterable[Sequence[Any]], after_seq: int, to_seq: 
         BundleInvalidError: they do not.
     """
     for row in snapshots:
-        if not after_seq < row[0] <= row[1] <= to_seq:
-            raise BundleInvalidError(f"the snapshot of {row[0]}..{row[1]} is out of order or outside the range")
-        after_seq = row[0]
+        first_seq, last_seq = row[FROM_SEQ], row[TO_SEQ]
+        if not after_seq < first_seq <= last_seq <= to_seq:
+            raise BundleInvalidError(f"the snapshot of {first_seq}..{last_seq} is out of order or outside the range")
+        after_seq = first_seq
     return after_seq

@@ -32,6 +32,7 @@ from app.bundle.format import (
     tar_header,
 )
 from app.bundle.manifest import Manifest
+from app.bundle.rows import CHAIN_LINK, SEQ, T_HLC
 from ledger import canonical
 from ledger.errors import InvalidInputError
 from signing.keys import Keyring, Signer
@@ -87,7 +88,7 @@ class BundleWriter:
         for row in rows:
             line = row_lines.encode_entry(self._tenant_id, row)
             if len(line) > ROW_BYTES_MAX:
-                raise InvalidInputError(f"seq {row[0]} has {len(line)} bytes, a bundle takes {ROW_BYTES_MAX}")
+                raise InvalidInputError(f"seq {row[SEQ]} has {len(line)} bytes, a bundle takes {ROW_BYTES_MAX}")
             is_full = len(self._lines) == ROWS_A_PART_MAX or self._lines_bytes + len(line) > PART_BYTES_MAX
             if is_full and self._lines:
                 pieces += self._pack()
@@ -137,13 +138,13 @@ class BundleWriter:
             log_origin=self._log_origin,
             tenant_id=self._tenant_id,
             from_seq=self._first[0],
-            to_seq=self._last[0],
+            to_seq=self._last[SEQ],
             first_hlc=self._first[1],
-            last_hlc=self._last[1],
-            to_chain_link=self._last[9],
+            last_hlc=self._last[T_HLC],
+            to_chain_link=self._last[CHAIN_LINK],
             entry_count=self.entry_count,
             snapshot_count=self._snapshot_count,
-            tree_size=self._last[0],
+            tree_size=self._last[SEQ],
             tree_root=end.tree_root,
             consistency=tuple(each.hex() for each in end.consistency),
             parts=tuple(self._parts),

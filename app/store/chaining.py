@@ -12,40 +12,17 @@ import structlog
 from ledger.conflict import Event
 from ledger.errors import InvalidInputError
 from ledger.jobs import JobState, from_json
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
 
 if TYPE_CHECKING:
     from app.store import Connection
 
 log = structlog.get_logger()
 
-LOG_COLUMNS = (
-    "tenant_id",
-    "seq",
-    "t_hlc",
-    "hlc_physical",
-    "hlc_logical",
-    "hlc_node",
-    "job_id",
-    "action",
-    "link_version",
-    "prev_chain_link",
-    "chain_link",
-    "payload_digest",
-    "payload",
-    "origin",
-)
+LOG_COLUMNS = ("tenant_id", *ENTRY_COLUMNS)
 """Columns of one new row, in the order of the tuples given to ``copy_entries``."""
 
-MERGED_JOB_COLUMNS = (
-    "tenant_id",
-    "job_id",
-    "status",
-    "created_physical",
-    "created_logical",
-    "created_node",
-    "last_seq",
-    "state",
-)
+MERGED_JOB_COLUMNS = ("tenant_id", *JOB_COLUMNS)
 
 _LINK = re.compile(r"[0-9a-f]{64}")
 
