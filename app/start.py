@@ -323,11 +323,11 @@ async def _start_clock(
             "it, or start once with --accept-lost-wal to go on above it"
         )
     clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=max(known, in_chain or known))
-    for head in heads.values():
+    for tenant_id, head in heads.items():
         if head.hlc is not None:
             with contextlib.suppress(ClockSkewError, InvalidInputError):
                 hlc = Hlc.parse(head.hlc)
-                if await chaining.is_node(connection, hlc.node_id):
+                if await chaining.is_by_node(connection, tenant_id, head.seq):
                     clock.receive(hlc, now_ms)
     return clock
 

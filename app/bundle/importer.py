@@ -4,7 +4,8 @@ One import of some files, in order::
 
     1. the keys that this ledger trusts are read; without any nothing is imported
     2. every bundle is verified wholly against them
-    3. every entry is looked at and sorted into the order of the merge: (HLC, log it was born in, seq there)
+    3. every entry is looked at, and what says that it was born in this ledger is compared with what stands there; then
+       all are sorted into the order of the merge: (HLC, log it was born in, seq there)
     4. tenants that do not exist yet begin
     5. batch by batch, each in one transaction that holds the heads: what stands in the chain already is a duplicate,
        the rest is chained; with it the progress of this set of bundles is stored
@@ -33,6 +34,7 @@ import asyncpg
 import orjson
 import structlog
 
+from app.bundle.births import born_in, check_births
 from app.bundle.incoming import incoming_entries
 from app.bundle.placing import Decided, chain, decide, events_to_find
 from app.bundle.reader import BundleReader
@@ -177,10 +179,9 @@ class BundleImporter:
             folder = files[0].path.parent
             spill = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
             sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
-            latest_ms = time.time_ns() // 1_000_000 + self._node.clock.max_clock_skew_ms
-            bundles = await asyncio.to_thread(self._sorted, files, readers, sorter, latest_ms)
             place = self._pretend if dry_run else self._store
             try:
+                bundles = await self._sorted(files, readers, sorter)
                 outcome = await place(bundles)
             except DATABASE_FAULTS as error:
                 if isinstance(error, asyncpg.PostgresError) and chaining.is_record_fault(error):
@@ -214,18 +215,24 @@ class BundleImporter:
         except ConfigurationError as error:
             raise UntrustedKeyError(f"bundle.trusted_keys: {error}") from error
 
-    def _sorted(
-        self, files: Sequence[StagedFile], readers: Sequence[BundleReader], sorter: Sorter, latest_ms: int
-    ) -> _Set:
+    async def _sorted(self, files: Sequence[StagedFile], readers: Sequence[BundleReader], sorter: Sorter) -> _Set:
         names = {file.digest: file.name for file in files}
+        latest_ms = time.time_ns() // 1_000_000 + self._node.clock.max_clock_skew_ms
+        issued = self._node.clock.last
+        async with self._pool.acquire() as connection:
+            own_origin = await imports.log_origin(connection)
         count, beginnings = 0, dict[str, str]()
         for reader in readers:
+            tenant_id, from_seq = reader.manifest.tenant_id, reader.manifest.from_seq
             try:
-                for entry in incoming_entries(reader, latest_ms):
-                    sorter.add(entry)
-                    count += 1
-                    if entry.link_version != LINK_VERSION and entry.key.seq == reader.manifest.from_seq:
-                        _note_beginning(beginnings, entry)
+                async for batch in _batches(incoming_entries(reader, latest_ms, issued)):
+                    if born := born_in(f"{own_origin}/{tenant_id}", batch):
+                        async with self._pool.acquire() as connection:
+                            check_births(born, await imports.entries_at(connection, tenant_id, list(born)))
+                    await asyncio.to_thread(_add_all, sorter, batch)
+                    count += len(batch)
+                    if batch[0].link_version != LINK_VERSION and batch[0].key.seq == from_seq:
+                        _note_beginning(beginnings, batch[0])
             except ClockSkewError:
                 self._node.clock.skew_rejections += 1
                 raise
@@ -238,7 +245,7 @@ class BundleImporter:
             frozenset(reader.manifest.tenant_id for reader in readers),
             count,
             beginnings,
-            sorter.entries(),
+            await asyncio.to_thread(sorter.entries),
         )
 
     async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, str]) -> None:
@@ -390,6 +397,11 @@ def _verified(file: StagedFile, keys: Keyring) -> BundleReader:
         reader.close()
         raise
     return reader
+
+
+def _add_all(sorter: Sorter, batch: Sequence[Incoming]) -> None:
+    for entry in batch:
+        sorter.add(entry)
 
 
 def _note_beginning(beginnings: dict[str, str], entry: Incoming) -> None:

@@ -36,22 +36,22 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _ORIGIN_FIELDS: Final = frozenset(("bundle_digest", "chain_link", "log", "node_id", "seq"))
 
 
-def incoming_entries(reader: BundleReader, latest_ms: int) -> Iterator[Incoming]:
-    """The entries of a verified bundle, in its order.
+def incoming_entries(reader: BundleReader, latest_ms: int, issued: Hlc) -> Iterator[Incoming]:
+    """The entries of a verified bundle, in its order. ``issued`` is the highest HLC that the importing node issued.
 
     Raises:
-        BundleInvalidError: a row cannot stand in a ledger.
+        BundleInvalidError: a row cannot stand in a ledger, or has an HLC of the importing node that it never issued.
         ClockSkewError: an entry lies later than ``latest_ms``.
     """
     for batch in reader.entry_batches():
         for row in batch:
             try:
-                yield _incoming(reader.manifest, reader.digest, row, latest_ms)
+                yield _incoming(reader.manifest, reader.digest, row, latest_ms, issued)
             except InvalidInputError as error:
                 raise BundleInvalidError(f"seq {row[SEQ]} cannot be imported: {error}") from error
 
 
-def _incoming(manifest: Manifest, digest: str, row: Row, latest_ms: int) -> Incoming:
+def _incoming(manifest: Manifest, digest: str, row: Row, latest_ms: int, issued: Hlc) -> Incoming:
     seq, t_hlc, _, _, _, job_id, action, version, prev, link, payload_digest, payload, stored_origin = row
     hlc = Hlc.parse(t_hlc)
     if hlc.physical_ms > latest_ms:
@@ -59,6 +59,8 @@ def _incoming(manifest: Manifest, digest: str, row: Row, latest_ms: int) -> Inco
             f"seq {seq} of tenant {manifest.tenant_id} has HLC {t_hlc}, {hlc.physical_ms - latest_ms} ms later than "
             "hlc.max_clock_skew allows now; import it again once time has caught up"
         )
+    if hlc.node_id == issued.node_id and hlc > issued:
+        raise InvalidInputError(f"it has HLC {t_hlc}, and this node has issued none beyond {issued}")
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidInputError(f"{job_id[:200]!r} is not a job id")
     if not _ACTION.fullmatch(action):

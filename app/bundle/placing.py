@@ -48,7 +48,7 @@ def events_to_find(entries: Iterable[Incoming]) -> dict[str, list[Event]]:
     for entry in entries:
         events = wanted.setdefault(entry.tenant_id, [])
         events.append(event_of(entry))
-        held = _held(entry)
+        held = held_by(entry)
         if held is not None:
             events.append(held)
     return wanted
@@ -107,7 +107,7 @@ def chain(decided: Decided, grower: Grower) -> None:
 
 def _place(entry: Incoming, event: Event, here: Mapping[str, ChainedEntry]) -> tuple[ChainedEntry | None, str | None]:
     """As ``place_of``; a CONFLICT entry is where the event is that it holds, whatever else it says."""
-    held = _held(entry)
+    held = held_by(entry)
     if held is None:
         return place_of(event, here)
     standing = here.get(held.t_hlc)
@@ -115,7 +115,8 @@ def _place(entry: Incoming, event: Event, here: Mapping[str, ChainedEntry]) -> t
     return here.get(entry.t_hlc) or (standing if is_there else None), None
 
 
-def _held(entry: Incoming) -> Event | None:
+def held_by(entry: Incoming) -> Event | None:
+    """The event that a CONFLICT entry holds, None for another entry."""
     if entry.action != SystemAction.CONFLICT:
         return None
     held = held_event(orjson.loads(entry.payload), entry.job_id)

@@ -213,10 +213,14 @@ async def find_entries(connection: Connection, tenant_id: str, t_hlcs: Sequence[
     return {t_hlc: ChainedEntry(seq, link, prev, Event(t_hlc, *rest)) for seq, link, prev, t_hlc, *rest in rows}
 
 
-async def is_node(connection: Connection, node_id: str) -> bool:
-    """Whether a node of this ledger has this name."""
-    query = "SELECT EXISTS (SELECT FROM scheduler.wal_positions WHERE node_id = $1)"
-    return bool(await connection.fetchval(query, node_id))
+async def is_by_node(connection: Connection, tenant_id: str, seq: int) -> bool:
+    """Whether the entry is one that a node of this ledger chained. One that was imported has an origin, or a link of
+    version 1, which binds none; whatever node it names, the time in it is that of another ledger."""
+    query = """
+        SELECT EXISTS (SELECT FROM scheduler.scheduler_log l JOIN scheduler.wal_positions w ON w.node_id = l.hlc_node
+                        WHERE l.tenant_id = $1 AND l.seq = $2 AND l.origin IS NULL AND l.link_version > 1)
+    """
+    return bool(await connection.fetchval(query, tenant_id, seq))
 
 
 def is_record_fault(error: asyncpg.PostgresError) -> bool:

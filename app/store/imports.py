@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from app.store.chaining import ChainHead
+from app.store.chaining import ChainedEntry, ChainHead
+from ledger.conflict import Event
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -93,6 +94,24 @@ async def unfinished(connection: Connection) -> list[tuple[str, int, int]]:
         "SELECT set_digest, position, entries FROM scheduler.bundle_import WHERE ended_at IS NULL ORDER BY began_at"
     )
     return [(row[0], row[1], row[2]) for row in rows]
+
+
+async def log_origin(connection: Connection) -> str | None:
+    """The origin of this ledger's logs, None when no node has started on it yet."""
+    origin: str | None = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
+    return origin
+
+
+async def entries_at(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> dict[int, ChainedEntry]:
+    """Entries of the tenant by seq, those of ``seqs`` that stand in its chain: at or below the head."""
+    rows = await connection.fetch(
+        "SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest FROM scheduler.scheduler_log"
+        " WHERE tenant_id = $1 AND seq = ANY($2::bigint[])"
+        "   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)",
+        tenant_id,
+        seqs,
+    )
+    return {seq: ChainedEntry(seq, link, prev, Event(*rest)) for seq, link, prev, *rest in rows}
 
 
 async def lock_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, ChainHead]:

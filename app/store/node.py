@@ -118,7 +118,8 @@ async def read_heads(connection: Connection) -> dict[str, ChainHead]:
 
 
 async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc | None:
-    """Highest HLC that this node has in any chain, if it is above ``above``: only entries from then on are read."""
+    """Highest HLC that this node chained anywhere, if it is above ``above``: only entries from then on are read. What
+    was imported under its name, with an origin or a link of version 1, does not count."""
     row = await connection.fetchrow(
         """
         SELECT newest.hlc_physical, newest.hlc_logical
@@ -126,7 +127,7 @@ async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc |
          CROSS JOIN LATERAL (
                SELECT l.hlc_physical, l.hlc_logical FROM scheduler.scheduler_log l
                 WHERE l.tenant_id = h.tenant_id AND l.hlc_node = $1 AND l.hlc_logical BETWEEN 0 AND $4
-                  AND (l.hlc_physical, l.hlc_logical) > ($2, $3)
+                  AND (l.hlc_physical, l.hlc_logical) > ($2, $3) AND l.origin IS NULL AND l.link_version > 1
                 ORDER BY l.hlc_physical DESC, l.hlc_logical DESC LIMIT 1) newest
          ORDER BY newest.hlc_physical DESC, newest.hlc_logical DESC LIMIT 1
         """,

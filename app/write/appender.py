@@ -454,7 +454,7 @@ class Appender:
                 continue
             try:
                 hlc = Hlc.parse(head.hlc)
-                if await chaining.is_node(connection, hlc.node_id):
+                if await chaining.is_by_node(connection, tenant, head.seq):
                     self._node.clock.receive(hlc, time.time_ns() // 1_000_000)
             except (ClockSkewError, InvalidInputError) as error:
                 log.warning("head_hlc_refused", tenant_id=tenant, error=str(error))

@@ -23,10 +23,11 @@ from app.bundle.sorting import Sorter
 from app.bundle.staging import Upload, check_disk_room
 from app.bundle.verify import BundleVerdict, verify_file
 from app.embedded import EmbeddedPostgres
+from ledger import canonical
 from ledger.errors import NotReadyError
 from signing.keys import Keyring
 from tests.app.bundle_cases import cases
-from tests.app.bundles import bundle_of, exit_code, store
+from tests.app.bundles import bundle_of, exit_code, rows_of, statement_of, store
 from tests.app.chains import Chains, until
 from tests.app.service_thread import serving
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
@@ -194,6 +195,43 @@ def test_a_row_that_cannot_stand_in_a_ledger_leaves_nothing_whoever_signed_it(
         answer = send(client, resigned(changed))
         assert (answer.status_code, kind_of(answer)) == (422, "bundle-invalid"), (changed, answer.text)
         assert "seq 9" in answer.json()["detail"], answer.text
+    assert everything(postgres) == before
+
+
+def test_an_entry_that_says_it_was_born_here_is_the_one_that_stands_there(
+    client: httpx.Client, postgres: EmbeddedPostgres
+) -> None:
+    for n in range(3):
+        client.post("/v1/jobs", json={"tenant_id": "own", "job_id": f"own-{n}"}).raise_for_status()
+    exported = client.post("/v1/bundles/export", json={"tenant_id": "own"})
+    predicate = statement_of(exported.content)["predicate"]
+    log = f"{predicate['log_origin']}/own"
+    before = settled(client, postgres)
+    for seq, link in ((3, predicate["to_chain_link"]), (3, "0" * 64), (1, "0" * 64)):
+        origin = {"bundle_digest": "0" * 64, "chain_link": link, "log": log, "node_id": "node-1", "seq": seq}
+        answer = send(client, resigned({"origin": canonical.encode(origin).decode()}, tenant="own"))
+        assert (answer.status_code, kind_of(answer)) == (422, "bundle-invalid"), answer.text
+        assert "another entry stands there" in answer.json()["detail"]
+    assert everything(postgres) == before
+    stands = rows_of(exported.content)[2]
+    origin = {"bundle_digest": "0" * 64, "chain_link": stands["chain_link"], "log": log, "node_id": "node-1", "seq": 3}
+    true = {name: stands[name] for name in stands if name.startswith(("hlc_", "t_hlc", "job_id", "action", "payload"))}
+    back = imported(client, resigned({**true, "origin": canonical.encode(origin).decode()}, tenant="own"))
+    assert (back["duplicates"], back["imported"]) == (1, 11)
+    beyond = {"bundle_digest": "0" * 64, "chain_link": "0" * 64, "log": log, "node_id": "node-1", "seq": 900}
+    assert imported(client, resigned({"origin": canonical.encode(beyond).decode()}, tenant="own"))["imported"] == 1
+
+
+def test_an_hlc_of_this_node_that_it_never_issued_is_not_imported(
+    client: httpx.Client, postgres: EmbeddedPostgres
+) -> None:
+    node_id = client.get("/v1/node").json()["node_id"]
+    before = settled(client, postgres)
+    physical_ms = time.time_ns() // 1_000_000 + 4000
+    hlc = {"t_hlc": f"{physical_ms}:7:{node_id}", "hlc_physical": physical_ms, "hlc_logical": 7, "hlc_node": node_id}
+    answer = send(client, resigned(hlc, seq=12))
+    assert (answer.status_code, kind_of(answer)) == (422, "bundle-invalid"), answer.text
+    assert "this node has issued none beyond" in answer.json()["detail"]
     assert everything(postgres) == before
 
 

@@ -129,15 +129,24 @@ async def test_an_import_by_another_node_meets_the_appender_at_the_heads(
     assert all(receipt.chain is not None and by_hlc[receipt.hlc] == receipt.chain.seq for receipt in receipts)
 
 
+def named(ledger: Ledger, node_id: str) -> Ledger:
+    """The ledger as if that node had made it."""
+    for row in ledger.entries:
+        row.update(hlc_node=node_id, t_hlc=f"{row['hlc_physical']}:{row['hlc_logical']}:{node_id}")
+    ledger.relink()
+    return ledger
+
+
+@pytest.mark.parametrize("node_id", ["node-1", None], ids=["of another ledger", "under this node's name"])
 async def test_a_head_that_an_import_left_does_not_move_the_clock_nor_does_a_start_on_it(
-    run_node: RunNode, settings: Settings, database: Database, tmp_path: Path
+    run_node: RunNode, settings: Settings, database: Database, tmp_path: Path, node_id: str | None
 ) -> None:
     keys = store(tmp_path, SIGNER.public_key_pem.encode(), "trusted.pem")
     ahead_ms = 60_000
     begin_ms = time.time_ns() // 1_000_000 + ahead_ms
-    bundle = store(tmp_path, bundle_of(build(3, snapshots_to=(3,), begin_ms=begin_ms)))
     lenient = settings.model_copy(update={"hlc": HlcSettings(max_clock_skew=timedelta(hours=1))})
     async with run_node(lenient) as service:
+        bundle = store(tmp_path, bundle_of(named(build(3, begin_ms=begin_ms), node_id or service.node.node_id)))
         await service.submitter.submit(created("acme", 0), key=None)
         await import_files(database.service_url, keys, [[bundle]], skew_ms=3_600_000)
         receipt = await service.submitter.submit(created("acme", 1), key=None)
