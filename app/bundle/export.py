@@ -29,6 +29,8 @@ from ledger import tiles
 from ledger.entry_check import EntryChecker
 from ledger.errors import (
     ChainBrokenError,
+    ChainDamagedError,
+    LedgerError,
     NotFoundError,
     NotReadyError,
     ProofError,
@@ -97,7 +99,8 @@ class BundleExporter:
             TenantNotFoundError: there is no such tenant.
             NotFoundError: it has no entries.
             SeqOutOfRangeError: the chain, as far as it is signed, does not have that range.
-            SigningUnavailableError: nothing can be signed now, or rows do not hold together.
+            SigningUnavailableError: nothing can be signed now.
+            ChainDamagedError: rows do not hold together; before the first piece, those of the first entry part.
             NotReadyError: the service stops.
             DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
         """
@@ -109,11 +112,15 @@ class BundleExporter:
             async with self._slots, reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection:
                 chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
                 end = await _end(connection, tenant_id, chosen, keys)
+                pieces = self._entries(connection, tenant_id, chosen, writer)
+                # A row of the first part that is broken is answered with a problem, not with a bundle cut short.
+                first = await anext(pieces, b"")
                 yield b""
-                async for piece in self._entries(connection, tenant_id, chosen, writer):
+                yield first
+                async for piece in pieces:
                     yield piece
                 async for rows in bundles.snapshots(connection, tenant_id, chosen.from_seq, chosen.to_seq):
-                    writer.add_snapshots(rows)
+                    _add_snapshots(tenant_id, writer, rows)
             rest = writer.finish(end, self._signer())
             while (last := await asyncio.to_thread(_next, rest)) is not None:
                 yield last
@@ -147,6 +154,15 @@ class BundleExporter:
         if checker.last_seq != chosen.to_seq:
             findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
             _refuse_broken(tenant_id, findings)
+
+
+def _add_snapshots(tenant_id: str, writer: BundleWriter, rows: Sequence[Sequence[Any]]) -> None:
+    for row in rows:
+        try:
+            writer.add_snapshots((row,))
+        except (LedgerError, TypeError, ValueError) as error:
+            reason = f"it is exported no further, its snapshot from seq {row[0]} to {row[1]} cannot be read: {error}"
+            raise ChainDamagedError(tenant_id, reason) from error
 
 
 def _next(pieces: Iterator[bytes]) -> bytes | None:
@@ -190,7 +206,6 @@ def _refuse_broken(tenant_id: str, findings: Findings) -> None:
     found = findings.first_break()
     if found is not None:
         log.error("chain_break_found", tenant_id=tenant_id, first_break=found._asdict(), found_by="bundle export")
-        raise ChainBrokenError(
-            f"tenant {tenant_id} is exported no further: {found.kind} at seq {found.seq}, {found.detail}; "
-            "run tally verify"
+        raise ChainDamagedError(
+            tenant_id, f"it is exported no further, {found.kind} at seq {found.seq}, {found.detail}"
         )

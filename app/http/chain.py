@@ -21,6 +21,7 @@ from app.parts import PartsDep
 from app.read import proofs
 from app.store import chain_reads
 from app.store.reading import reading
+from app.store.whole import whole
 from ledger.errors import InvalidInputError, TenantNotFoundError
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"])
@@ -57,6 +58,7 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
         head = await chain_reads.head(connection, tenant_id)
     if head is None:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+    whole(tenant_id, head, ("head_chain_link", "head_hlc", "root_hash", "checkpoint"))
     tree = None
     if head.root_hash is not None:
         size = proofs.checkpoint_size(tenant_id, head.checkpoint)

@@ -17,7 +17,7 @@ from app.read.proofs import checkpoint_size
 from app.store import chain_reads
 from app.store.notary import read_links, read_tiles
 from app.store.reading import reading
-from ledger.errors import ChainBrokenError, NotFoundError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, NotFoundError, TenantNotFoundError
 from ledger.merkle import HASH_BYTES, leaf_hash
 from ledger.positions import LeafIndex, seq_of
 from ledger.tiles import TILE_HEIGHT, TILE_WIDTH
@@ -37,7 +37,7 @@ async def hash_tile(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, level: i
     Raises:
         TenantNotFoundError: no such tenant.
         NotFoundError: the newest checkpoint's tree does not have that many.
-        ChainBrokenError: it has, and they are not stored.
+        ChainDamagedError: it has, and they are not stored.
     """
     async with reading(pool, snapshot=True) as connection:
         await _require_covered(connection, tenant_id, level, index, width)
@@ -50,7 +50,7 @@ async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index
     Raises:
         TenantNotFoundError: no such tenant.
         NotFoundError: the newest checkpoint does not cover that many.
-        ChainBrokenError: rows are missing, or do not hash to the tile that was signed.
+        ChainDamagedError: rows are missing, or do not hash to the tile that was signed.
     """
     async with reading(pool, snapshot=True) as connection:
         await _require_covered(connection, tenant_id, 0, index, width)
@@ -59,9 +59,8 @@ async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index
         signed = await _stored(connection, tenant_id, 0, index, width)
     links = [_raw(row.chain_link) for row in rows]
     if b"".join(map(leaf_hash, links)) != signed:
-        raise ChainBrokenError(
-            f"entries {first_seq} to {first_seq + width - 1} of tenant {tenant_id} are not those that were signed; "
-            "run tally verify"
+        raise ChainDamagedError(
+            tenant_id, f"entries {first_seq} to {first_seq + width - 1} are not those that were signed"
         )
     return b"".join(_ENTRY_LENGTH + link for link in links)
 
@@ -77,15 +76,15 @@ async def _require_covered(connection: Connection, tenant_id: str, level: int, i
 
 async def _stored(connection: Connection, tenant_id: str, level: int, index: int, width: int) -> bytes:
     found = await read_tiles(connection, tenant_id, [(level, index)])
-    hashes = found.get((level, index), b"")[: width * HASH_BYTES]
+    hashes = (found.get((level, index)) or b"")[: width * HASH_BYTES]
     if len(hashes) < width * HASH_BYTES:
-        raise ChainBrokenError(f"tile {index} of level {level} of tenant {tenant_id} is damaged; run tally verify")
+        raise ChainDamagedError(tenant_id, f"tile {index} of level {level} is damaged")
     return hashes
 
 
-def _raw(chain_link: str) -> bytes:
+def _raw(chain_link: str | None) -> bytes:
     """The bytes of a stored link; of text that somebody put in its place nothing, which hashes to no signed leaf."""
     try:
-        return bytes.fromhex(chain_link)
+        return bytes.fromhex(chain_link or "")
     except ValueError:
         return b""

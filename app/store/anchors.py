@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.store.times import clamped_columns
+
 if TYPE_CHECKING:
     from app.store import Connection
 
@@ -22,7 +24,7 @@ class CosignatureRow(NamedTuple):
     created_at: datetime
 
 
-_COSIGNATURE_COLUMNS = ", ".join(CosignatureRow._fields)
+_COSIGNATURE_COLUMNS = clamped_columns(CosignatureRow._fields, ("cosigned_at", "created_at"))
 
 
 async def insert_cosignature(
@@ -119,7 +121,7 @@ class DueNote(NamedTuple):
     note: str
 
 
-_TIMESTAMP_COLUMNS = ", ".join(TimestampRow._fields)
+_TIMESTAMP_COLUMNS = clamped_columns(TimestampRow._fields, ("generated_at", "created_at"))
 
 
 async def due_for_timestamp(connection: Connection, authority: str, interval: timedelta, limit: int) -> list[DueNote]:

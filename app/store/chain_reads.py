@@ -6,9 +6,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.reads import PAGE_BYTES_MAX
+from app.store.times import columns, told
 from app.store.whole import whole
+from ledger.errors import ChainDamagedError
 
 if TYPE_CHECKING:
+    from asyncpg import Record
+
     from app.store import Connection
 
 
@@ -18,7 +22,8 @@ class HeadRow(NamedTuple):
     head_seq: int
     head_chain_link: str | None
     head_hlc: str | None
-    updated_at: datetime
+    updated_at: datetime | None
+    """None where somebody put in a time that cannot be told."""
     tree_size: int
     root_hash: str | None
     checkpoint: str | None
@@ -61,8 +66,8 @@ class SnapshotRow(NamedTuple):
     created_at: datetime
 
 
-_HEAD = """
-SELECT h.head_seq, h.head_chain_link, h.head_hlc, h.updated_at,
+_HEAD = f"""
+SELECT h.head_seq, h.head_chain_link, h.head_hlc, {told("h.updated_at")},
        coalesce(m.tree_size, 0) AS tree_size, m.root_hash, m.checkpoint,
        coalesce((SELECT max(s.to_seq) FROM scheduler.batch_snapshot s
                   WHERE s.tenant_id = h.tenant_id), 0) AS signed_seq
@@ -72,14 +77,14 @@ SELECT h.head_seq, h.head_chain_link, h.head_hlc, h.updated_at,
 """
 
 _ENTRY_COLUMNS = ", ".join(ListedEntry._fields)
-_SNAPSHOT_COLUMNS = ", ".join(SnapshotRow._fields)
+_SNAPSHOT_COLUMNS = columns(SnapshotRow._fields, ("created_at",))
 
 _ENTRIES = f"""
 WITH page AS (
     SELECT {_ENTRY_COLUMNS}, row_number() OVER ordered AS number, count(*) OVER () AS found,
            sum(coalesce(octet_length(payload::text), 0)) OVER ordered - coalesce(octet_length(payload::text), 0)
                AS bytes_before
-      FROM (SELECT {_ENTRY_COLUMNS} FROM scheduler.scheduler_log
+      FROM (SELECT {columns(ListedEntry._fields, ("created_at",))} FROM scheduler.scheduler_log
              WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3 + 1) AS listed
     WINDOW ordered AS (ORDER BY seq)
 )
@@ -123,7 +128,7 @@ async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq:
         below_from_seq,
         limit,
     )
-    return [SnapshotRow(*row) for row in rows]
+    return [whole(tenant_id, SnapshotRow(*row)) for row in rows]
 
 
 async def snapshot(connection: Connection, snapshot_id: int) -> tuple[SnapshotRow, str] | None:
@@ -131,7 +136,7 @@ async def snapshot(connection: Connection, snapshot_id: int) -> tuple[SnapshotRo
     row = await connection.fetchrow(
         f"SELECT {_SNAPSHOT_COLUMNS}, dsse_envelope FROM scheduler.batch_snapshot WHERE id = $1", snapshot_id
     )
-    return (SnapshotRow(*list(row)[:-1]), row["dsse_envelope"]) if row else None
+    return _with_envelope(row) if row else None
 
 
 async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[SnapshotRow, str] | None:
@@ -141,7 +146,16 @@ async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[Snaps
         " WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1",
         tenant_id,
     )
-    return (SnapshotRow(*list(row)[:-1]), row["dsse_envelope"]) if row else None
+    return _with_envelope(row) if row else None
+
+
+def _with_envelope(row: Record) -> tuple[SnapshotRow, str]:
+    found = SnapshotRow(*list(row)[:-1])
+    whole(found.tenant_id, found)
+    envelope = row["dsse_envelope"]
+    if envelope is None or not envelope.lstrip().startswith("{"):
+        raise ChainDamagedError(found.tenant_id, f"the snapshot from seq {found.from_seq} on has no envelope")
+    return found, envelope
 
 
 async def ping(connection: Connection) -> None:

@@ -19,5 +19,5 @@ def whole(tenant_id: str, row: Row, nullable: Collection[str] = ()) -> Row:
     for name, value in row._asdict().items():
         if value is None and name not in nullable:
             where = f" of seq {seq}" if (seq := getattr(row, "seq", None)) is not None else ""
-            raise ChainDamagedError(tenant_id, f"column {name}{where} is NULL")
+            raise ChainDamagedError(tenant_id, f"column {name}{where} is NULL, or no value it may have")
     return row

@@ -181,8 +181,9 @@ def test_an_edited_row_ends_the_export_before_its_manifest_is_signed(
         await connection.close()
 
     asyncio.run(edit())
-    with pytest.raises(httpx.RemoteProtocolError):
-        client.post("/v1/bundles/export", json={"tenant_id": "edited"})
+    refused = client.post("/v1/bundles/export", json={"tenant_id": "edited"})
+    assert (refused.status_code, refused.json()["type"].rsplit("/", 1)[-1]) == (409, "chain-damaged")
+    assert "seq 1100" in refused.json()["detail"]
     whole = verify(client, export(client, tmp_path, tenant_id="edited", to_seq=1099))
     assert whole.verdict["valid"]
 

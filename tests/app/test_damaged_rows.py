@@ -32,7 +32,7 @@ class Ledger:
         self.superuser = superuser
 
     async def get(self, path: str, **params: Any) -> httpx.Response:
-        query = params if path.startswith("/v1/log/") else {"tenant_id": "acme", **params}
+        query = params if path.startswith(("/v1/log/", "/v1/snapshots/")) else {"tenant_id": "acme", **params}
         return await self.client.get(path, params=query)
 
     async def damage(self, table: str, change: str) -> None:
@@ -49,6 +49,13 @@ class Ledger:
         async with self.superuser.transaction():
             await self.superuser.execute("SET LOCAL session_replication_role = replica")
             await self.superuser.execute(f"UPDATE scheduler.{table} SET {change} WHERE tenant_id = 'acme'")
+
+    async def sign(self) -> int:
+        """Sign all of the tenant; the id of its newest snapshot."""
+        answer = await self.client.post("/v1/snapshots", json={"tenant_id": "acme"})
+        assert answer.status_code in (200, 201), answer.text
+        snapshot_id: int = answer.json()["id"]
+        return snapshot_id
 
     async def others_go_on(self) -> None:
         """Another tenant is written, read and verified."""
@@ -128,17 +135,52 @@ READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
         "root_hash = repeat('0', 64)",
         [("/v1/log/acme/checkpoint", {})],
     ),
+    **{
+        f"a {column} that is no time Python knows: {time}": (table, f"{column} = '{time}'", reads)
+        for table, column, reads in (
+            ("chain_heads", "updated_at", [("/v1/chain/head", {})]),
+            ("scheduler_log", "created_at", [("/v1/chain/entries", {})]),
+            ("batch_snapshot", "created_at", [("/v1/snapshots", {}), ("/v1/snapshots/{signed}", {})]),
+        )
+        for time in ("294276-01-01", "0044-03-15 BC", "infinity")
+    },
+    "a link that is NULL": ("scheduler_log", "chain_link = NULL", [("/v1/log/acme/tile/entries/000.p/1", {})]),
+    "an envelope that is NULL": ("batch_snapshot", "dsse_envelope = NULL", [("/v1/snapshots/{signed}", {})]),
+    "an envelope of no form": ("batch_snapshot", "dsse_envelope = '[]'", [("/v1/snapshots/{signed}", {})]),
 }
 
 
 @pytest.mark.parametrize("name", READS)
 async def test_a_read_that_meets_a_damaged_row_says_so(ledger: Ledger, name: str) -> None:
     table, change, reads = READS[name]
+    signed = await ledger.sign() if table == "batch_snapshot" else 0
     # Each read on its own damage: a tree that is found damaged is made again at once.
     for path, params in reads:
         await ledger.damage(table, change)
-        assert_damage_told(await ledger.get(path, **params))
+        assert_damage_told(await ledger.get(path.format(signed=signed), **params))
     await ledger.others_go_on()
+
+
+async def test_a_head_of_a_time_that_python_does_not_know_keeps_no_proof_from_being_served(ledger: Ledger) -> None:
+    await ledger.sign()
+    await ledger.damage("chain_heads", "updated_at = '294276-01-01'")
+    for path, params in (
+        ("/v1/chain/proof/inclusion", {"seq": 1}),
+        ("/v1/log/acme/checkpoint", {}),
+        ("/v1/log/acme/tile/entries/000.p/1", {}),
+    ):
+        answer = await ledger.get(path, **params)
+        assert answer.status_code == 200, answer.text
+    exported = await ledger.client.post("/v1/bundles/export", json={"tenant_id": "acme"})
+    assert exported.status_code == 200, exported.text
+
+
+async def test_an_export_that_meets_a_broken_row_in_its_first_part_is_refused_not_cut_short(ledger: Ledger) -> None:
+    await ledger.sign()
+    await ledger.damage("scheduler_log", "payload = '[7]'")
+    answer = await ledger.client.post("/v1/bundles/export", json={"tenant_id": "acme"})
+    assert_damage_told(answer)
+    assert "at seq 1" in answer.json()["detail"]
 
 
 async def test_a_keyed_replay_that_meets_a_damaged_row_says_so(ledger: Ledger) -> None:

@@ -181,7 +181,7 @@ async def test_an_entry_that_does_not_hash_to_what_was_signed_is_not_served(
             await superuser.execute(change.format(forged))
             try:
                 answer = fsck.get("tile/entries/001")
-                assert (answer.status, answer.headers["cache-control"]) == (503, "no-store")
+                assert (answer.status, answer.headers["cache-control"]) == (409, "no-store")
                 assert fsck.get("tile/entries/000").status == 200
             finally:
                 await superuser.execute(change.format(f"'{link}'"))
