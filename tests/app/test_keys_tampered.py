@@ -8,13 +8,18 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from app.ended_keys import EndedKeys
+from app.key_chain import KeyChain
 from app.write.checkpoints import CheckpointFolder
-from ledger import canonical, chain
+from ledger import canonical, chain, merkle
 from signing import key_file
+from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_history import added_facts
+from tests.app.chain_builder import insert
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.test_key_changes import Client, add_jobs, forge, keys_of, problem, rotate, sign, signer_of, verdict_of
+from tests.ledger.ledger_in_memory import build
 
 
 async def invent(superuser: asyncpg.Connection, key: key_file.FileSigner, seq: int, prev_link: str) -> str:
@@ -146,6 +151,30 @@ async def test_a_revocation_that_is_taken_out_of_chain_and_table_holds(
         verdict = await verdict_of(client)
         assert (verdict["valid"], verdict["verdicts"]["signatures"]) == (False, "unknown_key")
         assert not (await verdict_of(client, "_system"))["valid"]
+
+
+async def test_rows_of_the_table_that_hold_together_count_only_as_the_tree_that_was_signed(
+    pool: asyncpg.Pool, superuser: asyncpg.Connection, tmp_path: Path
+) -> None:
+    await superuser.execute("SET session_replication_role = replica")
+    await insert(superuser, build(2500, tenant_id="_system"))
+    added, log_key = key_file.generate(tmp_path / "added.pem"), key_file.generate(tmp_path / "log.pem")
+    last = await superuser.fetchval("SELECT head_chain_link FROM scheduler.chain_heads WHERE tenant_id = '_system'")
+    link = await invent(superuser, added, 2501, last)
+    await superuser.execute("UPDATE scheduler.chain_heads SET head_seq = 2501, head_chain_link = $1", link)
+    rows = await superuser.fetch("SELECT chain_link FROM scheduler.scheduler_log ORDER BY seq")
+    root = merkle.root([merkle.leaf_hash(bytes.fromhex(row["chain_link"])) for row in rows])
+
+    async def said_with(root: bytes) -> tuple[list[str], str | None]:
+        note = sign_checkpoint(Checkpoint("log.example/_system", 2501, root), log_key)
+        chain = KeyChain(lambda _tenant: note, EndedKeys(tmp_path))
+        async with pool.acquire() as connection:
+            events = await chain.events(connection)
+        return [str(facts["key_id"]) for _, facts in events], chain.fault
+
+    assert await said_with(root) == ([added.key_id], None)
+    events, fault = await said_with(bytes(32))
+    assert (events, "not those that this node signed" in str(fault)) == ([], True)
 
 
 async def test_an_entry_that_follows_the_checkpoint_counts_until_another_one_takes_its_place(
