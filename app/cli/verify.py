@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from app.anchors import RFC_3161, WITNESS, as_of
 from app.cli import verify_anchors
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Checkpoint, Json, Keys, Tenant, Url
 from app.cli.outcome import CommandExit, err, exit_code_of_verdict, out, print_json
+from app.cli.verdict_text import print_first_break, print_verdicts, read_checkpoint
 from app.cli.verify_anchors import Outsiders
+from app.cli.verify_request import Request
 from ledger.errors import ProofError, UnknownKeyError
 from ledger.merkle import verify_consistency
 from ledger.verdict import KINDS
@@ -24,10 +24,8 @@ from signing.checkpoint import Checkpoint as TreeCheckpoint
 from signing.checkpoint import open_checkpoint
 from signing.keys import Keyring
 
-CHECKPOINT_BYTES_MAX = 1 << 20
 SOURCE = "file"
 """What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
-_COLOURS = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "broken": "red"}
 
 
 def verify(
@@ -71,13 +69,15 @@ def verify(
       tally verify -t acme --tsa-ca authority-ca.pem --witness-key "$(cat w1.vkey)"
       tally verify -t acme --dsn postgresql://reader@db/tallystick --keys trusted-keys.json --json
     """
-    keyring = Keyring.load(keys) if keys is not None else None
-    kept = _read(checkpoint) if checkpoint is not None else None
-    outsiders = Outsiders.load(witness_key or [], tsa_ca)
-    if dsn is not None:
-        verdict = _verify_by_rows(dsn, tenant, from_seq, to_seq, keyring, kept, outsiders)
-    else:
-        verdict = _verify_by_service(url, tenant, from_seq, to_seq, keyring, kept, outsiders)
+    request = Request(
+        tenant,
+        from_seq,
+        to_seq,
+        keyring=Keyring.load(keys) if keys is not None else None,
+        kept=read_checkpoint(checkpoint) if checkpoint is not None else None,
+        outsiders=Outsiders.load(witness_key or [], tsa_ca),
+    )
+    verdict = _verify_by_rows(dsn, request) if dsn is not None else _verify_by_service(url, request)
     if as_json:
         print_json(verdict)
     else:
@@ -85,28 +85,18 @@ def verify(
     raise CommandExit(exit_code_of_verdict(verdict))
 
 
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(CHECKPOINT_BYTES_MAX).decode("utf-8", "replace")
-
-
 # --- through the service ------------------------------------------------------------------------------
 
 
-def _verify_by_service(
-    url: str,
-    tenant: str,
-    from_seq: int | None,
-    to_seq: int | None,
-    keyring: Keyring | None,
-    kept: str | None,
-    outsiders: Outsiders,
-) -> dict[str, Any]:
+def _verify_by_service(url: str, request: Request) -> dict[str, Any]:
+    tenant, kept, outsiders = request.tenant, request.kept, request.outsiders
     with LedgerClient(url) as client:
-        verdict: dict[str, Any] = client.get("/v1/chain/verify", tenant_id=tenant, from_seq=from_seq, to_seq=to_seq)
+        verdict: dict[str, Any] = client.get(
+            "/v1/chain/verify", tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
+        )
         if kept is None and not outsiders.are_any:
             return verdict
-        ring = keyring if keyring is not None else Keyring.from_json(client.get("/v1/keys"))
+        ring = request.keyring if request.keyring is not None else Keyring.from_json(client.get("/v1/keys"))
         present = client.get_text(f"/v1/log/{tenant}/checkpoint")
         try:
             now = open_checkpoint(present, ring)
@@ -205,29 +195,21 @@ def with_break(verdict: dict[str, Any], rollback: dict[str, Any]) -> dict[str, A
 # --- straight from PostgreSQL -------------------------------------------------------------------------
 
 
-def _verify_by_rows(
-    dsn: str,
-    tenant: str,
-    from_seq: int | None,
-    to_seq: int | None,
-    keyring: Keyring | None,
-    kept: str | None,
-    outsiders: Outsiders,
-) -> dict[str, Any]:
+def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
     # Imported here: it loads the database driver, which the other way of verifying does without.
     from app.cli.verify_database import kept_head, verify_database
 
     heads: list[TreeHead] = []
     anchors: list[Anchor] = []
     is_key_unknown = False
-    if kept is not None:
+    if request.kept is not None:
         try:
-            heads.append(kept_head(kept, tenant, keyring, SOURCE))
-            anchors = verify_anchors.under(kept, outsiders.witnesses)
+            heads.append(kept_head(request.kept, request.tenant, request.keyring, SOURCE))
+            anchors = verify_anchors.under(request.kept, request.outsiders.witnesses)
         except UnknownKeyError as error:
             err.print(f"the checkpoint proves nothing: {error}", markup=False)
             is_key_unknown = True
-    verdict = asyncio.run(verify_database(dsn, tenant, from_seq, to_seq, keyring, heads, anchors, outsiders))
+    verdict = asyncio.run(verify_database(dsn, request, heads, anchors))
     return with_checkpoint(verdict, "unknown_key") if is_key_unknown else verdict
 
 
@@ -240,10 +222,7 @@ def _print(verdict: dict[str, Any]) -> None:
         f"tenant {verdict['tenant_id']}: {state}, {verdict['entries_checked']:,} entries "
         f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
     )
-    table = Table("checked", "verdict")
-    for aspect, result in verdict["verdicts"].items():
-        table.add_row(aspect, f"[{_COLOURS[result]}]{result}[/]")
-    out.print(table)
+    print_verdicts(verdict["verdicts"])
     head = verdict["head"]
     if head["seq"]:
         out.print(f"head: seq {head['seq']}, link {head['chain_link']}, HLC {head['hlc']}", markup=False)
@@ -255,7 +234,4 @@ def _print(verdict: dict[str, Any]) -> None:
     for anchor in verdict["anchors"]:
         said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
         out.print(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))), markup=False)
-    first = verdict["first_break"]
-    if first is not None:
-        out.print(f"[bold red]first break:[/] seq {first['seq']}, {first['kind']}: {escape(first['detail'])}")
-        out.print(f"  expected {first['expected']}\n  actual   {first['actual']}", markup=False)
+    print_first_break(verdict["first_break"])

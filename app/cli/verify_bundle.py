@@ -11,17 +11,15 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from app.bundle import report
 from app.bundle.report import Against, Verified
 from app.bundle.verify import KeptCheckpoint, open_kept, verify_file
 from app.cli.options import Checkpoint, Json, Keys
 from app.cli.outcome import CommandExit, ExitCode, exit_code_of_verdict, gravest, out, print_json
+from app.cli.verdict_text import print_first_break, print_verdicts, read_checkpoint
 from signing.keys import Keyring
 
-CHECKPOINT_BYTES_MAX = 1 << 20
-_COLOURS = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "broken": "red"}
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
 
 
@@ -84,8 +82,7 @@ def exit_code_of_bundle(verdict: dict[str, Any]) -> ExitCode:
 
 
 def _kept(path: Path, keyring: Keyring | None) -> KeptCheckpoint:
-    with path.open("rb") as file:
-        return open_kept(file.read(CHECKPOINT_BYTES_MAX).decode("utf-8", "replace"), keyring)
+    return open_kept(read_checkpoint(path), keyring)
 
 
 def _name(path: Path | None) -> str | None:
@@ -119,15 +116,7 @@ def _print(file: Verified) -> None:
             f"(seq {manifest.from_seq} to {manifest.to_seq}), signed to seq {verdict['signed_to_seq']}",
             markup=False,
         )
-    table = Table("checked", "verdict")
-    for aspect, result in verdict["verdicts"].items():
-        table.add_row(aspect, f"[{_COLOURS[result]}]{result}[/]")
-    out.print(table)
+    print_verdicts(verdict["verdicts"])
     for text in outcome.not_checked:
         out.print(f"not checked: {text}", markup=False)
-    first = verdict["first_break"]
-    if first is not None:
-        place = f"seq {first['seq']}, " if first["seq"] else ""
-        out.print(f"[bold red]first break:[/] {place}{first['kind']}: {escape(first['detail'])}")
-        if (first["expected"], first["actual"]) != (None, None):
-            out.print(f"  expected {first['expected']}\n  actual   {first['actual']}", markup=False)
+    print_first_break(verdict["first_break"])

@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 
 from app.anchors import as_of
-from app.cli.verify_anchors import Outsiders
+from app.cli.verify_request import Request
 from app.read.anchors import newest_anchors
 from app.store.chain_reader import consistent_reader
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
@@ -26,21 +26,12 @@ from signing.snapshot import open_snapshot
 CONNECT_TIMEOUT_S = 10.0
 
 
-async def verify_database(
-    dsn: str,
-    tenant: str,
-    from_seq: int | None,
-    to_seq: int | None,
-    keyring: Keyring | None,
-    heads: list[TreeHead],
-    anchors: list[Anchor],
-    outsiders: Outsiders,
-) -> dict[str, Any]:
-    """The verdict object on a tenant's chain in the database that ``dsn`` names.
+async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]) -> dict[str, Any]:
+    """The verdict object on what ``request`` names, in the database that ``dsn`` names.
 
-    ``heads`` are kept tree heads to compare with. Without ``keyring`` nobody vouches for them, so a comparison
-    that finds nothing wrong counts as ``not_checked``. ``anchors`` are judged already; what ``outsiders`` said and the
-    database holds is added to them, if ``keyring`` vouches for the checkpoints.
+    ``heads`` are kept tree heads to compare with. Without a keyring nobody vouches for them, so a comparison
+    that finds nothing wrong counts as ``not_checked``. ``anchors`` are judged already; what the outsiders said and the
+    database holds is added to them, if the keyring vouches for the checkpoints.
 
     Raises:
         TenantNotFoundError: there is no such tenant.
@@ -48,12 +39,12 @@ async def verify_database(
     """
     began_s = time.perf_counter()
     try:
-        found = await _verify(dsn, tenant, from_seq, to_seq, keyring, heads, anchors, outsiders)
+        found = await _verify(dsn, request, heads, anchors)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         text = str(error) or type(error).__name__
         raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
     verdict = found.to_json((time.perf_counter() - began_s) * 1000)
-    if keyring is None and verdict["verdicts"]["checkpoint"] == "ok":
+    if request.keyring is None and verdict["verdicts"]["checkpoint"] == "ok":
         verdict["verdicts"]["checkpoint"] = "not_checked"
     return verdict
 
@@ -79,16 +70,8 @@ def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoi
     return found
 
 
-async def _verify(
-    dsn: str,
-    tenant: str,
-    from_seq: int | None,
-    to_seq: int | None,
-    keyring: Keyring | None,
-    heads: list[TreeHead],
-    anchors: list[Anchor],
-    outsiders: Outsiders,
-) -> Verdict:
+async def _verify(dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]) -> Verdict:
+    tenant, keyring, outsiders = request.tenant, request.keyring, request.outsiders
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
         async with consistent_reader(connection, tenant) as reader:
@@ -107,8 +90,8 @@ async def _verify(
             return await verify(
                 reader,
                 tenant_id=tenant,
-                from_seq=from_seq,
-                to_seq=to_seq,
+                from_seq=request.from_seq,
+                to_seq=request.to_seq,
                 open_snapshot=partial(open_snapshot, keyring=keyring),
                 checkpoints=heads,
                 anchors=anchors,

@@ -14,6 +14,7 @@ import pytest
 from app.cli.verify import SOURCE
 from app.cli.verify_anchors import Outsiders
 from app.cli.verify_database import kept_head, verify_database
+from app.cli.verify_request import Request
 from app.config import Settings
 from app.store.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
@@ -62,7 +63,8 @@ def forget_checkpoints(settings: Settings) -> None:
 
 
 async def by_rows(database: Database, heads: list[TreeHead], keyring: Keyring | None) -> dict[str, Any]:
-    return await verify_database(database.service_url, "acme", None, None, keyring, heads, [], NOBODY)
+    request = Request("acme", None, None, keyring=keyring, kept=None, outsiders=NOBODY)
+    return await verify_database(database.service_url, request, heads, [])
 
 
 async def test_the_nodes_own_checkpoint_finds_it(
