@@ -93,7 +93,7 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
 
     async def write(count: int) -> None:
         for _ in range(count):
-            lsn = writer.append(Hlc(PHYSICAL_MS, writer.next_lsn, NODE_ID), RECORD_TYPE, PAYLOAD)
+            lsn = writer.append_all(((Hlc(PHYSICAL_MS, writer.next_lsn, NODE_ID), RECORD_TYPE, PAYLOAD),))
             await durable.reached(lsn)
 
     began_s = time.perf_counter()

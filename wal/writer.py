@@ -213,31 +213,7 @@ class WalWriter:
             RecordTooLargeError: over ``record_bytes_max``, header included.
             InvalidInputError: the HLC is of another node or does not rise, or the type is not a record's.
         """
-        length = RECORD_HEADER_BYTES + len(payload)
-        if length > self._record_bytes_max:
-            raise _record_too_large(length, self._record_bytes_max)
-        physical_ms, logical, node_id = hlc
-        if node_id != self._node_id:
-            raise InvalidInputError(f"HLC {hlc} is not of node {self._node_id}, whose WAL this is")
-        if not 0 < record_type < 256 or record_type == BATCH_RECORD_TYPE:
-            raise InvalidInputError(f"{record_type} is not the type of a record")
-        with self._lock:
-            if self._refusal is not None:
-                self._refuse_if_stopped()
-            lsn = self._next_lsn
-            if lsn - self._durable_lsn > self._queue_max_entries or self._queue_bytes + length > self._queue_max_bytes:
-                self._refuse_if_full(1, length)
-            if hlc <= self._last_hlc:
-                raise InvalidInputError(f"HLC {hlc} is not above that of the record before it")
-            summed = _pack_tail(length, lsn, physical_ms, logical, self._node_hash, PENDING, record_type) + payload
-            queue = self._queue
-            queue.append(_pack_crc(crc32(summed)) + summed)
-            self._queue_bytes += length
-            self._next_lsn = lsn + 1
-            self._last_hlc = hlc
-            if self._wanted:
-                self._ring()
-        return lsn
+        return self.append_all(((hlc, record_type, payload),))
 
     def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int:
         """Queue records (HLC, type, payload) one behind the other, all or none, and return the LSN of the first.

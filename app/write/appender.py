@@ -198,6 +198,8 @@ class Appender:
     def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         self._backlog.drop(len(batch))
         self._is_returning = linked.is_returning
+        for tenant_id, t_hlc, lsn in linked.conflicts:
+            log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
         self._states.commit(linked)
         for tenant, links in linked.links.items():
             self._heads[tenant] = head_of(links)

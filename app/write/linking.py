@@ -11,8 +11,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from app.store.chaining import ChainHead
 from app.store.growth import Grower, Growth, Place
 from app.store.standing import Standing, place_of
@@ -23,8 +21,6 @@ from ledger.chain import Linker
 from ledger.conflict import Event, conflict_hlc, conflict_payload
 from ledger.errors import EventRefusedError, HeldBackError, IdempotencyReusedError, LedgerError
 from ledger.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
-
-log = structlog.get_logger()
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
@@ -48,6 +44,8 @@ class LinkedBatch(Growth):
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
     refused_jobs: list[tuple[str, str]] = field(default_factory=list)
     """(tenant, job) of each event in whose place a REFUSED entry stands."""
+    conflicts: list[tuple[str, str, int]] = field(default_factory=list)
+    """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
 
 
 def refused_payload(pending: Pending, why: Mapping[str, str]) -> bytes:
@@ -144,7 +142,7 @@ def link_batch(
             linked.is_returning |= stands is not None or kept_digest is not None
             if kept_digest is not None:
                 hlc = conflict_hlc(event)
-                log.error("hlc_conflict", tenant_id=tenant_id, hlc=event.t_hlc, lsn=pending.lsn)
+                linked.conflicts.append((tenant_id, event.t_hlc, pending.lsn))
                 if why is None:
                     action = SystemAction.CONFLICT.value
                     payload, facts = conflict_payload(event, pending.payload.decode(), kept_digest), None

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import structlog
 
 from app.bundle.from_wal import export_from_wal, survey
 from app.config import HlcSettings, Settings
@@ -94,11 +95,14 @@ async def test_its_events_whose_hlcs_others_have_taken_are_kept_beside_those(
     taken.sign(3)
     keys = store(tmp_path, SIGNER.public_key_pem.encode(), "trusted.pem")
     await import_files(database.service_url, keys, [[store(tmp_path, bundle_of(taken), "taken.tar")]])
-    async with run_node(settings) as service:
-        await until(lambda: service.node.chained.lsn >= stranded[-1].lsn, "the backlog drains")
-        again = await service.submitter.submit(created("acme", 12), key=key("k-12"))
-        assert again.replayed
-        assert service.node.failure is None
+    with structlog.testing.capture_logs() as logs:
+        async with run_node(settings) as service:
+            await until(lambda: service.node.chained.lsn >= stranded[-1].lsn, "the backlog drains")
+            again = await service.submitter.submit(created("acme", 12), key=key("k-12"))
+            assert again.replayed
+            assert service.node.failure is None
+    told = [entry["lsn"] for entry in logs if entry["event"] == "hlc_conflict"]
+    assert told == [stranded[n].lsn for n in (10, 11, 12)]
     entries = await chains.sound("acme")
     held = [entry for entry in entries if entry["action"] == "CONFLICT"]
     assert [entry["job_id"] for entry in held] == [stranded[n].job_id for n in (10, 11, 12)]
