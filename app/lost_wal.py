@@ -27,7 +27,10 @@ def load(wal_folder: Path) -> list[Range]:
     """
     path = wal_folder / NAME
     try:
-        return [(first, last) for first, last in json.loads(path.read_bytes())]
+        ranges = [(first, last) for first, last in json.loads(path.read_bytes())]
+        if any(type(lsn) is not int or lsn < 0 for each in ranges for lsn in each):
+            raise ValueError("an LSN in it is no number")
+        return ranges
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, OSError) as error:

@@ -210,7 +210,7 @@ def _parts(
                 return []
             origin = service.notary.origin(tenant_id)
             checkpoint = open_checkpoint(note, keys_for_log(tenant_id, ring), origin=origin)
-        except (SignatureError, UnicodeDecodeError) as error:
+        except SignatureError as error:
             log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
             return [TreeHead(0, b"", "node", str(error))]
         return [TreeHead(checkpoint.size, checkpoint.root, "node")]

@@ -120,9 +120,14 @@ async def find_wal(
     durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else 0)
     if known is not None and not is_given_up:
         durable_lsn = max(durable_lsn, known.durable_lsn)
-    recovered = await to_its_end(
-        partial(wal_recovery.recover, folder, node_id, durable_lsn, accept_lost=accept_lost_wal)
-    )
+    recover = partial(wal_recovery.recover, folder, node_id, durable_lsn, accept_lost=accept_lost_wal)
+    try:
+        recovered = await to_its_end(recover)
+    except OSError as error:
+        raise StartRefusedError(
+            f"the WAL in {folder} cannot be recovered: {error}. Make that file readable, or put it back; move it away "
+            "if it is no segment of this WAL. Nothing that was acknowledged is lost by trying again"
+        ) from error
     if recovered.cut is not None:
         log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.errors import WalCorruptError
+from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
 from wal.format import NODE_ID_BYTES_MAX, WAL_ID_BYTES
 from wal.segment import store_file
@@ -81,11 +81,17 @@ def load(folder: Path) -> Control | None:
 
     Raises:
         WalCorruptError: there is one and it is damaged.
+        WalError: what stands in its place cannot be read, such as a folder.
     """
+    path = folder / CONTROL_NAME
     try:
-        data = (folder / CONTROL_NAME).read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise WalError(
+            f"the control file {path} cannot be read: {error}. Put the file of this WAL back there"
+        ) from error
     if len(data) != _FIELDS.size + _CRC.size:
         raise _corrupt(f"it is {len(data)} bytes long, not {_FIELDS.size + _CRC.size}")
     if _CRC.unpack_from(data, _FIELDS.size)[0] != crc32(data[: _FIELDS.size]):

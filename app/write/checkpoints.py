@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
 from ledger.names import is_readable_tenant
-from wal.segment import UNNAMED_SUFFIX, store_files, sync_folder
+from wal.segment import store_files, sync_folder
 
 
 class CheckpointFolder:
@@ -24,20 +24,49 @@ class CheckpointFolder:
             sync_folder(wal_folder)
 
     def load(self, tenant_id: str) -> str | None:
-        """The tenant's newest note, None before the first."""
+        """The tenant's newest note, None before the first.
+
+        Raises:
+            SignatureError: the file is no text.
+        """
+        path = self._path(tenant_id)
         try:
-            return self._path(tenant_id).read_text()
+            return path.read_bytes().decode()
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError as error:
+            raise SignatureError(f"{path} is no checkpoint: {error}") from error
 
     def size(self, tenant_id: str) -> int:
-        """Tree size that the tenant's newest note names in its second line, 0 before the first."""
+        """Tree size that the tenant's newest note names in its second line, 0 before the first.
+
+        Raises:
+            SignatureError: the file is no checkpoint.
+        """
         note = self.load(tenant_id)
-        return 0 if note is None else int(note.split("\n")[1])
+        try:
+            return 0 if note is None else int(note.split("\n")[1])
+        except (IndexError, ValueError) as error:
+            raise SignatureError(f"{self._path(tenant_id)} is no checkpoint: {error}") from error
 
     def load_all(self) -> dict[str, str]:
-        """Newest notes by tenant."""
-        return {path.name: path.read_text() for path in sorted(self._folder.iterdir()) if path.suffix != UNNAMED_SUFFIX}
+        """Newest notes by tenant. Files whose name is no tenant's are none of our business.
+
+        Raises:
+            StartRefusedError: names the first that cannot be read.
+        """
+        notes = {}
+        for path in sorted(self._folder.iterdir()):
+            if not is_readable_tenant(path.name):
+                continue
+            try:
+                notes[path.name] = path.read_bytes().decode()
+            except (OSError, UnicodeDecodeError) as error:
+                raise StartRefusedError(
+                    f"{path} cannot be read as the checkpoint of tenant {path.name}: {error}; restore it, or move it "
+                    "away once tally verify has found the chain whole"
+                ) from error
+        return notes
 
     def store(self, notes: Mapping[str, str]) -> None:
         """Replace the notes of these tenants; on return they survive a crash. A crash before leaves each old or new."""

@@ -59,7 +59,7 @@ def load(wal_folder: Path) -> dict[str, Damage]:
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']} is not known")
         return {
-            tenant_id: Damage(item["reason"], _seen(item["seen"]), set(map(int, item["lsns"])))
+            tenant_id: Damage(str(item["reason"]), _seen(item["seen"]), set(map(_lsn, item["lsns"])))
             for tenant_id, item in content["tenants"].items()
         }
     except FileNotFoundError:
@@ -192,6 +192,12 @@ class Quarantine:
     async def _store(self) -> None:
         await asyncio.to_thread(store, self._folder, self._listed)
         self._is_stored = True
+
+
+def _lsn(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is no LSN")
+    return value
 
 
 def _seen(value: Any) -> tuple[int, str] | None:

@@ -27,7 +27,7 @@ from app.write.key_in_use import KeyInUse
 from app.write.own_entries import OwnEntries
 from app.write.tenant_memory import FollowedTenant, TenantMemory
 from ledger import merkle, tiles
-from ledger.errors import LedgerError, SigningUnavailableError, StoredTreeError
+from ledger.errors import LedgerError, SignatureError, SigningUnavailableError, StoredTreeError
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.note import is_signed_by
@@ -112,12 +112,15 @@ class TreeFollower:
 
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
         """Whether the checkpoint beside the WAL is of that size and by the key that signs now."""
-        kept = self._checkpoints.load(tenant_id)
-        return (
-            kept is not None
-            and self._checkpoints.size(tenant_id) >= tree_size
-            and is_signed_by(kept, self._origin(tenant_id), self._keys.log_signer.public_key)
-        )
+        try:
+            kept = self._checkpoints.load(tenant_id)
+            return (
+                kept is not None
+                and self._checkpoints.size(tenant_id) >= tree_size
+                and is_signed_by(kept, self._origin(tenant_id), self._keys.log_signer.public_key)
+            )
+        except SignatureError:
+            return False
 
     async def _grow(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
         """One tenant's tree, one turn of links longer, with the checkpoint that is due."""

@@ -606,6 +606,51 @@ async def test_a_damaged_checkpoint_beside_the_wal_is_refused_with_what_to_do(
     await assert_refused(run_node, make_settings(), StartRefusedError, "beside the WAL is damaged")
 
 
+def _noise(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x80" * 30)
+
+
+STRAYS: dict[str, tuple[str, Callable[[Path], object], str | None]] = {
+    "an editor's swap file": ("checkpoints/.acme.swp", _noise, None),
+    "a folder whose name is no tenant's": ("checkpoints/Old", Path.mkdir, None),
+    "a checkpoint that is no text": ("checkpoints/acme", _noise, "checkpoints/acme cannot be read as the checkpoint"),
+    "a folder in the place of a checkpoint": ("checkpoints/beta", Path.mkdir, "checkpoints/beta cannot be read"),
+    "a folder in the place of the control file": ("control", Path.mkdir, "control cannot be read"),
+    "a segment that leads nowhere": (
+        f"{99:020d}-9.wal",
+        lambda path: path.symlink_to("/nowhere/at/all"),
+        "cannot be recovered: .*-9.wal",
+    ),
+    "losses of no form": ("lost.json", lambda path: path.write_text('[["a", null]]'), "lost.json cannot be read"),
+    "held records of no form": (
+        "held.json",
+        lambda path: path.write_text('{"version": 1, "tenants": {"p": {"reason": "r", "seen": null, "lsns": [-5]}}}'),
+        "held.json cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRAYS)
+async def test_what_lies_beside_the_wal_is_passed_over_or_refused_by_name(
+    run_node: RunNode, make_settings: MakeSettings, name: str
+) -> None:
+    place, put, match = STRAYS[name]
+    async with run_node() as service:
+        await write(service, 1)
+        await until((wal_folder(make_settings()) / "checkpoints" / "acme").exists, "the checkpoint is kept")
+    path = wal_folder(make_settings()) / place
+    if path.exists():
+        path.unlink()
+    put(path)
+    if match is None:
+        async with run_node() as again:
+            assert again.node.failure is None
+    else:
+        with pytest.raises(LedgerError, match=match):
+            async with run_node():
+                pass
+
+
 async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(
     run_node: RunNode, make_settings: MakeSettings, chains: Chains
 ) -> None:
