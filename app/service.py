@@ -25,6 +25,7 @@ from app.store import chaining, idempotency
 from app.store.edge import EdgeLookups
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
+from app.write.answers import Answers
 from app.write.appender import STATEMENT_TIMEOUT_S, Appender
 from app.write.backlog import Backlog
 from app.write.job_index import JobIndex
@@ -36,6 +37,7 @@ from app.write.notary import Notary
 from app.write.own_entries import OwnEntries
 from app.write.quarantine import Quarantine
 from app.write.submit import Submitter
+from app.write.system_entries import SystemEntries
 from ledger.errors import (
     ChainDamagedError,
     DurabilityTimeoutError,
@@ -117,6 +119,15 @@ class Service:
             on_chained=self._chained,
             on_failure=self.fail,
         )
+        write_timeout_s = settings.write.timeout.total_seconds()
+        self.system_entries = SystemEntries(
+            node=self.node,
+            wal=self.writer,
+            backlog=self.backlog,
+            quarantine=self.quarantine,
+            tenants=set(started.heads),
+            write_timeout_s=write_timeout_s,
+        )
         self.submitter = Submitter(
             node=self.node,
             wal=self.writer,
@@ -125,11 +136,14 @@ class Service:
             quarantine=self.quarantine,
             job_index=self.job_index,
             find_jobs=lookups.find_jobs,
-            tenants=set(started.heads),
-            write_timeout_s=settings.write.timeout.total_seconds(),
+            system=self.system_entries,
+            answers=Answers(
+                node=self.node,
+                write_timeout_s=write_timeout_s,
+                acknowledge_before_fsync=settings.wal.ack_mode == "LOCAL_ASYNC",
+                postgres_survives=settings.topology.postgres_survives,
+            ),
             record_bytes_max=settings.wal.record_bytes_max,
-            acknowledge_before_fsync=settings.wal.ack_mode == "LOCAL_ASYNC",
-            postgres_survives=settings.topology.postgres_survives,
         )
         self.key_changes = KeyChanges(
             settings=settings,
@@ -137,7 +151,7 @@ class Service:
             pool=pool,
             keys=self.keys,
             key_chain=started.key_chain,
-            submitter=self.submitter,
+            system_entries=self.system_entries,
             notary=self.notary,
             spawn=self.spawn,
         )
@@ -259,13 +273,13 @@ class Service:
                 facts: dict[str, object] = {"first_lsn": first_lsn, "last_lsn": last_lsn, "epoch": self.node.epoch}
                 facts["node_id"] = self.node.node_id
                 await self._unless_refused(
-                    self.submitter.record_system(SystemAction.WAL_LOST, f"wal:{self.node.node_id}", facts)
+                    self.system_entries.record(SystemAction.WAL_LOST, f"wal:{self.node.node_id}", facts)
                 )
             await self.node.chained.reached(self._started.next_lsn - 1)
             if self._started.fork is not None:
                 fork = self._started.fork
                 await self._unless_refused(
-                    self.submitter.record_system(SystemAction.LOG_FORKED, fork.subject, fork.facts())
+                    self.system_entries.record(SystemAction.LOG_FORKED, fork.subject, fork.facts())
                 )
                 log_fork.forget(self._started.folder)
             await self._unless_refused(self.key_changes.record_start())

@@ -34,7 +34,7 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
 from app.write.key_in_use import KeyInUse
 from app.write.notary import Notary
-from app.write.submit import Submitter
+from app.write.system_entries import SystemEntries
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
@@ -79,7 +79,7 @@ class KeyChanges:
         pool: asyncpg.Pool[asyncpg.Record],
         keys: KeyInUse,
         key_chain: KeyChain,
-        submitter: Submitter,
+        system_entries: SystemEntries,
         notary: Notary,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
@@ -88,7 +88,7 @@ class KeyChanges:
         self._pool = pool
         self._keys = keys
         self._key_chain = key_chain
-        self._submitter = submitter
+        self._system_entries = system_entries
         self._notary = notary
         self._spawn = spawn
         self._wait_s = settings.write.timeout.total_seconds()
@@ -254,7 +254,7 @@ class KeyChanges:
                 await self._enter(SystemAction.KEY_ADDED, signer.key_id, facts)
 
     async def _enter(self, action: SystemAction, key_id: str, facts: dict[str, object]) -> None:
-        await self._submitter.record_system(action, store.SUBJECT_PREFIX + key_id, facts)
+        await self._system_entries.record(action, store.SUBJECT_PREFIX + key_id, facts)
 
     async def _record_late(self, recording: asyncio.Future[None], keys: NodeKeys) -> None:
         try:

@@ -26,7 +26,7 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.privacy import DeclaredFields, PrivacyRecord
 from app.store.reading import reading
 from app.write.linking import DuplicateLineError
-from app.write.submit import Submitter
+from app.write.system_entries import SystemEntries
 from ledger.errors import (
     ChainDamagedError,
     DatabaseUnavailableError,
@@ -72,11 +72,11 @@ class Erased(NamedTuple):
 class PrivacyChanges:
     """Makes changes, each durable and on record when it returns."""
 
-    def __init__(self, node: Node, pool: Pool, knowledge: PrivacyKnowledge, submitter: Submitter) -> None:
+    def __init__(self, node: Node, pool: Pool, knowledge: PrivacyKnowledge, system_entries: SystemEntries) -> None:
         self._node = node
         self._pool = pool
         self._knowledge = knowledge
-        self._submitter = submitter
+        self._system_entries = system_entries
 
     async def declared(self, tenant_id: str) -> Declared | None:
         """What the tenant declared last; None when it never did.
@@ -203,7 +203,7 @@ class PrivacyChanges:
         seq = await self._find_chained(record.tenant_id, action, name)
         if seq is None:
             try:
-                seq = (await self._submitter.record_once(record.tenant_id, action, name, record.facts)).seq
+                seq = (await self._system_entries.record_once(record.tenant_id, action, name, record.facts)).seq
             except DuplicateLineError:
                 seq = await self._find_chained(record.tenant_id, action, name)
         if seq is None:

@@ -7,7 +7,7 @@ One request, in order::
     3. the payload becomes canonical bytes, once
     4. room is kept for all its records, or it is refused whole
     5. in one synchronous step each record draws its HLC and LSN and is queued
-    6. the answer waits for the level: durable for LOCAL, chained above that
+    6. the answer waits for the level: durable for LOCAL, chained above that   (app.write.answers)
 
 A caller MUST NOT take a Receipt of level LOCAL for chained, nor anything for lost when this raises
 DurabilityTimeoutError: the event is in the WAL and may still be chained.
@@ -16,18 +16,14 @@ DurabilityTimeoutError: the event is in the WAL and may still be chained.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-import orjson
-
-from app.node import Node, expire
-from app.store.growth import Growth, Place
-from app.store.idempotency import ChainedLine
+from app.node import Node
+from app.store.growth import Growth
+from app.write.answers import Answers, fence_token_of, raise_refusal, refused
 from app.write.backlog import (
     BYTES_AROUND_PAYLOAD,
     FACTS_KEPT_BYTES_MAX,
@@ -38,13 +34,12 @@ from app.write.backlog import (
 from app.write.job_index import JobIndex
 from app.write.keyed import KeyedRequests
 from app.write.keyed_entry import check_lines, gone
-from app.write.linking import DuplicateLineError, LinkedBatch, event_refused, tenant_begun_by
+from app.write.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
 from app.write.quarantine import Quarantine
 from app.write.requests import BatchReceipt, Draft, Receipt, RequestKey
+from app.write.system_entries import SystemEntries, WalAppend, record_of
 from ledger import canonical, jobs, record
 from ledger.errors import (
-    DurabilityTimeoutError,
-    EventRefusedError,
     InvalidEventError,
     InvalidInputError,
     JobEndedError,
@@ -52,33 +47,25 @@ from ledger.errors import (
     LedgerError,
     RecordTooLargeError,
 )
-from ledger.events import ACTIONS, EVENTS_BY_ACTION, SYSTEM_RECORD_TYPES, SYSTEM_TENANT, Durability, SystemAction
+from ledger.events import ACTIONS, EVENTS_BY_ACTION, Durability, SystemAction
 from ledger.hlc import Hlc
 
 FIRST_FENCE_TOKEN = 1
 """Fence of a job whose creator named none."""
 LINES_PER_TURN = 500
 """Lines of one request entered before other requests get a turn."""
-SURVIVES = ("process", "node", "region")
-
-LEDGER_ROUTE = 255
-"""Stands, in keyed records, where other requests have their route: what the ledger writes once about itself."""
 
 Facts = dict[str, object] | None
 """A payload before it is encoded, None where it is not kept: see ``Pending.facts``."""
 
 _CREATED = "JobCreated"
 _ENDS = frozenset({"JobCompleted", "JobFailed", "JobTimedOut"})
-_TYPE_OF_ACTION = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
 
 
-class WalQueue(Protocol):
+class WalQueue(WalAppend, Protocol):
     """What submitting needs of the WAL writer."""
 
-    @property
-    def next_lsn(self) -> int: ...
     def check_room(self, records: int, record_bytes: int, reserved_bytes: int) -> None: ...
-    def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int: ...
 
 
 class JobLookup(Protocol):
@@ -88,7 +75,7 @@ class JobLookup(Protocol):
 
 
 class Submitter:
-    """Takes events in. Belongs to one event loop; ``enter`` is the only place where positions are drawn."""
+    """Takes events in. Belongs to one event loop; only this and ``SystemEntries`` draw positions."""
 
     def __init__(
         self,
@@ -100,11 +87,9 @@ class Submitter:
         quarantine: Quarantine,
         job_index: JobIndex,
         find_jobs: JobLookup,
-        tenants: set[str],
-        write_timeout_s: float,
+        system: SystemEntries,
+        answers: Answers,
         record_bytes_max: int,
-        acknowledge_before_fsync: bool,
-        postgres_survives: str,
     ) -> None:
         self._node = node
         self._wal = wal
@@ -113,17 +98,16 @@ class Submitter:
         self._quarantine = quarantine
         self._jobs = job_index
         self._find_jobs = find_jobs
-        self._tenants = tenants
-        self._write_timeout_s = write_timeout_s
+        self._system = system
+        self._tenants = system.tenants
+        self._answers = answers
         self._record_bytes_max = record_bytes_max
-        self._acknowledge_before_fsync = acknowledge_before_fsync
         self._made_here = re.compile(rf"{re.escape(node.region)}-[0-9]+-{re.escape(node.gate)}-[0-9]+")
         """Job ids that this node makes; a caller who brought one could meet a job made later."""
         self._watched: tuple[int, float] | None = None
         """LSN and time of one record on its way, a sample of how long they take: watching each would cost more."""
         self._entering_bytes = 0
         """Bytes of requests that are being entered in turns, wholly, for which room is kept."""
-        self._chained_survives = SURVIVES[: SURVIVES.index(postgres_survives) + 1]
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -146,7 +130,7 @@ class Submitter:
         if key is None:
             await self._check_jobs((draft,), in_lines=False)
             pending, fence_token = self._enter_one(draft, None)
-            return await self._finish(pending, draft, fence_token)
+            return await self._answers.finish(pending, draft, fence_token)
         async with self._keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
             if not seen and request.recovered:
                 request.entered(request.recovered[0])
@@ -157,13 +141,13 @@ class Submitter:
                 pending, fence_token = self._enter_one(draft, line_key)
                 request.entered(pending)
         if request.chained:
-            return await self._chained_receipt(request.chained, draft, key)
+            return await self._answers.again(request.chained, draft, key)
         entered = request.pending
         assert entered is not None
         try:
-            receipt = await self._finish(entered, draft, fence_token_of(entered.payload))
+            receipt = await self._answers.finish(entered, draft, fence_token_of(entered.payload))
         except DuplicateLineError:
-            return await self._chained_receipt(await self._keyed.find((draft.tenant_id,), key), draft, key)
+            return await self._answers.again(await self._keyed.find((draft.tenant_id,), key), draft, key)
         return receipt._replace(replayed=seen)
 
     async def submit_lines(
@@ -184,11 +168,11 @@ class Submitter:
         if key is None:
             await self._check_jobs(drafts, in_lines=True)
             entered = await self._enter_lines(drafts, None, frozenset(), requested)
-            await self._wait(entered[-1].lsn, requested, entered[-1])
+            await self._answers.wait(entered[-1].lsn, requested, entered[-1])
             if requested > Durability.LOCAL:
                 self._quarantine.check_chained(entered)
-            _raise_refusal(entered)
-            return self._batch_receipt(drafts, entered, requested)
+            raise_refusal(entered)
+            return self._answers.of_lines(entered, drafts, requested)
         return await self._submit_keyed_lines(drafts, requested, key)
 
     async def _submit_keyed_lines(
@@ -206,14 +190,16 @@ class Submitter:
                 line_key = key._replace(body_digest=request.body_digest)
                 entered = await self._enter_lines(drafts, line_key, present, requested)
                 if not present:
-                    request.receipt = self._batch_receipt(drafts, entered, requested)
+                    request.receipt = self._answers.of_lines(entered, drafts, requested)
                 request.entered(entered[-1])
                 added = True
             elif not seen and request.recovered:
                 request.entered(max(request.recovered, key=lambda pending: pending.lsn))
         if request.last_lsn:
             answered_early = requested <= Durability.LOCAL and request.receipt is not None
-            await self._wait(request.last_lsn, requested if answered_early else Durability.GLOBAL, request.pending)
+            await self._answers.wait(
+                request.last_lsn, requested if answered_early else Durability.GLOBAL, request.pending
+            )
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
         chained = await self._keyed.find(tenants, key)
@@ -226,20 +212,8 @@ class Submitter:
             await check_lines(chained, drafts, key)
         for line in chained:
             if line.action == SystemAction.REFUSED:
-                raise _refused(line).at_line(line.line + 1)
-        last = max(chained, key=lambda line: line.lsn)
-        return BatchReceipt(
-            accepted=len(drafts),
-            requested=requested,
-            achieved=self._achieved(requested),
-            survives=self._survives(requested),
-            first_hlc=chained[0].t_hlc,
-            last_hlc=chained[-1].t_hlc,
-            job_ids=[line.job_id for line in chained if drafts[line.line].event.name == _CREATED],
-            epoch=last.epoch,
-            last_lsn=last.lsn,
-            replayed=not added,
-        )
+                raise refused(line).at_line(line.line + 1)
+        return self._answers.of_chained_lines(chained, drafts, requested, replayed=not added)
 
     def recover(self, pending: Pending) -> None:
         """Learn from a record that the WAL holds beyond the chain, as when it was entered."""
@@ -264,57 +238,11 @@ class Submitter:
         queued_s, self._watched = self._watched[1], None
         return time.perf_counter() - queued_s
 
-    async def record_system(self, action: SystemAction, subject: str, facts: dict[str, object]) -> Place:
-        """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
-
-        Raises:
-            ChainDamagedError: the chain of ``_system`` takes none.
-        """
-        self._quarantine.check(SYSTEM_TENANT)
-        self._backlog.reserve(1)
-        try:
-            pending = self._enter_system(action, subject, facts)
-        finally:
-            self._backlog.release(1)
-        pending.outcome = asyncio.get_running_loop().create_future()
-        return await pending.outcome
-
-    async def begin_tenant(self, tenant_id: str) -> None:
-        """Let a tenant begin without an event of its own; on return its chain has a head."""
-        if tenant_id in self._tenants:
-            await self._node.chained.wait(self._wal.next_lsn - 1, self._write_timeout_s)
-            return
-        with contextlib.suppress(DuplicateLineError, EventRefusedError):
-            await self.record_system(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
-        self._tenants.add(tenant_id)
-
     def imported(self, growth: Growth) -> None:
         """Learn which of the jobs that this node knows have ended by what was imported."""
         for (tenant_id, job_id), state in growth.job_states.items():
             if self._jobs.get(tenant_id, job_id) is not None:
                 self._jobs.learn(tenant_id, job_id, state.fence, jobs.is_ended(jobs.status(state)))
-
-    async def record_once(self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]) -> Place:
-        """Write the entry about ``name`` that the tenant's chain has once, whichever nodes try, and wait for it.
-
-        Raises:
-            DuplicateLineError: the chain has it already.
-            ChainDamagedError, HeldBackError: as ``submit``.
-            DurabilityTimeoutError: not chained in time; it may still be.
-            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``submit``.
-        """
-        self._refuse_unfit((tenant_id,))
-        room = 1 + (tenant_id not in self._tenants)
-        self._backlog.reserve(room)
-        try:
-            self._begin_tenant(tenant_id)
-            digest = hashlib.sha256(canonical.encode(facts)).digest()
-            key = record.IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
-            pending = self._enter_system(action, name, facts, tenant_id, key)
-        finally:
-            self._backlog.release(room)
-        pending.outcome = asyncio.get_running_loop().create_future()
-        return await self._outcome(pending.outcome, shared=True)
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -348,20 +276,8 @@ class Submitter:
 
     # --- entering: the one synchronous step -------------------------------------------------------
 
-    def _refuse_unfit(self, tenant_ids: Iterable[str]) -> None:
-        """A fenced or failed node takes nothing, even while its WAL would still have it, and nobody takes anything
-        for a tenant whose chain is damaged; a new tenant is also an entry of ``_system``."""
-        if self._node.failure is not None:
-            raise self._node.failure.with_traceback(None)
-        if not self._quarantine:
-            return
-        for tenant_id in tenant_ids:
-            self._quarantine.check(tenant_id)
-            if tenant_id not in self._tenants:
-                self._quarantine.check(SYSTEM_TENANT)
-
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
-        self._refuse_unfit((draft.tenant_id,))
+        self._system.refuse_unfit((draft.tenant_id,))
         fence_token, payload, facts = self._payload(draft)
         room = 1 + (draft.tenant_id not in self._tenants)
         self._backlog.reserve(room)
@@ -378,7 +294,7 @@ class Submitter:
     async def _enter_lines(
         self, drafts: Sequence[Draft], key: RequestKey | None, present: frozenset[int], requested: Durability
     ) -> list[Pending]:
-        self._refuse_unfit({draft.tenant_id for draft in drafts})
+        self._system.refuse_unfit({draft.tenant_id for draft in drafts})
         room = len(drafts) - len(present) + len({draft.tenant_id for draft in drafts} - self._tenants)
         self._backlog.reserve(room)
         entered: list[Pending] = []
@@ -461,9 +377,9 @@ class Submitter:
             if tenant_id not in self._tenants and tenant_id not in begun:
                 begun.add(tenant_id)
                 named: dict[str, object] = {"tenant_id": tenant_id}
-                beginning = self._system_event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", named, lsn)
+                beginning = self._system.event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", named, lsn)
                 queued.append(beginning)
-                records.append(_record_of(beginning))
+                records.append(record_of(beginning))
                 lsn += 1
             hlc = tick(wall_ms)
             if job_id is None:
@@ -487,182 +403,12 @@ class Submitter:
             self._watched = (entered[-1].lsn, time.perf_counter())
         return entered
 
-    def _begin_tenant(self, tenant_id: str) -> None:
-        if tenant_id not in self._tenants:
-            self._enter_system(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
-            self._tenants.add(tenant_id)
-
-    def _enter_system(
-        self,
-        action: SystemAction,
-        subject: str,
-        facts: dict[str, object],
-        tenant_id: str = SYSTEM_TENANT,
-        key: record.IdempotencyKey | None = None,
-    ) -> Pending:
-        pending = self._system_event(action, subject, facts, self._wal.next_lsn, tenant_id, key)
-        self._wal.append_all((_record_of(pending),))
-        self._backlog.add((pending,))
-        return pending
-
-    def _system_event(
-        self,
-        action: SystemAction,
-        subject: str,
-        facts: dict[str, object],
-        lsn: int,
-        tenant_id: str = SYSTEM_TENANT,
-        key: record.IdempotencyKey | None = None,
-    ) -> Pending:
-        payload = canonical.encode({"type": action.value, **facts})
-        hlc = self._node.clock.tick(time.time_ns() // 1_000_000)
-        return Pending(lsn, self._node.epoch, hlc, _TYPE_OF_ACTION[action], tenant_id, subject, payload, key, None)
-
-    # --- waiting and answering --------------------------------------------------------------------
-
-    async def _wait(
-        self, lsn: int, level: Durability, pending: Pending | None, outcome: asyncio.Future[Place] | None = None
-    ) -> Place | None:
-        """Wait until ``lsn`` has reached ``level``; the chain position when its ``outcome`` was waited for.
-
-        ``pending`` is the event that a timeout names.
-        """
-        node = self._node
-        try:
-            if level <= Durability.LOCAL:
-                if not self._acknowledge_before_fsync:
-                    await node.durable.wait(lsn, self._write_timeout_s)
-                return None
-            if outcome is None:
-                await node.chained.wait(lsn, self._write_timeout_s)
-                return None
-            return await self._outcome(outcome, shared=pending is None or pending.idempotency is not None)
-        except DurabilityTimeoutError as error:
-            achieved = Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
-            raise DurabilityTimeoutError(
-                f"{level.name} was not reached: {error}. The event is in the log of this node at LSN {lsn}; "
-                "send the same Idempotency-Key again to learn its outcome",
-                job_id=pending.job_id if pending else None,
-                hlc=pending.hlc.text() if pending else None,
-                epoch=node.epoch,
-                lsn=lsn,
-                achieved=achieved,
-            ) from None
-
-    async def _outcome(self, outcome: asyncio.Future[Place], *, shared: bool) -> Place:
-        """The outcome within ``write.timeout``; a shared one, which others of the same key await, outlives that."""
-        message = f"not chained within {self._write_timeout_s:g} s"
-        if shared:
-            done, _ = await asyncio.wait((outcome,), timeout=self._write_timeout_s)
-            if not done:
-                raise DurabilityTimeoutError(message)
-            return outcome.result()
-        timer = asyncio.get_running_loop().call_later(self._write_timeout_s, expire, outcome, message)
-        try:
-            return await outcome
-        finally:
-            timer.cancel()
-
-    async def _finish(self, pending: Pending, draft: Draft, fence_token: int) -> Receipt:
-        level = draft.durability
-        chain = await self._wait(pending.lsn, level, pending, pending.outcome)
-        return Receipt(
-            job_id=pending.job_id,
-            tenant_id=pending.tenant_id,
-            event=draft.event,
-            hlc=pending.hlc.text(),
-            epoch=pending.epoch,
-            lsn=pending.lsn,
-            fence_token=fence_token,
-            requested=level,
-            achieved=self._achieved(level),
-            survives=self._survives(level),
-            chain=chain,
-            replayed=False,
-        )
-
-    async def _chained_receipt(self, chained: Sequence[ChainedLine], draft: Draft, key: RequestKey) -> Receipt:
-        """The first answer again, from what the chain holds."""
-        if not chained:
-            raise gone(draft.tenant_id, key)
-        await check_lines(chained, (draft,), key)
-        line = chained[0]
-        if line.action == SystemAction.REFUSED:
-            raise _refused(line)
-        level = draft.durability
-        chain = Place(line.seq, line.chain_link, line.prev_chain_link)
-        return Receipt(
-            job_id=line.job_id,
-            tenant_id=line.tenant_id,
-            event=draft.event,
-            hlc=line.t_hlc,
-            epoch=line.epoch,
-            lsn=line.lsn,
-            fence_token=fence_token_of(line.payload),
-            requested=level,
-            achieved=self._achieved(level),
-            survives=self._survives(level),
-            chain=chain if level > Durability.LOCAL else None,
-            replayed=True,
-        )
-
-    def _batch_receipt(
-        self, drafts: Sequence[Draft], entered: Sequence[Pending], requested: Durability
-    ) -> BatchReceipt:
-        return BatchReceipt(
-            accepted=len(drafts),
-            requested=requested,
-            achieved=self._achieved(requested),
-            survives=self._survives(requested),
-            first_hlc=entered[0].hlc.text(),
-            last_hlc=entered[-1].hlc.text(),
-            job_ids=[
-                pending.job_id for pending, draft in zip(entered, drafts, strict=True) if draft.event.name == _CREATED
-            ],
-            epoch=entered[-1].epoch,
-            last_lsn=entered[-1].lsn,
-            replayed=False,
-        )
-
-    def _achieved(self, level: Durability) -> Durability:
-        if level <= Durability.LOCAL:
-            return Durability.NONE if self._acknowledge_before_fsync else Durability.LOCAL
-        return level
-
-    def _survives(self, level: Durability) -> tuple[str, ...]:
-        if level <= Durability.LOCAL:
-            return () if self._acknowledge_before_fsync else ("process",)
-        return self._chained_survives
-
 
 def _sealed(draft: Draft, fence_token: int, hlc: str) -> bytes:
     """The canonical payload, what is private in it sealed for an event of this HLC."""
     assert draft.seal is not None
     fields = draft.seal.seal(draft.fields, hlc)
     return canonical.encode({"type": draft.event.name, "fence_token": fence_token, **fields})
-
-
-def _record_of(pending: Pending) -> tuple[Hlc, int, bytes]:
-    """The event as the WAL takes it."""
-    return pending.hlc, pending.record_type, record.encode(pending)
-
-
-def fence_token_of(payload: bytes | str) -> int:
-    """The fence token frozen in a canonical payload; 0 where the event was refused and its place taken."""
-    fence_token: int = orjson.loads(payload).get("fence_token", 0)
-    return fence_token
-
-
-def _refused(line: ChainedLine) -> EventRefusedError:
-    """What was said, or could not be said yet, when ``line`` was chained as REFUSED."""
-    return event_refused(orjson.loads(line.payload).get("sqlstate"), line.seq, line.t_hlc, line.epoch, line.lsn)
-
-
-def _raise_refusal(entered: Sequence[Pending]) -> None:
-    """Raise the refusal of the first line, if any, in whose place a REFUSED entry was chained."""
-    for number, pending in enumerate(entered, 1):
-        if isinstance(pending.refusal, EventRefusedError):
-            raise pending.refusal.at_line(number)
 
 
 def _not_found(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
