@@ -216,6 +216,9 @@ def test_an_entry_that_says_it_was_born_here_is_the_one_that_stands_there(
     stands = rows_of(exported.content)[2]
     origin = {"bundle_digest": "0" * 64, "chain_link": stands["chain_link"], "log": log, "node_id": "node-1", "seq": 3}
     true = {name: stands[name] for name in stands if name.startswith(("hlc_", "t_hlc", "job_id", "action", "payload"))}
+    linked_otherwise = canonical.encode({**origin, "chain_link": "0" * 64}).decode()
+    answer = send(client, resigned({**true, "origin": linked_otherwise}, tenant="own"))
+    assert (answer.status_code, kind_of(answer)) == (422, "bundle-invalid"), answer.text
     back = imported(client, resigned({**true, "origin": canonical.encode(origin).decode()}, tenant="own"))
     assert (back["duplicates"], back["imported"]) == (1, 11)
     beyond = {"bundle_digest": "0" * 64, "chain_link": "0" * 64, "log": log, "node_id": "node-1", "seq": 900}

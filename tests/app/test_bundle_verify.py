@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import importlib.util
 import json
 import sys
@@ -17,12 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from app.bundle.reader import BundleReader
 from app.bundle.verify import BundleVerdict, open_kept, verify_file
+from ledger import canonical
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
+from signing.envelope import PAYLOAD_TYPE
 from signing.keys import FileSigner, Keyring, PublicKey
 from signing.snapshot import open_snapshot
-from tests.app.bundle_cases import GOOD, LEDGER, Case, cases
-from tests.app.bundles import bundle_of, checkpoint_of, exit_code, store
+from tests.app.bundle_cases import GOOD, LEDGER, MANIFEST, Case, cases
+from tests.app.bundles import bundle_of, checkpoint_of, container, exit_code, members_of, store
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.signing.conftest import RFC_8032_TEST_1, ed25519
 
@@ -221,6 +224,17 @@ def test_a_break_of_the_bundle_itself_says_what_is_wrong_with_it(tmp_path: Path)
         first = verdict_of(store(tmp_path, case.bundle)).verdict["first_break"]
         assert detail in first["detail"], name
         assert first["kind"] == ("bundle-signature" if "signature" in name else "bundle"), name
+
+
+def test_a_manifest_that_a_held_key_is_named_for_and_did_not_sign_is_not_parsed(tmp_path: Path) -> None:
+    signature = {"keyid": SIGNER.key_id, "sig": base64.b64encode(bytes(64)).decode()}
+    payload = base64.b64encode(b"no manifest").decode()
+    changed = {"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": [signature]}
+    path = store(tmp_path, container((members_of(GOOD) | {MANIFEST: canonical.encode(changed)}).items()))
+    found = verdict_of(path)
+    assert (found.verdict["first_break"]["kind"], found.manifest_keys) == ("bundle-signature", ())
+    unheld = asyncio.run(verify_file(path, Keyring([STRANGER.public_key])))
+    assert (unheld.verdict["first_break"]["kind"], unheld.manifest_keys) == ("bundle", ())
 
 
 def test_where_the_bundle_itself_is_broken_nothing_else_is_claimed(tmp_path: Path) -> None:
