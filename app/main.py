@@ -18,7 +18,7 @@ import gc
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -31,7 +31,8 @@ from app.bundle.staging import Staging
 from app.config import Settings
 from app.http.application import create_app
 from app.http.protocol import ProblemProtocol
-from app.parts import Parts
+from app.log_keys import LogKeys
+from app.parts import Parts, ReadinessCheck
 from app.privacy.agreement import Unchained
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
@@ -51,21 +52,12 @@ from app.write.cosignatures import CosignatureInbox
 from app.write.privacy_changes import PrivacyChanges
 from app.write.sealing import Sealing
 from app.write.timestamps import Authority, Timestamper
-from ledger.errors import (
-    DatabaseUnavailableError,
-    SignatureError,
-    StartRefusedError,
-)
+from ledger.errors import DatabaseUnavailableError, StartRefusedError
 from ledger.events import ACTIONS, SystemAction
-from ledger.tree_check import TreeHead
-from signing.checkpoint import open_checkpoint
-from signing.keys import ED25519, Keyring, PublicKey
-from signing.note import VerifierKey, verifier_key
+from signing.keys import Keyring
 from signing.timestamp import load_authorities, require_available
 
 POOL_CONNECTIONS_MAX = 16
-LOG_KEYS_MAX = 16
-"""Most verifier keys named for one log; older ones still count, by the list of keys."""
 OPEN_REQUESTS_SHARE = 0.5
 """Part of ``shutdown_grace`` for open requests; the rest is for the backlog."""
 LISTEN_BACKLOG = 2048
@@ -172,48 +164,15 @@ def _parts(
     authorities: Sequence[Authority],
 ) -> Parts:
     """What the routers use, wired to ``service``."""
-    settings, node, keys = service.settings, service.node, service.keys
-    roots = {authority.url: authority.roots for authority in authorities}
+    settings, node = service.settings, service.node
+    log_keys = LogKeys(
+        keys=service.keys,
+        published=service.key_changes.published,
+        origin=service.notary.origin,
+        checkpoints=started.checkpoints,
+    )
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
     revealing = Revealing(knowledge)
-
-    async def keyring() -> Keyring:
-        """This node's own keys, and those of the ledger that the chain of ``_system`` names."""
-        published = await service.key_changes.published()
-        return Keyring([*keys.own(), *(item.key for item in published)])
-
-    async def keys_of(tenant_id: str) -> Keyring:
-        """The published keys, and the verifier keys of the tenant's log."""
-        ring = await keyring()
-        return Keyring(ring, log_verifier_keys(tenant_id, ring))
-
-    def log_verifier_keys(tenant_id: str, ring: Iterable[PublicKey]) -> list[str]:
-        """Verifier keys of the tenant's log, of all nodes, this node's first, then the newest."""
-        own = keys.log_signer.public_key
-        others = [key for key in ring if key.algorithm == ED25519 and key.key_id != own.key_id]
-        counting = [key for key in others if key.revoked_from_hlc is None][-LOG_KEYS_MAX + 1 :]
-        return [verifier_key(service.notary.origin(tenant_id), key) for key in (own, *reversed(counting))]
-
-    def keys_for_log(tenant_id: str, ring: Keyring) -> list[VerifierKey]:
-        """All keys that may have signed a checkpoint of the log, the revoked ones too: a checkpoint has no time."""
-        origin = service.notary.origin(tenant_id)
-        return [VerifierKey.of(origin, key) for key in (*keys.own(), *ring) if key.algorithm == ED25519]
-
-    async def log_keys(tenant_id: str) -> list[VerifierKey]:
-        return keys_for_log(tenant_id, await keyring())
-
-    def checkpoints(tenant_id: str, ring: Keyring) -> list[TreeHead]:
-        """The newest checkpoint beside the WAL; one that does not open says so."""
-        try:
-            note = started.checkpoints.load(tenant_id)
-            if note is None:
-                return []
-            origin = service.notary.origin(tenant_id)
-            checkpoint = open_checkpoint(note, keys_for_log(tenant_id, ring), origin=origin)
-        except SignatureError as error:
-            log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
-            return [TreeHead(0, b"", "node", str(error))]
-        return [TreeHead(checkpoint.size, checkpoint.root, "node")]
 
     return Parts(
         settings=settings,
@@ -221,39 +180,9 @@ def _parts(
         pool=pool,
         submitter=service.submitter,
         notary=service.notary,
-        verifier=ChainVerifier(
-            pool=pool,
-            keyring=keyring,
-            keyring_fault=lambda: started.key_chain.fault,
-            checkpoints=checkpoints,
-            anchors=AnchorReader(
-                pool=pool,
-                origin=service.notary.origin,
-                keyring=keyring,
-                witnesses=settings.log.witnesses,
-                roots=lambda url: roots.get(url, ()),
-            ).newest,
-            positions=VerifiedPositions(started.folder),
-            metrics=service.metrics,
-        ),
-        exporter=BundleExporter(
-            pool=pool,
-            node=node,
-            log_origin=started.log_origin,
-            signer=lambda: keys.signer,
-            keyring=keys_of,
-            sign_now=service.notary.sign_now,
-        ),
-        importer=BundleImporter(
-            pool=pool,
-            node=node,
-            trusted_keys=settings.bundle.trusted_keys,
-            begin_tenant=service.system_entries.begin_tenant,
-            check_heads=service.appender.check_heads,
-            on_imported=service.imported,
-            metrics=service.metrics,
-            disk_reserve_bytes=settings.bundle.disk_reserve_bytes,
-        ),
+        verifier=_verifier(service, started, pool, log_keys, authorities),
+        exporter=_exporter(service, started, pool, log_keys),
+        importer=_importer(service, pool),
         staging=Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes),
         job_reader=JobReader(node, pool, consistency, revealing, replicas),
         sealing=Sealing(knowledge),
@@ -262,42 +191,111 @@ def _parts(
         consistency=consistency,
         metrics=service.metrics,
         key_changes=service.key_changes,
-        log_verifier_keys=log_verifier_keys,
-        log_keys=log_keys,
-        reported_checks={
-            "signing": lambda: keys.fault,
-            "keys": lambda: started.key_chain.fault,
-            "tenants": lambda: _named("set apart, their chains are damaged", node.damaged),
-            "privacy": lambda: (
-                knowledge.keys.fault
-                or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
-            ),
-            "rows": lambda: _named("signed no further, their rows are broken", node.unsigned),
-        },
+        log_verifier_keys=log_keys.log_verifier_keys,
+        log_keys=log_keys.log_keys,
+        reported_checks=_reported_checks(service, started, knowledge),
         witnesses=settings.log.witnesses,
-        cosignatures=CosignatureInbox(
-            pool=pool,
-            origin=service.notary.origin,
-            keyring=keyring,
-            witnesses=settings.log.witnesses,
-            max_skew_ms=settings.hlc.max_clock_skew_ms,
-        ),
-        timestamper=Timestamper(
-            pool=pool,
-            authorities=authorities,
-            interval=settings.log.timestamp_interval,
-            origin=service.notary.origin,
-            keyring=keyring,
-            metrics=service.metrics,
-        )
-        if authorities
-        else None,
+        cosignatures=_cosignatures(service, pool, log_keys),
+        timestamper=_timestamper(service, pool, log_keys, authorities),
         readiness_checks={
             "chaining": lambda: service.appender.database_error,
             "backlog": service.backlog_fault,
             "checkpoints": lambda: service.notary.checkpoint_fault,
         },
     )
+
+
+def _verifier(
+    service: Service,
+    started: StartedNode,
+    pool: asyncpg.Pool[asyncpg.Record],
+    log_keys: LogKeys,
+    authorities: Sequence[Authority],
+) -> ChainVerifier:
+    roots = {authority.url: authority.roots for authority in authorities}
+    return ChainVerifier(
+        pool=pool,
+        keyring=log_keys.keyring,
+        keyring_fault=lambda: started.key_chain.fault,
+        checkpoints=log_keys.checkpoints,
+        anchors=AnchorReader(
+            pool=pool,
+            origin=service.notary.origin,
+            keyring=log_keys.keyring,
+            witnesses=service.settings.log.witnesses,
+            roots=lambda url: roots.get(url, ()),
+        ).newest,
+        positions=VerifiedPositions(started.folder),
+        metrics=service.metrics,
+    )
+
+
+def _exporter(
+    service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], log_keys: LogKeys
+) -> BundleExporter:
+    return BundleExporter(
+        pool=pool,
+        node=service.node,
+        log_origin=started.log_origin,
+        signer=lambda: service.keys.signer,
+        keyring=log_keys.keys_of,
+        sign_now=service.notary.sign_now,
+    )
+
+
+def _importer(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> BundleImporter:
+    return BundleImporter(
+        pool=pool,
+        node=service.node,
+        trusted_keys=service.settings.bundle.trusted_keys,
+        begin_tenant=service.system_entries.begin_tenant,
+        check_heads=service.appender.check_heads,
+        on_imported=service.imported,
+        metrics=service.metrics,
+        disk_reserve_bytes=service.settings.bundle.disk_reserve_bytes,
+    )
+
+
+def _cosignatures(service: Service, pool: asyncpg.Pool[asyncpg.Record], log_keys: LogKeys) -> CosignatureInbox:
+    return CosignatureInbox(
+        pool=pool,
+        origin=service.notary.origin,
+        keyring=log_keys.keyring,
+        witnesses=service.settings.log.witnesses,
+        max_skew_ms=service.settings.hlc.max_clock_skew_ms,
+    )
+
+
+def _timestamper(
+    service: Service, pool: asyncpg.Pool[asyncpg.Record], log_keys: LogKeys, authorities: Sequence[Authority]
+) -> Timestamper | None:
+    """None when no authority is configured."""
+    if not authorities:
+        return None
+    return Timestamper(
+        pool=pool,
+        authorities=authorities,
+        interval=service.settings.log.timestamp_interval,
+        origin=service.notary.origin,
+        keyring=log_keys.keyring,
+        metrics=service.metrics,
+    )
+
+
+def _reported_checks(
+    service: Service, started: StartedNode, knowledge: PrivacyKnowledge
+) -> Mapping[str, ReadinessCheck]:
+    """What ``/readyz`` tells of, and takes writes all the same."""
+    return {
+        "signing": lambda: service.keys.fault,
+        "keys": lambda: started.key_chain.fault,
+        "tenants": lambda: _named("set apart, their chains are damaged", service.node.damaged),
+        "privacy": lambda: (
+            knowledge.keys.fault
+            or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
+        ),
+        "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
+    }
 
 
 def _named(what: str, tenants: Mapping[str, str]) -> str | None:

@@ -1,0 +1,77 @@
+"""The keys that count for a node's ledger and its logs, and the checkpoint beside the WAL read with them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import structlog
+
+from app.published_keys import PublishedKey
+from app.write.checkpoints import CheckpointFolder
+from app.write.key_in_use import KeyInUse
+from ledger.errors import SignatureError
+from ledger.tree_check import TreeHead
+from signing.checkpoint import open_checkpoint
+from signing.keys import ED25519, Keyring, PublicKey
+from signing.note import VerifierKey, verifier_key
+
+LOG_KEYS_MAX = 16
+"""Most verifier keys named for one log; older ones still count, by the list of keys."""
+
+log = structlog.get_logger()
+
+
+class LogKeys:
+    """Keys as they are at the time of each question; ``origin`` gives the name of a tenant's log."""
+
+    def __init__(
+        self,
+        *,
+        keys: KeyInUse,
+        published: Callable[[], Awaitable[Sequence[PublishedKey]]],
+        origin: Callable[[str], str],
+        checkpoints: CheckpointFolder,
+    ) -> None:
+        self._keys = keys
+        self._published = published
+        self._origin = origin
+        self._checkpoints = checkpoints
+
+    async def keyring(self) -> Keyring:
+        """This node's own keys, and those of the ledger that the chain of ``_system`` names."""
+        published = await self._published()
+        return Keyring([*self._keys.own(), *(item.key for item in published)])
+
+    async def keys_of(self, tenant_id: str) -> Keyring:
+        """The published keys, and the verifier keys of the tenant's log."""
+        ring = await self.keyring()
+        return Keyring(ring, self.log_verifier_keys(tenant_id, ring))
+
+    def log_verifier_keys(self, tenant_id: str, ring: Iterable[PublicKey]) -> list[str]:
+        """Verifier keys of the tenant's log, of all nodes, this node's first, then the newest."""
+        own = self._keys.log_signer.public_key
+        others = [key for key in ring if key.algorithm == ED25519 and key.key_id != own.key_id]
+        counting = [key for key in others if key.revoked_from_hlc is None][-LOG_KEYS_MAX + 1 :]
+        return [verifier_key(self._origin(tenant_id), key) for key in (own, *reversed(counting))]
+
+    async def log_keys(self, tenant_id: str) -> list[VerifierKey]:
+        """All keys that may have signed a checkpoint of the tenant's log."""
+        return self._keys_for_log(tenant_id, await self.keyring())
+
+    def checkpoints(self, tenant_id: str, ring: Keyring) -> list[TreeHead]:
+        """The newest checkpoint beside the WAL; one that does not open says so."""
+        try:
+            note = self._checkpoints.load(tenant_id)
+            if note is None:
+                return []
+            origin = self._origin(tenant_id)
+            checkpoint = open_checkpoint(note, self._keys_for_log(tenant_id, ring), origin=origin)
+        except SignatureError as error:
+            log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
+            return [TreeHead(0, b"", "node", str(error))]
+        return [TreeHead(checkpoint.size, checkpoint.root, "node")]
+
+    def _keys_for_log(self, tenant_id: str, ring: Keyring) -> list[VerifierKey]:
+        """All keys that may have signed a checkpoint of the log, the revoked ones too: a checkpoint has no time."""
+        origin = self._origin(tenant_id)
+        return [VerifierKey.of(origin, key) for key in (*self._keys.own(), *ring) if key.algorithm == ED25519]
