@@ -143,7 +143,11 @@ class PrivacyKnowledge:
     async def _read_new(self, connection: Connection) -> None:
         declared, faults = await store.declared_since(connection, self._revision)
         for each in declared:
-            self.learn(each)
+            try:
+                await store.check_noted(connection, each)
+                self.learn(each)
+            except PrivacyDamagedError as error:
+                self._doubt(each.tenant_id, str(error))
         for fault in faults:
             self._doubt(fault.tenant_id, fault.reason)
         erased = await store.erased_since(connection, self._revision)

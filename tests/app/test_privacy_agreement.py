@@ -206,6 +206,20 @@ async def test_a_revision_that_goes_back_makes_nothing_public(
     assert len(knowledge.declarations["acme"].fields) == 3
 
 
+async def test_a_newer_declaration_that_nobody_noted_is_not_believed(
+    pool: asyncpg.Pool, keys: SubjectKeys, superuser: asyncpg.Connection
+) -> None:
+    knowledge = PrivacyKnowledge(pool, keys, "node-a")
+    await note(pool, 1, ["spec"], "a" * 32)
+    await knowledge.start(Unchained())
+    await superuser.execute("UPDATE scheduler.private_fields SET revision = 7, fields = '[]'")
+    await superuser.execute("UPDATE scheduler.privacy_state SET revision = 7")
+    await knowledge.refresh()
+    assert knowledge.declarations["acme"].fields == (("spec",),)
+    with pytest.raises(PrivacyUnavailableError, match="not what was noted"):
+        knowledge.check_certain("acme")
+
+
 async def test_what_only_the_wal_has_counts_before_it_is_chained(
     pool: asyncpg.Pool, keys: SubjectKeys, superuser: asyncpg.Connection
 ) -> None:
