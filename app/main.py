@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -31,6 +32,7 @@ from app.bundle.staging import Staging
 from app.config import Settings
 from app.http.application import create_app
 from app.http.protocol import ProblemProtocol
+from app.kept_running import kept_running
 from app.log_keys import LogKeys
 from app.parts import Parts, ReadinessCheck
 from app.privacy.agreement import Unchained
@@ -108,15 +110,16 @@ async def running(
         )
         parts = _parts(service, started, pool, replicas, knowledge, authorities)
         service.start()
-        service.spawn(knowledge.run())
-        service.spawn(parts.privacy_changes.finish())
+        service.spawn(kept_running(knowledge.run))
+        service.spawn(kept_running(parts.privacy_changes.finish))
         if parts.timestamper is not None:
-            service.spawn(parts.timestamper.run())
+            service.spawn(kept_running(parts.timestamper.run))
         verify = settings.verify
-        service.spawn(parts.verifier.run(verify.interval.total_seconds(), on_start=verify.on_start))
-        service.spawn(parts.importer.log_unfinished())
+        verifying = partial(parts.verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
+        service.spawn(kept_running(verifying))
+        service.spawn(kept_running(parts.importer.log_unfinished))
         if replicas is not None:
-            service.spawn(replicas.run())
+            service.spawn(kept_running(replicas.run))
         parts.accepting = True
         try:
             yield service, parts

@@ -18,6 +18,7 @@ import structlog
 
 from app import log_fork
 from app.config import Settings
+from app.kept_running import kept_running
 from app.metrics import Metrics
 from app.node import Node, expire
 from app.start import StartedNode
@@ -244,8 +245,10 @@ class Service:
         for tenant_id in self._started.damaged_trees:
             self.notary.mend(tenant_id)
         self.appender.wake()
-        for task in (self.appender.run(), self.notary.run(), self._persist_control(), self._clean_up()):
+        for task in (self.appender.run(), self._persist_control()):
             self.spawn(task)
+        for derived in (self.notary.run, self._clean_up):
+            self.spawn(kept_running(derived))
         self.spawn(self._record_start())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

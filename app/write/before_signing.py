@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import structlog
+
 from app.store import notary as store
 from app.store.notary import GrownTree, LinkRow, LockedTree
 from ledger import merkle, tiles
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 ENTRIES_A_READ = 1000
 """Entries read back at once when a tree is made again."""
+
+log = structlog.get_logger()
 
 _SEQ, _T_HLC, _CHAIN_LINK = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "chain_link"))
 
@@ -114,6 +118,15 @@ def checked_links(
                 "run tally verify"
             )
     return links
+
+
+def unforeseen(tenant_id: str, error: Exception) -> ChainBrokenError:
+    """The fault of a tenant whose stored rows broke what was to follow or sign them in a way that nobody thought of;
+    said in the log, with the trace."""
+    log.error("task_failed", tenant_id=tenant_id, exc_info=error)
+    return ChainBrokenError(
+        f"tenant {tenant_id} is signed no further: what is stored of it cannot be followed, {error!r}; run tally verify"
+    )
 
 
 def leaf_hashes_of(tenant_id: str, links: Sequence[LinkRow], entry_count: int) -> list[bytes]:

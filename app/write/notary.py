@@ -33,6 +33,7 @@ from app.node import Node
 from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
+from app.write.before_signing import unforeseen
 from app.write.checkpoints import CheckpointFolder
 from app.write.key_in_use import KeyInUse
 from app.write.own_entries import OwnEntries
@@ -139,6 +140,9 @@ class Notary:
         await self._find_behind()
         try:
             await self._run()
+        except Exception as error:
+            self.last_error = f"{type(error).__name__}: {error}"
+            raise
         finally:
             if self._mending is not None:
                 self._mending.cancel()
@@ -237,6 +241,8 @@ class Notary:
                 self._note_fault(name, error)
             except DATABASE_FAULTS as error:
                 self._delayed((name,), error)
+            except Exception as error:
+                self._note_fault(name, unforeseen(name, error))
             else:
                 tenant.tree = None
                 tenant.is_tree_damaged, tenant.is_kept = False, False
@@ -305,6 +311,8 @@ class Notary:
             self._note_fault(tenant_id, error)
         except DATABASE_FAULTS as error:
             self._delayed((tenant_id,), error)
+        except Exception as error:
+            self._note_fault(tenant_id, unforeseen(tenant_id, error))
         else:
             if self._is_snapshot_due(tenant):
                 self._grown.add(tenant_id)

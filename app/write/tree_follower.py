@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from app.node import Node
 from app.store import notary as store
+from app.store.faults import DATABASE_FAULTS
 from app.store.notary import GrownTree, LinkRow
-from app.write.before_signing import checked_links, extended_tree, tree_of_chain
+from app.write.before_signing import checked_links, extended_tree, tree_of_chain, unforeseen
 from app.write.checkpoints import CheckpointFolder
 from app.write.key_in_use import KeyInUse
 from app.write.own_entries import OwnEntries
@@ -85,8 +86,11 @@ class TreeFollower:
                 tenant = self._tenants[stored.tenant_id]
                 try:
                     grown[stored.tenant_id] = await self._grow(connection, stored, tenant)
-                except LedgerError as error:
-                    faults[stored.tenant_id] = error
+                except DATABASE_FAULTS:
+                    raise
+                except Exception as error:
+                    name = stored.tenant_id
+                    faults[name] = error if isinstance(error, LedgerError) else unforeseen(name, error)
                     tenant.tree = None
             await store.store_trees(connection, [tree for tree in grown.values() if tree.checkpoint is not None])
         for name, tree in grown.items():

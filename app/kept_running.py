@@ -1,0 +1,28 @@
+"""Tasks that look after derived state: what fails in one of them must not end a node that can take and chain events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+
+log = structlog.get_logger()
+
+
+async def kept_running(work: Callable[[], Coroutine[Any, Any, None]], *, pause_first_s: float = PAUSE_FIRST_S) -> None:
+    """Run ``work`` to its end; when it fails, say so and begin it anew, after pauses that grow."""
+    pause_s = pause_first_s
+    while True:
+        try:
+            await work()
+            return
+        except Exception as error:
+            # Rows and files that somebody edited may hold anything; the trace says what was not foreseen.
+            log.error("task_failed", exc_info=error, retry_in_s=pause_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)

@@ -1,0 +1,44 @@
+"""What fails while looking after derived state does not end the node; what fails on the way of an event does."""
+
+from __future__ import annotations
+
+from app.kept_running import kept_running
+from app.service import Service
+from tests.app.chains import until
+from tests.app.drafts import created
+
+
+class Failing:
+    """Work that fails the first two times."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    async def run(self) -> None:
+        self.times += 1
+        if self.times <= 2:
+            raise KeyError("what nobody thought of")
+
+
+async def test_a_task_that_fails_is_begun_anew_and_the_node_goes_on(service: Service) -> None:
+    work, following = Failing(), Failing()
+    service.spawn(kept_running(work.run, pause_first_s=0.01))
+    await until(lambda: work.times == 3, "it ends well the third time")
+    assert service.node.failure is None
+    service.spawn(following.run())
+    await until(lambda: service.node.failure is not None, "a task that nothing keeps running ends the node")
+
+
+async def test_a_tenant_that_breaks_the_notary_is_set_apart_and_others_are_signed(service: Service) -> None:
+    receipt = await service.submitter.submit(created("acme", 1), key=None)
+    assert receipt.chain is not None
+    await until(lambda: service._started.checkpoints.size("acme") == 1, "it is signed")
+    tenant = service.notary._tenants["acme"]
+    async with tenant.lock:
+        tenant.tree = "no tree"  # type: ignore[assignment]
+    await service.submitter.submit(created("acme", 2), key=None)
+    await until(lambda: "acme" in service.node.unsigned, "the fault is named")
+    assert "AttributeError" in service.node.unsigned["acme"]
+    await service.submitter.submit(created("beta", 1), key=None)
+    await until(lambda: service._started.checkpoints.size("beta") == 1, "the other tenant is signed")
+    assert service.node.failure is None
