@@ -93,6 +93,7 @@ async def verified_by_service(url: str, tenants: Iterable[str] = ()) -> None:
         new_job = {"tenant_id": LAST_TENANT, "durability": "GLOBAL"}
         async with session.post(f"{url}/v1/jobs", json=new_job) as answer:
             assert answer.status == 201, await answer.text()
+        await _key_recorded(session, url)
         for tenant_id in {LAST_TENANT, *tenants}:
             async with session.post(f"{url}/v1/snapshots", json={"tenant_id": tenant_id}) as answer:
                 assert answer.status < 300, await answer.text()
@@ -103,6 +104,20 @@ async def verified_by_service(url: str, tenants: Iterable[str] = ()) -> None:
             unsigned = tenant_id == SYSTEM_TENANT and verdict["signed_to_seq"] == 0
             wrong = {name for name, judged in verdict["verdicts"].items() if judged != "ok"}
             assert wrong <= ({"snapshots", "signatures"} if unsigned else set()), verdict
+
+
+async def _key_recorded(session: aiohttp.ClientSession, url: str) -> None:
+    """Return once ``_system`` names a key of this node, the last thing that a start does."""
+    async with session.get(f"{url}/v1/node") as answer:
+        node_id = (await answer.json())["node_id"]
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            params = {"tenant_id": SYSTEM_TENANT, "limit": 1000}
+            async with session.get(f"{url}/v1/chain/entries", params=params) as answer:
+                items = (await answer.json())["items"] if answer.status == 200 else []
+            facts = [json.loads(item["payload"]) for item in items if item["action"] == "KEY_ADDED"]
+            if any(fact["node_id"] == node_id for fact in facts):
+                return
 
 
 async def _verdict(session: aiohttp.ClientSession, url: str, tenant_id: str) -> dict[str, Any]:
