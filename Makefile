@@ -1,7 +1,8 @@
 # make run     serve http://127.0.0.1:8080 on an embedded PostgreSQL (TALLY_DATA_DIR, TALLY_PORT)
+# make pipeline  what `tally pipeline` needs besides; it calls this itself when it is first used
 # make test    the whole test suite            make lint     style, types, import rules
 # make bench   benchmarks (ROWS="a b" for some) make torture  long fault runs (SEED=n replays one)
-# make lock    write both lock files again from pyproject.toml
+# make lock    write the lock files again from pyproject.toml
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,14 +12,17 @@ SELF := $(PIP) install --no-deps --no-build-isolation --editable .
 
 # Stamps: a second make finds everything in place and installs nothing.
 RUNTIME := $(VENV)/.installed-runtime
+PIPELINE := $(VENV)/.installed-pipeline
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint bench torture lock debian-tools
+.PHONY: run pipeline test lint bench torture lock debian-tools
 
 # exec: the service takes the place of the shell, so SIGTERM and SIGINT reach it and nothing stands between.
 run: $(RUNTIME)
 	@exec $(BIN)/tally dev
+
+pipeline: $(PIPELINE)
 
 # Four at once on two cores: much of a test is waiting for a disk, a process or a deadline.
 test: $(DEV) debian-tools
@@ -58,12 +62,17 @@ $(RUNTIME): requirements.lock pyproject.toml | $(BIN)/python
 	@$(SELF)
 	@touch $@
 
-# The development lock holds the runtime lock whole, in the same versions.
-$(DEV): requirements-dev.lock requirements.lock pyproject.toml | $(BIN)/python
+# Each larger lock holds the smaller one whole, in the same versions. PySpark is built here, with the setuptools that
+# the smallest lock names.
+$(PIPELINE): requirements-pipeline.lock | $(RUNTIME)
+	@echo "Installing what the pipeline needs into $(VENV), about half a minute ..."
+	@$(PIP) install --require-hashes --no-build-isolation -r requirements-pipeline.lock
+	@touch $@
+
+$(DEV): requirements-dev.lock | $(PIPELINE)
 	@echo "Installing what tests, lint and benchmarks need into $(VENV) ..."
 	@$(PIP) install --require-hashes -r requirements-dev.lock
-	@$(SELF)
-	@touch $(RUNTIME) $@
+	@touch $@
 
 COMPILE = $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --generate-hashes \
   --no-header --no-annotate --no-emit-index-url --no-emit-find-links $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
@@ -71,5 +80,7 @@ COMPILE = $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-vers
 lock: | $(BIN)/python
 	$(PIP) install uv
 	$(COMPILE) --group build --output-file requirements.lock
-	$(COMPILE) --group build --group test --group lint --group bench --constraint requirements.lock \
+	$(COMPILE) --group build --extra pipeline --constraint requirements.lock --output-file requirements-pipeline.lock
+	$(COMPILE) --group build --extra pipeline --group test --group lint --group bench \
+	  --constraint requirements-pipeline.lock \
 	  --output-file requirements-dev.lock

@@ -12,7 +12,8 @@ import typer
 
 from app.cli.bundle import bundle
 from app.cli.keys import keys
-from app.cli.outcome import CommandExit, ExitCode, exit_code_of_error, fail
+from app.cli.outcome import CommandExit, fail
+from app.cli.pipeline import pipeline
 from app.cli.privacy import erase, privacy
 from app.cli.replay import replay
 from app.cli.restore import restore
@@ -25,6 +26,7 @@ from app.cli.verify_bundle import verify_bundle
 from app.cli.wal import wal
 from app.cli.witness import witness
 from ledger.errors import LedgerError
+from ledger.exit_code import ExitCode, exit_code_of_error
 
 _USAGE_ERROR = 2
 """Typer's code for a wrong command line; 2 says tampered here, so it becomes 1."""
@@ -50,6 +52,9 @@ tally.command("verify-bundle")(verify_bundle)
 tally.command()(snapshot)
 tally.command()(restore)
 tally.command()(erase)
+tally.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+)(pipeline)
 tally.add_typer(privacy, name="privacy")
 tally.add_typer(bundle, name="bundle")
 tally.add_typer(keys, name="keys")

@@ -1,6 +1,4 @@
-"""How a ``tally`` command ends: the exit codes, which of several holds, and how text and JSON get out.
-
-    0 fine | 1 could not run | 2 tampered or corrupt | 3 incomplete | 4 unknown, expired or revoked key
+"""How text and JSON get out of a ``tally`` command, and how it ends.
 
 Results go to standard output, everything else (progress, warnings, errors) to standard error, so that
 ``--json`` output can be piped.
@@ -8,37 +6,10 @@ Results go to standard output, everything else (progress, warnings, errors) to s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from enum import IntEnum
-from typing import Any
-
 import orjson
 from rich.console import Console
 
-from ledger.errors import BundleInvalidError, LedgerError, SignatureError, UnknownKeyError, WalCorruptError
-
-
-class ExitCode(IntEnum):
-    """What the caller of ``tally`` learns from ``$?``."""
-
-    FINE = 0
-    COULD_NOT_RUN = 1
-    TAMPERED = 2
-    INCOMPLETE = 3
-    UNKNOWN_KEY = 4
-    JOB_REFUSED = 125
-    """``tally run`` only: the ledger did not take the job, so the command was not started."""
-    CANNOT_EXECUTE = 126
-    NOT_FOUND = 127
-
-
-_GRAVEST_FIRST = (
-    ExitCode.TAMPERED,
-    ExitCode.UNKNOWN_KEY,
-    ExitCode.INCOMPLETE,
-    ExitCode.COULD_NOT_RUN,
-    ExitCode.FINE,
-)
+from ledger.exit_code import ExitCode
 
 
 class CommandExit(SystemExit):
@@ -50,41 +21,6 @@ class CommandExit(SystemExit):
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def gravest(codes: Iterable[ExitCode]) -> ExitCode:
-    """The one code to exit with when several hold; FINE when there is none."""
-    return min(codes, key=_GRAVEST_FIRST.index, default=ExitCode.FINE)
-
-
-def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
-    """What a verdict object of ``/v1/chain/verify`` means for the exit code.
-
-    Incomplete is whatever leaves something unchecked: a verdict ``not_checked``, a start after the first
-    entry, or entries that no snapshot signs yet. That there was no checkpoint to compare with is said by
-    ``compared_with`` and is not incomplete.
-    """
-    verdicts = dict(verdict["verdicts"])
-    if verdict["compared_with"] is None and verdicts["checkpoint"] == "not_checked":
-        del verdicts["checkpoint"]
-    results = set(verdicts.values())
-    codes = []
-    if "broken" in results:
-        codes.append(ExitCode.TAMPERED)
-    if "unknown_key" in results:
-        codes.append(ExitCode.UNKNOWN_KEY)
-    if "not_checked" in results or verdict["unsigned_entries"] > 0 or verdict["from_seq"] > 1:
-        codes.append(ExitCode.INCOMPLETE)
-    return gravest(codes)
-
-
-def exit_code_of_error(error: LedgerError) -> ExitCode:
-    """The code for an error that ended a command."""
-    if isinstance(error, UnknownKeyError):
-        return ExitCode.UNKNOWN_KEY
-    if isinstance(error, BundleInvalidError | SignatureError | WalCorruptError):
-        return ExitCode.TAMPERED
-    return ExitCode.COULD_NOT_RUN
 
 
 def print_json(value: object) -> None:

@@ -13,8 +13,9 @@ import typer
 from app.cli import process
 from app.cli.client import LedgerClient
 from app.cli.options import Json, Tenant, Url
-from app.cli.outcome import CommandExit, ExitCode, err, fail, out
+from app.cli.outcome import CommandExit, err, fail, out
 from ledger.errors import LedgerError
+from ledger.exit_code import ExitCode
 
 START_PATIENCE_S = 15.0
 """How long the ledger may take to accept the job before the command is given up."""

@@ -16,10 +16,11 @@ import typer
 import uvloop
 
 from app.cli.options import Json
-from app.cli.outcome import CommandExit, ExitCode, err, out, print_json
+from app.cli.outcome import CommandExit, err, out, print_json
 from app.config import Settings, load_settings
 from app.logs import configure_logs
 from ledger.errors import ConfigurationError, LedgerError
+from ledger.exit_code import ExitCode
 
 if TYPE_CHECKING:
     from app.embedded import EmbeddedPostgres

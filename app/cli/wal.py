@@ -10,7 +10,8 @@ import orjson
 import typer
 
 from app.cli.options import Json
-from app.cli.outcome import CommandExit, ExitCode, gravest, out, print_json
+from app.cli.outcome import CommandExit, out, print_json
+from ledger.exit_code import ExitCode, gravest
 from wal import inspect
 
 wal = typer.Typer(no_args_is_help=True, help="Write-ahead logs, read only.")

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli import tally as command_line
-from app.cli.outcome import ExitCode, exit_code_of_verdict, gravest
 from app.cli.verify import with_checkpoint
+from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
 
 ASPECTS = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
 

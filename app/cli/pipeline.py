@@ -1,0 +1,65 @@
+"""``tally pipeline``: executes the data pipeline, a program of its own, with what it can know of the local service.
+
+The pipeline runs where there is no service too, so it never reads the service's settings: they are put into its
+environment here. Its packages are large and few need them; in a checkout they are installed when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from app.cli.outcome import err, fail
+from app.config import Settings, load_settings
+from ledger.errors import LedgerError
+
+PACKAGES: Final = ("adbc_driver_postgresql", "jinja2", "obstore", "pandas", "pyarrow", "pyspark")
+_CHECKOUT: Final = Path(__file__).resolve().parents[2]
+
+
+def pipeline(context: typer.Context) -> None:
+    """Verify, archive, merge, compare and report on ledgers of any size, on Spark.
+
+    \b
+    Examples:
+      tally pipeline --help
+      tally pipeline verify
+      tally pipeline archive --dest s3://ledger-archive/prod
+    """
+    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+        _install()
+    environment = {**_known_of(load_settings()), **os.environ}
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "pipeline", *context.args], environment)  # noqa: S606 (takes our place)
+
+
+def _install() -> None:
+    """Install what the pipeline needs, from the lock file of the checkout that this command belongs to."""
+    makefile = _CHECKOUT / "Makefile"
+    if not makefile.exists() or Path(sys.prefix) != _CHECKOUT / ".venv":
+        raise fail("the packages of the pipeline are not installed: pip install 'tallystick[pipeline]'")
+    err.print("installing what the pipeline needs, once: Spark and Arrow, about half a minute ...")
+    if subprocess.run(["make", "--silent", "-C", _CHECKOUT, "pipeline"], stdout=sys.stderr, check=False).returncode:
+        raise fail("the packages of the pipeline could not be installed; see above")
+
+
+def _known_of(settings: Settings) -> dict[str, str]:
+    """The environment variables of ``pipeline.cli.options`` that the settings, or the embedded PostgreSQL, give."""
+    known = {
+        "TALLY_PIPELINE_SIGNING_KEY": settings.signing_key_uri,
+        "TALLY_PIPELINE_LOGS": str(settings.data_dir / "logs"),
+    }
+    if settings.database_url is not None:
+        return {**known, "TALLY_PIPELINE_DSN": settings.database_url}
+    from app.cli.serve import embedded_postgres
+
+    try:
+        return {**known, "TALLY_PIPELINE_DSN": embedded_postgres(settings.data_dir).service_url()}
+    except (LedgerError, OSError):
+        return known

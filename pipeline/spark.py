@@ -1,0 +1,122 @@
+"""The Spark session of a pipeline command: quiet on the terminal, its log in a file, stopped however the command ends.
+
+By default Spark runs in this process tree, ``local[*]``; ``--master`` names any cluster, and under ``spark-submit`` its
+settings hold. What Spark and its Java print goes to the log file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pipeline.java import find_java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL_MASTER: Final = "local[*]"
+SHUFFLE_PARTITIONS_A_CORE: Final = 2
+ARROW_BATCH_ROWS: Final = 10_000
+
+_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Rows are read and checked in Python, so Java should start fast and leave the cores alone."""
+
+_LOG4J: Final = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {log_file}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSSXXX}} %p %c{{1}}: %m%n%ex
+"""
+
+
+@contextmanager
+def spark_session(
+    name: str, *, master: str | None, log_file: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session for one command, stopped at its end; ``settings`` are Spark's, over ours.
+
+    ``master`` is None for ``LOCAL_MASTER``, or for what ``spark-submit`` says.
+
+    Raises:
+        ConfigurationError: there is no Java for it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tally-pipeline-"))
+    try:
+        with _errors_to(log_file):
+            spark = _start(name, master, log_file, folder, settings or {})
+        try:
+            yield spark
+        finally:
+            with _errors_to(log_file):
+                spark.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(name: str, master: str | None, log_file: Path, folder: Path, settings: Mapping[str, str]) -> SparkSession:
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not is_submitted:
+        os.environ["JAVA_HOME"] = str(find_java_home(folder))
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Imported here: it takes a while, and what only reads options should not wait for it.
+    from pyspark.sql import SparkSession
+
+    log4j = folder / "log4j2.properties"
+    log4j.write_text(_LOG4J.format(log_file=log_file))
+    master = master or (None if is_submitted else LOCAL_MASTER)
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in {**_settings(master, log4j, folder), **settings}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _settings(master: str | None, log4j: Path, folder: Path) -> dict[str, str]:
+    settings = {
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()} {_JAVA_OPTIONS}",
+    }
+    if master is None or not master.startswith("local"):
+        return settings
+    cores = master.removeprefix("local").strip("[]").partition(",")[0] or "1"
+    count = len(os.sched_getaffinity(0)) if cores == "*" else int(cores)
+    return settings | {
+        "spark.pyspark.python": sys.executable,
+        "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS_A_CORE * count),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(folder),
+    }
+
+
+@contextmanager
+def _errors_to(log_file: Path) -> Iterator[None]:
+    """What this process and those it starts write to standard error goes to the log file meanwhile."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        os.dup2(log, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(log)

