@@ -27,9 +27,8 @@ import asyncpg
 import structlog
 
 from app import identity, log_fork, node_keys, start
-from app.bundle.reader import BundleReader
 from app.bundle.restore import RestoredRange, restore_bundle
-from app.bundle.verify import refuse_unless_trusted, verify_bundle
+from app.bundle.verify import verify_bundle
 from app.config import Settings
 from app.identity import Identity
 from app.log_fork import Fork, SignedHead
@@ -51,6 +50,8 @@ from ledger.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Clock
 from signing import checkpoint as checkpoints_format
 from signing import note
+from signing.bundle.judging import refuse_unless_trusted
+from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from wal import control as wal_control
 from wal import lock as wal_lock

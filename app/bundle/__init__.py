@@ -1,4 +1,1 @@
-"""Bundles: a tenant's ledger, or a range of it, in one file that anybody can verify with the public keys alone.
-
-The format, reading, writing and verifying know neither the service nor a database; only the export does.
-"""
+"""What the service does with bundles: exporting, verifying, importing. The format is in ``ledger`` and ``signing``."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from app.bundle.placing import event_of, held_by
-from app.bundle.sorting import Incoming
 from app.store.chaining import ChainedEntry
+from ledger.bundle.incoming import Incoming
+from ledger.bundle.placing import event_of, held_by
 from ledger.errors import BundleInvalidError
 
 

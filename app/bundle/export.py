@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from app.bundle.rows import SEQ
-from app.bundle.writer import BundleWriter, End
 from app.store import bundles, chain_reads
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
 from ledger import tiles
+from ledger.bundle.rows import SEQ
 from ledger.entry_check import EntryChecker
 from ledger.errors import (
     ChainBrokenError,
@@ -41,6 +40,7 @@ from ledger.errors import (
 from ledger.verdict import Findings
 from signing import checkpoint as checkpoints
 from signing import note
+from signing.bundle.writer import BundleWriter, End
 from signing.keys import Keyring, Signer
 
 if TYPE_CHECKING:

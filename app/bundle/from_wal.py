@@ -19,15 +19,15 @@ from typing import Any, Final
 
 import orjson
 
-from app.bundle.rows import CHAIN_LINK, T_HLC
-from app.bundle.writer import BundleWriter, End
 from ledger import merkle, record
+from ledger.bundle.rows import CHAIN_LINK, T_HLC
 from ledger.chain import LINK_VERSION, Linker
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.events import ACTIONS
 from ledger.record import IdempotencyKey
 from ledger.snapshot import SnapshotClaim
 from ledger.verification import SNAPSHOT_COLUMNS
+from signing.bundle.writer import BundleWriter, End
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring, Signer
 from signing.note import verifier_key

@@ -35,21 +35,22 @@ import orjson
 import structlog
 
 from app.bundle.births import born_in, check_births
-from app.bundle.incoming import incoming_entries
-from app.bundle.placing import Decided, chain, decide, events_to_find
-from app.bundle.reader import BundleReader
-from app.bundle.sorting import Incoming, Sorter
+from app.bundle.growing import chain
+from app.bundle.sorting import Sorter
 from app.bundle.staging import StagedFile, check_disk_room
-from app.bundle.verify import refuse_unless_trusted, refused, verify_bundle
+from app.bundle.verify import verify_bundle
 from app.store import chaining, imports
-from app.store.chaining import ChainedEntry, ChainHead
+from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Grower, Growth, Job, head_of
 from app.store.imports import Progress
 from app.store.notary import read_link
 from app.store.standing import find_standing
 from ledger import jobs
+from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries
+from ledger.bundle.placing import Decided, check_beginnings, decide, events_to_find
 from ledger.chain import LINK_VERSION, Linker
+from ledger.conflict import Event
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
@@ -61,6 +62,8 @@ from ledger.errors import (
     UntrustedKeyError,
 )
 from ledger.events import SYSTEM_TENANT
+from signing.bundle.judging import refuse_unless_trusted, refused
+from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -218,14 +221,14 @@ class BundleImporter:
     async def _sorted(self, files: Sequence[StagedFile], readers: Sequence[BundleReader], sorter: Sorter) -> _Set:
         names = {file.digest: file.name for file in files}
         latest_ms = time.time_ns() // 1_000_000 + self._node.clock.max_clock_skew_ms
-        issued = self._node.clock.last
+        bounds = ClockBounds(latest_ms, self._node.clock.last)
         async with self._pool.acquire() as connection:
             own_origin = await imports.log_origin(connection)
         count, beginnings = 0, dict[str, str]()
         for reader in readers:
             tenant_id, from_seq = reader.manifest.tenant_id, reader.manifest.from_seq
             try:
-                async for batch in _batches(incoming_entries(reader, latest_ms, issued)):
+                async for batch in _batches(incoming_entries(reader.source, reader.entry_batches(), bounds)):
                     if born := born_in(f"{own_origin}/{tenant_id}", batch):
                         async with self._pool.acquire() as connection:
                             check_births(born, await imports.entries_at(connection, tenant_id, list(born)))
@@ -345,7 +348,7 @@ class BundleImporter:
         """As ``_store``, onto the heads as they are now, and none of it stored."""
         outcome = Imported(bundles.bundles, bundles.entries)
         touched: set[Job] = set()
-        before: dict[str, dict[str, ChainedEntry]] = {}
+        before: dict[str, dict[str, Event]] = {}
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
             heads = await imports.read_heads(connection, sorted(bundles.tenants))
@@ -356,8 +359,9 @@ class BundleImporter:
                 growth = Growth()
                 standing = await _standing(connection, batch)
                 for tenant_id, here in standing.items():
-                    here |= {hlc: entry for hlc, entry in before.get(tenant_id, {}).items() if hlc not in here}
-                decided = decide(batch, standing, outcome.heads)
+                    here |= {hlc: event for hlc, event in before.get(tenant_id, {}).items() if hlc not in here}
+                decided = decide(batch, standing)
+                check_beginnings(decided.placed, _ends(outcome.heads))
                 await asyncio.to_thread(chain, decided, Grower(growth, outcome.heads, {}, self._linkers))
                 touched |= growth.job_states.keys()
                 before = standing
@@ -431,16 +435,24 @@ async def _batches(in_order: Iterator[Incoming], *, skip: int = 0) -> AsyncItera
         yield batch
 
 
-async def _standing(connection: Connection, batch: Sequence[Incoming]) -> dict[str, dict[str, ChainedEntry]]:
-    wanted = events_to_find(batch)
-    return {tenant: await find_standing(connection, tenant, events) for tenant, events in wanted.items()}
+async def _standing(connection: Connection, batch: Sequence[Incoming]) -> dict[str, dict[str, Event]]:
+    standing = {}
+    for tenant, events in events_to_find(batch).items():
+        found = await find_standing(connection, tenant, events)
+        standing[tenant] = {t_hlc: entry.event for t_hlc, entry in found.items()}
+    return standing
+
+
+def _ends(heads: Mapping[str, ChainHead]) -> dict[str, tuple[int, str | None]]:
+    return {tenant: (head.seq, head.chain_link) for tenant, head in heads.items()}
 
 
 async def _meet(
     connection: Connection, batch: Sequence[Incoming], heads: Mapping[str, ChainHead]
 ) -> tuple[Decided, dict[Job, jobs.JobState]]:
     """What becomes of the batch, and the stored states of the jobs it touches."""
-    decided = decide(batch, await _standing(connection, batch), heads)
+    decided = decide(batch, await _standing(connection, batch))
+    check_beginnings(decided.placed, _ends(heads))
     states = await chaining.load_job_states(connection, sorted(decided.jobs())) if decided.placed else {}
     return decided, states
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from app.bundle.verify import BUNDLE, BundleVerdict, KeptCheckpoint, tree_head_json
 from ledger.hlc import Hlc
+from signing.bundle.judging import BUNDLE, BundleVerdict, KeptCheckpoint, tree_head_json
 from signing.keys import Keyring
 
 OUTCOMES: Final = {

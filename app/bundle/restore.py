@@ -18,14 +18,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.bundle.reader import BundleReader
-from app.bundle.rows import CHAIN_LINK, FROM_SEQ, JOB_ID, PREV_CHAIN_LINK, TO_SEQ
 from app.store import chaining, imports
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead
 from app.store.growth import Grower, Growth, Place, head_of
+from ledger.bundle.rows import CHAIN_LINK, JOB_ID, PREV_CHAIN_LINK
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
+from signing.bundle.reader import BundleReader
+from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 
 if TYPE_CHECKING:
     from app.store import Connection

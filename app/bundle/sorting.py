@@ -16,10 +16,11 @@ import heapq
 import os
 import struct
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
 import msgspec
 
+from ledger.bundle.incoming import Incoming, MergeKey
 from ledger.errors import InvalidInputError
 
 HELD_ENTRIES_MAX: Final = 20_000
@@ -29,39 +30,6 @@ READ_BYTES: Final = 32 << 10
 WRITE_BYTES: Final = 1 << 20
 
 _length = struct.Struct(">I")
-
-
-class MergeKey(NamedTuple):
-    """Where an entry stands in a merge. ``rank`` is 0 for the beginning of a chain that is kept as it is, in seq order
-    whatever its HLCs are, and 1 for all others."""
-
-    rank: int
-    physical_ms: int
-    logical: int
-    hlc_node: str
-    log: str
-    """The log that the entry was born in, and its seq there."""
-    seq: int
-    bundle_digest: str
-
-
-class Incoming(NamedTuple):
-    """One entry of a bundle on its way into a chain; ``origin`` is what its row will have."""
-
-    key: MergeKey
-    tenant_id: str
-    t_hlc: str
-    job_id: str
-    action: str
-    payload_digest: str
-    payload: str
-    origin: str | None
-    link_version: int
-    seq: int
-    """``seq`` and links in the bundle, for an entry that is kept as it is; 0, empty and None for others."""
-    chain_link: str
-    prev_chain_link: str | None
-
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Incoming).decode

@@ -14,13 +14,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from app import node_keys
 from app.bundle.from_wal import export_from_wal, survey
-from app.bundle.reader import BundleReader
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Json, Tenant, Url
 from app.cli.outcome import err, fail, out, print_json
 from app.config import load_settings
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
+from signing.bundle.reader import BundleReader
 from signing.key_file import LOG_KEY_SUFFIX, FileSigner, load
 from signing.public_key import ED25519
 

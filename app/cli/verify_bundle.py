@@ -14,11 +14,12 @@ from rich.markup import escape
 
 from app.bundle import report
 from app.bundle.report import Against, Verified
-from app.bundle.verify import KeptCheckpoint, open_kept, verify_file
+from app.bundle.verify import verify_file
 from app.cli.options import Checkpoint, Json, Keys
 from app.cli.outcome import CommandExit, out, print_json
 from app.cli.verdict_text import print_first_break, print_verdicts, read_checkpoint
 from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
+from signing.bundle.judging import KeptCheckpoint, open_kept
 from signing.keys import Keyring
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}

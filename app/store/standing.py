@@ -1,4 +1,4 @@
-"""Which of some events the chain holds already: as themselves, or in a CONFLICT entry because another has their HLC.
+"""Reading what a chain holds of some events: as themselves, or in a CONFLICT entry because another has their HLC.
 
 Asked under the head's lock before events are chained that may have come into the chain by another way: imported
 entries, and records of a node whose log was imported before it came back.
@@ -15,7 +15,7 @@ from ledger.conflict import Event, conflict_hlc
 if TYPE_CHECKING:
     from app.store import Connection
 
-Standing = Mapping[str, ChainedEntry]
+Chained = Mapping[str, ChainedEntry]
 """What stands in one chain, by HLC."""
 
 
@@ -27,13 +27,3 @@ async def find_standing(connection: Connection, tenant_id: str, events: Sequence
         hlcs = [conflict_hlc(event).text() for event in clashing]
         standing |= await find_entries(connection, tenant_id, hlcs)
     return standing
-
-
-def place_of(event: Event, standing: Standing) -> tuple[ChainedEntry | None, str | None]:
-    """Where ``event`` stands, as itself or in a CONFLICT entry; when it does not, but another event has its HLC, the
-    payload digest of that one, beside which it is to be kept."""
-    entry = standing.get(event.t_hlc)
-    if entry is None or entry.event == event:
-        return entry, None
-    held = standing.get(conflict_hlc(event).text())
-    return held, entry.event.payload_digest if held is None else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from app.store.chaining import ChainHead
 from app.store.growth import Grower, Growth, Place
-from app.store.standing import Standing, place_of
+from app.store.standing import Chained
 from app.write.backlog import Pending
 from app.write.requests import RequestName
 from ledger import canonical, jobs
@@ -21,6 +21,7 @@ from ledger.chain import Linker
 from ledger.conflict import Event, conflict_hlc, conflict_payload
 from ledger.errors import EventRefusedError, HeldBackError, IdempotencyReusedError, LedgerError
 from ledger.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
+from ledger.standing import Standing, place_of
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
@@ -86,7 +87,7 @@ def link_batch(
     chained_keys: Mapping[RequestName, Mapping[int, bytes]],
     job_states: Mapping[tuple[str, str], jobs.JobState],
     linkers: dict[str, Linker],
-    chained: Mapping[str, Standing] | None = None,
+    chained: Mapping[str, Chained] | None = None,
     refused_sqlstate: str | None = None,
     held_back: Callable[[Pending], HeldBackError] | None = None,
 ) -> LinkedBatch:
@@ -108,6 +109,7 @@ def link_batch(
     keys_in_batch: dict[RequestName, dict[int, bytes]] = {}
     awaited: list[tuple[int, str, int]] = []
     grower = Grower(linked, heads, job_states, linkers)
+    events_there = _events_of(chained or {})
     for pending in batch:
         tenant_id = pending.tenant_id
         if held_back is not None and tenant_id not in heads:
@@ -135,7 +137,8 @@ def link_batch(
         if chained:
             event = event_of(pending)
             standing = chained.get(tenant_id, {})
-            stands, kept_digest = place_of(event, standing)
+            stands_at, kept_digest = place_of(event, events_there.get(tenant_id, {}))
+            stands = None if stands_at is None else standing[stands_at]
             entry = standing.get(event.t_hlc)
             if entry is not None and entry.event.job_id == refused_job_id(pending):
                 stands, kept_digest = entry, None
@@ -167,6 +170,10 @@ def link_batch(
     for number, tenant_id, seq in awaited:
         linked.outcomes[number] = linked.outcomes[number] or grower.place(tenant_id, seq)
     return linked
+
+
+def _events_of(chained: Mapping[str, Chained]) -> dict[str, Standing]:
+    return {tenant: {t_hlc: entry.event for t_hlc, entry in here.items()} for tenant, here in chained.items()}
 
 
 def event_of(pending: Pending) -> Event:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from app.store import chaining, idempotency, node
 from app.store.chaining import ChainHead
-from app.store.standing import Standing, find_standing
+from app.store.standing import Chained, find_standing
 from app.write.backlog import Pending
 from app.write.linking import LinkedBatch, event_of, tenant_begun_by
 from app.write.requests import RequestName
@@ -76,7 +76,7 @@ async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> dict
     return await idempotency.find_digests(connection, sorted(keys)) if keys else {}
 
 
-async def standing(connection: Connection, batch: Sequence[Pending]) -> dict[str, Standing]:
+async def standing(connection: Connection, batch: Sequence[Pending]) -> dict[str, Chained]:
     """By tenant, what already stands in the chain at the HLCs of the batch."""
     events: dict[str, list[Event]] = {}
     for pending in batch:

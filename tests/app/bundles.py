@@ -12,14 +12,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from app.bundle.format import END, padding_of, tar_header
-from app.bundle.verify import BundleVerdict
-from app.bundle.writer import BundleWriter, End
 from app.cli.verify_bundle import exit_code_of_bundle
 from ledger import canonical, merkle
+from ledger.bundle.format import END, padding_of, tar_header
 from ledger.tiles import TileTree, consistency_proof
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from signing import envelope
+from signing.bundle.judging import BundleVerdict
+from signing.bundle.writer import BundleWriter, End
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import FileSigner, Keyring
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, Row

@@ -16,9 +16,10 @@ import asyncpg
 import httpx
 import pytest
 
-from app.bundle.reader import BundleReader
-from app.bundle.verify import BundleVerdict, verify_file
+from app.bundle.verify import verify_file
 from app.embedded import EmbeddedPostgres
+from signing.bundle.judging import BundleVerdict
+from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from tests.app.bundles import exit_code, store
 from tests.app.service_thread import serving

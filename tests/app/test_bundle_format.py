@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from app.bundle.format import END, parse_tar_header, tar_header
-from app.bundle.reader import BundleReader
 from ledger import canonical
+from ledger.bundle.format import END, parse_tar_header, tar_header
 from ledger.errors import BundleInvalidError
+from signing.bundle.reader import BundleReader
 from tests.app.bundles import bundle_of, store
 from tests.ledger.ledger_in_memory import build
 

@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from app.bundle.from_wal import export_from_wal, survey
-from app.bundle.reader import BundleReader
 from app.bundle.verify import verify_file
 from app.embedded import EmbeddedPostgres
 from ledger import record
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.hlc import Hlc
 from ledger.record import EventRecord, IdempotencyKey
+from signing.bundle.reader import BundleReader
 from signing.key_file import generate, load
 from signing.keys import FileSigner, Keyring
 from tests.app.bundles import exit_code

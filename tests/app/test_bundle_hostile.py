@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.bundle.format import END, ENTRY_PARTS_MAX, padding_of, tar_header
-from app.bundle.reader import BundleReader
 from app.bundle.verify import verify_file
+from ledger.bundle.format import END, ENTRY_PARTS_MAX, padding_of, tar_header
 from ledger.errors import BundleInvalidError
+from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from tests.app.bundle_cases import GOOD, KEYS, MANIFEST, SNAPSHOTS
 from tests.app.bundles import ENTRIES, bundle_of, container, exit_code, members_of, reseal, store, zipped

@@ -21,10 +21,11 @@ import pytest
 
 from app.bundle.sorting import Sorter
 from app.bundle.staging import Upload, check_disk_room
-from app.bundle.verify import BundleVerdict, verify_file
+from app.bundle.verify import verify_file
 from app.embedded import EmbeddedPostgres
 from ledger import canonical
 from ledger.errors import NotReadyError
+from signing.bundle.judging import BundleVerdict
 from signing.keys import Keyring
 from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, rows_of, statement_of, store

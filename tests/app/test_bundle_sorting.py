@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.bundle import sorting
-from app.bundle.sorting import Incoming, MergeKey, Sorter
+from app.bundle.sorting import Sorter
+from ledger.bundle.incoming import Incoming, MergeKey
 from ledger.errors import InvalidInputError
 
 

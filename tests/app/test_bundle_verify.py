@@ -16,11 +16,12 @@ from types import ModuleType
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from app.bundle.reader import BundleReader
-from app.bundle.verify import BundleVerdict, open_kept, verify_file
+from app.bundle.verify import verify_file
 from ledger import canonical
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
+from signing.bundle.judging import BundleVerdict, open_kept
+from signing.bundle.reader import BundleReader
 from signing.envelope import PAYLOAD_TYPE
 from signing.keys import FileSigner, Keyring, PublicKey
 from signing.snapshot import open_snapshot

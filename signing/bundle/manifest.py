@@ -23,8 +23,8 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from app.bundle.format import FORMAT_VERSION, INTEGER_MAX, SNAPSHOTS, Part, check_parts
 from ledger import canonical
+from ledger.bundle.format import FORMAT_VERSION, INTEGER_MAX, SNAPSHOTS, Part, check_parts
 from ledger.errors import BundleInvalidError, BundleSignatureError, InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from ledger.names import NODE_ID, READABLE_TENANT_ID

@@ -1,6 +1,6 @@
-"""What an entry of a verified bundle must be to be imported, and what it takes along.
+"""What an entry of a verified bundle must be to be merged, what it takes along, and its place in the order of a merge.
 
-Verification says that a bundle is what its signer made; here it is seen whether each row can stand in this ledger,
+Verification says that a bundle is what its signer made; here it is seen whether each row can stand in a ledger,
 before anything is stored. An entry takes its first origin along: canonical JSON of where it was chained first::
 
     {"bundle_digest", "chain_link", "log", "node_id", "seq"}
@@ -12,16 +12,13 @@ before anything is stored. An entry takes its first origin along: canonical JSON
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-from app.bundle.manifest import Manifest
-from app.bundle.reader import BundleReader
-from app.bundle.rows import SEQ
-from app.bundle.sorting import Incoming, MergeKey
 from ledger import canonical
+from ledger.bundle.rows import SEQ
 from ledger.chain import LINK_VERSION
 from ledger.conflict import conflict_hlc, held_event
 from ledger.errors import BundleInvalidError, ClockSkewError, InvalidInputError
@@ -36,31 +33,80 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _ORIGIN_FIELDS: Final = frozenset(("bundle_digest", "chain_link", "log", "node_id", "seq"))
 
 
-def incoming_entries(reader: BundleReader, latest_ms: int, issued: Hlc) -> Iterator[Incoming]:
-    """The entries of a verified bundle, in its order. ``issued`` is the highest HLC that the importing node issued.
+class MergeKey(NamedTuple):
+    """Where an entry stands in a merge. ``rank`` is 0 for the beginning of a chain that is kept as it is, in seq order
+    whatever its HLCs are, and 1 for all others."""
+
+    rank: int
+    physical_ms: int
+    logical: int
+    hlc_node: str
+    log: str
+    """The log that the entry was born in, and its seq there."""
+    seq: int
+    bundle_digest: str
+
+
+class Incoming(NamedTuple):
+    """One entry of a bundle on its way into a chain; ``origin`` is what its row will have."""
+
+    key: MergeKey
+    tenant_id: str
+    t_hlc: str
+    job_id: str
+    action: str
+    payload_digest: str
+    payload: str
+    origin: str | None
+    link_version: int
+    seq: int
+    """``seq`` and links in the bundle, for an entry that is kept as it is; 0, empty and None for others."""
+    chain_link: str
+    prev_chain_link: str | None
+
+
+class Source(NamedTuple):
+    """The bundle that entries come in."""
+
+    bundle_digest: str
+    tenant_id: str
+    log: str
+    """Origin of the tenant's log, as in its checkpoints."""
+    node_id: str
+    """The node that exported it."""
+
+
+class ClockBounds(NamedTuple):
+    """What the clock of an importing node allows."""
+
+    latest_ms: int
+    """Latest physical time of an entry."""
+    issued: Hlc
+    """The highest HLC that the node issued."""
+
+
+def incoming_entries(
+    source: Source, batches: Iterable[Sequence[Row]], bounds: ClockBounds | None = None
+) -> Iterator[Incoming]:
+    """The entries of a verified bundle, rows of ``ENTRY_COLUMNS``, in its order.
 
     Raises:
         BundleInvalidError: a row cannot stand in a ledger, or has an HLC of the importing node that it never issued.
-        ClockSkewError: an entry lies later than ``latest_ms``.
+        ClockSkewError: an entry lies later than ``bounds`` allow.
     """
-    for batch in reader.entry_batches():
+    for batch in batches:
         for row in batch:
             try:
-                yield _incoming(reader.manifest, reader.digest, row, latest_ms, issued)
+                yield _incoming(source, row, bounds)
             except InvalidInputError as error:
                 raise BundleInvalidError(f"seq {row[SEQ]} cannot be imported: {error}") from error
 
 
-def _incoming(manifest: Manifest, digest: str, row: Row, latest_ms: int, issued: Hlc) -> Incoming:
+def _incoming(source: Source, row: Row, bounds: ClockBounds | None) -> Incoming:
     seq, t_hlc, _, _, _, job_id, action, version, prev, link, payload_digest, payload, stored_origin = row
     hlc = Hlc.parse(t_hlc)
-    if hlc.physical_ms > latest_ms:
-        raise ClockSkewError(
-            f"seq {seq} of tenant {manifest.tenant_id} has HLC {t_hlc}, {hlc.physical_ms - latest_ms} ms later than "
-            "hlc.max_clock_skew allows now; import it again once time has caught up"
-        )
-    if hlc.node_id == issued.node_id and hlc > issued:
-        raise InvalidInputError(f"it has HLC {t_hlc}, and this node has issued none beyond {issued}")
+    if bounds is not None:
+        _check_clock(source, seq, hlc, bounds)
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidInputError(f"{job_id[:200]!r} is not a job id")
     if not _ACTION.fullmatch(action):
@@ -72,14 +118,25 @@ def _incoming(manifest: Manifest, digest: str, row: Row, latest_ms: int, issued:
     if is_kept:
         if stored_origin is not None:
             raise InvalidInputError(f"link version {version} binds no origin, yet it has one")
-        key = MergeKey(0, 0, 0, "", manifest.origin, seq, digest)
+        key = MergeKey(0, 0, 0, "", source.log, seq, source.bundle_digest)
         origin, place = None, (seq, link, prev)
     else:
-        origin, log, born_seq, born_digest = _origin(manifest, digest, seq, link, stored_origin)
+        origin, log, born_seq, born_digest = _origin(source, seq, link, stored_origin)
         key = MergeKey(1, *hlc, log, born_seq, born_digest)
         place = (0, "", None)
-    texts = (manifest.tenant_id, t_hlc, job_id, action, payload_digest, payload, origin)
+    texts = (source.tenant_id, t_hlc, job_id, action, payload_digest, payload, origin)
     return Incoming(key, *texts, version, *place)
+
+
+def _check_clock(source: Source, seq: int, hlc: Hlc, bounds: ClockBounds) -> None:
+    latest_ms, issued = bounds
+    if hlc.physical_ms > latest_ms:
+        raise ClockSkewError(
+            f"seq {seq} of tenant {source.tenant_id} has HLC {hlc}, {hlc.physical_ms - latest_ms} ms later than "
+            "hlc.max_clock_skew allows now; import it again once time has caught up"
+        )
+    if hlc.node_id == issued.node_id and hlc > issued:
+        raise InvalidInputError(f"it has HLC {hlc}, and this node has issued none beyond {issued}")
 
 
 def _payload(text: str, *, is_canonical: bool) -> dict[str, Any]:
@@ -98,17 +155,17 @@ def _check_conflict(payload: dict[str, Any], job_id: str, hlc: Hlc) -> None:
         raise InvalidInputError("it is a CONFLICT entry that does not hold the event it is named for")
 
 
-def _origin(manifest: Manifest, digest: str, seq: int, link: str, stored: str | None) -> tuple[str, str, int, str]:
+def _origin(source: Source, seq: int, link: str, stored: str | None) -> tuple[str, str, int, str]:
     """The origin of an entry as text, and its log, seq and bundle."""
     if stored is None:
         fields = {
-            "bundle_digest": digest,
+            "bundle_digest": source.bundle_digest,
             "chain_link": link,
-            "log": manifest.origin,
-            "node_id": manifest.node_id,
+            "log": source.log,
+            "node_id": source.node_id,
             "seq": seq,
         }
-        return canonical.encode(fields).decode(), manifest.origin, seq, digest
+        return canonical.encode(fields).decode(), source.log, seq, source.bundle_digest
     try:
         value = orjson.loads(stored)
     except ValueError as error:

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-from app.bundle import manifest as manifests
-from app.bundle import rows as row_lines
-from app.bundle.format import (
+from ledger import canonical
+from ledger.bundle.format import (
     CHECKPOINT,
     END,
     ENTRY_PARTS_MAX,
@@ -31,10 +30,11 @@ from app.bundle.format import (
     padding_of,
     tar_header,
 )
-from app.bundle.manifest import Manifest
-from app.bundle.rows import CHAIN_LINK, SEQ, T_HLC
-from ledger import canonical
+from ledger.bundle.rows import CHAIN_LINK, SEQ, T_HLC, encode_entry
 from ledger.errors import InvalidInputError
+from signing.bundle import manifest as manifests
+from signing.bundle.manifest import Manifest
+from signing.bundle.snapshot_rows import encode_snapshot
 from signing.keys import Keyring, Signer
 
 GZIP_LEVEL: Final = 3
@@ -86,7 +86,7 @@ class BundleWriter:
         """
         pieces: list[bytes] = []
         for row in rows:
-            line = row_lines.encode_entry(self._tenant_id, row)
+            line = encode_entry(self._tenant_id, row)
             if len(line) > ROW_BYTES_MAX:
                 raise InvalidInputError(f"seq {row[SEQ]} has {len(line)} bytes, a bundle takes {ROW_BYTES_MAX}")
             is_full = len(self._lines) == ROWS_A_PART_MAX or self._lines_bytes + len(line) > PART_BYTES_MAX
@@ -106,7 +106,7 @@ class BundleWriter:
             SignatureError: a stored envelope is not JSON with one reading.
         """
         for row in rows:
-            line = row_lines.encode_snapshot(self._tenant_id, row)
+            line = encode_snapshot(self._tenant_id, row)
             self._snapshots.write(line)
             self._snapshots_digest.update(line)
             self._snapshot_count += 1

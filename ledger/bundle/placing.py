@@ -1,6 +1,8 @@
 """What becomes of each incoming entry: chained, a duplicate, or kept in a CONFLICT entry beside one that has its HLC.
 
-A pure function of the entries, what stands in the chains at their HLCs, and where the chains end.
+A function of the entries, in the order of the merge, and of what stands in the chains at their HLCs. What becomes of
+an entry depends on nothing but entries of the same physical and logical time: a CONFLICT entry has those of the event
+that it holds. So a merge may be cut between any two of them and each piece decided by itself.
 """
 
 from __future__ import annotations
@@ -11,14 +13,11 @@ from typing import Any
 
 import orjson
 
-from app.bundle.sorting import Incoming
-from app.store.chaining import ChainedEntry, ChainHead
-from app.store.growth import Grower, Place
-from app.store.standing import place_of
-from ledger.conflict import Event, conflict_hlc, conflict_payload, held_event
+from ledger.bundle.incoming import Incoming
+from ledger.conflict import Event, conflict_hlc, held_event
 from ledger.errors import InvalidInputError
 from ledger.events import SystemAction
-from ledger.hlc import Hlc
+from ledger.standing import Standing, place_of
 
 
 @dataclass(slots=True)
@@ -54,65 +53,52 @@ def events_to_find(entries: Iterable[Incoming]) -> dict[str, list[Event]]:
     return wanted
 
 
-def decide(
-    entries: Sequence[Incoming], standing: Mapping[str, dict[str, ChainedEntry]], heads: Mapping[str, ChainHead]
-) -> Decided:
+def decide(entries: Sequence[Incoming], standing: Mapping[str, dict[str, Event]]) -> Decided:
     """What becomes of ``entries``, in the order of the merge; what is placed is added to ``standing``.
 
-    ``standing`` is what stands in each chain at the HLCs of ``events_to_find``.
-
-    Raises:
-        InvalidInputError: the beginning of a chain would have to go where a chain is already.
+    ``standing`` is what stands in each tenant's chain at the HLCs of ``events_to_find``.
     """
     decided = Decided()
-    ends = {tenant: (head.seq, head.chain_link) for tenant, head in heads.items()}
     for entry in entries:
         here, event = standing[entry.tenant_id], event_of(entry)
-        seq = ends[entry.tenant_id][0]
         stands, kept_digest = _place(entry, event, here)
         first = here.get(entry.t_hlc)
-        if first is not None and first.event != event and entry.action != SystemAction.CONFLICT:
-            decided.conflicts.append(_conflict(entry, event, first.event))
+        if first is not None and first != event and entry.action != SystemAction.CONFLICT:
+            decided.conflicts.append(_conflict(entry, event, first))
         if stands is not None:
             decided.duplicates += 1
             continue
-        if entry.key.rank == 0 and (entry.seq, entry.prev_chain_link) != (seq + 1, ends[entry.tenant_id][1]):
+        decided.placed.append((entry, kept_digest))
+        t_hlc = entry.t_hlc if kept_digest is None else conflict_hlc(event).text()
+        here[t_hlc] = event._replace(t_hlc=t_hlc)
+    return decided
+
+
+def check_beginnings(placed: Iterable[tuple[Incoming, str | None]], ends: dict[str, tuple[int, str | None]]) -> None:
+    """Refuse the beginning of a chain that would have to go where a chain is already. ``ends`` are seq and link of the
+    last entry of each tenant's chain, and are moved behind what is placed.
+
+    Raises:
+        InvalidInputError: names the link version, the tenant and where its chain ends.
+    """
+    for entry, _ in placed:
+        seq, link = ends[entry.tenant_id]
+        if entry.key.rank == 0 and (entry.seq, entry.prev_chain_link) != (seq + 1, link):
             raise InvalidInputError(
                 f"a chain of link version {entry.link_version} can only be imported as the beginning of an empty "
                 f"chain; that of tenant {entry.tenant_id} ends at seq {seq}"
             )
-        decided.placed.append((entry, kept_digest))
         ends[entry.tenant_id] = (seq + 1, entry.chain_link)
-        t_hlc = entry.t_hlc if kept_digest is None else conflict_hlc(event).text()
-        here[t_hlc] = ChainedEntry(seq + 1, entry.chain_link, None, event._replace(t_hlc=t_hlc))
-    return decided
 
 
-def chain(decided: Decided, grower: Grower) -> None:
-    """Chain what was decided to be placed."""
-    for entry, kept_digest in decided.placed:
-        hlc, payload = Hlc.parse(entry.t_hlc), entry.payload.encode()
-        if entry.key.rank == 0 and kept_digest is None:
-            place = Place(entry.seq, entry.chain_link, entry.prev_chain_link)
-            grower.keep(entry.tenant_id, hlc, entry.job_id, entry.action, entry.link_version, place, payload)
-            continue
-        action = entry.action
-        if kept_digest is not None:
-            event = event_of(entry)
-            hlc, action = conflict_hlc(event), SystemAction.CONFLICT.value
-            payload = conflict_payload(event, entry.payload, kept_digest)
-        grower.append(entry.tenant_id, hlc, entry.job_id, action, payload, entry.origin)
-    grower.finish()
-
-
-def _place(entry: Incoming, event: Event, here: Mapping[str, ChainedEntry]) -> tuple[ChainedEntry | None, str | None]:
+def _place(entry: Incoming, event: Event, here: Standing) -> tuple[str | None, str | None]:
     """As ``place_of``; a CONFLICT entry is where the event is that it holds, whatever else it says."""
     held = held_by(entry)
     if held is None:
         return place_of(event, here)
-    standing = here.get(held.t_hlc)
-    is_there = standing is not None and standing.event == held
-    return here.get(entry.t_hlc) or (standing if is_there else None), None
+    if entry.t_hlc in here:
+        return entry.t_hlc, None
+    return (held.t_hlc if here.get(held.t_hlc) == held else None), None
 
 
 def held_by(entry: Incoming) -> Event | None:

@@ -5,27 +5,24 @@ Two passes over one open file::
     1. ``BundleReader.open``: the container byte by byte, digests of every member and of the whole file; the
        manifest, not parsed before a signature was refused that a held key did not make, whose list of parts must be
        the members that are there. No other member is looked into.
-    2. the rows, as ``ledger.verification`` or an import asks for them: each part is read and hashed again before
-       its bytes are decompressed, up to the size the manifest names, and its rows parsed.
+    2. the rows, as a verification or an import asks for them: each part is read and hashed again before its bytes are
+       decompressed, up to the size the manifest names, and its rows parsed.
 
-Who signed the manifest is judged by ``app.bundle.verify``: until that is done, and the rows are verified, what is
+Who signed the manifest is judged by ``signing.bundle.judging``: until that is done, and the rows are verified, what is
 read is what somebody wrote.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from app.bundle import rows as row_lines
-from app.bundle.format import (
+from ledger.bundle.format import (
     BLOCK_BYTES,
     CHECKPOINT,
     END,
@@ -42,19 +39,19 @@ from app.bundle.format import (
     parse_tar_header,
     size_max,
 )
-from app.bundle.manifest import Manifest, judge, open_envelope, read_manifest
-from app.bundle.rows import CHAIN_LINK, FROM_SEQ, PREV_CHAIN_LINK, SEQ, T_HLC, TO_SEQ
+from ledger.bundle.incoming import Source
+from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, decode_entries
 from ledger.errors import BundleInvalidError
-from ledger.verification import Head, StoredTree
+from ledger.verdict import Head
+from signing.bundle.manifest import Manifest, judge, open_envelope, read_manifest
+from signing.bundle.snapshot_rows import check_ascending, decode_snapshot
 from signing.keys import Keyring
 
 READ_BYTES: Final = 1 << 20
-SNAPSHOTS_A_BATCH: Final = 50
 _GZIP: Final = 31
 """zlib's window bits for a gzip member and nothing else."""
 
 Row = tuple[Any, ...]
-_NO_ROWS: Final[Sequence[Sequence[Row]]] = ()
 
 
 class Member(NamedTuple):
@@ -67,7 +64,7 @@ class Member(NamedTuple):
 
 
 class BundleReader:
-    """One bundle, as a ``ledger.verification.ChainReader``. Use as a context; belongs to one task at a time."""
+    """One open bundle. Use as a context; belongs to one thread at a time, but for ``read_part``."""
 
     def __init__(self, descriptor: int, keyring: Keyring | None) -> None:
         """Takes the descriptor over, which MUST be of a regular file; prefer ``open``."""
@@ -116,6 +113,12 @@ class BundleReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def source(self) -> Source:
+        """What an entry of this bundle can say of where it comes from."""
+        manifest = self.manifest
+        return Source(self.digest, manifest.tenant_id, manifest.origin, manifest.node_id)
+
     # --- small members ----------------------------------------------------------------------------
 
     def checkpoint(self) -> str:
@@ -139,7 +142,7 @@ class BundleReader:
         _compare(member, data)
         return data
 
-    # --- rows, in this thread -----------------------------------------------------------------------
+    # --- rows -----------------------------------------------------------------------------------------
 
     def entry_batches(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[Sequence[Row]]:
         """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches.
@@ -147,8 +150,8 @@ class BundleReader:
         Raises:
             BundleInvalidError: a part is not what the manifest says.
         """
-        for number in self._parts_of(from_seq, to_seq):
-            yield from self._batches(number, self._read_part(number), from_seq, to_seq)
+        for number in self.parts_of(from_seq, to_seq):
+            yield from self.part_batches(number, self.read_part(number), from_seq, to_seq)
 
     def snapshot_rows(self) -> Iterator[Row]:
         """``SNAPSHOT_COLUMNS`` of every snapshot, by ``from_seq``; envelopes are text.
@@ -158,73 +161,27 @@ class BundleReader:
         """
         after_seq, count = self.manifest.from_seq - 1, 0
         for line in self._lines(self._members[SNAPSHOTS]):
-            row = row_lines.decode_snapshot(line, self.manifest.tenant_id)
-            after_seq = row_lines.check_ascending([row], after_seq, self.manifest.to_seq)
+            row = decode_snapshot(line, self.manifest.tenant_id)
+            after_seq = check_ascending([row], after_seq, self.manifest.to_seq)
             count += 1
             yield row
         if count != self.manifest.snapshot_count:
             raise BundleInvalidError(f"there are {count} snapshots, and {self.manifest.snapshot_count} are listed")
 
-    # --- as verification reads ----------------------------------------------------------------------
+    def last_entry(self) -> Head:
+        """The entry of highest seq there is.
 
-    async def head(self) -> Head | None:
-        """The end of the chain as the manifest names it."""
-        manifest = self.manifest
-        return Head(manifest.to_seq, manifest.to_chain_link, manifest.last_hlc)
-
-    async def last_entry(self) -> Head | None:
-        """The last entry there is."""
-        return await asyncio.to_thread(self._last_entry)
-
-    async def tree(self) -> StoredTree | None:
-        """The tree as the manifest names it."""
-        return StoredTree(self.manifest.tree_size, self.manifest.tree_root)
-
-    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
-        """None: bundles hold no tiles."""
-        return None
-
-    async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
-        """As ``entry_batches``; while one part is being checked a thread decompresses the next."""
-        numbers = self._parts_of(from_seq, to_seq)
-        ahead = self._start_reading(numbers[0]) if numbers else None
-        try:
-            for number, following in pairwise((*numbers, None)):
-                assert ahead is not None
-                assert number is not None
-                raw = await ahead
-                ahead = self._start_reading(following) if following is not None else None
-                for batch in self._batches(number, raw, from_seq, to_seq):
-                    yield batch
-        finally:
-            if ahead is not None:
-                await asyncio.gather(ahead, return_exceptions=True)
-
-    async def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
-        """As ``snapshot_rows``, in batches, those wholly in the range."""
-        batch: list[Row] = []
-        for row in self.snapshot_rows():
-            if row[FROM_SEQ] >= from_seq and (to_seq is None or row[TO_SEQ] <= to_seq):
-                batch.append(row)
-            if len(batch) == SNAPSHOTS_A_BATCH:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
-
-    async def jobs(self) -> AsyncIterator[Sequence[Row]]:
-        """Nothing: bundles hold no job states; they follow from the entries."""
-        for batch in _NO_ROWS:
-            yield batch
-
-    async def entries_by_job(self) -> AsyncIterator[Sequence[Row]]:
-        """Nothing, since there are no job states to compare with."""
-        for batch in _NO_ROWS:
-            yield batch
+        Raises:
+            BundleInvalidError: the last part is not what the manifest says.
+        """
+        number = len(self.manifest.entry_parts) - 1
+        rows = (row for batch in self.part_batches(number, self.read_part(number)) for row in batch)
+        last = max(rows, key=lambda row: row[SEQ])
+        return Head(last[SEQ], last[CHAIN_LINK], last[T_HLC])
 
     # --- one part -----------------------------------------------------------------------------------
 
-    def _parts_of(self, from_seq: int | None, to_seq: int | None) -> list[int]:
+    def parts_of(self, from_seq: int | None, to_seq: int | None) -> list[int]:
         """Numbers, from 0, of the parts that should hold entries of this range; the open ends take all."""
         first_seqs, parts = self._first_seqs, self.manifest.entry_parts
         return [
@@ -234,21 +191,28 @@ class BundleReader:
             and (to_seq is None or first_seqs[number] <= to_seq)
         ]
 
-    def _start_reading(self, number: int) -> asyncio.Future[bytes]:
-        return asyncio.ensure_future(asyncio.to_thread(self._read_part, number))
+    def read_part(self, number: int) -> bytes:
+        """The lines of a part, its digest compared, uncompressed; several threads may call it at once.
 
-    def _read_part(self, number: int) -> bytes:
-        """The rows of a part, its digest compared, uncompressed."""
+        Raises:
+            BundleInvalidError: it is not what the manifest says.
+        """
         part = self.manifest.entry_parts[number]
         member = self._members[part.name]
         data = os.pread(self._descriptor, member.size, member.offset)
         _compare(member, data)
         return _decompressed(part, data)
 
-    def _batches(self, number: int, raw: bytes, from_seq: int | None, to_seq: int | None) -> Iterator[Sequence[Row]]:
-        """The rows of a part that are in the range."""
+    def part_batches(
+        self, number: int, raw: bytes, from_seq: int | None = None, to_seq: int | None = None
+    ) -> Iterator[Sequence[Row]]:
+        """The rows of part ``number`` that are in the range; ``raw`` is what ``read_part`` gave.
+
+        Raises:
+            BundleInvalidError: they are not what the manifest says.
+        """
         is_first = number == 0
-        for rows in row_lines.decode_entries(raw, self.manifest.tenant_id, self.manifest.entry_parts[number].rows):
+        for rows in decode_entries(raw, self.manifest.tenant_id, self.manifest.entry_parts[number].rows):
             if is_first:
                 self._check_first(rows[0])
                 is_first = False
@@ -264,12 +228,6 @@ class BundleReader:
             raise BundleInvalidError("the first entry does not have the HLC that the manifest names")
         if row[SEQ] > 1 and row[PREV_CHAIN_LINK] is None:
             raise BundleInvalidError("the first entry names none before it, and is not that of a chain")
-
-    def _last_entry(self) -> Head:
-        number = len(self.manifest.entry_parts) - 1
-        rows = (row for batch in self._batches(number, self._read_part(number), None, None) for row in batch)
-        last = max(rows, key=lambda row: row[SEQ])
-        return Head(last[SEQ], last[CHAIN_LINK], last[T_HLC])
 
     def _lines(self, member: Member) -> Iterator[bytes]:
         hashed, rest, at = sha256(), b"", 0
@@ -287,6 +245,20 @@ class BundleReader:
             raise BundleInvalidError(f"{member.name} changed while it was read")
         if rest:
             raise BundleInvalidError(f"the last row of {member.name} has no end")
+
+
+def digest_of(path: Path) -> tuple[str, int]:
+    """SHA-256, in hex, and size of a file, whatever it is.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest, size = sha256(), 0
+    with path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+            size += len(data)
+    return digest.hexdigest(), size
 
 
 def _scan(descriptor: int) -> tuple[list[Member], str, int]:

@@ -1,0 +1,332 @@
+"""What a bundle says of itself, judged by the keys of whoever verifies it: the manifest and the checkpoints.
+
+A verification begins with ``Judging.judge``, has the rows verified in whatever way, as ``ledger.verification`` does it,
+and ends with ``Judging.verdict``, which puts both together::
+
+    1. container and digests          signing.bundle.reader
+    2. the manifest's signature       here
+    3. the checkpoints                here
+    4. entries, snapshots, tree       a ``ledger.verdict.Verdict``, by whoever verifies
+    5. all of it together             here
+
+The verdict object is that of a chain with one aspect more, ``bundle``: container, digests and manifest. Where that
+is broken nothing else is looked at. Keys come from the caller alone; those inside a bundle are never used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from ledger.errors import (
+    BundleInvalidError,
+    BundleRefusedError,
+    BundleSignatureError,
+    ProofError,
+    SignatureError,
+    UnknownKeyError,
+    UntrustedKeyError,
+)
+from ledger.merkle import verify_consistency
+from ledger.tree_check import TreeHead
+from ledger.verdict import ASPECTS, Head, Verdict
+from signing import checkpoint as checkpoints
+from signing import note
+from signing.bundle.manifest import Manifest, judge
+from signing.bundle.reader import BundleReader
+from signing.checkpoint import Checkpoint
+from signing.keys import Keyring
+from signing.snapshot import OpenedSnapshot, open_snapshot
+
+BUNDLE: Final = "bundle"
+"""The aspect that bundles have besides those of a chain, and the kind of a break in it."""
+BUNDLE_SIGNATURE: Final = "bundle-signature"
+"""The kind of a break in the manifest's signature."""
+OWN, KEPT = "bundle", "file"
+"""What ``compared_with`` calls the bundle's own checkpoint and one kept elsewhere."""
+
+
+class KeptCheckpoint(NamedTuple):
+    """A checkpoint kept outside the bundle; ``unknown`` says why no held key vouches for it, None when one does.
+
+    Without keys nobody vouches, and ``unknown`` is None as well.
+    """
+
+    checkpoint: Checkpoint
+    unknown: str | None
+
+
+@dataclass
+class BundleVerdict:
+    """What verifying one bundle came to."""
+
+    verdict: dict[str, Any]
+    """The verdict object of the interfaces, with the aspect ``bundle``."""
+    digest: str
+    """SHA-256 of the file, hex; what a bundle is named by."""
+    size_bytes: int
+    manifest: Manifest | None = None
+    """None when it could not be read."""
+    checkpoint: Checkpoint | None = None
+    """The bundle's own."""
+    manifest_keys: tuple[str, ...] = ()
+    """Ids of the held keys whose signature of the manifest holds."""
+    snapshot_keys: Counter[str] = field(default_factory=Counter)
+    """Snapshots by the id of the key that each says signed it."""
+    not_checked: list[str] = field(default_factory=list)
+    """What could not be checked, and why, in words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict object, and beside it what was verified."""
+        about: dict[str, Any] = {"sha256": self.digest, "bytes": self.size_bytes}
+        if self.manifest is not None:
+            about |= {name: value for name, value in self.manifest._asdict().items() if name in _TOLD}
+        if self.checkpoint is not None:
+            about["checkpoint"] = tree_head_json(self.checkpoint)
+        about["manifest_key_ids"] = list(self.manifest_keys)
+        about["snapshot_key_ids"] = sorted(self.snapshot_keys)
+        return {**self.verdict, "not_checked": self.not_checked, "bundle": about}
+
+
+_TOLD: Final = (
+    "node_id",
+    "log_origin",
+    "tenant_id",
+    "from_seq",
+    "to_seq",
+    "first_hlc",
+    "last_hlc",
+    "entry_count",
+    "snapshot_count",
+    "tree_size",
+    "tree_root",
+)
+
+
+def tree_head_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as plain values."""
+    return {"origin": checkpoint.origin, "size": checkpoint.size, "root": checkpoint.root.hex()}
+
+
+def open_kept(text: str, keyring: Keyring | None) -> KeptCheckpoint:
+    """A checkpoint that was kept elsewhere.
+
+    Raises:
+        SignatureError: malformed, or a held key is named that did not sign it.
+    """
+    parsed = checkpoints.parse(note.parse(text).text)
+    if keyring is None:
+        return KeptCheckpoint(parsed, None)
+    try:
+        return KeptCheckpoint(checkpoints.open_checkpoint(text, keyring), None)
+    except UnknownKeyError as error:
+        return KeptCheckpoint(parsed, str(error))
+
+
+class Judging:
+    """The verification of one open bundle, around that of its rows. Calls in order: ``judge``, then ``verdict``; or
+    ``broken``, when anything on the way refused the bundle."""
+
+    def __init__(self, reader: BundleReader, keyring: Keyring | None, kept: KeptCheckpoint | None = None) -> None:
+        """Without ``keyring`` no signature is judged, and nothing vouches for what else is found."""
+        self._reader = reader
+        self._keyring = keyring
+        self._kept = kept
+        self._result = BundleVerdict({}, reader.digest, reader.size_bytes, reader.manifest)
+
+    @property
+    def from_seq(self) -> int | None:
+        """Where the rows begin, None when they begin where the chain does."""
+        from_seq = self._reader.manifest.from_seq
+        return from_seq if from_seq > 1 else None
+
+    def judge(self) -> list[TreeHead]:
+        """Judge the manifest's signature and the checkpoints; returns the tree heads that the rows must agree with.
+
+        Raises:
+            BundleInvalidError: one of them does not hold.
+        """
+        # 1. Who signed the manifest.
+        self._signed, self._why, self._result.manifest_keys = judge(self._reader.envelope, self._keyring)
+        # 2. The checkpoints: the bundle's own, then the one kept elsewhere.
+        self._own = _Own.of(self._reader, self._keyring)
+        self._result.checkpoint = self._own.checkpoint
+        heads, self._undecided = _heads(self._reader.manifest, self._own, self._kept)
+        return heads
+
+    def open_snapshot(self, text: str) -> OpenedSnapshot:
+        """A snapshot of this bundle and who signed it, for the verification of the rows; the key is noted.
+
+        Raises:
+            SignatureError: malformed.
+        """
+        opened = open_snapshot(text, self._keyring)
+        self._result.snapshot_keys[opened.claim.key_id] += 1
+        return opened
+
+    def verdict(self, found: Verdict, seconds: float) -> BundleVerdict:
+        """All of it together; ``found`` is what came of the rows, ``seconds`` what all of it took."""
+        result, own, kept = self._result, self._own, self._kept
+        result.verdict = found.to_json(seconds * 1000)
+        _add_manifest(result.verdict, self._signed, self._why)
+        _add_checkpoints(result.verdict, own, kept, self._keyring, self._undecided)
+        result.not_checked = _left_out(found, result, self._keyring, _unjudged(own, kept, self._undecided))
+        return result
+
+    def broken(self, error: BundleInvalidError, seconds: float) -> BundleVerdict:
+        """The verdict when the bundle itself does not hold, for the reason given."""
+        return _broken(self._result, _kind_of(error), str(error), seconds)
+
+
+def refused(error: BundleInvalidError, digest: str, size_bytes: int, seconds: float = 0) -> BundleVerdict:
+    """The verdict on a file of this SHA-256 and size that cannot be opened as a bundle, for the reason given."""
+    return _broken(BundleVerdict({}, digest, size_bytes), _kind_of(error), str(error), seconds)
+
+
+def _kind_of(error: BundleInvalidError) -> str:
+    return BUNDLE_SIGNATURE if isinstance(error, BundleSignatureError) else BUNDLE
+
+
+def refuse_unless_trusted(name: str, found: BundleVerdict) -> None:
+    """Refuse what is broken, and what no trusted key signed. A range that begins later, or ends behind its last
+    snapshot, may come in: the manifest, which a trusted key signed, covers every byte of it.
+
+    Raises:
+        BundleRefusedError, UntrustedKeyError: with the verdict; ``name`` is the file's.
+    """
+    verdicts, first = found.verdict["verdicts"], found.verdict["first_break"]
+    if "broken" in verdicts.values():
+        raise BundleRefusedError(f"{name} does not hold: {first['kind']}: {first['detail']}", found.to_json(), name)
+    if "unknown_key" in verdicts.values() or verdicts["bundle"] != "ok":
+        why = first["detail"] if first is not None else "a signature could not be checked"
+        raise UntrustedKeyError(f"{name}: {why}; bundle.trusted_keys names who is trusted", found.to_json(), name)
+
+
+class _Own(NamedTuple):
+    """The bundle's own checkpoint; ``unknown`` says why no held key vouches for it."""
+
+    checkpoint: Checkpoint
+    unknown: str | None
+
+    @classmethod
+    def of(cls, reader: BundleReader, keyring: Keyring | None) -> _Own:
+        """The checkpoint, once it is one of this log that covers the range.
+
+        Raises:
+            BundleInvalidError: it is not, or the manifest's proof does not lead to it.
+        """
+        manifest, text, unknown = reader.manifest, reader.checkpoint(), None
+        try:
+            checkpoint = checkpoints.parse(note.parse(text).text)
+            if checkpoint.origin != manifest.origin:
+                raise SignatureError(f"it is of log {checkpoint.origin[:200]!r}, not of {manifest.origin!r}")
+            if keyring is not None:
+                checkpoints.open_checkpoint(text, keyring, origin=manifest.origin)
+        except UnknownKeyError as error:
+            unknown = str(error)
+        except SignatureError as error:
+            raise BundleInvalidError(f"the bundle's checkpoint does not hold: {error}") from error
+        root = bytes.fromhex(manifest.tree_root)
+        hashes = [bytes.fromhex(text) for text in manifest.consistency]
+        try:
+            verify_consistency(manifest.tree_size, checkpoint.size, root, checkpoint.root, hashes)
+        except ProofError as error:
+            raise BundleInvalidError(
+                f"the bundle's checkpoint is not of a log that begins with its entries: {error}"
+            ) from error
+        return cls(checkpoint, unknown)
+
+
+def _heads(manifest: Manifest, own: _Own, kept: KeptCheckpoint | None) -> tuple[list[TreeHead], str | None]:
+    """The tree heads that the entries can be compared with, and why the kept one cannot."""
+    heads = []
+    if own.unknown is None:
+        heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), OWN))
+    if kept is None or kept.unknown is not None:
+        return heads, None
+    head = kept.checkpoint
+    if head.origin != manifest.origin:
+        return heads, f"the checkpoint given is of log {head.origin!r}, the bundle of {manifest.origin!r}"
+    if manifest.to_seq < head.size <= own.checkpoint.size:
+        return heads, f"the checkpoint given covers {head.size} entries, the bundle ends at seq {manifest.to_seq}"
+    heads.append(TreeHead(head.size, head.root, KEPT))
+    return heads, None
+
+
+# --- the verdict ------------------------------------------------------------------------------------------
+
+
+def _add_manifest(verdict: dict[str, Any], signed: str, why: str | None) -> None:
+    verdict["verdicts"] = {BUNDLE: signed, **verdict["verdicts"]}
+    if signed == "unknown_key":
+        verdict["valid"] = False
+        verdict["first_break"] = verdict["first_break"] or _break(BUNDLE_SIGNATURE, f"the manifest's signature: {why}")
+
+
+def _add_checkpoints(
+    verdict: dict[str, Any], own: _Own, kept: KeptCheckpoint | None, keyring: Keyring | None, undecided: str | None
+) -> None:
+    """The verdict on checkpoints, where more than the comparison of roots decides it. What is broken stays so."""
+    verdicts = verdict["verdicts"]
+    if verdicts["checkpoint"] == "broken":
+        return
+    if own.unknown is not None or (kept is not None and kept.unknown is not None):
+        verdicts["checkpoint"] = "unknown_key"
+        verdict["valid"] = False
+    elif keyring is None or undecided is not None:
+        verdicts["checkpoint"] = "not_checked"
+
+
+def _unjudged(own: _Own, kept: KeptCheckpoint | None, undecided: str | None) -> list[str]:
+    """Which checkpoints say nothing here, and why."""
+    left = []
+    if own.unknown is not None:
+        left.append(f"the checkpoint inside: {own.unknown}")
+    if kept is None:
+        left.append("no checkpoint kept elsewhere was given: that the log was longer once would not be seen")
+    elif kept.unknown is not None:
+        left.append(f"the checkpoint given: {kept.unknown}")
+    return left if undecided is None else [*left, undecided]
+
+
+def _left_out(found: Verdict, result: BundleVerdict, keyring: Keyring | None, unjudged: Sequence[str]) -> list[str]:
+    left = []
+    if keyring is None:
+        left.append("no key was given, so no signature was checked: whoever made the file may have made it all up")
+    if found.from_seq > 1:
+        left.append(
+            f"the range begins at seq {found.from_seq}: what came before, and the tree over all of it, is not here"
+        )
+    unsigned = result.verdict["unsigned_entries"]
+    if unsigned > 0:
+        left.append(f"no snapshot covers the last {unsigned} entries, from seq {found.signed_to.seq + 1} on")
+    left += unjudged
+    left.append("job states: bundles hold none, they follow from the entries")
+    return left
+
+
+def _broken(result: BundleVerdict, kind: str, detail: str, seconds: float) -> BundleVerdict:
+    manifest = result.manifest
+    result.verdict = {
+        "tenant_id": manifest.tenant_id if manifest is not None else None,
+        "valid": False,
+        "entries_checked": 0,
+        "from_seq": manifest.from_seq if manifest is not None else 0,
+        "to_seq": manifest.to_seq if manifest is not None else 0,
+        "head": Head(0, None, None)._asdict(),
+        "verdicts": {BUNDLE: "broken"} | dict.fromkeys(ASPECTS, "not_checked"),
+        "first_break": _break(kind, detail),
+        "breaks": {kind: 1},
+        "compared_with": None,
+        "signed_to_seq": 0,
+        "unsigned_entries": 0,
+        "duration_ms": round(seconds * 1000, 1),
+    }
+    result.not_checked = ["the rows: the bundle itself does not hold, so nothing in it says anything"]
+    return result
+
+
+def _break(kind: str, detail: str) -> dict[str, Any]:
+    return {"seq": 0, "kind": kind, "detail": detail, "expected": None, "actual": None}
