@@ -12,35 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
-from ledger import merkle, record
-from ledger.bundle.rows import CHAIN_LINK, T_HLC
-from ledger.chain import LINK_VERSION, Linker
+from ledger import record
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.events import ACTIONS
 from ledger.record import IdempotencyKey
-from ledger.snapshot import SnapshotClaim
-from ledger.verification import SNAPSHOT_COLUMNS
-from signing.bundle.writer import BundleWriter, End
-from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.keys import Keyring, Signer
-from signing.note import verifier_key
-from signing.snapshot import sign_snapshot
+from signing.bundle.own_chain import OwnChainBundle, OwnEntry
+from signing.keys import Signer
 from wal import control as wal_control
 from wal import inspect as wal_inspect
 from wal import reader as wal_reader
 from wal.inspect import WalReport
 from wal.reader import Record
 
-ENTRIES_A_SNAPSHOT: Final = 1000
-
-Row = tuple[Any, ...]
+ENTRIES_AT_ONCE: Final = 1000
 
 
 def survey(path: Path) -> WalReport:
@@ -72,21 +60,16 @@ def export_from_wal(
         SigningUnavailableError: a signer cannot be reached.
     """
     origin = f"{report.node_id}.wal/{report.wal_id}"
-    chain = _Chain(tenant_id, report.node_id, signer)
-    writer = BundleWriter(tenant_id=tenant_id, node_id=report.node_id, log_origin=origin)
-    with closing(writer):
+    bundle = OwnChainBundle(
+        tenant_id=tenant_id, node_id=report.node_id, log_origin=origin, signer=signer, log_signer=log_signer
+    )
+    with closing(bundle):
         records = _of_tenant(_unchained(report), tenant_id)
-        while batch := list(islice(records, ENTRIES_A_SNAPSHOT)):
-            rows, snapshot = chain.extend(batch)
-            write(writer.add_entries(rows))
-            writer.add_snapshots([snapshot])
-        size, root = chain.tree.size, chain.tree.root()
-        if size == 0:
+        while batch := list(islice(records, ENTRIES_AT_ONCE)):
+            write(bundle.append([_entry(*item) for item in batch]))
+        if bundle.entry_count == 0:
             raise NotFoundError(f"{report.folder} holds no unchained record of tenant {tenant_id}")
-        note = sign_checkpoint(Checkpoint(f"{origin}/{tenant_id}", size, root), log_signer)
-        log_key = verifier_key(f"{origin}/{tenant_id}", log_signer.public_key)
-        keys = Keyring([signer.public_key, log_signer.public_key], [log_key])
-        for piece in writer.finish(End(root.hex(), note, (), keys), signer):
+        for piece in bundle.finish():
             write(piece)
 
 
@@ -119,48 +102,8 @@ def _is_repeated(key: IdempotencyKey | None, seen: dict[tuple[int, str], tuple[b
     return False
 
 
-class _Chain:
-    """A chain that grows from records, and the snapshots over it."""
-
-    def __init__(self, tenant_id: str, node_id: str, signer: Signer) -> None:
-        self.tree = merkle.Frontier()
-        self._tenant_id = tenant_id
-        self._node_id = node_id
-        self._signer = signer
-        self._linker = Linker(tenant_id)
-        self._link = b""
-        self._snapshot_digest: str | None = None
-
-    def extend(self, batch: list[tuple[Record, str, bytes]]) -> tuple[list[Row], Row]:
-        """Rows of ``ENTRY_COLUMNS`` for the batch, and the one of ``SNAPSHOT_COLUMNS`` over them."""
-        first_seq = self.tree.size + 1
-        rows = [self._entry(seq, *item) for seq, item in enumerate(batch, first_seq)]
-        leaf_hashes = [merkle.leaf_hash(bytes.fromhex(row[CHAIN_LINK])) for row in rows]
-        self.tree.extend(leaf_hashes)
-        claim = SnapshotClaim(
-            tenant_id=self._tenant_id,
-            from_seq=first_seq,
-            to_seq=self.tree.size,
-            from_chain_link=rows[0][CHAIN_LINK],
-            to_chain_link=rows[-1][CHAIN_LINK],
-            entry_count=len(rows),
-            merkle_root=merkle.root(leaf_hashes).hex(),
-            tree_size=self.tree.size,
-            tree_root=self.tree.root().hex(),
-            snapshot_hlc=rows[-1][T_HLC],
-            previous_snapshot=self._snapshot_digest,
-            node_id=self._node_id,
-            key_id=self._signer.key_id,
-        )
-        envelope, self._snapshot_digest = sign_snapshot(claim, self._signer)
-        columns = (getattr(claim, column) for column in SNAPSHOT_COLUMNS[:-1])
-        return rows, (*columns, orjson.dumps(envelope).decode())
-
-    def _entry(self, seq: int, item: Record, job_id: str, payload: bytes) -> Row:
-        action = ACTIONS.get(item.type)
-        if action is None:
-            raise InvalidInputError(f"LSN {item.lsn} has type {item.type}, which this version does not know")
-        t_hlc, digest, before = item.hlc.text(), sha256(payload), self._link
-        self._link = self._linker.link(seq, t_hlc, job_id, action, before, digest.digest())
-        links = (before.hex() or None, self._link.hex(), digest.hexdigest())
-        return (seq, t_hlc, *item.hlc, job_id, action, LINK_VERSION, *links, payload.decode(), None)
+def _entry(item: Record, job_id: str, payload: bytes) -> OwnEntry:
+    action = ACTIONS.get(item.type)
+    if action is None:
+        raise InvalidInputError(f"LSN {item.lsn} has type {item.type}, which this version does not know")
+    return OwnEntry(item.hlc, job_id, action, payload)

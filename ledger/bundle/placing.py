@@ -14,9 +14,10 @@ from typing import Any
 import orjson
 
 from ledger.bundle.incoming import Incoming
-from ledger.conflict import Event, conflict_hlc, held_event
+from ledger.conflict import Event, conflict_hlc, conflict_payload, held_event
 from ledger.errors import InvalidInputError
 from ledger.events import SystemAction
+from ledger.hlc import Hlc
 from ledger.standing import Standing, place_of
 
 
@@ -89,6 +90,15 @@ def check_beginnings(placed: Iterable[tuple[Incoming, str | None]], ends: dict[s
                 f"chain; that of tenant {entry.tenant_id} ends at seq {seq}"
             )
         ends[entry.tenant_id] = (seq + 1, entry.chain_link)
+
+
+def chained_as(entry: Incoming, kept_digest: str | None) -> tuple[Hlc, str, bytes]:
+    """HLC, action and payload that ``entry`` is chained with: its own, or those of the CONFLICT entry that holds it
+    beside the one of ``kept_digest``."""
+    if kept_digest is None:
+        return Hlc.parse(entry.t_hlc), entry.action, entry.payload.encode()
+    event = event_of(entry)
+    return conflict_hlc(event), SystemAction.CONFLICT.value, conflict_payload(event, entry.payload, kept_digest)
 
 
 def _place(entry: Incoming, event: Event, here: Standing) -> tuple[str | None, str | None]:
