@@ -342,6 +342,22 @@ class ReadSettings(_Section):
     wait: Annotated[Duration, _between("0s", "1m")] = timedelta(seconds=2)
 
 
+class StatsSettings(_Section):
+    """``stats.*``: the files of ``POST /v1/stats``. ``dir`` is ``<data_dir>/stats`` when not said."""
+
+    dir: Path | None = None
+    bytes_max: Annotated[Size, _sized("2 MiB", "1024 GiB")] = 1 << 30
+    file_bytes: Annotated[Size, _sized("64 KiB", "16 GiB")] = 16 << 20
+    file_age: Annotated[Duration, _between("100ms", "1d")] = timedelta(minutes=1)
+    queue_bytes: Annotated[Size, _sized("64 KiB", "1 GiB")] = 16 << 20
+
+    @model_validator(mode="after")
+    def _has_room_for_files(self) -> StatsSettings:
+        if 2 * self.file_bytes > self.bytes_max:
+            raise ValueError("bytes_max must be at least twice file_bytes")
+        return self
+
+
 class TopologySettings(_Section):
     """``topology.*``: what the operator says of the machines below, since the service cannot see it."""
 
@@ -385,6 +401,7 @@ class Settings(BaseSettings):
     verify: VerifySettings = VerifySettings()
     write: WriteSettings = WriteSettings()
     read: ReadSettings = ReadSettings()
+    stats: StatsSettings = StatsSettings()
     topology: TopologySettings = TopologySettings()
 
     @model_validator(mode="after")
@@ -410,6 +427,11 @@ class Settings(BaseSettings):
     def wal_dir(self) -> Path:
         """Folder that holds one WAL folder a node."""
         return self.wal.dir or self.data_dir / "wal"
+
+    @property
+    def stats_dir(self) -> Path:
+        """Folder that holds one folder of stats files a node."""
+        return self.stats.dir or self.data_dir / "stats"
 
     @property
     def signing_key_uri(self) -> str:

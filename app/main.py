@@ -193,6 +193,7 @@ def _parts(
         privacy_changes=PrivacyChanges(node, pool, knowledge, service.system_entries),
         consistency=consistency,
         metrics=service.metrics,
+        stats=service.stats,
         key_changes=service.key_changes,
         log_verifier_keys=log_keys.log_verifier_keys,
         log_keys=log_keys.log_keys,

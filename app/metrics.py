@@ -24,6 +24,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 UNMATCHED_ROUTE = "unmatched"
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
+STATS_DROPPED = ("sampled", "full", "busy", "disk")
+"""Why stats reports are not kept: sampling, no room in the queue, too many bodies to check, a disk that fails."""
+
 _FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _REQUEST_SECONDS = (*_FAST_SECONDS, 2.5, 5.0, 10.0)
 _BATCH_ENTRIES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000)
@@ -59,6 +62,18 @@ class Metrics:
         )
         self.wal_sync_seconds = self._histogram("wal_sync_seconds", "One fsync of the WAL", _FAST_SECONDS)
         self.wal_batch_entries = self._histogram("wal_batch_entries", "Records a batch", _BATCH_ENTRIES)
+        self.stats_reports = self._counter("stats_reports", "Stats reports that came in and were well formed")
+        self.stats_written_bytes = self._counter("stats_written_bytes", "Bytes of stats reports written")
+        self.stats_write_failures = self._counter(
+            "stats_write_failures", "Times that the folder of the stats could not be written"
+        )
+        self.stats_removed_files = self._counter("stats_removed_files", "Stats files removed to make room for newer")
+        self.stats_removed_bytes = self._counter("stats_removed_bytes", "Bytes of the stats files that were removed")
+        self._stats_dropped = Counter(
+            "stats_dropped", "Stats reports that were not kept, by the reason", ("reason",), registry=self.registry
+        )
+        for reason in STATS_DROPPED:
+            self._stats_dropped.labels(reason)
         self._requests = Counter(
             "http_requests",
             "Requests answered, by route template",
@@ -73,6 +88,17 @@ class Metrics:
             registry=self.registry,
         )
         self._request_children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def stats_dropped(self, reason: str, reports: int) -> None:
+        """Count stats reports that were not kept; ``reason`` is one of ``STATS_DROPPED``."""
+        assert reason in STATS_DROPPED
+        if reports:
+            self._stats_dropped.labels(reason).inc(reports)
+
+    def stats_removed(self, file_bytes: int) -> None:
+        """Count a stats file that was removed to make room."""
+        self.stats_removed_files.inc()
+        self.stats_removed_bytes.inc(file_bytes)
 
     def watch(self, node: Node, backlog_entries: Callable[[], int]) -> None:
         """Report the clock and positions of ``node`` from now on."""

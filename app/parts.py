@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from app.read.jobs import JobReader
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
+    from app.stats.intake import StatsIntake
     from app.write.cosignatures import CosignatureInbox
     from app.write.key_changes import KeyChanges
     from app.write.notary import Notary
@@ -58,6 +59,7 @@ class Parts:
     privacy_changes: PrivacyChanges
     consistency: Consistency
     metrics: Metrics
+    stats: StatsIntake
     witnesses: Sequence[WitnessKey]
     """Whose cosignatures are taken and served."""
     cosignatures: CosignatureInbox
@@ -96,6 +98,14 @@ class Parts:
             raise FencedError(str(failure))
         if failure is not None:
             raise NotReadyError(f"this node has stopped writing: {failure}")
+        self.check_accepting()
+
+    def check_accepting(self) -> None:
+        """Refuse unless requests are taken.
+
+        Raises:
+            NotReadyError: the service is starting or stopping.
+        """
         if not self.accepting or self.node.shutting_down:
             raise NotReadyError("the service is starting or stopping; try again")
 

@@ -22,6 +22,9 @@ from app.kept_running import kept_running
 from app.metrics import Metrics
 from app.node import Node, expire
 from app.start import StartedNode
+from app.stats.files import StatsFiles
+from app.stats.intake import StatsIntake
+from app.stats.writer import StatsWriter
 from app.store import chaining, idempotency
 from app.store.edge import EdgeLookups
 from app.store.faults import DATABASE_FAULTS
@@ -82,6 +85,8 @@ class Service:
         self.metrics = Metrics()
         self.backlog = Backlog(settings.wal.backlog_max_entries)
         self.metrics.watch(self.node, self.backlog.__len__)
+        self.stats = StatsIntake(settings.stats.queue_bytes)
+        self._stats_writer = self._make_stats_writer()
         self.job_index = JobIndex()
         lookups = EdgeLookups(pool)
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
@@ -180,6 +185,18 @@ class Service:
             observe=self._observe_batch,
         )
 
+    def _make_stats_writer(self) -> StatsWriter:
+        stats = self.settings.stats
+        files = StatsFiles(
+            self.settings.stats_dir / self.node.node_id,
+            epoch=self.node.epoch,
+            file_bytes_max=stats.file_bytes,
+            file_age_max_s=stats.file_age.total_seconds(),
+            bytes_max=stats.bytes_max,
+            on_removed=self.metrics.stats_removed,
+        )
+        return StatsWriter(self.stats, files, self.metrics)
+
     def _from_writer(self, callback: Callable[[Value], None]) -> Callable[[Value], None]:
         """``callback``, called on the writer thread, run in the event loop; dropped once that has ended."""
 
@@ -237,6 +254,7 @@ class Service:
 
     def start(self) -> None:
         """Hand the recovered records on and start the tasks of the node."""
+        self._stats_writer.start()
         for pending in self._started.recovered:
             pending.outcome = self._loop.create_future() if pending.idempotency else None
             self.backlog.add((pending,))
@@ -379,9 +397,12 @@ class Service:
             await asyncio.to_thread(self.writer.close, min(self._left_s(), WAL_CLOSE_TIMEOUT_S))
         # The last durable position was announced by the writer thread; let the loop take it in.
         await asyncio.sleep(0)
+        drain_s = max(0.0, self._left_s() - LET_GO_S)
+        flushing = asyncio.create_task(asyncio.to_thread(self._stats_writer.close, drain_s))
         if self.node.failure is None:
             with contextlib.suppress(LedgerError):
-                await self.node.chained.wait(self.writer.durable_lsn, max(0.0, self._left_s() - LET_GO_S))
+                await self.node.chained.wait(self.writer.durable_lsn, drain_s)
+        await flushing
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=LET_GO_S / 3)

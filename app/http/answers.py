@@ -85,6 +85,15 @@ class BatchAnswer(_Answer):
     session: str
 
 
+class StatsAnswer(_Answer):
+    """What became of stats reports: waiting to be written, or dropped. ``sample_rate`` is the share that was kept while
+    they came, 0 when none was even looked at."""
+
+    accepted: int
+    dropped: int
+    sample_rate: float
+
+
 class ConsistencyAnswer(_Answer):
     """Which promise the read kept, from where, and how far behind."""
 

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from app.http import anchors, bundles, chain, docs, events, jobs, keys, log, node, privacy, service, snapshots
+from app.http import anchors, bundles, chain, docs, events, jobs, keys, log, node, privacy, service, snapshots, stats
 from app.http.answers import Problem
 from app.http.middleware import Observed
 from app.http.problems import (
@@ -19,13 +19,13 @@ from app.http.problems import (
     respond_to_http_exception,
     respond_to_invalid_parameters,
 )
-from app.http.requests import EVENT_LINE, EVENT_REQUEST
+from app.http.requests import EVENT_LINE, EVENT_REQUEST, STATS_REPORT
 from app.http.routing import SCHEMA_REF
 from app.parts import Parts
 from ledger.errors import LedgerError
 
 TITLE = "Tallystick"
-ROUTERS = (jobs, events, chain, snapshots, bundles, privacy, keys, log, anchors, node, service, docs)
+ROUTERS = (jobs, events, chain, snapshots, bundles, privacy, keys, log, anchors, node, stats, service, docs)
 
 
 def create_app(parts: Parts) -> FastAPI:
@@ -64,9 +64,13 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         document = get_openapi(title=app.title, version="1", routes=app.routes, description=_DESCRIPTION)
         models = document.setdefault("components", {}).setdefault("schemas", {})
         models["Problem"] = Problem.model_json_schema(ref_template=SCHEMA_REF)
-        for name, adapter in (("EventRequest", EVENT_REQUEST), ("EventLine", EVENT_LINE)):
+        for name, adapter in (
+            ("EventRequest", EVENT_REQUEST),
+            ("EventLine", EVENT_LINE),
+            ("StatsReport", STATS_REPORT),
+        ):
             schema = adapter.json_schema(ref_template=SCHEMA_REF)
-            models.update(schema.pop("$defs"))
+            models.update(schema.pop("$defs", {}))
             models[name] = schema
         for operation in _operations(document):
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
@@ -79,5 +83,6 @@ def _operations(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [operation for path in document["paths"].values() for operation in path.values()]
 
 
+_READ_BY_ENDPOINTS = {"EventRequest": EVENT_REQUEST, "EventLine": EVENT_LINE, "StatsReport": STATS_REPORT}
 _DESCRIPTION = """A tamper-evident job ledger. Errors are problems (RFC 9457); every list takes `limit` and `cursor`.
 Writes answer with a session token in `Tally-Session`; show it to read your own writes."""

@@ -16,6 +16,7 @@ INTEGER_MAX = 2**53 - 1
 NAME_CHARACTERS_MAX = 256
 TEXT_CHARACTERS_MAX = 65_536
 ASSIGNED_DCS_MAX = 1024
+STATS_NAMES_MAX = 32
 LIST_LIMIT_MAX = 1000
 TREE_SIZE_MAX = 2**63 - 1
 
@@ -23,6 +24,7 @@ TENANT_PATTERN = names.anchored(names.TENANT_ID)
 READABLE_TENANT_PATTERN = names.anchored(names.READABLE_TENANT_ID)
 JOB_ID_PATTERN = names.anchored(names.JOB_ID)
 HLC_PATTERN = names.anchored(hlc.TEXT)
+TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
 CURSOR_PATTERN = r"^[A-Za-z0-9_-]{1,512}$"
 
 
@@ -46,6 +48,11 @@ FieldName = Annotated[str, Field(min_length=1, max_length=PATH_CHARACTERS_MAX, e
 """A field of payloads, its parts separated by dots."""
 Count = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Number = Annotated[int | float, PlainValidator(_number), WithJsonSchema({"type": "number"})]
+TimeText = Annotated[str, Field(pattern=TIME_PATTERN, examples=["2026-11-21T13:40:00.250Z"])]
+"""A time (RFC 3339); that it is one of the calendar is checked where it is used."""
+StatsName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$", examples=["requests"])]
+"""What is counted or measured."""
+StatsValue = Annotated[float, Field(allow_inf_nan=False)]
 JsonObject = dict[str, Any]
 """Any JSON object; what it holds is checked when it becomes canonical bytes."""
 Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]

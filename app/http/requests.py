@@ -18,6 +18,7 @@ from typing_extensions import TypedDict, get_type_hints
 from app.http.fields import (
     ASSIGNED_DCS_MAX,
     INTEGER_MAX,
+    STATS_NAMES_MAX,
     Count,
     FieldName,
     HlcText,
@@ -27,8 +28,11 @@ from app.http.fields import (
     Name,
     Number,
     ReadableTenantId,
+    StatsName,
+    StatsValue,
     TenantId,
     Text,
+    TimeText,
 )
 from ledger.events import JOB_EVENTS
 from ledger.private_fields import FIELDS_MAX
@@ -193,6 +197,28 @@ class ErasureRequest(TypedDict, total=False):
     reason: Text
 
 
+@with_config(STRICT)
+class StatsReport(TypedDict, total=False):
+    """Body of ``POST /v1/stats``, or a line of it: what one data centre, or one workflow there, says of a job.
+
+    ``completed`` and ``failed`` are totals so far, as in JobProgressReported. ``counts`` is what happened in the
+    ``interval_ms`` before ``time``, and is summed. ``values`` is what was measured then, and never is. Without a time
+    it is that of arrival.
+    """
+
+    tenant_id: Required[TenantId]
+    job_id: Required[JobId]
+    dc_id: Required[Name]
+    workflow_id: Name
+    time: TimeText
+    time_ms: Count
+    completed: Count
+    failed: Count
+    interval_ms: Count
+    counts: Annotated[dict[StatsName, Count], Field(max_length=STATS_NAMES_MAX)]
+    values: Annotated[dict[StatsName, StatsValue], Field(max_length=STATS_NAMES_MAX)]
+
+
 _ABOUT_A_JOB = (
     JobAccepted,
     WorkflowDispatched,
@@ -233,6 +259,7 @@ REVOKE_REQUEST: TypeAdapter[Any] = TypeAdapter(RevokeRequest)
 EXPORT_REQUEST: TypeAdapter[Any] = TypeAdapter(ExportRequest)
 PRIVACY_REQUEST: TypeAdapter[Any] = TypeAdapter(PrivacyRequest)
 ERASURE_REQUEST: TypeAdapter[Any] = TypeAdapter(ErasureRequest)
+STATS_REPORT: TypeAdapter[Any] = TypeAdapter(StatsReport)
 EVENT_REQUEST = _by_type(_variants(_ABOUT_A_JOB, "Request", durability=Level))
 """Body of ``POST /v1/jobs/{job_id}/events``: the job stands in the path."""
 EVENT_LINE = _by_type([*_variants((JobCreated,), "Line"), *_variants(_ABOUT_A_JOB, "Line", job_id=Required[JobId])])

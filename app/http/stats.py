@@ -1,0 +1,221 @@
+"""``POST /v1/stats``: reports about running jobs, one JSON object or one a line.
+
+Fire and forget: the answer says what was queued, never what was kept. All lines are checked before the first is
+queued, and one that is wrong refuses the request; but while more bodies come than can be checked, the next are dropped
+as they are.
+
+    1 <= lines <= LINES_MAX        len(line) <= LINE_BYTES_MAX        len(body) <= BODY_BYTES_MAX
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from app.http.answers import StatsAnswer, json_answer
+from app.http.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
+from app.http.members import check_unique, is_unique
+from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
+from app.http.requests import STATS_REPORT
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.metrics import Metrics
+from app.parts import parts_of
+from app.stats.intake import Chunk, StatsIntake
+from ledger import canonical
+from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError
+
+router = APIRouter(route_class=StrictRoute, tags=["stats"])
+
+LINES_MAX = 10_000
+"""Most reports in one request."""
+LINE_BYTES_MAX = 8192
+"""Longest report."""
+BODY_BYTES_MAX = 1 << 20
+"""Longest request, where ``http.body_bytes_max`` allows as much."""
+LINES_PER_TURN = 100
+"""Lines checked or written out before other requests get a turn."""
+
+_validate = STATS_REPORT.validator.validate_json
+_LINE = orjson.OPT_APPEND_NEWLINE
+_EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
+_REPORT = {"$ref": "#/components/schemas/StatsReport"}
+_BODY = {
+    "required": True,
+    "content": {
+        JSON_MEDIA_TYPE: {"schema": _REPORT},
+        NDJSON_MEDIA_TYPE: {
+            "schema": {"type": "string", "description": "One StatsReport a line."},
+            "itemSchema": _REPORT,
+        },
+    },
+}
+
+
+class StatsReceipt(NamedTuple):
+    """What became of the reports of a request: ``StatsAnswer`` as values."""
+
+    accepted: int
+    dropped: int
+    sample_rate: float
+
+
+@router.post(
+    "/v1/stats",
+    status_code=202,
+    responses={202: {"model": StatsAnswer}, **PROBLEM_RESPONSE},
+    openapi_extra={"requestBody": _BODY},
+)
+async def report_stats(request: Request) -> Response:
+    """Report how jobs are doing. Never in the ledger: counted, sampled under pressure, kept for a while in files."""
+    parts = parts_of(request)
+    parts.check_accepting()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    one = media_type == JSON_MEDIA_TYPE
+    body_bytes_max = min(BODY_BYTES_MAX, parts.settings.http.body_bytes_max)
+    body = await read_body(request, JSON_MEDIA_TYPE if one else NDJSON_MEDIA_TYPE, body_bytes_max)
+    lines = [body] if one else _lines_of(body)
+    async with parts.stats.turn(len(body)) as is_mine:
+        if not is_mine:
+            parts.metrics.stats_dropped("busy", len(lines))
+            return json_answer(StatsReceipt(0, len(lines), 0.0)._asdict(), 202)
+        reports = await reports_of(lines, one, parts.settings.hlc.max_clock_skew_ms)
+        receipt = await queue(reports, parts.stats, parts.metrics)
+    return json_answer(receipt._asdict(), 202)
+
+
+async def queue(reports: Sequence[dict[str, Any]], intake: StatsIntake, metrics: Metrics) -> StatsReceipt:
+    """Sample ``reports``, which are checked, and queue what is kept with its weight."""
+    weight = intake.weight()
+    kept = intake.sample(reports, weight)
+    accepted = 0
+    for first in range(0, len(kept), LINES_PER_TURN):
+        if first:
+            await asyncio.sleep(0)
+        turn = kept[first : first + LINES_PER_TURN]
+        data = b"".join(orjson.dumps({**report, "weight": weight}, option=_LINE) for report in turn)
+        if intake.offer(Chunk(data, len(turn))):
+            accepted += len(turn)
+    metrics.stats_reports.inc(len(reports))
+    metrics.stats_dropped("sampled", len(reports) - len(kept))
+    metrics.stats_dropped("full", len(kept) - accepted)
+    return StatsReceipt(accepted, len(reports) - accepted, 1 / weight)
+
+
+def _lines_of(body: bytes) -> list[bytes]:
+    """The lines of ``body``, unchecked; empty ones are allowed at its end only.
+
+    Raises:
+        InvalidEventError: there is none.
+        ProblemError: too many.
+    """
+    lines = body.split(b"\n", LINES_MAX + 1)
+    while lines and not lines[-1].strip(b" \t\r"):
+        lines.pop()
+    if not lines:
+        raise InvalidEventError("there is no report in the request", 1)
+    if len(lines) > LINES_MAX:
+        raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {LINES_MAX} reports go into one request")
+    return lines
+
+
+async def reports_of(lines: list[bytes], one: bool, max_skew_ms: int) -> list[dict[str, Any]]:
+    """What stands in ``lines``, all checked, each with its times.
+
+    Raises:
+        InvalidInputError: the first that is wrong; with its line unless it is the only ``one``.
+        ClockSkewError: the time of one lies too far ahead.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    received = _time_text(now_ms)
+    reports: list[dict[str, Any]] = []
+    for first in range(0, len(lines), LINES_PER_TURN):
+        if first:
+            await asyncio.sleep(0)
+        turn = lines[first : first + LINES_PER_TURN]
+        for number, report in enumerate(_checked(turn, first + 1, one), first + 1):
+            with _at_line(number, one):
+                report["time"] = _time_of(report, now_ms, max_skew_ms)
+            report["received"] = received
+            reports.append(report)
+    return reports
+
+
+def _checked(lines: list[bytes], first_number: int, one: bool) -> list[dict[str, Any]]:
+    """The reports of ``lines``: all at once, which finds nothing nearly always; only if it does, one by one."""
+    text = b"\n".join(lines)
+    if max(map(len, lines)) <= LINE_BYTES_MAX and b"\\u0000" not in text:
+        with contextlib.suppress(ValidationError):
+            reports = list(map(_validate, lines))
+            if is_unique(text, reports):
+                return reports
+    return [_checked_line(line, number, one) for number, line in enumerate(lines, first_number)]
+
+
+def _checked_line(line: bytes, number: int, one: bool) -> dict[str, Any]:
+    with _at_line(number, one):
+        if len(line) > LINE_BYTES_MAX:
+            raise InvalidInputError(f"a report may have {LINE_BYTES_MAX} bytes, this has {len(line)}")
+        try:
+            report: dict[str, Any] = STATS_REPORT.validate_json(line)
+        except ValidationError as error:
+            raise invalid(error) from None
+        check_unique(line, report)
+        canonical.encode(report)
+    return report
+
+
+@contextlib.contextmanager
+def _at_line(number: int, one: bool) -> Any:
+    """Whatever is found wrong within is said with the number of its line."""
+    try:
+        yield
+    except InvalidInputError as error:
+        if one:
+            raise
+        place = f"{dotted(error.path)}: " if error.path and not str(error).startswith(dotted(error.path)) else ""
+        raise InvalidEventError(f"line {number}: {place}{error}", number, error.path) from None
+    except ClockSkewError as error:
+        raise ClockSkewError(str(error) if one else f"line {number}: {error}") from None
+
+
+def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
+    """The time of ``report``, which said it in one of two ways or leaves it to us; ``time_ms`` is used up.
+
+    Raises:
+        InvalidInputError: both, or none of the calendar.
+        ClockSkewError: too far ahead: it would end windows that others still report for.
+    """
+    given_ms, text = report.pop("time_ms", None), report.get("time")
+    if text is None and given_ms is None:
+        given_ms = now_ms
+    elif text is not None:
+        if given_ms is not None:
+            raise InvalidInputError("time_ms: give it or time, not both", ("time_ms",))
+        given_ms = _parsed_ms(text)
+    if given_ms > now_ms + max_skew_ms:
+        raise ClockSkewError(
+            f"the time of the report is {given_ms - now_ms} ms ahead; at most {max_skew_ms} ms are taken"
+        )
+    return _time_text(given_ms)
+
+
+def _parsed_ms(text: str) -> int:
+    try:
+        given_ms = (datetime.fromisoformat(text) - _EPOCH) // _MILLISECOND
+    except (ValueError, OverflowError):
+        raise InvalidInputError("time: there is no such time", ("time",)) from None
+    if given_ms < 0:
+        raise InvalidInputError("time: lies before 1970", ("time",))
+    return given_ms
+
+
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
