@@ -61,6 +61,12 @@ def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
     return gravest(codes)
 
 
+def exit_code_of_bundle(verdict: Mapping[str, Any]) -> ExitCode:
+    """What a bundle's verdict object means: as a chain's, but that no bundle holds job states to be checked."""
+    verdicts = {aspect: result for aspect, result in verdict["verdicts"].items() if aspect != "projection"}
+    return exit_code_of_verdict({**verdict, "verdicts": verdicts})
+
+
 def exit_code_of_error(error: LedgerError) -> ExitCode:
     """The code for an error that ended a command."""
     if isinstance(error, UnknownKeyError):

@@ -10,7 +10,7 @@ from ledger.hlc import Hlc
 def chain(decided: Decided, grower: Grower) -> None:
     """Chain what was decided to be placed."""
     for entry, kept_digest in decided.placed:
-        if entry.key.rank == 0 and kept_digest is None:
+        if entry.key.rank == 0:
             place, hlc = Place(entry.seq, entry.chain_link, entry.prev_chain_link), Hlc.parse(entry.t_hlc)
             payload = entry.payload.encode()
             grower.keep(entry.tenant_id, hlc, entry.job_id, entry.action, entry.link_version, place, payload)

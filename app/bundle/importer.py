@@ -25,7 +25,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,8 +46,8 @@ from app.store.imports import Progress
 from app.store.notary import read_link
 from app.store.standing import find_standing
 from ledger import jobs
-from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries
-from ledger.bundle.placing import Decided, check_beginnings, decide, events_to_find
+from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries, set_digest
+from ledger.bundle.placing import Decided, check_beginnings, decide, events_to_find, note_beginning
 from ledger.chain import LINK_VERSION, Linker
 from ledger.conflict import Event
 from ledger.errors import (
@@ -235,15 +234,15 @@ class BundleImporter:
                     await asyncio.to_thread(_add_all, sorter, batch)
                     count += len(batch)
                     if batch[0].link_version != LINK_VERSION and batch[0].key.seq == from_seq:
-                        _note_beginning(beginnings, batch[0])
+                        note_beginning(beginnings, batch[0])
             except ClockSkewError:
                 self._node.clock.skew_rejections += 1
                 raise
             except BundleInvalidError as error:
                 raise BundleRefusedError(str(error), file=names.get(reader.digest)) from error
-        digests = sorted(reader.digest for reader in readers)
+        digests = [reader.digest for reader in readers]
         return _Set(
-            sha256("\n".join(digests).encode()).hexdigest(),
+            set_digest(digests),
             len(readers),
             frozenset(reader.manifest.tenant_id for reader in readers),
             count,
@@ -406,13 +405,6 @@ def _verified(file: StagedFile, keys: Keyring) -> BundleReader:
 def _add_all(sorter: Sorter, batch: Sequence[Incoming]) -> None:
     for entry in batch:
         sorter.add(entry)
-
-
-def _note_beginning(beginnings: dict[str, str], entry: Incoming) -> None:
-    if entry.seq != 1 or beginnings.setdefault(entry.tenant_id, entry.chain_link) != entry.chain_link:
-        raise InvalidInputError(
-            f"a chain of link version {entry.link_version} can only be imported from its beginning, and one a tenant"
-        )
 
 
 async def _batches(in_order: Iterator[Incoming], *, skip: int = 0) -> AsyncIterator[Sequence[Incoming]]:

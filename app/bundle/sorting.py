@@ -18,9 +18,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
-import msgspec
-
-from ledger.bundle.incoming import Incoming, MergeKey
+from ledger.bundle.incoming import Incoming, MergeKey, decode_incoming, encode_incoming
 from ledger.errors import InvalidInputError
 
 HELD_ENTRIES_MAX: Final = 20_000
@@ -31,8 +29,6 @@ WRITE_BYTES: Final = 1 << 20
 
 _length = struct.Struct(">I")
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Incoming).decode
 _Held = tuple[int, MergeKey, bytes]
 
 
@@ -59,7 +55,7 @@ class Sorter:
             InvalidInputError: they are in too little order to be sorted within bounds.
             OSError: the file cannot be written.
         """
-        data = _encode(entry)
+        data = encode_incoming(entry)
         is_late = self._last is not None and entry.key < self._last
         heapq.heappush(self._heap, (self._run + is_late, entry.key, data))
         self._held_bytes += len(data)
@@ -115,5 +111,5 @@ class Sorter:
                 continue
             data = buffer[taken + _length.size : taken + wanted]
             taken += wanted
-            entry = _decode(data)
+            entry = decode_incoming(data)
             yield entry.key, data, entry

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from app.bundle.chain_reader import BundleChainReader
+from app.bundle.chain_reader import ReadingAhead
 from ledger.errors import BundleInvalidError
 from ledger.verification import verify
 from signing.bundle.judging import BundleVerdict, Judging, KeptCheckpoint, refused
@@ -48,7 +48,7 @@ async def verify_bundle(
     judging = Judging(reader, keyring, kept)
     try:
         found = await verify(
-            BundleChainReader(reader),
+            ReadingAhead(reader),
             tenant_id=reader.manifest.tenant_id,
             from_seq=judging.from_seq,
             open_snapshot=judging.open_snapshot,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -23,6 +19,7 @@ from ledger.exit_code import ExitCode
 from signing.bundle.reader import BundleReader
 from signing.key_file import LOG_KEY_SUFFIX, FileSigner, load
 from signing.public_key import ED25519
+from signing.whole_file import whole_file
 
 bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
 
@@ -67,7 +64,7 @@ def export(
       tally bundle export -t acme --from-seq 20001 --to-seq 40000 -o acme-2.bundle.tar
       tally bundle export -t acme --from-wal /mnt/disk/var/wal -o stranded.bundle.tar
     """
-    with _whole_file(output) as file:
+    with whole_file(output) as file:
         if from_wal is None:
             if key is not None:
                 raise InvalidInputError("--key goes with --from-wal; the service signs with its own key")
@@ -208,17 +205,3 @@ def _told(path: Path) -> dict[str, Any]:
             "to_chain_link": manifest.to_chain_link,
             "tree_root": manifest.tree_root,
         }
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the name ``path`` when the context ends well, durable, and is gone when it does not."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

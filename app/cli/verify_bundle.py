@@ -18,7 +18,7 @@ from app.bundle.verify import verify_file
 from app.cli.options import Checkpoint, Json, Keys
 from app.cli.outcome import CommandExit, out, print_json
 from app.cli.verdict_text import print_first_break, print_verdicts, read_checkpoint
-from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
+from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing.bundle.judging import KeptCheckpoint, open_kept
 from signing.keys import Keyring
 
@@ -75,12 +75,6 @@ def _verify(path: Path, keyring: Keyring | None, kept: KeptCheckpoint | None) ->
     except OSError as error:
         return Verified(_readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or _readable(error))
     return Verified(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
-
-
-def exit_code_of_bundle(verdict: dict[str, Any]) -> ExitCode:
-    """What a bundle's verdict object means: as a chain's, but that no bundle holds job states to be checked."""
-    verdicts = {aspect: result for aspect, result in verdict["verdicts"].items() if aspect != "projection"}
-    return exit_code_of_verdict({**verdict, "verdicts": verdicts})
 
 
 def _kept(path: Path, keyring: Keyring | None) -> KeptCheckpoint:

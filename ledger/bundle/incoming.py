@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 
 from ledger import canonical
@@ -63,6 +65,16 @@ class Incoming(NamedTuple):
     """``seq`` and links in the bundle, for an entry that is kept as it is; 0, empty and None for others."""
     chain_link: str
     prev_chain_link: str | None
+
+
+encode_incoming: Final = msgspec.msgpack.Encoder().encode
+"""An entry as bytes, for sorting where memory does not hold them all. Of equal keys the lower bytes come first."""
+decode_incoming: Final = msgspec.msgpack.Decoder(Incoming).decode
+
+
+def set_digest(digests: Iterable[str]) -> str:
+    """What a set of bundles is named by, in whatever order they come: SHA-256 over their digests, sorted."""
+    return sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
 class Source(NamedTuple):

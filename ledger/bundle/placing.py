@@ -75,15 +75,33 @@ def decide(entries: Sequence[Incoming], standing: Mapping[str, dict[str, Event]]
     return decided
 
 
+def note_beginning(beginnings: dict[str, str], entry: Incoming) -> None:
+    """Note the first link of the chain of an older link version that a bundle begins with ``entry``, by tenant.
+
+    Raises:
+        InvalidInputError: it is not the first of its chain, or another such chain of the tenant was noted.
+    """
+    if entry.seq != 1 or beginnings.setdefault(entry.tenant_id, entry.chain_link) != entry.chain_link:
+        raise InvalidInputError(
+            f"a chain of link version {entry.link_version} can only be imported from its beginning, and one a tenant"
+        )
+
+
 def check_beginnings(placed: Iterable[tuple[Incoming, str | None]], ends: dict[str, tuple[int, str | None]]) -> None:
-    """Refuse the beginning of a chain that would have to go where a chain is already. ``ends`` are seq and link of the
+    """Refuse the beginning of a chain that cannot be kept as it is, where a chain is already or with two events of one
+    HLC. ``ends`` are seq and link of the
     last entry of each tenant's chain, and are moved behind what is placed.
 
     Raises:
-        InvalidInputError: names the link version, the tenant and where its chain ends.
+        InvalidInputError: names what stands in the way.
     """
-    for entry, _ in placed:
+    for entry, kept_digest in placed:
         seq, link = ends[entry.tenant_id]
+        if entry.key.rank == 0 and kept_digest is not None:
+            raise InvalidInputError(
+                f"seq {entry.seq} of a chain of link version {entry.link_version} has HLC {entry.t_hlc}, as another "
+                "event has; such a chain is kept as it is, and takes no CONFLICT entry"
+            )
         if entry.key.rank == 0 and (entry.seq, entry.prev_chain_link) != (seq + 1, link):
             raise InvalidInputError(
                 f"a chain of link version {entry.link_version} can only be imported as the beginning of an empty "

@@ -189,19 +189,20 @@ def _kind_of(error: BundleInvalidError) -> str:
     return BUNDLE_SIGNATURE if isinstance(error, BundleSignatureError) else BUNDLE
 
 
-def refuse_unless_trusted(name: str, found: BundleVerdict) -> None:
+def refuse_unless_trusted(name: str, found: BundleVerdict, trusted_by: str = "bundle.trusted_keys") -> None:
     """Refuse what is broken, and what no trusted key signed. A range that begins later, or ends behind its last
     snapshot, may come in: the manifest, which a trusted key signed, covers every byte of it.
 
     Raises:
-        BundleRefusedError, UntrustedKeyError: with the verdict; ``name`` is the file's.
+        BundleRefusedError, UntrustedKeyError: with the verdict; ``name`` is the file's, and ``trusted_by`` names the
+            trusted keys.
     """
     verdicts, first = found.verdict["verdicts"], found.verdict["first_break"]
     if "broken" in verdicts.values():
         raise BundleRefusedError(f"{name} does not hold: {first['kind']}: {first['detail']}", found.to_json(), name)
     if "unknown_key" in verdicts.values() or verdicts["bundle"] != "ok":
         why = first["detail"] if first is not None else "a signature could not be checked"
-        raise UntrustedKeyError(f"{name}: {why}; bundle.trusted_keys names who is trusted", found.to_json(), name)
+        raise UntrustedKeyError(f"{name}: {why}; {trusted_by} names who is trusted", found.to_json(), name)
 
 
 class _Own(NamedTuple):

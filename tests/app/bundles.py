@@ -12,9 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from app.cli.verify_bundle import exit_code_of_bundle
 from ledger import canonical, merkle
 from ledger.bundle.format import END, padding_of, tar_header
+from ledger.exit_code import exit_code_of_bundle
 from ledger.tiles import TileTree, consistency_proof
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from signing import envelope

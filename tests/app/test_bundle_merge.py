@@ -272,6 +272,21 @@ def test_a_chain_of_version_1_begins_an_empty_chain_as_it_is_and_no_other(
         assert links(sound("acme")) == before
 
 
+def test_a_chain_of_version_1_with_two_events_of_one_hlc_is_refused_whole(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    for seq in (3, 5):
+        old = build(12, version_1_until=5)
+        hlc = {name: old.entry(2)[name] for name in ("t_hlc", "hlc_physical", "hlc_logical", "hlc_node")}
+        old.entry(seq).update(hlc)
+        old.relink()
+        path = store(tmp_path, bundle_of(signed(old)), f"old-{seq}.tar")
+        with fresh(postgres) as (url, _sound):
+            with pytest.raises(InvalidInputError, match="takes no CONFLICT entry"):
+                import_all(url, trusted, [path])
+            assert asyncio.run(_rows(url)) == []
+
+
 async def _rows(url: str) -> list[asyncpg.Record]:
     connection = await asyncpg.connect(url)
     try:

@@ -1,0 +1,49 @@
+"""The keys that a pipeline command signs with: as the service's, a file or a signer of an HSM, Vault or cloud."""
+
+from __future__ import annotations
+
+import os
+from typing import Final, NamedTuple
+
+from ledger.errors import ConfigurationError
+from signing import key_file, remote_signer
+from signing.key_file import LOG_KEY_SUFFIX, Signer
+from signing.public_key import ED25519
+
+PIN_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_PIN"
+"""Where the PIN of an HSM comes from."""
+
+
+class Signers(NamedTuple):
+    """``signer`` signs statements, ``log_signer``, which is of Ed25519, checkpoints."""
+
+    signer: Signer
+    log_signer: Signer
+
+
+def open_signers(uri: str | None) -> Signers:
+    """The signers that ``uri`` names, as ``signing.key_uri`` does. None is made; of a P-256 key in a file the Ed25519
+    key beside it signs checkpoints.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be used for checkpoints.
+        SigningUnavailableError: a signer outside of files does not answer.
+    """
+    if not uri:
+        raise ConfigurationError("name the key to sign with: --signing-key file:PATH")
+    if remote_signer.is_remote(uri):
+        remote = remote_signer.fetch(uri, _pin)
+        if remote.public_key.algorithm != ED25519:
+            raise ConfigurationError(f"checkpoints are signed with {ED25519}, and {uri} is another kind of key")
+        return Signers(remote, remote)
+    signer = key_file.load(uri)
+    if signer.algorithm == ED25519:
+        return Signers(signer, signer)
+    return Signers(signer, key_file.load(str(signer.path.absolute()) + LOG_KEY_SUFFIX))
+
+
+def _pin() -> str:
+    pin = os.environ.get(PIN_VARIABLE)
+    if not pin:  # A token counts wrong PINs, so none is guessed.
+        raise ConfigurationError(f"{PIN_VARIABLE} is not set, and the HSM that holds the signing key asks for its PIN")
+    return pin
