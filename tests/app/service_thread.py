@@ -12,15 +12,16 @@ from pathlib import Path
 import asyncpg
 
 from app.config import load_settings
-from app.embedded import DATABASE, OWNER, EmbeddedPostgres
+from app.embedded import DATABASE, EmbeddedPostgres
 from app.main import listening, running
+from tests.conftest import copy_of
 
 
 @contextmanager
 def serving(postgres: EmbeddedPostgres, folder: Path, name: str, **settings: object) -> Iterator[str]:
     """Base URL of a service on a fresh database called ``name``; both are gone afterwards."""
     maintenance_url = postgres.superuser_url("postgres")
-    asyncio.run(_execute(maintenance_url, f"CREATE DATABASE {name} TEMPLATE {DATABASE} OWNER {OWNER}"))
+    asyncio.run(_execute(maintenance_url, copy_of(DATABASE, name)))
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     run = _serve(folder, postgres.service_url(name), settings, started)
     thread = threading.Thread(target=_run, args=(run, started), name=name)

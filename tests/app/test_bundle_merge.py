@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import DATABASE, OWNER
+from app.embedded_cluster import DATABASE
 from ledger import jobs
 from ledger.conflict import Event, conflict_hlc
 from ledger.errors import ClockSkewError, InvalidInputError
@@ -25,6 +25,7 @@ from tests.app.bundles import bundle_of, store
 from tests.app.chains import Chains
 from tests.app.importing import import_all
 from tests.app.service_thread import serving
+from tests.conftest import copy_of
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 
 _numbers = itertools.count(1)
@@ -54,7 +55,7 @@ def fresh(postgres: EmbeddedPostgres) -> Iterator[tuple[str, Callable[[str], lis
         finally:
             await connection.close()
 
-    asyncio.run(run(maintenance_url, f"CREATE DATABASE {name} TEMPLATE {DATABASE} OWNER {OWNER}"))
+    asyncio.run(run(maintenance_url, copy_of(DATABASE, name)))
     try:
         yield postgres.service_url(name), lambda tenant: asyncio.run(sound(tenant))
     finally:

@@ -14,7 +14,6 @@ import pytest
 
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import OWNER
 from app.privacy.agreement import Unchained, agree
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
@@ -26,7 +25,7 @@ from ledger.errors import PrivacyUnavailableError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.test_private_fields import ALICE, BOB, declare, erase, job, problem, submit
-from tests.conftest import Database
+from tests.conftest import Database, copy_of
 
 GONE = {"$erased": True}
 FIELDS = ["spec.user"]
@@ -45,7 +44,7 @@ async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterat
     name = f"{database.name}_backup"
 
     async def copy() -> Database:
-        await maintenance.execute(f"CREATE DATABASE {name} TEMPLATE {database.name} OWNER {OWNER}")
+        await maintenance.execute(copy_of(database.name, name))
         return Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
 
     yield copy

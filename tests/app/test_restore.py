@@ -16,7 +16,6 @@ import pytest
 from app import log_fork
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import OWNER
 from app.main import listening, running
 from app.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.service import Service
@@ -24,7 +23,7 @@ from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, Un
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
-from tests.conftest import Database
+from tests.conftest import Database, copy_of
 
 BackUp = Callable[[], Awaitable[Database]]
 
@@ -52,7 +51,7 @@ async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterat
 
     async def copy() -> Database:
         name = f"{database.name}_backup_{len(made)}"
-        await maintenance.execute(f"CREATE DATABASE {name} TEMPLATE {database.name} OWNER {OWNER}")
+        await maintenance.execute(copy_of(database.name, name))
         made.append(name)
         return Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
 

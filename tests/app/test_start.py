@@ -19,7 +19,6 @@ import pytest
 from app import lost_wal
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import OWNER
 from app.main import Service
 from app.start import start_node
 from app.store import node as node_store
@@ -30,7 +29,7 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.postgres_proxy import PostgresProxy, proxy_to
-from tests.conftest import Database
+from tests.conftest import Database, copy_of
 from wal import control as wal_control
 from wal.segment import list_segments
 
@@ -96,7 +95,7 @@ async def copy_database(postgres: EmbeddedPostgres, database: Database) -> Async
         await maintenance.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", database.name
         )
-        await maintenance.execute(f"CREATE DATABASE {name} TEMPLATE {database.name} OWNER {OWNER}")
+        await maintenance.execute(copy_of(database.name, name))
         made.append(name)
         return Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
 
