@@ -1,0 +1,113 @@
+"""Pieces at work in tasks of Spark: a function applied to each, and all entries as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from ledger.verification import ENTRY_COLUMNS
+from pipeline.source.pieces import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, Session, Times, Where
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PIECES_A_TASK_MAX: Final = 256
+_INTEGERS: Final = frozenset(("seq", "hlc_physical", "hlc_logical", "link_version"))
+ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
+ROW_SCHEMA: Final = pa.schema([(name, pa.int64() if name in _INTEGERS else pa.string()) for name in ROW_COLUMNS])
+"""Columns of an entry as a row of a DataFrame; all may be NULL, for somebody may have damaged them."""
+
+Read = Callable[[Piece, PieceReader], Iterable[pa.RecordBatch]]
+"""What a task does with a piece; it travels to the workers, so it must hold plain values only."""
+
+
+def entries(
+    spark: SparkSession,
+    place: OpenPlace,
+    *,
+    tenants: Collection[str] | None = None,
+    columns: Sequence[str] = ROW_COLUMNS,
+    rows_a_piece: int = ROWS_A_PIECE,
+    from_seq: int | None = None,
+    to_seq: int | None = None,
+    times: Times = EVER,
+) -> DataFrame:
+    """The entries of ``place``, which MUST stay open until the DataFrame has been used.
+
+    Within a partition those of a tenant come by seq. A value that its column cannot hold is NULL.
+    """
+    pieces = place.pieces(tenants, rows_a_piece=rows_a_piece, from_seq=from_seq, to_seq=to_seq, times=times)
+    names = tuple(columns)
+
+    def read(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
+        return rows_of(piece, reader, names)
+
+    return over_pieces(spark, pieces, read, ddl(names))
+
+
+def over_pieces(spark: SparkSession, pieces: Sequence[Piece], read: Read, schema: str) -> DataFrame:
+    """What ``read`` gives of every piece, as a DataFrame of ``schema``; a task reads one piece, or several small ones.
+
+    The pieces of a task are read in order.
+    """
+    groups = in_tasks(pieces)
+    if not groups:
+        return spark.createDataFrame([], schema)
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for piece, reader in open_pieces(groups[number]):
+                    yield from read(piece, reader)
+
+    return spark.range(0, len(groups), 1, len(groups)).mapInArrow(work, schema)
+
+
+def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[list[Piece]]:
+    """The pieces of each task: small ones together, while they have at most ``rows_a_task`` rows in all."""
+    groups: list[list[Piece]] = []
+    rows = 0
+    for piece in pieces:
+        if not groups or rows + piece.rows > rows_a_task or len(groups[-1]) == PIECES_A_TASK_MAX:
+            groups.append([])
+            rows = 0
+        groups[-1].append(piece)
+        rows += piece.rows
+    return groups
+
+
+def open_pieces(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, PieceReader]]:
+    """Each piece with its reader, good until the next; connections are used again, and closed at the end."""
+    held: Where | None = None
+    session: Session | None = None
+    with ExitStack() as stack:
+        for piece in pieces:
+            if session is None or piece.where != held:
+                stack.close()
+                held, session = piece.where, stack.enter_context(piece.where.session())
+            yield piece, session.reader(piece)
+
+
+def rows_of(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_COLUMNS) -> Iterator[pa.RecordBatch]:
+    """The entries of a piece as rows of a DataFrame with these columns of ``ROW_COLUMNS``."""
+    schema = pa.schema([ROW_SCHEMA.field(name) for name in columns])
+    # A read without columns would have no rows to count.
+    read = [name for name in columns if name != "tenant_id"] or ["seq"]
+    for batch in reader.entries(read):
+        arrays = [
+            pa.repeat(piece.tenant_id, batch.num_rows) if name == "tenant_id" else _held(batch.column(name), field.type)
+            for name, field in zip(columns, schema, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def ddl(columns: Sequence[str] = ROW_COLUMNS) -> str:
+    """The schema of a DataFrame with these columns of ``ROW_COLUMNS``."""
+    return ", ".join(f"{name} {'bigint' if name in _INTEGERS else 'string'}" for name in columns)
+
+
+def _held(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else pa.nulls(len(array), kind)

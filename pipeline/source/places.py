@@ -1,0 +1,19 @@
+"""What a user names a ledger by: the URL of a database, an archive, or a bundle file."""
+
+from __future__ import annotations
+
+from ledger.errors import ConfigurationError
+from pipeline.source.pieces import Place
+from pipeline.source.postgres import SCHEMES, Dsn, PostgresPlace
+
+
+def parse_place(text: str) -> Place:
+    """The place that ``text`` names. Nothing is opened yet.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    scheme, separator, _ = text.partition("://")
+    if separator and scheme in SCHEMES:
+        return PostgresPlace(Dsn(text))
+    raise ConfigurationError(f"{text!r} is no ledger: name a database (postgresql://...)")

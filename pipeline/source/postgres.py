@@ -1,0 +1,327 @@
+"""A ledger in PostgreSQL, read over ADBC as Arrow batches, all of it in one exported snapshot.
+
+The driver opens a REPEATABLE READ transaction, exports its snapshot and keeps it open; every task imports that
+snapshot into a transaction of its own. So all pieces, and what the driver itself reads, show one state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import adbc_driver_manager
+import pyarrow as pa
+from adbc_driver_postgresql import StatementOptions, dbapi
+
+from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError, TenantNotFoundError
+from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
+from pipeline.source import statements
+from pipeline.source.pieces import (
+    BATCH_BYTES_HINT,
+    BATCH_ROWS_MAX,
+    EVER,
+    ROWS_A_PIECE,
+    Facts,
+    OpenPlace,
+    Piece,
+    PieceReader,
+    Session,
+    Times,
+    cut,
+)
+
+SCHEMES: Final = ("postgresql", "postgres")
+TIMED_ROWS_MAX: Final = 4 * ROWS_A_PIECE
+"""Entries of a time range looked at to find the seqs it lies in; a longer one is read from all pieces."""
+TENANTS_AT_ONCE: Final = 500
+"""Tenants asked for in one statement."""
+
+_SNAPSHOT_GONE: Final = ("42704", "22023")
+_NOT_ALLOWED: Final = ("28", "42501", "3D", "3F", "42P01", "0LP01")
+"""SQLSTATEs, or classes of them, of what the operator must put right."""
+_REFUSED_LOGIN: Final = re.compile(r"authentication failed|does not exist|no pg_hba|invalid|permission denied")
+_DATABASE_ERROR: Final = (adbc_driver_manager.Error, OSError)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Dsn:
+    """Where a database is; its password is in ``url`` alone, which nothing shows."""
+
+    url: str
+
+    @property
+    def shown(self) -> str:
+        """The URL without password and without options."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        login = f"{parts.username}@" if parts.username else ""
+        return urlunsplit((parts.scheme, login + host, parts.path, "", ""))
+
+    def __repr__(self) -> str:
+        return self.shown
+
+    def hide(self, text: str) -> str:
+        """``text`` of the driver in one line, without the URL and the password, should it quote them."""
+        password = urlsplit(self.url).password
+        for secret in (self.url, password, unquote(password) if password else None):
+            text = text.replace(secret, "…") if secret else text
+        return " ".join(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresState:
+    """One state of a database, as tasks see it: while the transaction that exported ``snapshot_id`` is open."""
+
+    dsn: Dsn
+    snapshot_id: str | None
+    """None for the state of the moment: for rows that only ever get more."""
+    altered: tuple[tuple[tuple[str, str], str], ...] = ()
+    """What ``statements.Types`` says."""
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A transaction in this state."""
+        with _connection(self.dsn) as connection:
+            connection.begin(self.snapshot_id)
+            yield PostgresSession(connection, dict(self.altered))
+
+
+class PostgresSession:
+    """Reads pieces through one connection."""
+
+    def __init__(self, connection: Connection, types: statements.Types) -> None:
+        self._connection, self._types = connection, types
+
+    def reader(self, piece: Piece) -> PieceReader:
+        """A reader of ``piece``."""
+        return PostgresPieceReader(self._connection, self._types, piece)
+
+
+class PostgresPieceReader:
+    """Reads one piece; one thing at a time, so an iterator is to be finished before the next is begun."""
+
+    def __init__(self, connection: Connection, types: statements.Types, piece: Piece) -> None:
+        self._connection, self._types, self._piece = connection, types, piece
+
+    def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
+        """The piece's entries by seq."""
+        return self._connection.batches(statements.entries(self._types, self._piece, columns))
+
+    def snapshots(self) -> Iterator[pa.RecordBatch]:
+        """The snapshots that touch it."""
+        return self._connection.batches(statements.snapshots(self._types, self._piece))
+
+    def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
+        """Stored tiles."""
+        rows = self._connection.rows(statements.tiles(self._types, self._piece.tenant_id, level, first, last))
+        return dict(rows)
+
+    def jobs(self) -> Iterator[pa.RecordBatch]:
+        """Stored jobs of the tenant."""
+        return self._connection.batches(statements.jobs(self._types, self._piece.tenant_id))
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresPlace:
+    """A ledger in PostgreSQL."""
+
+    dsn: Dsn
+
+    def __str__(self) -> str:
+        return self.dsn.shown
+
+    @contextmanager
+    def open(self) -> Iterator[OpenPlace]:
+        """Hold one state of the database, by a transaction that stays open.
+
+        Raises:
+            DatabaseUnavailableError: PostgreSQL does not answer.
+            ConfigurationError: it refuses the login, or holds no ledger that this login may read.
+        """
+        with _connection(self.dsn) as connection:
+            connection.begin(None)
+            snapshot_id = str(connection.value(statements.EXPORT_SNAPSHOT))
+            altered = _altered(connection, self.dsn)
+            yield OpenPostgres(connection, PostgresState(self.dsn, snapshot_id, tuple(altered.items())))
+
+
+class OpenPostgres:
+    """A ledger in PostgreSQL, held in one state."""
+
+    def __init__(self, connection: Connection, state: PostgresState) -> None:
+        self._connection = connection
+        self.state = state
+        self._types = dict(state.altered)
+        self._facts: dict[str, Facts] = {}
+
+    def tenants(self) -> list[str]:
+        """Every tenant with a head, a tree, snapshots or entries."""
+        return [row[0] for row in self._connection.rows(statements.TENANTS)]
+
+    def pieces(
+        self,
+        tenants: Collection[str] | None = None,
+        *,
+        rows_a_piece: int = ROWS_A_PIECE,
+        from_seq: int | None = None,
+        to_seq: int | None = None,
+        times: Times = EVER,
+    ) -> list[Piece]:
+        """The pieces of these tenants; borders are multiples of ``rows_a_piece``."""
+        wanted = self.tenants() if tenants is None else self._existing(tenants)
+        pieces: list[Piece] = []
+        for at in range(0, len(wanted), TENANTS_AT_ONCE):
+            some = wanted[at : at + TENANTS_AT_ONCE]
+            occupied: dict[str, list[int]] = {tenant: [] for tenant in some}
+            for tenant, seq in self._connection.rows(statements.occupied(some, rows_a_piece, from_seq, to_seq)):
+                occupied[tenant].append(seq)
+            self._read_facts(some)
+            for tenant in some:
+                whole = Piece(tenant, from_seq, to_seq, 0, True, self.state, times)
+                pieces += self._cut(whole, occupied[tenant], rows_a_piece)
+        return pieces
+
+    def facts(self, tenant_id: str) -> Facts:
+        """Head, last entry and stored tree."""
+        self._read_facts([tenant_id])
+        return self._facts[tenant_id]
+
+    def _read_facts(self, tenants: Collection[str]) -> None:
+        if unread := [tenant for tenant in tenants if tenant not in self._facts]:
+            for tenant, *row in self._connection.rows(statements.facts(self._types, unread)):
+                self._facts[tenant] = _facts(tenant, row)
+
+    def _existing(self, tenants: Collection[str]) -> list[str]:
+        wanted = sorted(set(tenants))
+        found = {row[0] for row in self._connection.rows(statements.tenants_among(wanted))} if wanted else set()
+        for tenant in wanted:
+            if tenant not in found:
+                raise TenantNotFoundError(f"there is no tenant {tenant!r} in {self.state.dsn}")
+        return wanted
+
+    def _cut(self, whole: Piece, occupied: Sequence[int], rows_a_piece: int) -> list[Piece]:
+        if not occupied:
+            return [whole]
+        last = self._facts[whole.tenant_id].last
+        last_seq = last.seq if last is not None else occupied[-1]
+        pieces = cut(whole, occupied, last_seq if whole.to_seq is None else min(whole.to_seq, last_seq), rows_a_piece)
+        if whole.times == EVER:
+            return pieces
+        lowest, highest, count = self._connection.row(
+            statements.seqs_in(whole.tenant_id, whole.times, TIMED_ROWS_MAX + 1)
+        )
+        if count > TIMED_ROWS_MAX:
+            return pieces
+        return [piece for piece in pieces if count and piece.bounds[0] <= highest and piece.bounds[1] >= lowest]
+
+
+class Connection:
+    """One connection over ADBC; every fault of the database is an error of ours in one line."""
+
+    def __init__(self, dsn: Dsn, raw: dbapi.Connection) -> None:
+        self._dsn, self._raw = dsn, raw
+
+    def begin(self, snapshot_id: str | None) -> None:
+        """Begin the transaction that all reads are in, in the state of ``snapshot_id`` or of now."""
+        self._execute(statements.PREPARE_SESSION)
+        self._execute(statements.BEGIN)
+        if snapshot_id is not None:
+            self._execute(statements.import_snapshot(snapshot_id), imports=True)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """All rows of what is known to be short."""
+        lists = ([column.to_pylist() for column in batch.columns] for batch in self.batches(query))
+        return [row for columns in lists for row in zip(*columns, strict=True)]
+
+    def row(self, query: str) -> tuple[Any, ...]:
+        """The one row there is."""
+        (row,) = self.rows(query)
+        return row
+
+    def value(self, query: str) -> Any:
+        """The one value there is."""
+        (value,) = self.row(query)
+        return value
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """What ``query`` gives, streamed; batches are bounded and not empty."""
+        with self._cursor() as cursor:
+            for batch in self._streamed(cursor, query):
+                for at in range(0, batch.num_rows, BATCH_ROWS_MAX):
+                    yield batch.slice(at, BATCH_ROWS_MAX)
+
+    def _streamed(self, cursor: dbapi.Cursor, query: str) -> Iterator[pa.RecordBatch]:
+        try:
+            cursor.execute(query)
+            yield from cursor.fetch_record_batch()
+        except _DATABASE_ERROR as error:
+            raise _told(error, self._dsn) from None
+
+    def _execute(self, statement: str, *, imports: bool = False) -> None:
+        with self._cursor() as cursor:
+            try:
+                cursor.execute(statement)
+            except _DATABASE_ERROR as error:
+                raise _told(error, self._dsn, imports=imports) from None
+
+    @contextmanager
+    def _cursor(self) -> Iterator[dbapi.Cursor]:
+        options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES_HINT)}
+        with self._raw.cursor(adbc_stmt_kwargs=options) as cursor:
+            yield cursor
+
+
+@contextmanager
+def _connection(dsn: Dsn) -> Iterator[Connection]:
+    try:
+        raw = dbapi.connect(dsn.url, autocommit=True)
+    except _DATABASE_ERROR as error:
+        raise _told(error, dsn) from None
+    try:
+        yield Connection(dsn, raw)
+    finally:
+        with suppress(*_DATABASE_ERROR):
+            raw.close()
+
+
+def _told(error: Exception, dsn: Dsn, *, imports: bool = False) -> LedgerError:
+    """What is to be done about a fault of the database."""
+    state, text = getattr(error, "sqlstate", None) or "", dsn.hide(str(error))
+    if imports and state in _SNAPSHOT_GONE:
+        return DatabaseUnavailableError(
+            f"the snapshot of {dsn} that this job reads in is gone: PostgreSQL was restarted or failed over, ended the"
+            " connection that held it, or the program that began the job has ended; run the job again"
+        )
+    if state.startswith(_NOT_ALLOWED) or (not state and _REFUSED_LOGIN.search(text)):
+        return ConfigurationError(
+            f"the ledger in {dsn} cannot be read: {text}; name a database that `tally migrate` has made a ledger of,"
+            " and a login that may SELECT from schema scheduler"
+        )
+    return DatabaseUnavailableError(f"the database {dsn} does not answer: {text}")
+
+
+def _altered(connection: Connection, dsn: Dsn) -> statements.Types:
+    """The types of columns that somebody has altered.
+
+    Raises:
+        ConfigurationError: tables are missing, or altered so that no row of them can be found.
+    """
+    found = {(table, column): kind for table, column, kind in connection.rows(statements.COLUMN_TYPES)}
+    problem = statements.unreadable(found)
+    if problem is not None:
+        raise ConfigurationError(f"the ledger in {dsn} cannot be read: {problem}")
+    return statements.altered(found)
+
+
+def _facts(tenant_id: str, row: Sequence[Any]) -> Facts:
+    has_head, head, has_last, last, has_tree, tree = row[0], row[1:4], row[4], row[5:8], row[8], row[9:11]
+    return Facts(
+        tenant_id,
+        Head(*head) if has_head else None,
+        Head(*last) if has_last else None,
+        StoredTree(*tree) if has_tree else None,
+    )

@@ -1,0 +1,257 @@
+"""SQL that the pipeline reads a ledger with. Values are put in as literals: only so does PostgreSQL stream by COPY.
+
+Columns are read as the type they have: integers of any width as such, texts as text. Where somebody has given one some
+other type, its values come as bytes of their text, which no column may hold, so that verification names each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
+from pipeline.source.pieces import SEQ_MAX, SEQ_MIN, Piece, Times
+
+LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
+HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
+HEAD_COLUMNS: Final = ("head_seq", "head_chain_link", "head_hlc")
+TREE_COLUMNS: Final = ("tree_size", "root_hash")
+
+COLUMNS: Final[Mapping[str, Sequence[str]]] = {
+    LOG: ("tenant_id", *ENTRY_COLUMNS),
+    SNAPSHOTS: ("tenant_id", *SNAPSHOT_COLUMNS),
+    JOBS: ("tenant_id", *JOB_COLUMNS),
+    HEADS: ("tenant_id", *HEAD_COLUMNS),
+    TREES: ("tenant_id", *TREE_COLUMNS),
+    TILES: ("tenant_id", "level", "tile_index", "hashes"),
+}
+"""What is read, table by table."""
+
+NUMBERS: Final = frozenset(
+    (
+        *("seq", "hlc_physical", "hlc_logical", "link_version", "from_seq", "to_seq", "entry_count", "last_seq"),
+        *("created_physical", "created_logical", "head_seq", "tree_size", "level", "tile_index"),
+    )
+)
+"""Columns that hold integers; all others hold text, but for ``hashes``."""
+_INTEGERS: Final = frozenset(("smallint", "integer", "bigint"))
+_TEXTS: Final = frozenset(("text", "character varying", "character", "name"))
+_SPELT: Final = frozenset(("json", "jsonb", "xml"))
+"""Types whose values are text to every reader, once cast."""
+_FOUND_BY: Final = {
+    (LOG, "seq"),
+    (SNAPSHOTS, "from_seq"),
+    (SNAPSHOTS, "to_seq"),
+    (TILES, "level"),
+    (TILES, "tile_index"),
+    *((table, "tenant_id") for table in COLUMNS),
+}
+
+_DECLARED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(NUMBERS, "bigint"),
+    **dict.fromkeys(("payload", "origin", "dsse_envelope", "state"), "json"),
+    "hashes": "bytea",
+}
+
+Types = Mapping[tuple[str, str], str]
+"""PostgreSQL's name of the type of (table, column); those that are left out are as declared."""
+
+COLUMN_TYPES: Final = f"""
+SELECT t.name, a.attname::text, format_type(a.atttypid, NULL)
+  FROM unnest(ARRAY[{", ".join(f"'{table}'" for table in COLUMNS)}]) AS t(name)
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = to_regclass(t.name) AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+PREPARE_SESSION: Final = """
+SELECT set_config(name, setting, false)
+  FROM (VALUES ('client_encoding', 'UTF8'), ('standard_conforming_strings', 'on'), ('jit', 'off'),
+               ('bytea_output', 'hex'), ('search_path', 'pg_catalog'),
+               ('statement_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'),
+               ('idle_in_transaction_session_timeout', '0')) AS wanted(name, setting)
+ WHERE name IN (SELECT s.name FROM pg_catalog.pg_settings s)
+"""
+"""A server that ends long statements or idle transactions must not end the one that holds the snapshot."""
+EXPORT_SNAPSHOT: Final = "SELECT pg_catalog.pg_export_snapshot()"
+ANSWERS: Final = "SELECT 1"
+
+
+def literal(text: str) -> str:
+    """``text`` as a literal, where ``standard_conforming_strings`` is on."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def import_snapshot(snapshot_id: str) -> str:
+    """Read in the state that ``snapshot_id`` names."""
+    return f"SET TRANSACTION SNAPSHOT {literal(snapshot_id)}"
+
+
+def select_list(types: Types, table: str, columns: Iterable[str]) -> str:
+    """``columns`` of ``table``, each of the Arrow type that its declared type has, or binary."""
+    return ", ".join(f"{_given(types.get((table, column)), column)} AS {column}" for column in columns)
+
+
+def _given(altered: str | None, column: str) -> str:
+    type_name = altered or _DECLARED.get(column, "text")
+    if type_name in _INTEGERS:
+        return f"{column}::bigint"
+    if type_name in _SPELT:
+        return f"{column}::text"
+    if type_name in _TEXTS or (column == "hashes" and type_name == "bytea"):
+        return column
+    return f"convert_to({column}::text, 'UTF8')"
+
+
+def altered(found: Types) -> Types:
+    """Those of the types found that are not as declared."""
+    return {
+        (table, column): kind
+        for (table, column), kind in found.items()
+        if column in COLUMNS[table] and _given(kind, column) != _given(None, column)
+    }
+
+
+def unreadable(types: Types) -> str | None:
+    """What is wrong with ``types``, those of all columns, so that no row can be found; None when nothing is."""
+    for table, columns in COLUMNS.items():
+        if not any(name == table for name, _ in types):
+            return f"there is no table {table}, or this login does not see it"
+        for column in columns:
+            type_name = types.get((table, column))
+            if type_name is None:
+                return f"column {column} of {table} is missing"
+            if (table, column) in _FOUND_BY and type_name not in (_INTEGERS if column in NUMBERS else _TEXTS):
+                return f"column {column} of {table} is of type {type_name}: its rows cannot be found by it"
+    return None
+
+
+# --- what there is --------------------------------------------------------------------------------
+
+
+def _loose(table: str) -> str:
+    """Every tenant that ``table`` has rows of, by one step of an index each."""
+    return f"""
+    SELECT tenant_id FROM (
+        WITH RECURSIVE found AS (
+            SELECT (SELECT min(tenant_id) FROM {table}) AS tenant_id
+            UNION ALL
+            SELECT (SELECT min(t.tenant_id) FROM {table} t WHERE t.tenant_id > found.tenant_id)
+              FROM found WHERE found.tenant_id IS NOT NULL
+        ) SELECT tenant_id FROM found
+    ) AS of_table
+    """
+
+
+TENANTS: Final = f"""
+SELECT tenant_id FROM (
+    SELECT tenant_id FROM {HEADS} UNION SELECT tenant_id FROM {TREES}
+    UNION {_loose(LOG)} UNION {_loose(SNAPSHOTS)}
+) AS named WHERE tenant_id IS NOT NULL ORDER BY tenant_id COLLATE "C"
+"""
+
+
+def tenants_among(tenants: Iterable[str]) -> str:
+    """Those of ``tenants`` that there is anything of."""
+    tables = (HEADS, TREES, LOG, SNAPSHOTS)
+    held = " OR ".join(f"EXISTS (SELECT FROM {table} t WHERE t.tenant_id = wanted.tenant_id)" for table in tables)
+    return f'SELECT tenant_id FROM {_wanted(tenants)} WHERE {held} ORDER BY tenant_id COLLATE "C"'
+
+
+def occupied(tenants: Iterable[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None) -> str:
+    """(tenant, seq) of the lowest stored seq of every stretch that holds any, by one step of an index each."""
+    lowest, highest = SEQ_MIN if from_seq is None else from_seq, SEQ_MAX if to_seq is None else to_seq
+    next_start = f"(greatest(found.seq - 1, 0) / {rows_a_piece} + 1) * {rows_a_piece} + 1"
+    return f"""
+    SELECT wanted.tenant_id, stretch.seq
+      FROM {_wanted(tenants)}
+     CROSS JOIN LATERAL (
+        WITH RECURSIVE found AS (
+            SELECT (SELECT l.seq FROM {LOG} l WHERE l.tenant_id = wanted.tenant_id
+                       AND l.seq >= {lowest} AND l.seq <= {highest} ORDER BY l.seq LIMIT 1) AS seq
+            UNION ALL
+            SELECT (SELECT l.seq FROM {LOG} l WHERE l.tenant_id = wanted.tenant_id
+                       AND l.seq >= {next_start} AND l.seq <= {highest} ORDER BY l.seq LIMIT 1)
+              FROM found WHERE found.seq <= {SEQ_MAX - rows_a_piece}
+        ) SELECT seq FROM found WHERE seq IS NOT NULL
+     ) AS stretch
+     ORDER BY wanted.tenant_id COLLATE "C", stretch.seq
+    """
+
+
+def facts(types: Types, tenants: Iterable[str]) -> str:
+    """Head, tree and last entry of each of ``tenants``, each with whether there is one."""
+    last_columns = ("seq", "chain_link", "t_hlc")
+    parts = [
+        f"(SELECT {select_list(types, HEADS, HEAD_COLUMNS)}, true AS is_there FROM {HEADS}"
+        " WHERE tenant_id = wanted.tenant_id LIMIT 1) AS h",
+        f"(SELECT {select_list(types, LOG, last_columns)}, true AS is_there FROM {LOG}"
+        f" WHERE tenant_id = wanted.tenant_id AND {LOG}.seq IS NOT NULL ORDER BY {LOG}.seq DESC LIMIT 1) AS l",
+        f"(SELECT {select_list(types, TREES, TREE_COLUMNS)}, true AS is_there FROM {TREES}"
+        " WHERE tenant_id = wanted.tenant_id LIMIT 1) AS m",
+    ]
+    joins = " ".join(f"LEFT JOIN LATERAL {part} ON true" for part in parts)
+    heads, last = ", ".join(f"h.{name}" for name in HEAD_COLUMNS), ", ".join(f"l.{name}" for name in last_columns)
+    tree = ", ".join(f"m.{name}" for name in TREE_COLUMNS)
+    return (
+        f"SELECT wanted.tenant_id, h.is_there, {heads}, l.is_there, {last}, m.is_there, {tree}"
+        f" FROM {_wanted(tenants)} {joins}"
+    )
+
+
+def seqs_in(tenant_id: str, times: Times, rows_max: int) -> str:
+    """Lowest and highest seq and number of the entries of ``times``; no more than ``rows_max`` are looked at."""
+    return f"""
+    SELECT min(seq), max(seq), count(*)
+      FROM (SELECT seq FROM {LOG} WHERE tenant_id = {literal(tenant_id)} AND seq IS NOT NULL{_within(times)}
+             LIMIT {rows_max}) AS found
+    """
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def entries(types: Types, piece: Piece, columns: Sequence[str]) -> str:
+    """The piece's entries by seq."""
+    first, last = piece.bounds
+    return (
+        f"SELECT {select_list(types, LOG, columns)} FROM {LOG} WHERE tenant_id = {literal(piece.tenant_id)}"
+        f" AND {LOG}.seq >= {first} AND {LOG}.seq <= {last}{_within(piece.times)} ORDER BY {LOG}.seq"
+    )
+
+
+def snapshots(types: Types, piece: Piece) -> str:
+    """The snapshots that touch the piece, and with the first one those that lack a bound."""
+    first, last = piece.bounds
+    lacking = " OR s.from_seq IS NULL OR s.to_seq IS NULL" if piece.is_first else ""
+    return (
+        f"SELECT {select_list(types, SNAPSHOTS, SNAPSHOT_COLUMNS)} FROM {SNAPSHOTS} s"
+        f" WHERE tenant_id = {literal(piece.tenant_id)} AND (s.from_seq IS NOT NULL AND s.to_seq IS NOT NULL"
+        f" AND least(s.from_seq, s.to_seq) <= {last} AND greatest(s.from_seq, s.to_seq) >= {first}{lacking})"
+        " ORDER BY s.from_seq, s.to_seq, s.id"
+    )
+
+
+def jobs(types: Types, tenant_id: str) -> str:
+    """All stored jobs of a tenant by job id."""
+    return (
+        f"SELECT {select_list(types, JOBS, JOB_COLUMNS)} FROM {JOBS} j WHERE tenant_id = {literal(tenant_id)}"
+        " ORDER BY j.job_id"
+    )
+
+
+def tiles(types: Types, tenant_id: str, level: int, first: int, last: int) -> str:
+    """Stored tiles of a level."""
+    return (
+        f"SELECT {select_list(types, TILES, ('tile_index', 'hashes'))} FROM {TILES} t"
+        f" WHERE tenant_id = {literal(tenant_id)} AND t.level = {level} AND t.tile_index BETWEEN {first} AND {last}"
+    )
+
+
+def _wanted(tenants: Iterable[str]) -> str:
+    listed = ", ".join(map(literal, tenants))
+    return f"unnest(ARRAY[{listed}]::text[]) AS wanted(tenant_id)"
+
+
+def _within(times: Times) -> str:
+    lower = "" if times.from_ms is None else f" AND hlc_physical >= {times.from_ms}"
+    return lower + ("" if times.to_ms is None else f" AND hlc_physical <= {times.to_ms}")
