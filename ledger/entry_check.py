@@ -8,7 +8,8 @@ A row is compared with what its own columns say, so that one edit shows as one k
     chain_link == link over the row's stored columns                     else link
 
 A batch that is in order throughout is judged column by column, which is fast; any other row by row, which names
-what is wrong. Both judge alike, which a property test says.
+what is wrong. Both judge alike, which a property test says. Who has columns gives columns, so that no rows are made
+unless something is wrong.
 """
 
 from __future__ import annotations
@@ -60,12 +61,16 @@ _LINK = re.compile(r"[0-9a-f]{64}")
 _SEPARATOR = ":"
 
 
+EntryColumns = Sequence[Sequence[Any]]
+"""The values of each of ``ENTRY_COLUMNS``, as many of one as of the other."""
+
+
 class Run(NamedTuple):
-    """Entries that follow one another without gap; ``links`` are raw, one for each of ``rows``."""
+    """Entries that follow one another without gap: their raw links, and ``t_hlc`` of each as it is stored."""
 
     first_seq: int
-    rows: Sequence[EntryRow]
     links: list[bytes]
+    hlcs: Sequence[Any]
 
 
 class EntryChecker:
@@ -92,42 +97,66 @@ class EntryChecker:
         self._prev_hex = prev_link
         self._prev_raw = _raw(prev_link) or b""
         self._is_prev_known = is_prev_known
-        self._may_be_v1 = may_be_v1
+        self.may_be_v1 = may_be_v1
+        """Whether all rows so far have version 1."""
+        self.relied_on_v1 = False
+        """Whether any row has version 1 and was taken for one of such a beginning."""
 
     @property
     def last_seq(self) -> int:
         """Seq of the last entry passed."""
         return self._next_seq - 1
 
+    @property
+    def next_seq(self) -> int:
+        """Seq that must come next."""
+        return self._next_seq
+
+    @property
+    def last_link(self) -> str | None:
+        """Link of the last entry passed as it is stored; what was given when there is none."""
+        return self._prev_hex
+
     def check(self, rows: Sequence[EntryRow]) -> list[Run]:
         """Judge the next rows, at least one; returns them without duplicates, parted where entries are missing."""
-        self.entries_checked += len(rows)
-        try:
-            links = self._links_when_in_order(rows)
-        except (TypeError, ValueError, AttributeError, LedgerError):
-            # A column holds what it never may, such as NULL; which one is said below.
-            links = None
-        if links is None:
-            return self._check_one_by_one(rows)
-        run = Run(self._next_seq, rows, links)
-        self._next_seq += len(rows)
-        self._prev_hex, self._prev_raw = rows[-1][9], links[-1]
-        self._may_be_v1 = False
+        return self._run_when_in_order([*zip(*rows, strict=True)]) or self._check_one_by_one(rows)
+
+    def check_columns(self, columns: EntryColumns) -> list[Run]:
+        """As ``check``, of rows that are given by their columns."""
+        return self._run_when_in_order(columns) or self._check_one_by_one([*zip(*columns, strict=True)])
+
+    def pass_over(self, links: list[bytes], hlcs: Sequence[Any], last_link: str) -> list[Run]:
+        """Take the next entries, which the caller has found to be in order, all of version 2, and to have these links.
+
+        ``last_link`` is the last of them in hex. What is in order: :meth:`check_columns`.
+        """
+        run = Run(self._next_seq, links, hlcs)
+        self.entries_checked += len(links)
+        self._next_seq += len(links)
+        self._prev_hex, self._prev_raw, self._is_prev_known = last_link, links[-1], True
+        self.may_be_v1 = False
         return [run]
 
-    def _links_when_in_order(self, rows: Sequence[EntryRow]) -> list[bytes] | None:
-        """The links of ``rows``, None when anything at all is wrong with them or has version 1."""
-        count = len(rows)
-        (seqs, hlcs, physical, logical, nodes, jobs, actions, versions, prevs, stored, digests, texts, origins) = zip(
-            *rows, strict=True
-        )
+    def _run_when_in_order(self, columns: EntryColumns) -> list[Run] | None:
+        try:
+            links = self._links_when_in_order(columns)
+        except (TypeError, ValueError, AttributeError, LedgerError):
+            # A column holds what it never may, such as NULL; which one is said where each row is looked at.
+            links = None
+        return None if links is None else self.pass_over(links, columns[1], columns[9][-1])
+
+    def _links_when_in_order(self, columns: EntryColumns) -> list[bytes] | None:
+        """The links of these rows, None when anything at all is wrong with them or has version 1."""
+        seqs, hlcs, physical, logical, nodes, jobs, actions, versions, prevs, stored, digests, texts, origins = columns
+        count = len(seqs)
         # 1. What compares without hashing.
         if (
-            seqs != tuple(range(self._next_seq, self._next_seq + count))
+            [*seqs] != [*range(self._next_seq, self._next_seq + count)]
             or {*map(type, physical), *map(type, logical)} != {int}
-            or versions != (2,) * count
-            or prevs != (self._prev_hex, *stored[:-1])
-            or hlcs != tuple([f"{p}:{c}:{node}" for p, c, node in zip(physical, logical, nodes, strict=True)])
+            or [*versions] != [2] * count
+            or not self._is_prev_known
+            or [*prevs] != [self._prev_hex, *stored[:-1]]
+            or [*hlcs] != [f"{p}:{c}:{node}" for p, c, node in zip(physical, logical, nodes, strict=True)]
         ):
             return None
         # 2. Payloads.
@@ -140,19 +169,23 @@ class EntryChecker:
         return links if _spelt(links) == _SEPARATOR.join(stored) else None
 
     def _check_one_by_one(self, rows: Sequence[EntryRow]) -> list[Run]:
+        self.entries_checked += len(rows)
         runs: list[Run] = []
         links: list[bytes] = []
-        begin, first_seq = 0, self._next_seq
-        for at, row in enumerate(rows):
+        hlcs: list[Any] = []
+        first_seq = self._next_seq
+        for row in rows:
             expected_seq = self._next_seq
             link = self._examine(row)
-            if link is None or row[0] != expected_seq:
-                runs.append(Run(first_seq, rows[begin:at], links))
-                begin, first_seq, links = (at + 1 if link is None else at), self._next_seq, []
-            if link is not None:
-                links.append(link)
-                self._next_seq += 1
-        runs.append(Run(first_seq, rows[begin:], links))
+            if link is None:
+                continue
+            if row[0] != expected_seq:
+                runs.append(Run(first_seq, links, hlcs))
+                first_seq, links, hlcs = row[0], [], []
+            links.append(link)
+            hlcs.append(row[1])
+            self._next_seq += 1
+        runs.append(Run(first_seq, links, hlcs))
         return [run for run in runs if run.links]
 
     def _examine(self, row: EntryRow) -> bytes | None:
@@ -171,14 +204,7 @@ class EntryChecker:
             )
             return None
         if seq > self._next_seq:
-            missing = seq - self._next_seq
-            self._findings.add(
-                "gap",
-                self._next_seq,
-                f"{missing} entries are missing: after seq {self._next_seq - 1} comes {seq}",
-                expected=self._next_seq,
-                actual=seq,
-            )
+            report_gap(self._findings, self._next_seq, seq)
             self._next_seq, self._is_prev_known = seq, False
         computed = b"" if self._report_malformed(row) else self._examine_columns(row)
         self._prev_hex = stored_link
@@ -189,8 +215,7 @@ class EntryChecker:
 
     def _report_malformed(self, row: EntryRow) -> bool:
         """Report the columns of ``row`` that hold what no column of theirs may, such as NULL; whether there are any."""
-        seq = row[0]
-        found = [name for name, value in zip(ENTRY_COLUMNS, row, strict=True) if type(value) not in _TYPES[name]]
+        seq, found = row[0], _malformed_columns(row)
         for name in found:
             kind = _KIND_OF_COLUMN.get(name, "link")
             value = row[ENTRY_COLUMNS.index(name)]
@@ -209,22 +234,22 @@ class EntryChecker:
             detail = f"the HLC columns of seq {seq} are not those of its t_hlc"
             add("hlc-columns", seq, detail, expected=hlc, actual=f"{physical}:{logical}:{node}")
         if self._is_prev_known and prev != self._prev_hex:
-            detail = f"seq {seq} does not name the link of seq {seq - 1} as the one before it"
-            add("prev-link", seq, detail, expected=self._prev_hex, actual=prev)
+            report_prev_link(self._findings, seq, self._prev_hex, prev)
         computed, problem = self._link_of(row)
         if problem is None and computed.hex() != stored:
             problem = f"the link of seq {seq} is not that of its columns"
         if problem is not None:
             add("link", seq, problem, expected=computed.hex() or None, actual=stored)
-        self._may_be_v1 = self._may_be_v1 and version == 1
+        self.may_be_v1 = self.may_be_v1 and version == 1
         return computed
 
     def _link_of(self, row: EntryRow) -> tuple[bytes, str | None]:
         """The link over the stored columns, and why there can be none."""
         seq, hlc, _, _, _, job, action, version, prev, _, digest, _, origin = row
         if version == 1:
-            if not self._may_be_v1:
+            if not self.may_be_v1:
                 return b"", f"seq {seq} has a version 1 link after a later version began"
+            self.relied_on_v1 = True
             return link_v1(hlc, job, action, prev, digest), None
         if version != 2:
             return b"", f"link version {version} of seq {seq} is not known"
@@ -237,6 +262,27 @@ class EntryChecker:
             return self._linker.link(seq, hlc, job, action, prev_raw, digest_raw, source), None
         except InvalidInputError as error:
             return b"", str(error)
+
+
+def is_malformed(row: EntryRow) -> bool:
+    """Whether a column holds what it never may, so that nothing is compared with it."""
+    return bool(_malformed_columns(row))
+
+
+def _malformed_columns(row: EntryRow) -> list[str]:
+    return [name for name, value in zip(ENTRY_COLUMNS, row, strict=True) if type(value) not in _TYPES[name]]
+
+
+def report_gap(findings: Findings, expected_seq: int, seq: int) -> None:
+    """Entries are missing: ``seq`` comes where ``expected_seq`` must."""
+    detail = f"{seq - expected_seq} entries are missing: after seq {expected_seq - 1} comes {seq}"
+    findings.add("gap", expected_seq, detail, expected=expected_seq, actual=seq)
+
+
+def report_prev_link(findings: Findings, seq: int, expected: str | None, actual: str | None) -> None:
+    """Entry ``seq`` names ``actual`` as the link before it, and that is ``expected``."""
+    detail = f"seq {seq} does not name the link of seq {seq - 1} as the one before it"
+    findings.add("prev-link", seq, detail, expected=expected, actual=actual)
 
 
 def _spelt(hashes: list[bytes]) -> str:

@@ -109,6 +109,22 @@ class Frontier:
             nodes = [sha256(b"\x01" + left + right).digest() for left, right in pairs]
         return grown
 
+    def append_subtree(self, level: int, root: bytes) -> None:
+        """Append the ``2^level`` leaves of a perfect subtree, given its root.
+
+        Raises:
+            InvalidInputError: the size is not a multiple of ``2^level``, so that the subtree is none of this tree.
+        """
+        if self._size & (1 << level) - 1:
+            raise InvalidInputError(f"a subtree of {1 << level} leaves does not begin at leaf {self._size}")
+        self._size += 1 << level
+        by_level = self._by_level
+        by_level.extend([b""] * (self._size.bit_length() - len(by_level)))
+        while by_level[level]:
+            root, by_level[level] = node_hash(by_level[level], root), b""
+            level += 1
+        by_level[level] = root
+
     def root(self) -> bytes:
         """Root of the tree over all leaves so far."""
         result = b""

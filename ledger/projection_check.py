@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -20,7 +20,7 @@ import orjson
 from ledger import jobs
 from ledger.errors import CanonicalError
 from ledger.jobs import JobState
-from ledger.verdict import Findings, is_number
+from ledger.verdict import Break, Findings, Found, is_number
 
 FOLD_COLUMNS: Final = (
     "job_id",
@@ -45,11 +45,14 @@ JOB_COLUMNS: Final = (
 )
 """Columns of one stored job as readers give it, ordered by job id; ``state`` is the stored text."""
 
-_FOLDED_TYPES: Final = (str, int, int, int, str, str)
+FOLDED_TYPES: Final = (str, int, int, int, str, str)
 """Types of job id, seq, HLC parts and digest. An entry with others is a break of the chain and folds into nothing."""
 
 Rows = AsyncIterator[Sequence[Sequence[Any]]]
 """Batches of rows."""
+
+OnBreak = Callable[[Break], object]
+"""Takes a break as it is found."""
 
 
 class StoredJob(NamedTuple):
@@ -77,7 +80,8 @@ def stored_form(state: JobState) -> StoredJob:
 
 async def check_projection(entries: Rows, stored_jobs: Rows, findings: Findings) -> None:
     """Compare every stored job with the fold of its entries, and find jobs that only one side has."""
-    join = _Join(stored_jobs, findings)
+    judge = JobJudge()
+    join = _Join(stored_jobs, judge)
     state: JobState | None = None
     async for rows in entries:
         folded, state = _fold(rows, state)
@@ -87,77 +91,53 @@ async def check_projection(entries: Rows, stored_jobs: Rows, findings: Findings)
     if state is not None:
         await join.compare([state])
     await join.finish()
+    conclude(judge.found.found(), judge.candidates.found(), findings)
 
 
-def _fold(rows: Sequence[Sequence[Any]], state: JobState | None) -> tuple[list[JobState], JobState | None]:
-    """Fold ``rows`` onto ``state``; the jobs that ended before the last row, and the state of the last."""
-    folded: list[JobState] = []
-    for job_id, seq, physical, logical, node, action, digest, text in rows:
-        if (*map(type, (job_id, seq, physical, logical, node, digest)),) != _FOLDED_TYPES:
-            continue
-        fact = jobs.fact_of(action, _payload(text), (physical, logical, node), digest, job_id, seq)
-        if fact is None:
-            continue
-        if state is None:
-            state = fact
-        elif state.job_id == job_id:
-            state = jobs.merge(state, fact)
-        else:
-            folded.append(state)
-            state = fact
-    return folded, state
+def conclude(found: Found, candidates: Found, findings: Findings) -> None:
+    """What comparing all jobs came to, once everything else was found; ``candidates`` count in a whole chain."""
+    findings.begin("projection")
+    findings.merge(found)
+    if not findings.has("links", "payloads", "head"):
+        findings.merge(candidates)
+    elif candidates.counts:
+        findings.leave_undecided("projection")
 
 
-def _payload(text: str) -> dict[str, Any]:
-    """The payload, empty when an edit made it something else than an object."""
-    try:
-        payload = orjson.loads(text)
-    except (ValueError, TypeError):
-        return {}
-    return payload if isinstance(payload, dict) else {}
+class JobJudge:
+    """Compares one job after the other, in any order."""
 
+    def __init__(self, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None) -> None:
+        """``on_break`` and ``on_candidate`` are called for each break as it is found."""
+        self.found = Findings(on_break)
+        """Breaks whatever the chain is."""
+        self.candidates = Findings(on_candidate)
+        """Breaks if the chain itself is whole, since entries that are missing or edited give another fold."""
 
-class _Join:
-    def __init__(self, stored_jobs: Rows, findings: Findings) -> None:
-        self._batches = stored_jobs
-        self._rows: deque[StoredJob] = deque()
-        self._findings = findings
-        self._is_chain_whole = not findings.has("links", "payloads", "head")
+    def may_stand(self, job: StoredJob) -> bool:
+        """Whether a stored job has an id and a last seq; reports one that does not."""
+        if type(job.job_id) is str and is_number(job.last_seq):
+            return True
+        seq = job.last_seq if is_number(job.last_seq) else 1
+        self.found.add("projection", seq, f"a job is stored with id {job.job_id!r} and that seq")
+        return False
 
-    async def compare(self, folded: Sequence[JobState]) -> None:
-        """Judge the next jobs of the fold, in order, and the stored ones up to them."""
-        for state in folded:
-            stored = await self._next()
-            while stored is not None and stored.job_id < state.job_id:
-                self._rows.popleft()
-                self._report(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
-                stored = await self._next()
-            if stored is None or stored.job_id != state.job_id:
-                self._report(state.last_seq, f"job {state.job_id} has entries but is not stored")
-                continue
-            self._rows.popleft()
-            self._compare_one(state, stored)
-
-    async def finish(self) -> None:
-        """No job of the fold follows."""
-        while (stored := await self._next()) is not None:
-            self._rows.popleft()
+    def compare(self, state: JobState | None, stored: StoredJob | None) -> None:
+        """Judge the fold of a job's entries, None when it has none, against its row, None when it has none."""
+        if state is None and stored is not None:
             self._report(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
+        elif state is not None and stored is None:
+            self._report(state.last_seq, f"job {state.job_id} has entries but is not stored")
+        elif state is not None and stored is not None:
+            self._compare_both(state, stored)
 
-    async def _next(self) -> StoredJob | None:
-        while not self._rows:
-            rows = await anext(self._batches, None)
-            if rows is None:
-                return None
-            for job in map(StoredJob._make, rows):
-                if type(job.job_id) is str and is_number(job.last_seq):
-                    self._rows.append(job)
-                else:
-                    seq = job.last_seq if is_number(job.last_seq) else 1
-                    self._findings.add("projection", seq, f"a job is stored with id {job.job_id!r} and that seq")
-        return self._rows[0]
+    def compare_all(self, state: JobState | None, stored: Sequence[StoredJob]) -> None:
+        """Judge a job against all rows that have its id, of which the first counts."""
+        self.compare(state, stored[0] if stored else None)
+        for job in stored[1:]:
+            self.compare(None, job)
 
-    def _compare_one(self, state: JobState, stored: StoredJob) -> None:
+    def _compare_both(self, state: JobState, stored: StoredJob) -> None:
         try:
             expected = stored_form(state)
         except CanonicalError as error:
@@ -172,7 +152,64 @@ class _Join:
     def _report(
         self, seq: int, detail: str, expected: str | int | None = None, actual: str | int | None = None
     ) -> None:
-        if self._is_chain_whole:
-            self._findings.add("projection", seq, detail, expected=expected, actual=actual)
+        self.candidates.add("projection", seq, detail, expected=expected, actual=actual)
+
+
+def _fold(rows: Sequence[Sequence[Any]], state: JobState | None) -> tuple[list[JobState], JobState | None]:
+    """Fold ``rows`` onto ``state``; the jobs that ended before the last row, and the state of the last."""
+    folded: list[JobState] = []
+    for job_id, seq, physical, logical, node, action, digest, text in rows:
+        if (*map(type, (job_id, seq, physical, logical, node, digest)),) != FOLDED_TYPES:
+            continue
+        fact = jobs.fact_of(action, payload_of(text), (physical, logical, node), digest, job_id, seq)
+        if fact is None:
+            continue
+        if state is None:
+            state = fact
+        elif state.job_id == job_id:
+            state = jobs.merge(state, fact)
         else:
-            self._findings.leave_undecided("projection")
+            folded.append(state)
+            state = fact
+    return folded, state
+
+
+def payload_of(text: str) -> dict[str, Any]:
+    """The payload, empty when an edit made it something else than an object."""
+    try:
+        payload = orjson.loads(text)
+    except (ValueError, TypeError):
+        return {}
+    return payload if isinstance(payload, dict) else {}
+
+
+class _Join:
+    def __init__(self, stored_jobs: Rows, judge: JobJudge) -> None:
+        self._batches = stored_jobs
+        self._rows: deque[StoredJob] = deque()
+        self._judge = judge
+
+    async def compare(self, folded: Sequence[JobState]) -> None:
+        """Judge the next jobs of the fold, in order, and the stored ones up to them."""
+        for state in folded:
+            stored = await self._next()
+            while stored is not None and stored.job_id < state.job_id:
+                self._judge.compare(None, self._rows.popleft())
+                stored = await self._next()
+            if stored is None or stored.job_id != state.job_id:
+                self._judge.compare(state, None)
+            else:
+                self._judge.compare(state, self._rows.popleft())
+
+    async def finish(self) -> None:
+        """No job of the fold follows."""
+        while await self._next() is not None:
+            self._judge.compare(None, self._rows.popleft())
+
+    async def _next(self) -> StoredJob | None:
+        while not self._rows:
+            rows = await anext(self._batches, None)
+            if rows is None:
+                return None
+            self._rows.extend(job for job in map(StoredJob._make, rows) if self._judge.may_stand(job))
+        return self._rows[0]

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from ledger.errors import SignatureError
 from ledger.merkle import Frontier, node_hash
 from ledger.snapshot import SnapshotClaim
-from ledger.verdict import Findings, Head
+from ledger.verdict import Findings, Head, is_number
 
 SNAPSHOT_COLUMNS: Final = (
     "from_seq",
@@ -69,14 +69,71 @@ class Recomputed(NamedTuple):
     """None when the tree's beginning was not read."""
 
 
-class _Snapshot(NamedTuple):
-    row: dict[str, Any]
+class OpenedRow(NamedTuple):
+    """One stored snapshot, its envelope opened and its signature judged."""
+
+    stored_from: int
+    stored_to: int
+    row: list[Any]
+    """All of ``SNAPSHOT_COLUMNS`` but the envelope, as stored."""
     claim: SnapshotClaim | None
     """None when there is none to go by: not opened, malformed, or the signature does not hold."""
     digest: str | None
-    from_seq: int
-    to_seq: int
     may_count_as_signed: bool
+
+    @property
+    def from_seq(self) -> int:
+        """First entry it covers: what is signed, else what is stored."""
+        return self.stored_from if self.claim is None else self.claim.from_seq
+
+    @property
+    def to_seq(self) -> int:
+        """Last entry it covers."""
+        return self.stored_to if self.claim is None else self.claim.to_seq
+
+    @property
+    def name(self) -> str:
+        return f"snapshot of {self.from_seq}..{self.to_seq}"
+
+
+OpenRow = Callable[[Any], OpenedRow]
+"""Opens a stored snapshot, given as the checker was given it: one whose seqs are integers."""
+
+
+def has_place(row: SnapshotRow, findings: Findings) -> bool:
+    """Whether a row says from where to where it goes; reports one that does not."""
+    from_seq, to_seq = row[:2]
+    if is_number(from_seq) and is_number(to_seq):
+        return True
+    seq = next((each for each in (to_seq, from_seq) if is_number(each)), 1)
+    findings.add("snapshot-root", seq, f"a snapshot is said to go from {from_seq} to {to_seq}")
+    return False
+
+
+def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Findings) -> OpenedRow:
+    """Open a row that has its place; reports a signature that does not hold or cannot be judged."""
+    from_seq, to_seq, envelope = int(row[0]), int(row[1]), row[-1]
+    stored = [*row[:-1]]
+    if open_snapshot is None:
+        return OpenedRow(from_seq, to_seq, stored, None, None, True)
+    unsigned = OpenedRow(from_seq, to_seq, stored, None, None, False)
+    try:
+        if not isinstance(envelope, str):
+            raise SignatureError("it has no envelope")
+        opened = open_snapshot(envelope)
+    except SignatureError as error:
+        findings.add("snapshot-signature", to_seq, f"the {unsigned.name} is malformed: {error}")
+        return unsigned
+    if opened.verdict == "broken":
+        findings.add("snapshot-signature", to_seq, f"{unsigned.name}: {opened.detail}")
+        return unsigned
+    claim = opened.claim
+    if opened.verdict == "unknown_key":
+        detail = f"{unsigned.name}: {opened.detail}"
+        findings.add("snapshot-signature", to_seq, detail, actual=claim.key_id, is_key_unknown=True)
+    elif opened.verdict == "not_checked":
+        findings.leave_undecided("signatures")
+    return OpenedRow(from_seq, to_seq, stored, claim, opened.payload_sha256, opened.verdict != "unknown_key")
 
 
 class RangeTree:
@@ -114,23 +171,20 @@ class RangeTree:
 class SnapshotChecker:
     """Follows the snapshots of one chain alongside its entries.
 
-    The caller adds rows ordered by ``from_seq`` before it passes the entries they cover, cuts what it
-    passes at ``cut``, and says when ``cut`` is reached.
+    The caller adds rows ordered by ``from_seq`` before it passes the entries they cover, cuts what it passes at
+    ``cut``, and, where ``ends_at`` says so, gives what the entries of the range say themselves.
     """
 
-    def __init__(
-        self, tenant_id: str, findings: Findings, open_snapshot: OpenSnapshot | None, *, is_from_start: bool
-    ) -> None:
+    def __init__(self, tenant_id: str, findings: Findings, open_row: OpenRow, *, is_from_start: bool) -> None:
+        """``open_row`` opens what is given to ``add``."""
         self._tenant_id = tenant_id
         self._findings = findings
-        self._open_snapshot = open_snapshot
-        self._waiting: deque[SnapshotRow] = deque()
+        self._open_row = open_row
+        self._waiting: deque[Any] = deque()
         self._expected_from = 1 if is_from_start else None
         self._previous_digest: str | None = None
         self._is_previous_known = is_from_start
-        self._active: _Snapshot | None = None
-        self._range = RangeTree(0)
-        self._from_link = ""
+        self._active: OpenedRow | None = None
         self.signed_to: Head | None = None
         self.highest_seq = 0
         """Highest seq that any snapshot seen so far is said to reach."""
@@ -138,58 +192,41 @@ class SnapshotChecker:
     def add(self, rows: Sequence[SnapshotRow]) -> None:
         """Take rows that come next."""
         for row in rows:
-            from_seq, to_seq = row[:2]
-            if isinstance(from_seq, int) and isinstance(to_seq, int):
+            if has_place(row, self._findings):
                 self._waiting.append(row)
-                self.highest_seq = max(self.highest_seq, to_seq)
-            else:
-                seq = next((each for each in (to_seq, from_seq) if isinstance(each, int)), 1)
-                detail = f"a snapshot is said to go from {from_seq} to {to_seq}"
-                self._findings.add("snapshot-root", seq, detail)
+                self.highest_seq = max(self.highest_seq, row[1])
 
     def last_waiting_from(self) -> int:
         """``from_seq`` of the last row added that was not begun, 0 when there is none."""
         return int(self._waiting[-1][0]) if self._waiting else 0
 
-    def cut(self, seq: int, size: int) -> int | None:
-        """The seq after which something begins or ends, given that ``seq`` comes next; begins what begins there.
-
-        ``size`` is that of the tree which the caller grows, without entry ``seq``.
-        """
+    def cut(self, seq: int) -> int | None:
+        """The seq after which something begins or ends, given that ``seq`` comes next; begins what begins there."""
         while self._active is None and self._waiting and self._waiting[0][0] <= seq:
-            snapshot = self._open(self._waiting.popleft())
+            snapshot = self._open_row(self._waiting.popleft())
             if snapshot.from_seq == seq <= snapshot.to_seq:
-                self._active, self._range, self._from_link = snapshot, RangeTree(size), ""
+                self._active = snapshot
             else:
                 self._judge(snapshot, None)
         if self._active is not None:
             return self._active.to_seq
         return int(self._waiting[0][0]) - 1 if self._waiting else None
 
-    def grow(self, first_link: bytes, grown: Sequence[list[bytes]]) -> None:
-        """The next entries, none of them past ``cut``: the link of the first, and what ``Frontier.grow`` gave."""
-        if self._active is None:
-            return
-        if not self._from_link:
-            self._from_link = first_link.hex()
-        self._range.grow(grown)
+    def begins_at(self, seq: int) -> bool:
+        """Whether ``seq`` is the first entry of the snapshot that is open, once ``cut`` was asked."""
+        return self._active is not None and self._active.from_seq == seq
 
-    def reached_cut(self, seq: int, link: bytes, hlc: str, frontier: Frontier, tree_root: str | None) -> None:
-        """Entry ``seq`` was the last one before the cut, and ``frontier`` has it; ``tree_root`` is of the whole."""
-        snapshot = self._active
-        if snapshot is None or snapshot.to_seq != seq:
-            return
-        self._active = None
-        recomputed = Recomputed(
-            from_chain_link=self._from_link,
-            to_chain_link=link.hex(),
-            snapshot_hlc=hlc,
-            entry_count=frontier.size - self._range.size_before,
-            merkle_root=self._range.root(frontier).hex(),
-            tree_root=tree_root,
-        )
+    def ends_at(self, seq: int) -> tuple[int, int] | None:
+        """First and last seq of the snapshot of which ``seq`` is the last entry."""
+        active = self._active
+        return (active.from_seq, seq) if active is not None and active.to_seq == seq else None
+
+    def compare(self, recomputed: Recomputed) -> None:
+        """Judge the snapshot that is open, of which the last entry was passed."""
+        snapshot, self._active = self._active, None
+        assert snapshot is not None
         if self._judge(snapshot, recomputed) and snapshot.may_count_as_signed:
-            self.signed_to = Head(seq, link.hex(), hlc)
+            self.signed_to = Head(snapshot.to_seq, recomputed.to_chain_link, recomputed.snapshot_hlc)
 
     def lose_place(self) -> None:
         """Entries are missing here: what the open snapshot covers cannot be recomputed."""
@@ -201,36 +238,11 @@ class SnapshotChecker:
         """No entry follows: judge what is left as far as that goes."""
         self.lose_place()
         while self._waiting:
-            self._judge(self._open(self._waiting.popleft()), None)
+            self._judge(self._open_row(self._waiting.popleft()), None)
 
     # --- one snapshot -----------------------------------------------------------------------------
 
-    def _open(self, row: SnapshotRow) -> _Snapshot:
-        named = dict(zip(SNAPSHOT_COLUMNS, row, strict=True))
-        from_seq, to_seq = int(named["from_seq"]), int(named["to_seq"])
-        if self._open_snapshot is None:
-            return _Snapshot(named, None, None, from_seq, to_seq, True)
-        add = self._findings.add
-        try:
-            if not isinstance(named["dsse_envelope"], str):
-                raise SignatureError("it has no envelope")
-            opened = self._open_snapshot(named["dsse_envelope"])
-        except SignatureError as error:
-            add("snapshot-signature", to_seq, f"the snapshot of {from_seq}..{to_seq} is malformed: {error}")
-            return _Snapshot(named, None, None, from_seq, to_seq, False)
-        if opened.verdict == "broken":
-            add("snapshot-signature", to_seq, f"snapshot of {from_seq}..{to_seq}: {opened.detail}")
-            return _Snapshot(named, None, None, from_seq, to_seq, False)
-        claim = opened.claim
-        if opened.verdict == "unknown_key":
-            detail = f"snapshot of {from_seq}..{to_seq}: {opened.detail}"
-            add("snapshot-signature", to_seq, detail, actual=claim.key_id, is_key_unknown=True)
-        elif opened.verdict == "not_checked":
-            self._findings.leave_undecided("signatures")
-        may_count = opened.verdict != "unknown_key"
-        return _Snapshot(named, claim, opened.payload_sha256, claim.from_seq, claim.to_seq, may_count)
-
-    def _judge(self, snapshot: _Snapshot, recomputed: Recomputed | None) -> bool:
+    def _judge(self, snapshot: OpenedRow, recomputed: Recomputed | None) -> bool:
         """Report what does not fit; whether all was compared and fits."""
         fits = self._follows(snapshot)
         for problem in _disagreements(snapshot, self._tenant_id):
@@ -247,7 +259,7 @@ class SnapshotChecker:
                 self._findings.add("snapshot-root", snapshot.to_seq, *problem)
         return fits
 
-    def _follows(self, snapshot: _Snapshot) -> bool:
+    def _follows(self, snapshot: OpenedRow) -> bool:
         expected, previous = self._expected_from, self._previous_digest
         is_previous_known = self._is_previous_known
         self._expected_from = max(snapshot.to_seq + 1, expected or 0)
@@ -270,25 +282,25 @@ class SnapshotChecker:
 _Problem = tuple[str, str | int | None, str | int | None]
 
 
-def _disagreements(snapshot: _Snapshot, tenant_id: str) -> Iterator[_Problem]:
+def _disagreements(snapshot: OpenedRow, tenant_id: str) -> Iterator[_Problem]:
     """Where the stored row and the signed claim, or parts of the claim, say different things."""
-    claim, row = snapshot.claim, snapshot.row
+    claim = snapshot.claim
     if claim is None:
         return
-    name = f"snapshot of {snapshot.from_seq}..{snapshot.to_seq}"
+    name = snapshot.name
     if claim.tenant_id != tenant_id:
         yield f"{name} was signed for another tenant", tenant_id, claim.tenant_id
-    for column in _CLAIMED_IN_ROW:
+    for column, stored in zip(_CLAIMED_IN_ROW, snapshot.row, strict=True):
         signed = getattr(claim, column)
-        if row[column] != signed:
-            yield f"{name}: column {column} is not what was signed", signed, row[column]
+        if stored != signed:
+            yield f"{name}: column {column} is not what was signed", signed, stored
 
 
-def _differences(snapshot: _Snapshot, recomputed: Recomputed) -> Iterator[_Problem]:
+def _differences(snapshot: OpenedRow, recomputed: Recomputed) -> Iterator[_Problem]:
     """Where the claim, or without one the row, does not say what the entries say."""
-    name = f"snapshot of {snapshot.from_seq}..{snapshot.to_seq}"
+    name, said_in_row = snapshot.name, dict(zip(_CLAIMED_IN_ROW, snapshot.row, strict=True))
     for column in ("from_chain_link", "to_chain_link", "snapshot_hlc", "entry_count", "merkle_root"):
-        said = snapshot.row[column] if snapshot.claim is None else getattr(snapshot.claim, column)
+        said = said_in_row[column] if snapshot.claim is None else getattr(snapshot.claim, column)
         found = getattr(recomputed, column)
         if said != found:
             yield f"{name}: {column} is not that of the entries", found, said

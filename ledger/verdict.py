@@ -8,12 +8,15 @@ Each kind of break belongs to one aspect of the ledger, and each aspect has one 
     not_checked  at least part of it could not be checked, and nothing wrong was found in the rest
 
 The first break is the one of lowest seq, then of the first kind in the order of ``KINDS``. Whatever the length
-of the chain, one break of each kind is kept, and a count.
+of the chain, one break of each kind is kept, and a count. Findings do not depend on the order in which they are made,
+nor on how they are shared out::
+
+    merge(a, b) == merge(b, a)      merge(a, merge(b, c)) == merge(merge(a, b), c)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 ASPECT_OF_KIND: Final[Mapping[str, str]] = {
@@ -37,7 +40,8 @@ ASPECT_OF_KIND: Final[Mapping[str, str]] = {
 KINDS: Final = tuple(ASPECT_OF_KIND)
 ASPECTS: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
 
-_CHAIN_KINDS: Final = ("gap", "duplicate-seq", "prev-link", "link")
+_CHAIN_KINDS: Final = ("gap", "prev-link", "link")
+"""What breaks the chain at its seq; a seq that stands twice breaks it only behind that, as the first one counts."""
 _TEXT_MAX: Final = 400
 """Characters kept of an expected or actual value: an edited row can hold a megabyte."""
 
@@ -52,15 +56,28 @@ class Break(NamedTuple):
     actual: str | int | None
 
 
+class Found(NamedTuple):
+    """What findings hold, as plain values."""
+
+    breaks: list[Break]
+    """One of each kind, the first."""
+    counts: dict[str, int]
+    begun: list[str]
+    undecided: list[str]
+    has_broken_signature: bool
+
+
 class Findings:
     """Collects what the checks find, in bounded memory, in any order."""
 
-    def __init__(self) -> None:
-        self._lowest: dict[str, Break] = {}
+    def __init__(self, on_break: Callable[[Break], object] | None = None) -> None:
+        """``on_break`` is called with each break as it is added."""
+        self._first: dict[str, Break] = {}
         self._counts: dict[str, int] = {}
         self._begun: set[str] = set()
         self._undecided: set[str] = set()
         self._has_broken_signature = False
+        self._on_break = on_break
 
     def begin(self, aspect: str) -> None:
         """This aspect is being checked."""
@@ -84,22 +101,53 @@ class Findings:
         self._counts[kind] = self._counts.get(kind, 0) + 1
         if kind == "snapshot-signature" and not is_key_unknown:
             self._has_broken_signature = True
-        held = self._lowest.get(kind)
-        if held is None or seq < held.seq:
-            self._lowest[kind] = Break(seq, kind, detail, _shortened(expected), _shortened(actual))
+        held = self._first.get(kind)
+        if self._on_break is None and held is not None and seq > held.seq:
+            return
+        found = Break(seq, kind, detail, _shortened(expected), _shortened(actual))
+        self._keep(found)
+        if self._on_break is not None:
+            self._on_break(found)
+
+    def _keep(self, found: Break) -> None:
+        held = self._first.get(found.kind)
+        if held is None or _order(found) < _order(held):
+            self._first[found.kind] = found
+
+    def merge(self, found: Found) -> None:
+        """Take what was found elsewhere; ``on_break`` is not called for it again."""
+        for each in found.breaks:
+            self._keep(each)
+        for kind, count in found.counts.items():
+            self._counts[kind] = self._counts.get(kind, 0) + count
+        self._begun.update(found.begun)
+        self._undecided.update(found.undecided)
+        self._has_broken_signature |= found.has_broken_signature
+
+    def found(self) -> Found:
+        """All of it as plain values."""
+        return Found(
+            list(self._first.values()),
+            dict(self._counts),
+            sorted(self._begun),
+            sorted(self._undecided),
+            self._has_broken_signature,
+        )
 
     def has(self, *aspects: str) -> bool:
         """Whether any of these aspects has a break."""
-        return any(ASPECT_OF_KIND[kind] in aspects for kind in self._lowest)
+        return any(ASPECT_OF_KIND[kind] in aspects for kind in self._first)
 
     def chain_broken_by(self, seq: int) -> bool:
         """Whether the chain itself breaks at or below ``seq``, which explains what does not fit there."""
-        lowest = self._lowest
-        return any(kind in lowest and lowest[kind].seq <= seq for kind in _CHAIN_KINDS)
+        first, twice = self._first, self._first.get("duplicate-seq")
+        if twice is not None and twice.seq < seq:
+            return True
+        return any(kind in first and first[kind].seq <= seq for kind in _CHAIN_KINDS)
 
     def first_break(self) -> Break | None:
         """The break of lowest seq, then of the first kind."""
-        return min(self._lowest.values(), key=lambda found: (found.seq, KINDS.index(found.kind)), default=None)
+        return min(self._first.values(), key=lambda found: (found.seq, KINDS.index(found.kind)), default=None)
 
     def counts(self) -> dict[str, int]:
         """Number of breaks by kind, those with any."""
@@ -116,9 +164,24 @@ class Findings:
         return "ok" if aspect in self._begun and aspect not in self._undecided else "not_checked"
 
 
+def begin_aspects(findings: Findings, *, are_signatures_judged: bool, is_from_start: bool) -> None:
+    """Entries and snapshots are being checked, from the first entry on or from a later one."""
+    for aspect in ("links", "payloads", "snapshots"):
+        findings.begin(aspect)
+    if are_signatures_judged:
+        findings.begin("signatures")
+    if is_from_start:
+        findings.begin("tree")
+
+
 def is_number(value: object) -> bool:
     """Whether a stored value is the integer that it must be, whatever its column may have become."""
     return isinstance(value, int)
+
+
+def _order(found: Break) -> tuple[int, str, str, str]:
+    """Lowest seq first; breaks of one kind and seq by what they say, so that it never matters which was found first."""
+    return found.seq, found.detail, str(found.expected), str(found.actual)
 
 
 def _shortened(value: object) -> str | int | None:

@@ -12,21 +12,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
-from typing import Protocol
+from typing import Any, Protocol
 
 from ledger.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow, Run
+from ledger.head_check import check_head, readable_ends
 from ledger.merkle import Frontier
 from ledger.projection_check import FOLD_COLUMNS, JOB_COLUMNS, Rows, check_projection
 from ledger.snapshot_check import (
     SNAPSHOT_COLUMNS,
     OpenedSnapshot,
     OpenSnapshot,
+    RangeTree,
     SnapshotChecker,
     SnapshotRow,
+    open_row,
 )
-from ledger.tree_check import TILES_AT_ONCE, Anchor, StoredTree, TreeChecker, TreeHead
-from ledger.verdict import ASPECTS, KINDS, Break, Findings, Head, Verdict, is_number
+from ledger.tile_check import TILES_AT_ONCE, TileWalk
+from ledger.tree_check import Anchor, StoredTree, TreeChecker, TreeHead
+from ledger.verdict import ASPECTS, KINDS, Break, Findings, Head, Verdict, begin_aspects
+from ledger.walk import Walk
 
 __all__ = [
     "ASPECTS",
@@ -103,28 +109,24 @@ async def verify(
     """
     findings = Findings()
     # 1. What there is.
-    head, last, tree = await reader.head(), await reader.last_entry(), await reader.tree()
-    last = last if last is not None else Head(0, None, None)
-    if head is not None and not is_number(head.seq):
-        findings.add("head", last.seq, f"the head stands at seq {head.seq!r}", expected=last.seq, actual=head.seq)
-        head = None
-    if tree is not None and not is_number(tree.size):
-        findings.add("tree", max(last.seq, 1), f"the stored tree has size {tree.size!r}", actual=tree.size)
-        tree = None
+    last = await reader.last_entry() or Head(0, None, None)
+    head, tree = readable_ends(await reader.head(), await reader.tree(), last, findings)
     first = max(from_seq or 1, 1)
     is_from_start = first == 1
     is_to_end = to_seq is None or to_seq >= last.seq
     # 2. Entries, and with them snapshots, tree and checkpoints.
-    for aspect in ("links", "payloads", "snapshots"):
-        findings.begin(aspect)
-    if open_snapshot is not None:
-        findings.begin("signatures")
-    if is_from_start:
-        findings.begin("tree")
-    walk = _Walk(
+    begin_aspects(findings, are_signatures_judged=open_snapshot is not None, is_from_start=is_from_start)
+    tree_checker = TreeChecker(findings, tree, checkpoints, anchors, is_from_start=is_from_start)
+    walk = _Verification(
         await _entry_checker(reader, findings, tenant_id, first, last.seq, expected_prev),
-        SnapshotChecker(tenant_id, findings, open_snapshot, is_from_start=is_from_start),
-        TreeChecker(findings, tree, reader.tiles, checkpoints, anchors, is_from_start=is_from_start),
+        SnapshotChecker(
+            tenant_id,
+            findings,
+            partial(open_row, open_snapshot=open_snapshot, findings=findings),
+            is_from_start=is_from_start,
+        ),
+        tree_checker,
+        TileWalk(tree.size if tree is not None else 0, reader.tiles, tree_checker.report_tile),
         reader.snapshots(first, None if is_to_end else to_seq),
     )
     async for rows in reader.entries(None if is_from_start else first, None if is_to_end else to_seq):
@@ -136,10 +138,9 @@ async def verify(
         findings.begin("head")
         reach = max(walk.snapshots.highest_seq, tree.size if tree is not None else 0)
         reach = max(reach, first - 1 if expected_prev is not None else 0)
-        _check_head(findings, head, last, reach)
+        check_head(findings, head, last, reach)
     # 4. The projection.
     if projection and is_from_start and is_to_end:
-        findings.begin("projection")
         await check_projection(reader.entries_by_job(), reader.jobs(), findings)
     return Verdict(
         tenant_id=tenant_id,
@@ -156,38 +157,35 @@ async def verify(
     )
 
 
-class _Walk:
-    """Takes the entries through all that follows them, cut where a snapshot or a root begins or ends."""
+class _Verification:
+    """Takes the entries through all that follows them."""
 
     def __init__(
         self,
         entries: EntryChecker,
         snapshots: SnapshotChecker,
         tree: TreeChecker,
+        tiles: TileWalk,
         snapshot_rows: AsyncIterator[Sequence[SnapshotRow]],
     ) -> None:
         self.entries = entries
         self.snapshots = snapshots
         self.tree = tree
+        self._tiles = tiles
         self._snapshot_rows = snapshot_rows
         self._are_snapshots_read = False
-        self._begin_tree_at(entries.last_seq + 1)
-
-    def _begin_tree_at(self, seq: int) -> None:
-        """Grow a new tree, of which entry ``seq`` is the first leaf."""
-        self._frontier, self._tree_from_seq = Frontier(), seq
+        self._leaves = _GrownLeaves(tiles)
+        self._walk = Walk(snapshots, tree, self._leaves, entries.next_seq)
 
     async def take(self, rows: Sequence[EntryRow]) -> None:
         """The next batch."""
         runs = self.entries.check(rows)
         await self._read_snapshots(self.entries.last_seq)
         for run in runs:
-            if run.first_seq != self._tree_from_seq + self._frontier.size:
-                self.snapshots.lose_place()
-                self.tree.lose_place()
-                self._begin_tree_at(run.first_seq)
-            await self._grow(run)
-        await self.tree.compare_tiles(at_least=TILES_AT_ONCE)
+            self._leaves.run = run
+            for _ in self._walk.take(run.first_seq, run.first_seq + len(run.links) - 1):
+                await asyncio.sleep(0)
+        await self._tiles.compare(at_least=TILES_AT_ONCE)
 
     async def finish(self, last_seq: int) -> None:
         """No entry follows in the range; ``last_seq`` is that of the last there is."""
@@ -195,7 +193,7 @@ class _Walk:
             await self._read_snapshots(self.snapshots.last_waiting_from() + 1)
             self.snapshots.finish()
         self.snapshots.finish()
-        await self.tree.compare_tiles()
+        await self._tiles.compare()
         self.tree.finish(last_seq=last_seq)
 
     async def _read_snapshots(self, to_seq: int) -> None:
@@ -207,24 +205,46 @@ class _Walk:
             else:
                 self.snapshots.add(rows)
 
-    async def _grow(self, run: Run) -> None:
-        leaf_hashes = [sha256(b"\x00" + link).digest() for link in run.links]
-        frontier, count, done = self._frontier, len(leaf_hashes), 0
-        while done < count:
-            seq, size_before = run.first_seq + done, frontier.size
-            cuts = (self.snapshots.cut(seq, size_before), self.tree.cut(seq))
-            cut_seq = min((cut for cut in cuts if cut is not None), default=run.first_seq + count)
-            end = min(count, cut_seq - run.first_seq + 1)
-            grown = frontier.grow(leaf_hashes[done:end])
-            self.snapshots.grow(run.links[done], grown)
-            self.tree.grow(grown, size_before)
-            if run.first_seq + end - 1 == cut_seq:
-                row, link, root = run.rows[end - 1], run.links[end - 1], frontier.root()
-                tree_root = root.hex() if self._tree_from_seq == 1 else None
-                self.snapshots.reached_cut(cut_seq, link, row[1], frontier, tree_root)
-                self.tree.reached_cut(cut_seq, root)
-                await asyncio.sleep(0)
-            done = end
+
+class _GrownLeaves:
+    """Hashes the entries as they stream by, into one tree and the tree of the range that a snapshot covers."""
+
+    run: Run
+    """The entries that the walk is passing."""
+
+    def __init__(self, tiles: TileWalk) -> None:
+        self._tiles = tiles
+
+    def begin_tree(self, seq: int) -> None:
+        self._frontier, self._tree_from_seq = Frontier(), seq
+        self._range, self._range_from = RangeTree(0), (0, b"")
+
+    def begin_range(self, seq: int) -> None:
+        self._range, self._range_from = RangeTree(self._frontier.size), (seq, self.link(seq))
+
+    def pass_to(self, seq: int) -> None:
+        frontier, size_before = self._frontier, self._frontier.size
+        begin = self._tree_from_seq + size_before - self.run.first_seq
+        links = self.run.links[begin : seq - self.run.first_seq + 1]
+        grown = frontier.grow([sha256(b"\x00" + link).digest() for link in links])
+        self._range.grow(grown)
+        if self._tree_from_seq == 1:
+            self._tiles.grow(grown, size_before)
+
+    def link(self, seq: int) -> bytes:
+        from_seq, from_link = self._range_from
+        return from_link if seq == from_seq else self.run.links[seq - self.run.first_seq]
+
+    def hlc(self, seq: int) -> Any:
+        return self.run.hlcs[seq - self.run.first_seq]
+
+    def range_root(self, from_seq: int, to_seq: int) -> bytes:
+        root = self._range.root(self._frontier)
+        self._range = RangeTree(0)
+        return root
+
+    def tree_root(self, size: int) -> bytes:
+        return self._frontier.root()
 
 
 async def _entry_checker(
@@ -251,25 +271,3 @@ async def _entry_checker(
         detail = f"seq {first - 1} is not the entry that was verified before"
         findings.add("link", first - 1, detail, expected=expected_prev, actual=link)
     return EntryChecker(tenant_id, findings, first_seq=first, prev_link=link, may_be_v1=version == 1)
-
-
-def _check_head(findings: Findings, head: Head | None, last: Head, reach: int) -> None:
-    """``reach`` is the highest seq that anything but the head says there is."""
-    if head is not None:
-        reach = max(reach, head.seq)
-    if reach > last.seq:
-        said_by = "the head says" if head is not None and head.seq == reach else "a snapshot or the tree says"
-        detail = f"entries from seq {last.seq + 1} on are missing: {said_by} that there are {reach}"
-        findings.add("tail-truncated", last.seq + 1, detail, expected=reach, actual=last.seq)
-    if head is None:
-        if last.seq > 0:
-            findings.add("head", last.seq, "the tenant has no head", expected=last.chain_link)
-    elif head.seq < last.seq:
-        detail = f"the head stands at seq {head.seq}, the chain goes on to {last.seq}"
-        findings.add("head", last.seq, detail, expected=last.seq, actual=head.seq)
-    elif head.seq == last.seq and head.chain_link != last.chain_link:
-        detail = "the head does not name the link of the last entry"
-        findings.add("head", last.seq, detail, expected=last.chain_link, actual=head.chain_link)
-    elif head.seq == last.seq and head.hlc != last.hlc:
-        detail = "the head does not name the HLC of the last entry"
-        findings.add("head", last.seq, detail, expected=last.hlc, actual=head.hlc)

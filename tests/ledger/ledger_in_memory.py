@@ -228,9 +228,9 @@ class MemoryReader:
         self._ledger = ledger
         self._batch_rows = batch_rows
         self._entries = sorted(ledger.entries, key=lambda row: row["seq"])
-        self._entries_by_job = sorted(ledger.entries, key=lambda row: (row["job_id"], row["seq"]))
-        self._snapshots = sorted(ledger.snapshots, key=lambda row: row["from_seq"])
-        self._jobs = sorted(ledger.jobs, key=lambda row: row["job_id"])
+        self._entries_by_job = sorted(ledger.entries, key=lambda row: _nulls_last(row["job_id"], row["seq"]))
+        self._snapshots = in_stored_order(ledger.snapshots)
+        self._jobs = sorted(ledger.jobs, key=lambda row: _nulls_last(row["job_id"]))
 
     async def head(self) -> Head | None:
         return self._ledger.head
@@ -271,5 +271,17 @@ class MemoryReader:
             yield [tuple(row[name] for name in columns) for row in batch]
 
 
-def _within(first: int, last: int, from_seq: int | None, to_seq: int | None) -> bool:
+def in_stored_order(snapshots: Iterable[Row]) -> list[Row]:
+    """Snapshots in the order that readers give them."""
+    return sorted(snapshots, key=lambda row: _nulls_last(row["from_seq"], row["to_seq"]))
+
+
+def _nulls_last(*values: Any) -> list[Any]:
+    """The order that PostgreSQL sorts by."""
+    return [(value is None, value) if value is not None else (True,) for value in values]
+
+
+def _within(first: int | None, last: int | None, from_seq: int | None, to_seq: int | None) -> bool:
+    if first is None or last is None:
+        return True
     return (from_seq is None or first >= from_seq) and (to_seq is None or last <= to_seq)

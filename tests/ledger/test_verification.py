@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
+from random import Random
 from typing import Any
 
 import pytest
@@ -440,7 +441,7 @@ def test_entries_are_judged_as_a_naive_reading_of_the_rules_does(
     links = []
     for at in range(0, len(rows), batch_rows):
         for run in checker.check(rows[at : at + batch_rows]):
-            assert [row[0] for row in run.rows] == [*range(run.first_seq, run.first_seq + len(run.links))]
+            assert [*run.hlcs] == [ledger.entry(run.first_seq + at)["t_hlc"] for at in range(len(run.links))]
             links += run.links
     expected = naive.judge_entries("acme", ledger.entries)
     assert findings.counts() == expected.counts
@@ -517,6 +518,7 @@ def usual_collector() -> Iterator[None]:
 def test_memory_does_not_grow_with_the_chain(usual_collector: None) -> None:
     def peak_bytes(ledger: Ledger) -> int:
         reader = MemoryReader(ledger, 500)
+        gc.collect()  # empties the lists of tuples to use again, which are as long afterwards in every run
         tracemalloc.start()
         verdict = asyncio.run(verify(reader, tenant_id="acme", open_snapshot=OPEN))
         used_bytes = tracemalloc.get_traced_memory()[1]
@@ -578,3 +580,36 @@ def test_a_tree_or_snapshot_past_the_end_reads_as_a_tail_that_was_cut() -> None:
     verdict = check(by_snapshot)
     assert first(verdict) == ("tail-truncated", 61)
     assert not_ok(verdict) == {"head": "broken", "snapshots": "not_checked", "checkpoint": "not_checked"}
+
+
+_BREAKS = st.tuples(
+    st.sampled_from(KINDS), st.integers(1, 3), st.sampled_from(["a", "b"]), st.sampled_from([None, 1, "1"])
+)
+
+
+@given(st.lists(_BREAKS, max_size=12), st.integers(0, 12), st.randoms())
+def test_findings_do_not_depend_on_their_order_nor_on_who_made_them(
+    breaks: list[tuple[str, int, str, Any]], cut: int, random: Random
+) -> None:
+    together, one, other = Findings(), Findings(), Findings()
+    for kind, seq, detail, actual in breaks:
+        together.add(kind, seq, detail, actual=actual)
+    random.shuffle(breaks)
+    for findings, some in ((one, breaks[:cut]), (other, breaks[cut:])):
+        for kind, seq, detail, actual in some:
+            findings.add(kind, seq, detail, actual=actual)
+    other.merge(one.found())
+    assert other.first_break() == together.first_break()
+    assert (other.counts(), other.verdicts()) == (together.counts(), together.verdicts())
+
+
+@pytest.mark.parametrize("batch_rows", [1, 20, 21])
+def test_an_entry_that_stands_twice_leaves_the_first_one_to_be_compared(batch_rows: int) -> None:
+    forged = WHOLE.copy()
+    forged.entries.insert(20, dict(forged.entry(20)))
+    verdict = check(forged, batch_rows=batch_rows)
+    assert verdict.breaks == {"duplicate-seq": 1}
+    assert verdict.verdicts["snapshots"] == "ok"
+    forged.snapshots[0]["merkle_root"] = "0" * 64
+    forged.snapshots[1]["dsse_envelope"] = forged.snapshots[0]["dsse_envelope"]
+    assert check(forged, batch_rows=batch_rows).breaks["snapshot-root"] > 1

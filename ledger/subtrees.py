@@ -1,0 +1,94 @@
+"""Nodes of a Merkle tree over a part of its leaves: what is needed to put the whole together from parts.
+
+Leaves ``begin..end - 1`` of a tree fall into perfect subtrees, each of ``2^level`` leaves from a multiple of that on,
+from left to right::
+
+    leaves 3..11    level 0 from 3, level 3 from 4          leaves 0..6    levels 2, 1, 0 from 0, 4, 6
+
+The roots of those of adjacent parts, appended one after the other to a ``Frontier``, give the frontier of the tree. A
+part of n leaves has at most ``2 * log2(n)`` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+
+from ledger.merkle import Frontier
+
+Node = tuple[int, int]
+"""(level, index) of the perfect subtree over leaves index << level and the following 2^level - 1."""
+
+
+def subtrees(begin: int, end: int) -> Iterator[Node]:
+    """The perfect subtrees that leaves ``begin..end - 1`` fall into, from left to right."""
+    while begin < end:
+        level = (end - begin).bit_length() - 1
+        if begin:
+            level = min(level, (begin & -begin).bit_length() - 1)
+        yield level, begin >> level
+        begin += 1 << level
+
+
+def append_part(frontier: Frontier, end: int, hashes: Sequence[bytes]) -> None:
+    """Append leaves up to ``end - 1``, given the roots of the subtrees that they fall into.
+
+    Raises:
+        ValueError: these are more or fewer roots than that part has.
+    """
+    for (level, _), each in zip(subtrees(frontier.size, end), hashes, strict=True):
+        frontier.append_subtree(level, each)
+
+
+class PartOfTree:
+    """All nodes over a run of leaves of one tree: about 150 bytes of memory a leaf."""
+
+    def __init__(self, first_leaf: int) -> None:
+        """The run begins at leaf ``first_leaf`` of the tree."""
+        self.begin = first_leaf
+        self._levels: list[tuple[int, list[bytes]]] = [(first_leaf, [])]
+        """Index of the first node, and the nodes, from the leaves up; those above the leaves once asked for."""
+
+    @property
+    def end(self) -> int:
+        """Index behind the last leaf."""
+        return self.begin + len(self._levels[0][1])
+
+    def append(self, leaf_hashes: Sequence[bytes]) -> None:
+        """The next leaves; all MUST be appended before anything is asked for."""
+        self._levels[0][1].extend(leaf_hashes)
+
+    def nodes(self, level: int) -> tuple[int, list[bytes]]:
+        """Index of the first perfect subtree of ``2^level`` leaves that lies in the run, and the roots of all."""
+        while len(self._levels) <= level:
+            self._levels.append(_above(*self._levels[-1]))
+        return self._levels[level]
+
+    def part(self, begin: int, end: int, *, origin: int = 0) -> list[bytes]:
+        """Roots of the subtrees that leaves ``begin..end - 1`` fall into, in the tree that begins at leaf ``origin``.
+
+        ``self.begin <= begin <= end <= self.end`` and ``origin <= begin``.
+        """
+        return [self._root(origin, level, index) for level, index in subtrees(begin - origin, end - origin)]
+
+    def _root(self, origin: int, level: int, index: int) -> bytes:
+        """Root of subtree ``index`` of a level in the tree that begins at ``origin``.
+
+        That tree shares with the whole one every subtree of up to ``2^n`` leaves, where ``2^n`` divides ``origin``.
+        """
+        shared = level if not origin else min(level, (origin & -origin).bit_length() - 1)
+        first, nodes = self.nodes(shared)
+        at = (origin >> shared) + (index << level - shared) - first
+        roots = nodes[at : at + (1 << level - shared)]
+        while len(roots) > 1:
+            roots = _paired(roots)
+        return roots[0]
+
+
+def _above(first: int, nodes: list[bytes]) -> tuple[int, list[bytes]]:
+    return (first + 1) // 2, _paired(nodes[first & 1 :])
+
+
+def _paired(nodes: list[bytes]) -> list[bytes]:
+    one_by_one = iter(nodes)
+    return [sha256(b"\x01" + left + right).digest() for left, right in zip(one_by_one, one_by_one, strict=False)]

@@ -1,0 +1,146 @@
+"""Verification in ranges over a ledger in memory, each by itself and in any order, folded as the pipeline does."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from ledger import job_parts
+from ledger.job_parts import JobParts
+from ledger.job_state import JobState
+from ledger.projection_check import JOB_COLUMNS, JobJudge, StoredJob
+from ledger.range_check import RangeChecker
+from ledger.range_fold import Ends, JobsFound, fold, tasks
+from ledger.range_summary import RangeSummary, RangeTask
+from ledger.snapshot_check import OpenSnapshot
+from ledger.tree_check import Anchor, TreeHead
+from ledger.verdict import Break, Verdict
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from tests.ledger.ledger_in_memory import OPEN, Ledger, Row, in_stored_order
+
+ROUNDS_MAX = 4
+"""Times that ranges may have to be checked again: each adds what the one before did not know."""
+
+
+class Ranges:
+    """Checks the ranges of one ledger."""
+
+    def __init__(self, ledger: Ledger, ends: Ends, open_snapshot: OpenSnapshot | None, random: Random) -> None:
+        self._ledger = ledger
+        self._ends = ends
+        self._open_snapshot = open_snapshot
+        self._random = random
+        self._entries = sorted(ledger.entries, key=lambda row: row["seq"])
+        self.breaks: dict[int, list[Break]] = {}
+        self.job_parts: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
+        self.checked_again = 0
+
+    def verdict(self, borders: Sequence[int], *, projection: bool) -> Verdict:
+        """The verdict, and ``breaks`` in full."""
+        planned = tasks(self._ends, borders)
+        summaries: dict[int, RangeSummary] = {}
+        to_check, is_first_round = [*planned], True
+        for _ in range(ROUNDS_MAX):
+            self._random.shuffle(to_check)
+            for task in to_check:
+                planned[task.number] = task
+                summaries[task.number] = RangeSummary.decode(
+                    self._check(task, with_jobs=projection and is_first_round).encode()
+                )
+            listed: list[Break] = []
+            candidates: list[Break] = []
+            jobs = self._compare_jobs(candidates.append) if projection else None
+            pairs = [(task, summaries[task.number]) for task in planned]
+            outcome = fold(self._ends, pairs, jobs, listed.append)
+            if isinstance(outcome, Verdict):
+                self._compare_listed(outcome, listed, candidates, jobs)
+                return outcome
+            to_check, is_first_round = outcome.tasks, False
+            self.checked_again += len(to_check)
+        raise AssertionError("ranges are checked again without end")
+
+    def _compare_listed(
+        self, verdict: Verdict, listed: list[Break], candidates: list[Break], jobs: JobsFound | None
+    ) -> None:
+        """All breaks that were listed are those that the verdict counts."""
+        everything = [*listed, *(each for breaks in self.breaks.values() for each in breaks)]
+        counts = Counter(each.kind for each in everything)
+        if jobs is not None:
+            counts["projection"] += sum(jobs.found.counts.values())
+            if verdict.breaks.get("projection", 0) > counts["projection"]:
+                counts["projection"] += len(candidates)
+        assert +counts == Counter(verdict.breaks)
+
+    def _check(self, task: RangeTask, *, with_jobs: bool) -> RangeSummary:
+        breaks = self.breaks[task.number] = []
+        ledger, random = self._ledger, self._random
+        snapshots = [row for row in in_stored_order(ledger.snapshots) if self._is_read(task, row)]
+        checker = RangeChecker(
+            task, [[row[name] for name in SNAPSHOT_COLUMNS] for row in snapshots], self._open_snapshot, breaks.append
+        )
+        rows = [row for row in self._entries if task.holds(row["seq"])]
+        parts = JobParts()
+        while rows:
+            count = random.randint(1, len(rows))
+            columns = [[row[name] for row in rows[:count]] for name in ENTRY_COLUMNS]
+            rows = rows[count:]
+            if random.random() < 0.5:
+                checker.check([*zip(*columns, strict=True)])
+            else:
+                checker.check_columns(columns)
+            if with_jobs:
+                parts.add(columns)
+                if random.random() < 0.5:
+                    self._ship(task, parts.take())
+        if with_jobs:
+            self._ship(task, parts.take())
+        return checker.finish(self._tiles)
+
+    def _is_read(self, task: RangeTask, row: Row) -> bool:
+        from_seq, to_seq = row["from_seq"], row["to_seq"]
+        if from_seq is None or to_seq is None:
+            return task.number == 0
+        return from_seq >= self._ends.first_seq and (task.overlaps(min(from_seq, to_seq), to_seq) or task.holds(to_seq))
+
+    def _ship(self, task: RangeTask, states: Sequence[JobState]) -> None:
+        for state in states:
+            self.job_parts[state.job_id].append((task.number, job_parts.encode(state)))
+
+    def _tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
+        return {
+            index: hashes
+            for (its_level, index), hashes in self._ledger.tiles.items()
+            if its_level == level and first <= index <= last
+        }
+
+    def _compare_jobs(self, on_candidate: Any) -> JobsFound:
+        judge = JobJudge(on_candidate=on_candidate)
+        stored: dict[str, list[StoredJob]] = defaultdict(list)
+        for row in self._ledger.jobs:
+            job = StoredJob(*(row[name] for name in JOB_COLUMNS))
+            if judge.may_stand(job):
+                stored[job.job_id].append(job)
+        for job_id in {*self.job_parts, *stored}:
+            # A stable sort keeps the parts of one range in their order.
+            ordered = sorted(self.job_parts.get(job_id, ()), key=lambda part: part[0])
+            judge.compare_all(job_parts.merged([job_parts.decode(data) for _, data in ordered]), stored[job_id])
+        return JobsFound(judge.found.found(), judge.candidates.found())
+
+
+def verdict_in_ranges(
+    ledger: Ledger,
+    borders: Sequence[int] = (),
+    *,
+    open_snapshot: OpenSnapshot | None = OPEN,
+    checkpoints: Sequence[TreeHead] = (),
+    anchors: Sequence[Anchor] = (),
+    first_seq: int = 1,
+    projection: bool = True,
+    seed: int = 0,
+) -> Verdict:
+    """The verdict on a ledger whose ranges begin at seq 1 and at each of ``borders``."""
+    ends = Ends(ledger.tenant_id, ledger.head, ledger.tree, checkpoints, anchors, first_seq, open_snapshot is not None)
+    ranges = Ranges(ledger, ends, open_snapshot, Random(seed))
+    return ranges.verdict(borders, projection=projection and first_seq == 1)

@@ -1,0 +1,48 @@
+"""Partial states of jobs: merged in chain order they are the fold, and they can be sent whatever is in them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger import job_parts, jobs
+from ledger.errors import CanonicalError
+from ledger.job_parts import JobParts
+from ledger.verification import ENTRY_COLUMNS
+from tests.ledger.ledger_in_memory import build
+
+LEDGER = build(40)
+COLUMNS = [[row[name] for row in LEDGER.entries] for name in ENTRY_COLUMNS]
+
+
+@given(st.lists(st.integers(1, 40), max_size=4))
+def test_parts_of_any_size_merge_to_the_stored_states(cuts: list[int]) -> None:
+    parts: dict[str, list[jobs.JobState]] = {}
+    cuts = sorted({0, 40, *cuts})
+    for begin, end in pairwise(cuts):
+        folding = JobParts()
+        folding.add([column[begin:end] for column in COLUMNS])
+        for state in folding.take():
+            parts.setdefault(state.job_id, []).append(job_parts.decode(job_parts.encode(state)))
+        assert len(folding) == 0
+    merged = [job_parts.merged(parts[job_id]) for job_id in sorted(parts)]
+    assert [jobs.to_json(state).decode() for state in merged if state] == [row["state"] for row in LEDGER.jobs]
+
+
+def test_of_no_parts_there_is_no_state() -> None:
+    assert job_parts.merged([]) is None
+
+
+@pytest.mark.parametrize("depth", [70, 900])
+def test_a_state_nested_too_deep_to_have_a_form_has_none_after_it_was_sent(depth: int) -> None:
+    payload = f'{{"spec":{"[" * depth}{"]" * depth}}}'
+    folding = JobParts()
+    entry = {**LEDGER.entry(1), "payload": payload}
+    folding.add([[entry[name]] for name in ENTRY_COLUMNS])
+    (state,) = folding.take()
+    for each in (state, job_parts.decode(job_parts.encode(state))):
+        with pytest.raises(CanonicalError, match="nested deeper than 64"):
+            jobs.to_json(each)

@@ -1,0 +1,155 @@
+"""Verification in ranges gives the verdict of verification from end to end: the whole object, whatever is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache, partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger import merkle
+from ledger.subtrees import PartOfTree, append_part, subtrees
+from ledger.verdict import Verdict
+from ledger.verification import Anchor, TreeHead, verify
+from signing.snapshot import open_snapshot
+from tests.ledger.damage import DAMAGE, damage
+from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, build
+from tests.ledger.ranges import verdict_in_ranges
+
+
+@cache
+def _built(count: int, version_1_until: int, snapshots_to: tuple[int, ...]) -> Ledger:
+    return build(count, version_1_until=version_1_until, snapshots_to=snapshots_to)
+
+
+def _copy(ledger: Ledger) -> Ledger:
+    def rows(of: list[Row]) -> list[Row]:
+        return [dict(row) for row in of]
+
+    return Ledger(
+        ledger.tenant_id,
+        rows(ledger.entries),
+        rows(ledger.snapshots),
+        rows(ledger.jobs),
+        ledger.head,
+        ledger.tree,
+        dict(ledger.tiles),
+    )
+
+
+def end_to_end(ledger: Ledger, *, first_seq: int = 1, batch_rows: int = 7, **options: Any) -> Verdict:
+    """The verdict of the one algorithm over all rows in their order."""
+    options = {"tenant_id": "acme", "open_snapshot": OPEN, **options}
+    return asyncio.run(
+        verify(MemoryReader(ledger, batch_rows), from_seq=first_seq if first_seq > 1 else None, **options)
+    )
+
+
+_COUNTS = st.sampled_from([0, 1, 2, 5, 9, 16, 17, 31, 40, 40, 40, 64, 260, 520])
+_NUMBER = st.integers(0, 2000)
+
+
+@st.composite
+def _ledgers(draw: st.DrawFn) -> Ledger:
+    count = draw(_COUNTS)
+    to_seqs = draw(st.sets(st.integers(1, 40), max_size=5)) if count <= 64 else {100, 250, 256, 300, 511, 513}
+    version_1_until = draw(st.sampled_from([0, 0, 0, 3, 20, 1000]))
+    ledger = _copy(_built(count, version_1_until, tuple(sorted(seq for seq in to_seqs if seq <= count))))
+    for which, at, how in draw(st.lists(st.tuples(st.integers(0, len(DAMAGE) - 1), _NUMBER, _NUMBER), max_size=4)):
+        damage(ledger, which, at, how)
+    return ledger
+
+
+@st.composite
+def _options(draw: st.DrawFn, count: int) -> dict[str, Any]:
+    honest = _built(max(count, 1), 0, ())
+    roots = st.sampled_from([bytes(32), honest.checkpoint(1).root, honest.checkpoint(max(count, 1)).root])
+    sizes = st.integers(0, count + 2)
+    checkpoints = draw(
+        st.lists(
+            st.builds(TreeHead, sizes, roots, st.sampled_from(["node", "file"]), st.sampled_from([None, None, "torn"])),
+            max_size=2,
+        )
+    )
+    statuses = st.sampled_from(["ok", "ok", "invalid", "not_checked"])
+    about = (st.just("witness"), st.just("w"), st.just("t"))
+    anchors = draw(st.lists(st.builds(Anchor, *about, sizes, roots, statuses), max_size=2))
+    if count and draw(st.booleans()):
+        checkpoints.append(honest.checkpoint(draw(st.integers(1, count)), "bundle"))
+    openers = [OPEN, OPEN, None, partial(open_snapshot, keyring=None)]
+    return {"checkpoints": checkpoints, "anchors": anchors, "open_snapshot": draw(st.sampled_from(openers))}
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_ranges_checked_by_themselves_give_the_verdict_of_the_whole(data: st.DataObject) -> None:
+    ledger = data.draw(_ledgers())
+    count = len(ledger.entries)
+    options = data.draw(_options(count))
+    first_seq = data.draw(st.sampled_from([1, 1, 1, 1, 6]))
+    ledger.entries = [row for row in ledger.entries if first_seq == 1 or row["seq"] >= first_seq]
+    borders = data.draw(st.sets(st.integers(first_seq + 1, max(count, 8) + 3), max_size=6))
+    projection = data.draw(st.booleans())
+    whole = end_to_end(
+        ledger,
+        first_seq=first_seq,
+        batch_rows=data.draw(st.sampled_from([1, 7, 1000])),
+        projection=projection,
+        **options,
+    )
+    in_ranges = verdict_in_ranges(
+        ledger, sorted(borders), first_seq=first_seq, projection=projection, seed=data.draw(_NUMBER), **options
+    )
+    assert in_ranges == whole
+
+
+def test_tiles_of_every_level_are_compared_across_borders() -> None:
+    large = build(66_000)
+    options: dict[str, Any] = {"projection": False, "checkpoints": [large.checkpoint()]}
+    for coordinates, borders in [((0, 3), [900]), ((1, 0), [30_001, 65_537]), ((1, 1), [65_537]), ((2, 0), [65_600])]:
+        forged = Ledger(**{**vars(large), "tiles": dict(large.tiles)})
+        forged.tiles[coordinates] = bytes(32) + forged.tiles[coordinates][32:]
+        whole = end_to_end(forged, batch_rows=1000, **options)
+        assert whole.breaks == {"tree": 1}
+        assert verdict_in_ranges(forged, borders, **options) == whole
+
+
+# --- parts of a tree ------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 70), st.lists(st.integers(1, 40), min_size=1, max_size=4))
+def test_parts_of_a_tree_make_the_whole(before: int, sizes: list[int]) -> None:
+    count = before + sum(sizes)
+    leaves = [merkle.leaf_hash(bytes([index])) for index in range(count)]
+    shared, alone = merkle.Frontier(), merkle.Frontier()
+    shared.extend(leaves[:before])
+    begin = before
+    for size in sizes:
+        part = PartOfTree(begin)
+        part.append(leaves[begin : begin + size])
+        append_part(shared, begin + size, part.part(begin, begin + size))
+        append_part(alone, begin + size - before, part.part(begin, begin + size, origin=before))
+        begin += size
+    assert shared.root() == merkle.root(leaves)
+    assert alone.root() == merkle.root(leaves[before:])
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_subtrees_cover_their_leaves_one_after_the_other(begin: int, count: int) -> None:
+    at = begin
+    nodes = [*subtrees(begin, begin + count)]
+    for level, index in nodes:
+        assert index << level == at
+        at += 1 << level
+    assert at == begin + count
+    assert len(nodes) <= 2 * max(count, 1).bit_length()
+
+
+def test_a_subtree_is_refused_where_none_begins() -> None:
+    frontier = merkle.Frontier()
+    frontier.append(bytes(32))
+    with pytest.raises(merkle.InvalidInputError, match="does not begin at leaf 1"):
+        frontier.append_subtree(1, bytes(32))
