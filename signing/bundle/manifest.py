@@ -36,6 +36,8 @@ from signing.strict import decode_base64
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/bundle/v1"
 CONSISTENCY_HASHES_MAX: Final = 128
+LOG_ORIGIN: Final = r"[!-*,-~]{1,300}"
+"""What a log's origin may be, without ``/`` and the tenant, as a regular expression: no space, no plus."""
 HLC_CHARACTERS_MAX: Final = 200
 
 _HEAD: Final = b'{"payload":"'
@@ -180,7 +182,7 @@ class _PartItem(msgspec.Struct, forbid_unknown_fields=True):
 class _Predicate(msgspec.Struct, forbid_unknown_fields=True):
     format_version: Literal[1]
     node_id: Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
-    log_origin: Annotated[str, Meta(pattern=r"^[!-*,-~]{1,300}\Z")]
+    log_origin: Annotated[str, Meta(pattern=rf"^{LOG_ORIGIN}\Z")]
     tenant_id: Annotated[str, Meta(pattern=rf"^(?:{READABLE_TENANT_ID})\Z")]
     from_seq: _Seq
     to_seq: _Seq

@@ -65,6 +65,11 @@ class OwnChainBundle:
         """Entries so far; the seq of the last."""
         return self._writer.entry_count
 
+    @property
+    def end(self) -> tuple[int, str | None]:
+        """Seq and link of the last entry; 0 and None when there is none."""
+        return self._writer.entry_count, self._link.hex() or None
+
     def close(self) -> None:
         """Let go of what is on disk; nothing more may be called."""
         self._writer.close()
@@ -104,7 +109,7 @@ class OwnChainBundle:
             InvalidInputError: a row is longer than a bundle takes, or there are too many.
             SigningUnavailableError: the signer cannot be reached.
         """
-        seq, link = self.entry_count, self._link.hex() or None
+        seq, link = self.end
         for row in rows:
             assert (row[SEQ], row[PREV_CHAIN_LINK]) == (seq + 1, link)
             seq, link = row[SEQ], row[CHAIN_LINK]

@@ -1,22 +1,34 @@
-"""Importing into a fresh database without a service around: many small ledgers, each from nothing."""
+"""Importing into fresh databases without a service around: small ledgers, each from nothing, and what they hold."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 
 from app.bundle.importer import BundleImporter, Imported
 from app.bundle.staging import StagedFile
+from app.embedded import EmbeddedPostgres
+from app.embedded_cluster import DATABASE
 from app.metrics import Metrics
 from app.node import Node
 from app.store import chaining
+from ledger import jobs
 from ledger.hlc import Clock
+from ledger.verification import ENTRY_COLUMNS
+from tests.app.chains import Chains
+from tests.conftest import copy_of
+from tests.ledger.ledger_in_memory import Ledger
 
 NODE = "node-m"
+_numbers = itertools.count(1)
 
 
 def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 5000) -> BundleImporter:
@@ -54,3 +66,58 @@ async def import_files(
 def import_all(url: str, trusted_keys: Path, *calls: Sequence[Path], dry_run: bool = False) -> list[Imported]:
     """``import_files`` from outside of an event loop."""
     return asyncio.run(import_files(url, trusted_keys, calls, dry_run=dry_run))
+
+
+@contextmanager
+def fresh(postgres: EmbeddedPostgres) -> Iterator[tuple[str, Callable[[str], list[Any]]]]:
+    """URL of a fresh ledger, and how to read its chains, each row checked."""
+    name = f"merge_{next(_numbers)}"
+    maintenance_url = postgres.superuser_url("postgres")
+
+    async def run(url: str, statement: str) -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(statement)
+        await connection.close()
+
+    async def sound(tenant: str) -> list[Any]:
+        connection = await asyncpg.connect(postgres.superuser_url(name))
+        try:
+            return await Chains(connection).sound(tenant)
+        finally:
+            await connection.close()
+
+    asyncio.run(run(maintenance_url, copy_of(DATABASE, name)))
+    try:
+        yield postgres.service_url(name), lambda tenant: asyncio.run(sound(tenant))
+    finally:
+        asyncio.run(run(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def links(entries: list[Any]) -> list[str]:
+    """The links of a chain."""
+    return [entry["chain_link"] for entry in entries]
+
+
+def states(entries: list[Any]) -> dict[str, Any]:
+    """What the jobs of a chain are, but for where in the chain they were touched last."""
+    folded: dict[str, jobs.JobState] = {}
+    for entry in entries:
+        hlc = (entry["hlc_physical"], entry["hlc_logical"], entry["hlc_node"])
+        payload = json.loads(entry["payload"])
+        fact = jobs.fact_of(entry["action"], payload, hlc, entry["payload_digest"], entry["job_id"], 1)
+        if fact is not None:
+            known = folded.get(fact.job_id)
+            folded[fact.job_id] = fact if known is None else jobs.merge(known, fact)
+    return {job_id: (jobs.status(state), jobs.to_json(state)) for job_id, state in folded.items()}
+
+
+def signed(ledger: Ledger) -> Ledger:
+    """The ledger with one snapshot over all of it."""
+    ledger.snapshots = []
+    ledger.sign(len(ledger.entries))
+    return ledger
+
+
+def in_memory(entry: Any) -> dict[str, Any]:
+    """A row of the log as ``Ledger`` has it."""
+    return {name: entry[name] for name in ENTRY_COLUMNS}

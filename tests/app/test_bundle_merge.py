@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,67 +14,18 @@ import httpx
 import pytest
 
 from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import DATABASE
-from ledger import jobs
 from ledger.conflict import Event, conflict_hlc
 from ledger.errors import ClockSkewError, InvalidInputError
-from ledger.verification import ENTRY_COLUMNS
 from tests.app.bundles import bundle_of, store
-from tests.app.chains import Chains
-from tests.app.importing import import_all
+from tests.app.importing import fresh, import_all, in_memory, links, signed, states
 from tests.app.service_thread import serving
-from tests.conftest import copy_of
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
-
-_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
 def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The key of ``SIGNER``, which signs the bundles made in memory."""
     return store(tmp_path_factory.mktemp("keys"), SIGNER.public_key_pem.encode(), "trusted.pem")
-
-
-@contextmanager
-def fresh(postgres: EmbeddedPostgres) -> Iterator[tuple[str, Callable[[str], list[Any]]]]:
-    """URL of a fresh ledger, and how to read its chains, each row checked."""
-    name = f"merge_{next(_numbers)}"
-    maintenance_url = postgres.superuser_url("postgres")
-
-    async def run(url: str, statement: str) -> None:
-        connection = await asyncpg.connect(url)
-        await connection.execute(statement)
-        await connection.close()
-
-    async def sound(tenant: str) -> list[Any]:
-        connection = await asyncpg.connect(postgres.superuser_url(name))
-        try:
-            return await Chains(connection).sound(tenant)
-        finally:
-            await connection.close()
-
-    asyncio.run(run(maintenance_url, copy_of(DATABASE, name)))
-    try:
-        yield postgres.service_url(name), lambda tenant: asyncio.run(sound(tenant))
-    finally:
-        asyncio.run(run(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-def links(entries: list[Any]) -> list[str]:
-    return [entry["chain_link"] for entry in entries]
-
-
-def states(entries: list[Any]) -> dict[str, Any]:
-    """What the jobs of a chain are, but for where in the chain they were touched last."""
-    folded: dict[str, jobs.JobState] = {}
-    for entry in entries:
-        hlc = (entry["hlc_physical"], entry["hlc_logical"], entry["hlc_node"])
-        payload = json.loads(entry["payload"])
-        fact = jobs.fact_of(entry["action"], payload, hlc, entry["payload_digest"], entry["job_id"], 1)
-        if fact is not None:
-            known = folded.get(fact.job_id)
-            folded[fact.job_id] = fact if known is None else jobs.merge(known, fact)
-    return {job_id: (jobs.status(state), jobs.to_json(state)) for job_id, state in folded.items()}
 
 
 # --- three services that worked apart -----------------------------------------------------------------
@@ -213,16 +162,6 @@ def test_conflicts_that_two_merged_ledgers_hold_the_other_way_round_are_one_conf
         entries = sound("acme")
     assert [(one.imported, one.duplicates) for one in outcomes] == [(13, 0), (0, 13), (0, 26)]
     assert [entry["action"] for entry in entries].count("CONFLICT") == 1
-
-
-def signed(ledger: Ledger) -> Ledger:
-    ledger.snapshots = []
-    ledger.sign(len(ledger.entries))
-    return ledger
-
-
-def in_memory(entry: Any) -> dict[str, Any]:
-    return {name: entry[name] for name in ENTRY_COLUMNS}
 
 
 # --- origin, beginnings, time ------------------------------------------------------------------------------

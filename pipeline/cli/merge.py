@@ -1,0 +1,139 @@
+"""``tally pipeline merge``: many bundles become one a tenant, verified, ordered and signed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.exit_code import ExitCode
+from pipeline.cli.options import Json, Master, SigningKey
+from pipeline.cli.outcome import CommandExit, err, out, print_json
+from pipeline.cli.running import running
+from pipeline.signers import open_signers
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+
+    from pipeline.merge.job import Merged, RefusedError
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles, in any order.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where the merged bundle goes; a folder when there are several."
+        ),
+    ],
+    keys: Annotated[
+        Path,
+        typer.Option("--keys", help="Public keys you trust: a PEM file, a folder, or a saved answer of /v1/keys."),
+    ],
+    signing_key: SigningKey = None,
+    log_origin: Annotated[
+        str | None,
+        typer.Option(
+            "--log-origin",
+            metavar="ORIGIN",
+            show_default="merge/ and the digest of what went in",
+            help="Name of the log that the merged chain is of, without the tenant.",
+        ),
+    ] = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Merge bundles into one a tenant: what an import of all of them would leave in an empty ledger.
+
+    Every bundle is verified wholly first; if one of them does not hold, or
+    was signed by a key that --keys does not name, nothing is written. Events
+    that are in several bundles are kept once, in the order of their HLCs;
+    of two that claim one HLC both are kept, and listed. Each entry keeps the
+    place where it was chained first. The same bundles named in any order
+    give the same file.
+
+    \b
+    Exit codes: 0 merged; 2 a bundle does not hold; 4 it was not signed by a
+    key in --keys; 1 anything else.
+
+    \b
+    Examples:
+      tally pipeline merge sites/*.tar --keys trusted/ -o all.bundle.tar
+      tally pipeline merge tenants/*/*.tar --keys trusted/ -o merged/ --json
+    """
+    from pipeline.merge.job import SETTINGS, RefusedError
+    from pipeline.merge.job import merge as merge_bundles
+
+    keyring, signers = Keyring.load(keys), open_signers(signing_key)
+    with running("merge", master, SETTINGS) as spark:
+
+        @contextmanager
+        def stage(what: str, counter: Accumulator[int] | None) -> Iterator[None]:
+            from pipeline.progress import shown
+
+            with shown(spark, what, err, counter):
+                yield
+
+        try:
+            merged = merge_bundles(
+                spark,
+                [os.path.abspath(file) for file in files],
+                keyring,
+                output,
+                signers,
+                log_origin=log_origin,
+                stage=stage,
+            )
+        except RefusedError as error:
+            _print_refused(error, as_json=as_json)
+            raise CommandExit(error.exit_code) from None
+    if as_json:
+        print_json(merged.to_json())
+    else:
+        _print(merged)
+    raise CommandExit(ExitCode.FINE)
+
+
+def _print_refused(error: RefusedError, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"refused": [bundle.to_json() for bundle in error.bundles]})
+    for bundle in error.bundles:
+        err.print("[bold red]refused:[/] ", end="")
+        err.print(bundle.refusal, markup=False)
+    err.print("nothing was written")
+
+
+def _print(merged: Merged) -> None:
+    told = merged.to_json()
+    out.print(
+        f"{_count(told['bundles'], 'bundle')}, {told['entries']:,} entries: {told['merged']:,} merged, "
+        f"{told['duplicates']:,} in more than one bundle, {_count(told['conflict_count'], 'conflict')}",
+        markup=False,
+    )
+    for conflict in told["conflicts"]:
+        _print_conflict(conflict)
+    if unlisted := told["conflict_count"] - len(told["conflicts"]):
+        out.print(f"and {unlisted:,} conflicts more", markup=False)
+    for file in told["files"]:
+        out.print(
+            f"{file['file']}: tenant {file['tenant_id']} of log {file['log_origin']}, {file['entry_count']:,} entries, "
+            f"{file['bytes']:,} bytes\nSHA-256 {file['sha256']}",
+            markup=False,
+        )
+
+
+def _print_conflict(conflict: dict[str, Any]) -> None:
+    out.print(
+        f"conflict: two events of tenant {conflict['tenant_id']} have HLC {conflict['hlc']}; job {conflict['job_id']} "
+        f"has one, kept under {conflict['conflict_hlc']}",
+        markup=False,
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -1,0 +1,196 @@
+"""The whole of a merge: bundles in, one signed bundle a tenant out, or nothing."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ledger.bundle.incoming import set_digest
+from ledger.errors import InvalidInputError, LedgerError
+from ledger.exit_code import ExitCode, gravest
+from pipeline.merge.deciding import decided, partitions_of
+from pipeline.merge.linking import Found, MergedBundle, link
+from pipeline.merge.taking import TakenBundle, bundles_of, take
+from pipeline.signers import Signers
+from signing.bundle.manifest import LOG_ORIGIN
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import DataFrame, SparkSession
+
+ORIGIN_PREFIX: Final = "merge/"
+SUFFIX: Final = ".bundle.tar"
+"""What a bundle in a folder of them is named with, behind its tenant."""
+SETTINGS: Final[Mapping[str, str]] = {"spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20)}
+"""Settings of Spark that a merge wants: entries have any length, so batches are bounded in bytes too."""
+
+Stage = Callable[[str, "Accumulator[int] | None"], AbstractContextManager[None]]
+"""Shows one stage of the work while it is entered."""
+
+
+class RefusedError(LedgerError):
+    """Some of the bundles may not be merged, so none was; ``bundles`` says of each why."""
+
+    def __init__(self, bundles: Sequence[TakenBundle]) -> None:
+        refused = [bundle for bundle in bundles if bundle.refusal is not None]
+        super().__init__("; ".join(bundle.refusal or "" for bundle in refused))
+        self.bundles = refused
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The gravest of all."""
+        return gravest(ExitCode(bundle.exit_code) for bundle in self.bundles)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge came to."""
+
+    bundles: Sequence[TakenBundle]
+    merged: Sequence[MergedBundle]
+    found: Found
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "bundles": len(self.bundles),
+            "entries": sum(bundle.entries for bundle in self.bundles),
+            "merged": self.found.placed,
+            "duplicates": self.found.duplicates,
+            "conflict_count": self.found.conflict_count,
+            "conflicts": self.found.conflicts,
+            "files": [_told(bundle) for bundle in self.merged],
+            "inputs": [bundle.to_json() for bundle in self.bundles],
+        }
+
+
+def merge(
+    spark: SparkSession,
+    files: Sequence[str],
+    keyring: Keyring,
+    output: Path,
+    signers: Signers,
+    *,
+    log_origin: str | None = None,
+    stage: Stage = lambda what, counter: nullcontext(),
+) -> Merged:
+    """Merge the bundles in ``files`` into one a tenant.
+
+    ``output`` is the file that comes out; a folder for several of them, and when it is one already. Nothing is written
+    unless every bundle may be merged, and each file is whole once it has its name.
+
+    Args:
+        spark: the session, made with ``SETTINGS``.
+        files: paths that the workers reach too.
+        keyring: the keys that are trusted.
+        output: a file or folder, on the driver's disk.
+        signers: who signs what comes out.
+        log_origin: origin of the merged logs but for ``/`` and the tenant, by default named after what went in.
+        stage: shows the work.
+
+    Raises:
+        RefusedError: a bundle may not be merged.
+        InvalidInputError: chains of an older link version stand in each other's way, or several tenants are to go into
+            one file.
+        SigningUnavailableError: the signer cannot be reached.
+        OSError: a file cannot be written.
+    """
+    from pyspark import StorageLevel
+
+    _check_origin(log_origin)
+    counter = spark.sparkContext.accumulator(0)
+    # 1. Every bundle is verified wholly; its entries wait on the workers' disks.
+    taken = take(spark, files, keyring, counter).persist(StorageLevel.DISK_ONLY)
+    with stage("verifying", counter):
+        bundles = _each_once(bundles_of(taken))
+    if any(bundle.refusal is not None for bundle in bundles):
+        raise RefusedError(bundles)
+    tenants = _tenants(bundles)
+    paths = _paths(output, sorted(tenants), files)
+    # 2. What becomes of each entry.
+    raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
+    partitions = partitions_of(raw_bytes, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+    placed = decided(_of(taken, bundles), partitions).persist(StorageLevel.DISK_ONLY)
+    with stage("sorting", None):
+        placed.count()
+    # 3. One chain a tenant.
+    origins = {tenant: log_origin or ORIGIN_PREFIX + set_digest(digests) for tenant, digests in tenants.items()}
+    folder = next(iter(paths.values())).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    linked = spark.sparkContext.accumulator(0)
+    with tempfile.TemporaryDirectory(prefix=".merge-", dir=folder) as work, stage("linking", linked):
+        merged, found = link(placed, lambda tenant: Path(work) / (tenant + SUFFIX), origins, signers, linked.add)
+        for number, bundle in enumerate(merged):
+            bundle.file.replace(paths[bundle.tenant_id])
+            merged[number] = bundle._replace(file=paths[bundle.tenant_id])
+    for frame in (placed, taken):
+        frame.unpersist()
+    return Merged(bundles, merged, found)
+
+
+def _check_origin(log_origin: str | None) -> None:
+    if log_origin is not None and not re.fullmatch(LOG_ORIGIN, log_origin):
+        raise InvalidInputError(
+            f"{log_origin!r} is no origin of a log: 1 to 300 visible characters, none of them a plus"
+        )
+
+
+def _each_once(bundles: Sequence[TakenBundle]) -> list[TakenBundle]:
+    """One of those that are the same file under several names, and all that could not be read."""
+    known: dict[str, TakenBundle] = {}
+    for bundle in bundles:
+        known.setdefault(bundle.digest or bundle.file, bundle)
+    return list(known.values())
+
+
+def _of(taken: DataFrame, bundles: Sequence[TakenBundle]) -> DataFrame:
+    """What was taken of these bundles."""
+    return taken.where(taken.file.isin([bundle.number for bundle in bundles]))
+
+
+def _tenants(bundles: Sequence[TakenBundle]) -> dict[str, list[str]]:
+    """Digests of the bundles of each tenant."""
+    tenants: dict[str, list[str]] = {}
+    beginnings: dict[str, str] = {}
+    for bundle in bundles:
+        tenants.setdefault(bundle.tenant_id, []).append(bundle.digest)
+        link = bundle.beginning
+        if link is not None and beginnings.setdefault(bundle.tenant_id, link) != link:
+            raise InvalidInputError(
+                f"{bundle.file} begins another chain of an older link version than the others of tenant "
+                f"{bundle.tenant_id}, and a chain can only begin with one"
+            )
+    return tenants
+
+
+def _paths(output: Path, tenants: Sequence[str], files: Sequence[str]) -> dict[str, Path]:
+    """The file of each tenant's bundle."""
+    if len(tenants) > 1 and output.exists() and not output.is_dir():
+        raise InvalidInputError(f"the bundles are of {len(tenants)} tenants, and {output} is a file: name a folder")
+    is_folder = len(tenants) > 1 or output.is_dir()
+    paths = {tenant: output / (tenant + SUFFIX) if is_folder else output for tenant in tenants}
+    inputs = {Path(file).resolve() for file in files}
+    for path in paths.values():
+        if path.resolve() in inputs:
+            raise InvalidInputError(f"{path} is one of the bundles that are merged; let the merged one go elsewhere")
+    return paths
+
+
+def _told(bundle: MergedBundle) -> dict[str, Any]:
+    return {
+        "file": str(bundle.file),
+        "tenant_id": bundle.tenant_id,
+        "sha256": bundle.digest,
+        "bytes": bundle.size_bytes,
+        "log_origin": bundle.log_origin,
+        "entry_count": bundle.entries,
+        "snapshot_count": bundle.snapshots,
+        "to_chain_link": bundle.to_chain_link,
+        "tree_root": bundle.tree_root,
+    }

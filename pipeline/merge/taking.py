@@ -1,0 +1,226 @@
+"""Taking bundles: one task a bundle verifies it wholly, with the keys that are trusted, then gives its entries.
+
+Of each bundle comes one row more, behind its entries: what verifying it came to, and why it is refused if it is.
+A task holds one part of its bundle at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from ledger.bundle.incoming import Incoming, encode_incoming, incoming_entries
+from ledger.bundle.placing import note_beginning
+from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, LedgerError, UntrustedKeyError
+from ledger.events import SYSTEM_TENANT
+from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
+from ledger.hlc import Hlc
+from ledger.verification import verify
+from signing.bundle.chain_reader import BundleChainReader
+from signing.bundle.judging import BundleVerdict, Judging, refuse_unless_trusted, refused
+from signing.bundle.reader import BundleReader, digest_of
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA: Final = (
+    "tenant_id string, physical_ms long, logical long, rank int, key_node string, log string, seq long, "
+    "bundle_digest string, entry binary, file int, about string"
+)
+"""An entry, ``entry``, behind what it is sorted by; or ``about``, what came of a bundle; of the file of that number.
+HLCs are those of the entries, also where ``rank`` is 0 and a merge does not go by them."""
+BATCH_ENTRIES_MAX: Final = 2000
+BATCH_BYTES_MAX: Final = 4 << 20
+"""Bytes of entries in one batch, but for an entry that is longer by itself."""
+
+_ARROW: Final = pa.schema(
+    [
+        ("tenant_id", pa.string()),
+        ("physical_ms", pa.int64()),
+        ("logical", pa.int64()),
+        ("rank", pa.int32()),
+        ("key_node", pa.string()),
+        ("log", pa.string()),
+        ("seq", pa.int64()),
+        ("bundle_digest", pa.string()),
+        ("entry", pa.binary()),
+        ("file", pa.int32()),
+        ("about", pa.string()),
+    ]
+)
+
+
+class TakenBundle(NamedTuple):
+    """What came of one bundle."""
+
+    file: str
+    """Its path, as text that can be shown."""
+    number: int
+    """Its place among the files that were given."""
+    digest: str
+    """SHA-256 of the file, hex; empty when it could not be read."""
+    exit_code: int
+    """What its verdict means; for one that is refused, why."""
+    refusal: str | None
+    """Why nothing of it may be merged, None when it may."""
+    told: dict[str, Any]
+    """The verdict object as ``tally verify-bundle --json`` has it; empty when it could not be read."""
+    tenant_id: str = ""
+    entries: int = 0
+    raw_bytes: int = 0
+    """Bytes of its entries, uncompressed."""
+    beginning: str | None = None
+    """First link of the chain of an older link version that it begins with."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict object with the file's name, and the refusal."""
+        refusal = {} if self.refusal is None else {"error": self.refusal}
+        return {**self.told, "file": self.file, "exit_code": self.exit_code, **refusal}
+
+
+def take(
+    spark: SparkSession, files: Sequence[str], keyring: Keyring, counter: Accumulator[int] | None = None
+) -> DataFrame:
+    """The entries of the bundles in ``files``, and what came of each bundle, as ``SCHEMA``.
+
+    Args:
+        spark: the session; its workers must reach the files under the same names.
+        files: paths; each is one task.
+        keyring: the keys that are trusted.
+        counter: grows by the entries that tasks which ended have read.
+    """
+    take_all = partial(_take, files=list(files), keys=keyring.to_json(), counter=counter)
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(take_all, SCHEMA)
+
+
+def bundles_of(taken: DataFrame) -> list[TakenBundle]:
+    """What came of each bundle, in the order that their files were given."""
+    rows = taken.where("about IS NOT NULL").select("about").collect()
+    return sorted((TakenBundle(**json.loads(row[0])) for row in rows), key=lambda bundle: bundle.number)
+
+
+def _take(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    files: Sequence[str],
+    keys: Mapping[str, Any],
+    counter: Accumulator[int] | None,
+) -> Iterator[pa.RecordBatch]:
+    keyring = Keyring.from_json(keys)
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from _taken(files[number], number, keyring, counter)
+
+
+def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] | None) -> Iterator[pa.RecordBatch]:
+    """The entries of one bundle, then what came of it. The file stays open throughout, and its parts are hashed again
+    as they are read, so what is taken is what was verified."""
+    name = os.fsencode(file).decode("utf-8", "backslashreplace")
+    taken = TakenBundle(name, number, "", ExitCode.FINE, None, {})
+    began_s = time.perf_counter()
+    try:
+        with BundleReader.open(file, keyring) as reader:
+            found = _verified(reader, keyring)
+            taken = _about(taken, reader, found)
+            refuse_unless_trusted(name, found, "--keys")
+            if taken.tenant_id == SYSTEM_TENANT:
+                raise InvalidInputError(
+                    f"{name} is of {SYSTEM_TENANT}: each ledger has that chain of its own, it is never merged"
+                )
+            for entries in _batches(incoming_entries(reader.source, reader.entry_batches())):
+                if entries[0].key.rank == 0 and taken.beginning is None:
+                    beginnings = dict[str, str]()
+                    note_beginning(beginnings, entries[0])
+                    taken = taken._replace(beginning=beginnings[taken.tenant_id])
+                if counter is not None:
+                    counter.add(len(entries))
+                yield _arrow(entries, number)
+    except (BundleRefusedError, UntrustedKeyError) as error:
+        taken = _refused(taken, error)
+    except BundleInvalidError as error:
+        if not taken.told:
+            verdict = refused(error, *digest_of(Path(file)), time.perf_counter() - began_s)
+            taken = taken._replace(digest=verdict.digest, told=verdict.to_json())
+        taken = _refused(taken, error)
+    except LedgerError as error:
+        taken = _refused(taken, error)
+    except OSError as error:
+        taken = taken._replace(exit_code=ExitCode.COULD_NOT_RUN, refusal=f"{name}: {error.strerror or error}")
+    yield pa.RecordBatch.from_pylist([{"file": number, "about": json.dumps(taken._asdict())}], _ARROW)
+
+
+def _verified(reader: BundleReader, keyring: Keyring) -> BundleVerdict:
+    began_s = time.perf_counter()
+    judging = Judging(reader, keyring)
+    try:
+        rows = verify(
+            BundleChainReader(reader),
+            tenant_id=reader.manifest.tenant_id,
+            from_seq=judging.from_seq,
+            open_snapshot=judging.open_snapshot,
+            checkpoints=judging.judge(),
+            projection=False,
+        )
+        found = asyncio.run(rows)
+    except BundleInvalidError as error:
+        return judging.broken(error, time.perf_counter() - began_s)
+    return judging.verdict(found, time.perf_counter() - began_s)
+
+
+def _about(taken: TakenBundle, reader: BundleReader, found: BundleVerdict) -> TakenBundle:
+    manifest = reader.manifest
+    return taken._replace(
+        digest=reader.digest,
+        exit_code=exit_code_of_bundle(found.verdict),
+        told=found.to_json(),
+        tenant_id=manifest.tenant_id,
+        entries=manifest.entry_count,
+        raw_bytes=sum(part.raw_bytes for part in manifest.entry_parts),
+    )
+
+
+def _refused(taken: TakenBundle, error: LedgerError) -> TakenBundle:
+    name = taken.file
+    why = str(error) if name in str(error) else f"{name}: {error}"
+    return taken._replace(exit_code=exit_code_of_error(error), refusal=why)
+
+
+def _batches(entries: Iterable[Incoming]) -> Iterator[list[Incoming]]:
+    """Entries, bounded in number and bytes, those of one rank together."""
+    batch: list[Incoming] = []
+    size = 0
+    for entry in entries:
+        size += len(entry.payload)
+        is_full = len(batch) == BATCH_ENTRIES_MAX or size > BATCH_BYTES_MAX
+        if batch and (is_full or entry.key.rank != batch[0].key.rank):
+            yield batch
+            batch, size = [], len(entry.payload)
+        batch.append(entry)
+    if batch:
+        yield batch
+
+
+def _arrow(entries: Sequence[Incoming], number: int) -> pa.RecordBatch:
+    hlcs = [Hlc.parse(entry.t_hlc) for entry in entries]
+    ranks, _, _, nodes, logs, seqs, digests = zip(*(entry.key for entry in entries), strict=True)
+    columns = [
+        [entry.tenant_id for entry in entries],
+        [hlc.physical_ms for hlc in hlcs],
+        [hlc.logical for hlc in hlcs],
+        *(ranks, nodes, logs, seqs, digests),
+        [encode_incoming(entry) for entry in entries],
+        [number] * len(entries),
+        [None] * len(entries),
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)

@@ -1,0 +1,322 @@
+"""Merging bundles on Spark: one signed bundle out, which imports to what importing all of them would leave."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from pyspark.sql import SparkSession
+
+from app.bundle.verify import verify_file
+from app.embedded import EmbeddedPostgres
+from ledger.errors import BundleRefusedError, InvalidInputError, SigningUnavailableError, UntrustedKeyError
+from ledger.exit_code import ExitCode, exit_code_of_bundle
+from ledger.hlc import Hlc
+from pipeline.merge.deciding import conflicts, decided
+from pipeline.merge.job import SETTINGS, Merged, RefusedError, merge
+from pipeline.merge.taking import TakenBundle, _taken, take
+from pipeline.signers import Signers
+from signing.bundle.judging import refuse_unless_trusted
+from signing.bundle.reader import BundleReader
+from signing.keys import FileSigner, Keyring
+from tests.app.bundle_cases import cases
+from tests.app.bundles import bundle_of, store
+from tests.app.importing import fresh, import_all, links, states
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build, signer_of
+from tests.pipeline.sites import BEGIN_MS, bundle_of_site, carried, drawn_sites, event
+
+MERGER = signer_of(3)
+TRUSTED = Keyring([SIGNER.public_key, MERGER.public_key])
+CONTENTS = ("t_hlc", "job_id", "action", "link_version", "payload_digest", "payload", "origin")
+
+
+@pytest.fixture
+def trusted(tmp_path: Path) -> Path:
+    """The keys of ``TRUSTED`` in a folder."""
+    folder = tmp_path / "trusted"
+    folder.mkdir()
+    for number, key in enumerate(TRUSTED):
+        (folder / f"{number}.pem").write_text(key.public_key_pem)
+    return folder
+
+
+@contextmanager
+def settings_of_a_merge(spark: SparkSession) -> Iterator[None]:
+    """The session with what a merge wants set, small enough here that batches are cut."""
+    before = {name: spark.conf.get(name) for name in SETTINGS}
+    for name in SETTINGS:
+        spark.conf.set(name, "8192")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value or "")
+
+
+def merged(spark: SparkSession, files: list[Path], output: Path, signer: FileSigner = MERGER, **more: Any) -> Merged:
+    """The files merged by ``signer``."""
+    with settings_of_a_merge(spark):
+        return merge(spark, [str(file) for file in files], TRUSTED, output, Signers(signer, signer), **more)
+
+
+def contents(rows: list[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """What entries say, wherever they stand."""
+    return sorted(tuple(row[name] for name in CONTENTS) for row in rows)
+
+
+def code_of(path: Path) -> int:
+    return exit_code_of_bundle(asyncio.run(verify_file(path, TRUSTED)).verdict)
+
+
+# --- the same as importing all of them ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_importing_the_merged_bundle_leaves_the_rows_that_importing_all_leaves(
+    spark: SparkSession, postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path, seed: int
+) -> None:
+    files = drawn_sites(tmp_path, seed, conflicts=False)
+    outcome = merged(spark, files, tmp_path / "merged.tar")
+    (one,) = outcome.merged
+    with fresh(postgres) as (url, sound):
+        (imported,) = import_all(url, trusted, files)
+        expected = sound("acme")
+    with fresh(postgres) as (url, sound):
+        (again,) = import_all(url, trusted, [one.file])
+        found = sound("acme")
+    assert links(found) == links(expected)
+    assert contents(found) == contents(expected)
+    assert states(found) == states(expected)
+    assert code_of(one.file) == ExitCode.FINE
+    assert (outcome.found.placed, outcome.found.duplicates) == (imported.imported, imported.duplicates)
+    assert (again.imported, again.duplicates, outcome.found.conflict_count) == (len(expected), 0, 0)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_of_two_events_that_claim_one_hlc_both_come_out_as_an_import_keeps_them(
+    spark: SparkSession, postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path, seed: int
+) -> None:
+    files = drawn_sites(tmp_path, seed, conflicts=True)
+    outcome = merged(spark, files, tmp_path / "merged.tar")
+    (one,) = outcome.merged
+    with fresh(postgres) as (url, sound):
+        (imported,) = import_all(url, trusted, files)
+        expected = sound("acme")
+    with fresh(postgres) as (url, sound):
+        ((again, repeated),) = [import_all(url, trusted, [one.file], files)]
+        found = sound("acme")
+    assert contents(found) == contents(expected)
+    assert states(found) == states(expected)
+    assert [row["action"] for row in found].count("CONFLICT") > 0
+    assert (again.duplicates, again.conflicts, repeated.imported) == (0, [], 0)
+    told = outcome.found
+    assert (told.placed, told.duplicates) == (imported.imported, imported.duplicates)
+    assert sorted(map(str, told.conflicts)) == sorted(map(str, imported.conflicts))
+    with settings_of_a_merge(spark):
+        frame = conflicts(decided(take(spark, [str(file) for file in files], TRUSTED), 3))
+        assert sorted(str(row.asDict()) for row in frame.collect()) == sorted(map(str, told.conflicts))
+
+
+def test_the_same_bundles_in_any_order_and_named_twice_make_the_same_file(spark: SparkSession, tmp_path: Path) -> None:
+    files = drawn_sites(tmp_path, 5, conflicts=True, count=12)[-3:]
+    twice = store(tmp_path, files[0].read_bytes(), "another-name.tar")
+    found = []
+    for number, order in enumerate((files, files[::-1], [twice, *files])):
+        outcome = merged(spark, order, tmp_path / f"merged-{number}.tar")
+        assert len(outcome.bundles) == 3
+        found.append((outcome.merged[0].file.read_bytes(), outcome.found.placed, outcome.found.duplicates))
+    assert found[0] == found[1] == found[2]
+
+
+def test_merging_what_was_merged_keeps_where_each_entry_was_first(spark: SparkSession, tmp_path: Path) -> None:
+    files = drawn_sites(tmp_path, 6, conflicts=False, count=12)
+    (at_once,) = merged(spark, files, tmp_path / "at-once.tar").merged
+    halves = [merged(spark, files[half::2], tmp_path / f"half-{half}.tar").merged[0].file for half in (0, 1)]
+    (by_halves,) = merged(spark, halves, tmp_path / "by-halves.tar", log_origin="log.archive").merged
+    assert carried(by_halves.file) == carried(at_once.file)
+    assert by_halves.to_chain_link == at_once.to_chain_link
+    assert by_halves.log_origin == "log.archive"
+    assert at_once.log_origin.startswith("merge/")
+
+
+# --- chains of link version 1 -------------------------------------------------------------------------
+
+
+def test_a_chain_of_version_1_stays_the_beginning_as_it_is(
+    spark: SparkSession, postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    old = build(12, version_1_until=5, snapshots_to=(12,))
+    earlier = store(tmp_path, bundle_of(old, to_seq=7), "earlier.tar")
+    files = [store(tmp_path, bundle_of(old), "old.tar"), earlier]
+    files.append(bundle_of_site(tmp_path / "new.tar", "new", [event(Hlc(1, 0, "node-n"), 1, 0, 1)]))
+    (one,) = merged(spark, files, tmp_path / "merged.tar").merged
+    with BundleReader.open(one.file) as reader:
+        rows = [row for batch in reader.entry_batches() for row in batch]
+    assert [row[7] for row in rows] == [1] * 5 + [2] * 8
+    assert [row[9] for row in rows[:5]] == [row["chain_link"] for row in old.entries[:5]]
+    assert code_of(one.file) == ExitCode.FINE
+    with fresh(postgres) as (url, _sound):
+        (imported,) = import_all(url, trusted, files)
+        again, repeated = import_all(url, trusted, [one.file], [one.file])
+    assert (imported.imported, again.imported, repeated.imported) == (13, 0, 0)
+
+
+@pytest.mark.parametrize("case", ["a later beginning", "another chain", "two events of one HLC"])
+def test_what_an_import_refuses_of_version_1_is_refused_and_nothing_is_written(
+    spark: SparkSession, tmp_path: Path, case: str
+) -> None:
+    old = build(12, version_1_until=5, snapshots_to=(12,))
+    files = [store(tmp_path, bundle_of(old), "old.tar")]
+    if case == "a later beginning":
+        files.append(store(tmp_path, bundle_of(old, from_seq=3), "later.tar"))
+    elif case == "another chain":
+        other = build(12, version_1_until=5, snapshots_to=(12,), begin_ms=1_704_000_000_000)
+        files.append(store(tmp_path, bundle_of(other), "other.tar"))
+    else:
+        hlc = {name: old.entry(2)[name] for name in ("t_hlc", "hlc_physical", "hlc_logical", "hlc_node")}
+        old.entry(4).update(hlc)
+        old.relink()
+        old.snapshots = []
+        files = [store(tmp_path, bundle_of(old), "twice.tar")]
+    output = tmp_path / "out" / "merged.tar"
+    with pytest.raises((InvalidInputError, RefusedError), match=r"version|HLC") as raised:
+        merged(spark, files, output)
+    if isinstance(raised.value, RefusedError):
+        assert raised.value.exit_code == ExitCode.COULD_NOT_RUN
+    assert not output.exists()
+    assert list(tmp_path.glob("out/*")) == []
+
+
+# --- several tenants ----------------------------------------------------------------------------------
+
+
+def test_bundles_of_several_tenants_make_a_folder_of_bundles_each_as_if_merged_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    files = []
+    for tenant, site in itertools.product(("acme", "zeta"), ("site-a", "site-b")):
+        entries = [event(Hlc(BEGIN_MS + n, 0, site), n % 3, 2, n) for n in range(9)]
+        files.append(bundle_of_site(tmp_path / f"{tenant}-{site}.tar", site, entries, tenant))
+    outcome = merged(spark, files, tmp_path / "merged")
+    names = sorted(path.name for path in (tmp_path / "merged").iterdir())
+    assert names == ["acme.bundle.tar", "zeta.bundle.tar"]
+    assert [(one.tenant_id, one.entries) for one in outcome.merged] == [("acme", 18), ("zeta", 18)]
+    (alone,) = merged(spark, files[2:], tmp_path / "alone.tar").merged
+    assert alone.file.read_bytes() == (tmp_path / "merged" / "zeta.bundle.tar").read_bytes()
+    with pytest.raises(InvalidInputError, match="name a folder"):
+        merged(spark, files, tmp_path / "alone.tar")
+
+
+# --- what is refused ----------------------------------------------------------------------------------
+
+
+def test_every_bundle_gets_the_verdict_that_the_service_gives_and_is_refused_as_an_import_refuses_it(
+    tmp_path: Path,
+) -> None:
+    keyring = Keyring([SIGNER.public_key])
+    count = 0
+    for case in cases():
+        if case.kept is not None:
+            continue
+        path = store(tmp_path, case.bundle)
+        *_, last = _taken(str(path), 0, keyring, None)
+        taken = TakenBundle(**json.loads(last.to_pylist()[0]["about"]))
+        expected = asyncio.run(verify_file(path, keyring))
+        assert timeless(taken.told) == timeless(expected.to_json()), case.name
+        assert taken.exit_code == case.code or taken.refusal, case.name
+        try:
+            refuse_unless_trusted(path.name, expected)
+        except (BundleRefusedError, UntrustedKeyError):
+            assert taken.refusal, case.name
+            assert taken.exit_code == case.code, case.name
+        count += 1
+    assert count > 150
+
+
+def timeless(told: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if name != "duration_ms"}
+
+
+def test_one_bundle_that_does_not_hold_leaves_nothing_and_each_such_one_is_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    good = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))), "good.tar")
+    cut = store(tmp_path, good.read_bytes()[:-600], "cut.tar")
+    theirs = store(tmp_path, bundle_of(build(12, snapshots_to=(12,)), signer=STRANGER), "theirs.tar")
+    system = store(tmp_path, bundle_of(build(5, tenant_id="_system", snapshots_to=(5,))), "system.tar")
+    missing = tmp_path / "missing.tar"
+    output = tmp_path / "out" / "merged.tar"
+    with pytest.raises(RefusedError) as raised:
+        merged(spark, [good, theirs, cut, system, missing], output)
+    told = {Path(bundle.file).name: (bundle.exit_code, bundle.refusal) for bundle in raised.value.bundles}
+    assert {name: code for name, (code, _) in told.items()} == {
+        "theirs.tar": ExitCode.UNKNOWN_KEY,
+        "cut.tar": ExitCode.TAMPERED,
+        "system.tar": ExitCode.COULD_NOT_RUN,
+        "missing.tar": ExitCode.COULD_NOT_RUN,
+    }
+    assert all(why is not None and name in why for name, (_, why) in told.items())
+    assert raised.value.exit_code == ExitCode.TAMPERED
+    assert not output.parent.exists()
+
+
+def test_a_signer_that_is_away_leaves_what_was_there_before(spark: SparkSession, tmp_path: Path) -> None:
+    class AwaySigner(FileSigner):
+        def sign(self, message: bytes) -> bytes:
+            raise SigningUnavailableError("the key service does not answer")
+
+    good = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))), "good.tar")
+    output = store(tmp_path, b"of yesterday", "merged.tar")
+    with pytest.raises(SigningUnavailableError):
+        merged(spark, [good], output, AwaySigner(MERGER.path, MERGER._private))
+    assert output.read_bytes() == b"of yesterday"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good.tar", "merged.tar"]
+
+
+def test_the_merged_bundle_does_not_take_the_place_of_one_of_the_bundles(spark: SparkSession, tmp_path: Path) -> None:
+    good = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))), "good.tar")
+    with pytest.raises(InvalidInputError, match="let the merged one go elsewhere"):
+        merged(spark, [good], good)
+    for origin in ("", "a b", "a+b", "x" * 301):
+        with pytest.raises(InvalidInputError, match="no origin of a log"):
+            merged(spark, [good], tmp_path / "merged.tar", log_origin=origin)
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+def test_the_command_merges_and_tells_what_it_did_and_refuses_with_the_exit_codes_of_all(tmp_path: Path) -> None:
+    files = drawn_sites(tmp_path, 7, conflicts=True, count=12)
+    key = tmp_path / "signing.pem"
+    key.write_bytes(MERGER._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    key.chmod(0o600)
+    trusted = store(tmp_path, SIGNER.public_key_pem.encode(), "trusted.pem")
+    output = tmp_path / "merged.tar"
+    options = ["--keys", trusted, "--signing-key", f"file:{key}", "-o", output, "--master", "local[1]", "--json"]
+    ran = run_merge([*files, *options], tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    told = json.loads(ran.stdout)
+    assert told["merged"] + told["duplicates"] == told["entries"]
+    assert told["conflict_count"] == len(told["conflicts"]) > 0
+    assert (told["files"][0]["file"], told["files"][0]["entry_count"]) == (str(output), told["merged"])
+    assert {one["file"] for one in told["inputs"]} == set(map(str, files))
+    assert code_of(output) == ExitCode.FINE
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    ran = run_merge([*files, *options, "-o", tmp_path / "other.tar"], tmp_path)
+    assert ran.returncode == ExitCode.TAMPERED
+    assert [Path(one["file"]).name for one in json.loads(ran.stdout)["refused"]] == [files[1].name]
+    assert not (tmp_path / "other.tar").exists()
+
+
+def run_merge(arguments: list[Any], folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline", "merge", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=280)
