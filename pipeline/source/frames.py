@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from ledger.verification import ENTRY_COLUMNS
 from pipeline.source.pieces import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, Session, Times, Where
+from pipeline.source.rows import ROW_COLUMNS, ddl, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PIECES_A_TASK_MAX: Final = 256
-_INTEGERS: Final = frozenset(("seq", "hlc_physical", "hlc_logical", "link_version"))
-ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
-ROW_SCHEMA: Final = pa.schema([(name, pa.int64() if name in _INTEGERS else pa.string()) for name in ROW_COLUMNS])
-"""Columns of an entry as a row of a DataFrame; all may be NULL, for somebody may have damaged them."""
-
 Read = Callable[[Piece, PieceReader], Iterable[pa.RecordBatch]]
 """What a task does with a piece; it travels to the workers, so it must hold plain values only."""
 
@@ -89,25 +84,3 @@ def open_pieces(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, PieceReader]]:
                 stack.close()
                 held, session = piece.where, stack.enter_context(piece.where.session())
             yield piece, session.reader(piece)
-
-
-def rows_of(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_COLUMNS) -> Iterator[pa.RecordBatch]:
-    """The entries of a piece as rows of a DataFrame with these columns of ``ROW_COLUMNS``."""
-    schema = pa.schema([ROW_SCHEMA.field(name) for name in columns])
-    # A read without columns would have no rows to count.
-    read = [name for name in columns if name != "tenant_id"] or ["seq"]
-    for batch in reader.entries(read):
-        arrays = [
-            pa.repeat(piece.tenant_id, batch.num_rows) if name == "tenant_id" else _held(batch.column(name), field.type)
-            for name, field in zip(columns, schema, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def ddl(columns: Sequence[str] = ROW_COLUMNS) -> str:
-    """The schema of a DataFrame with these columns of ``ROW_COLUMNS``."""
-    return ", ".join(f"{name} {'bigint' if name in _INTEGERS else 'string'}" for name in columns)
-
-
-def _held(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    return array if array.type == kind else pa.nulls(len(array), kind)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ledger.errors import ConfigurationError
+from pipeline.source.bundles import BundlePlace
 from pipeline.source.pieces import Place
 from pipeline.source.postgres import SCHEMES, Dsn, PostgresPlace
 
@@ -16,4 +19,6 @@ def parse_place(text: str) -> Place:
     scheme, separator, _ = text.partition("://")
     if separator and scheme in SCHEMES:
         return PostgresPlace(Dsn(text))
-    raise ConfigurationError(f"{text!r} is no ledger: name a database (postgresql://...)")
+    if not separator and Path(text).is_file():
+        return BundlePlace(Path(text))
+    raise ConfigurationError(f"{text!r} is no ledger: name a database (postgresql://...) or a bundle file")

@@ -22,7 +22,6 @@ from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from pipeline.source import statements
 from pipeline.source.pieces import (
     BATCH_BYTES_HINT,
-    BATCH_ROWS_MAX,
     EVER,
     ROWS_A_PIECE,
     Facts,
@@ -33,6 +32,7 @@ from pipeline.source.pieces import (
     Times,
     cut,
 )
+from pipeline.source.rows import sliced
 
 SCHEMES: Final = ("postgresql", "postgres")
 TIMED_ROWS_MAX: Final = 4 * ROWS_A_PIECE
@@ -250,9 +250,7 @@ class Connection:
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """What ``query`` gives, streamed; batches are bounded and not empty."""
         with self._cursor() as cursor:
-            for batch in self._streamed(cursor, query):
-                for at in range(0, batch.num_rows, BATCH_ROWS_MAX):
-                    yield batch.slice(at, BATCH_ROWS_MAX)
+            yield from sliced(self._streamed(cursor, query))
 
     def _streamed(self, cursor: dbapi.Cursor, query: str) -> Iterator[pa.RecordBatch]:
         try:

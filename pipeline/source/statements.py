@@ -11,6 +11,7 @@ from typing import Final
 
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.source.pieces import SEQ_MAX, SEQ_MIN, Piece, Times
+from pipeline.source.rows import NUMBERS
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
@@ -27,13 +28,6 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
 }
 """What is read, table by table."""
 
-NUMBERS: Final = frozenset(
-    (
-        *("seq", "hlc_physical", "hlc_logical", "link_version", "from_seq", "to_seq", "entry_count", "last_seq"),
-        *("created_physical", "created_logical", "head_seq", "tree_size", "level", "tile_index"),
-    )
-)
-"""Columns that hold integers; all others hold text, but for ``hashes``."""
 _INTEGERS: Final = frozenset(("smallint", "integer", "bigint"))
 _TEXTS: Final = frozenset(("text", "character varying", "character", "name"))
 _SPELT: Final = frozenset(("json", "jsonb", "xml"))

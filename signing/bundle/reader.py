@@ -50,6 +50,7 @@ from signing.keys import Keyring
 READ_BYTES: Final = 1 << 20
 _GZIP: Final = 31
 """zlib's window bits for a gzip member and nothing else."""
+_NOT_HASHED: Final = ""
 
 Row = tuple[Any, ...]
 
@@ -63,21 +64,36 @@ class Member(NamedTuple):
     sha256: str
 
 
+class Scanned(NamedTuple):
+    """What hashing a whole bundle came to: with it the same bundle is opened again without."""
+
+    digest: str
+    size_bytes: int
+    manifest_sha256: str
+
+
 class BundleReader:
     """One open bundle. Use as a context; belongs to one thread at a time, but for ``read_part``."""
 
-    def __init__(self, descriptor: int, keyring: Keyring | None) -> None:
+    def __init__(self, descriptor: int, keyring: Keyring | None, scanned: Scanned | None = None) -> None:
         """Takes the descriptor over, which MUST be of a regular file; prefer ``open``."""
         self._descriptor = descriptor
-        members, self.digest, self.size_bytes = _scan(descriptor)
+        if scanned is None:
+            members, self.digest, self.size_bytes = _scan(descriptor)
+        else:
+            members, self.digest, self.size_bytes = _walk(descriptor, scanned), scanned.digest, scanned.size_bytes
         manifest = members.pop()
+        self.scanned = Scanned(self.digest, self.size_bytes, manifest.sha256)
         data = os.pread(descriptor, manifest.size, manifest.offset)
         _compare(manifest, data)
         self.envelope = open_envelope(data)
         judge(self.envelope, keyring)
         self.manifest: Manifest = read_manifest(self.envelope.payload)
         _check_members(members, self.manifest)
-        self._members = {member.name: member for member in members}
+        self._members = {
+            member.name: member._replace(sha256=part.sha256)
+            for member, part in zip(members, self.manifest.parts, strict=True)
+        }
         self._first_seqs = _first_seqs(self.manifest)
 
     @classmethod
@@ -92,11 +108,25 @@ class BundleReader:
             BundleSignatureError: its signature does not hold.
             OSError: it cannot be read, or is not a regular file.
         """
+        return cls._open(path, keyring, None)
+
+    @classmethod
+    def reopen(cls, path: str | Path, scanned: Scanned) -> Self:
+        """The bundle that ``open`` has scanned, again: the headers are walked, and each member hashed when it is read.
+
+        Raises:
+            BundleInvalidError: it is another by now.
+            OSError: it cannot be read, or is not a regular file.
+        """
+        return cls._open(path, None, scanned)
+
+    @classmethod
+    def _open(cls, path: str | Path, keyring: Keyring | None, scanned: Scanned | None) -> Self:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(f"{path} is not a regular file")
-            return cls(descriptor, keyring)
+            return cls(descriptor, keyring, scanned)
         except BaseException:
             os.close(descriptor)
             raise
@@ -292,6 +322,19 @@ def _scan(descriptor: int) -> tuple[list[Member], str, int]:
     return members, whole.hexdigest(), at
 
 
+def _walk(descriptor: int, scanned: Scanned) -> list[Member]:
+    """The members of a container that ``_scan`` has been through, but the manifest not hashed yet."""
+    members: list[Member] = []
+    at, end = 0, scanned.size_bytes - len(END)
+    while at < end:
+        name, size = parse_tar_header(os.pread(descriptor, BLOCK_BYTES, at))
+        members.append(Member(name, at + BLOCK_BYTES, size, _NOT_HASHED))
+        at += BLOCK_BYTES + size + padding_of(size)
+    if at != end or not members:
+        raise BundleInvalidError("the bundle changed while it was read")
+    return [*members[:-1], members[-1]._replace(sha256=scanned.manifest_sha256)]
+
+
 def _names_after(name: str, members: int) -> set[str]:
     """Names that may stand behind member ``name``, the ``members``-th; none behind the last."""
     if name in TAIL:
@@ -327,7 +370,7 @@ def _check_members(members: Sequence[Member], manifest: Manifest) -> None:
     for member, part in zip(members, manifest.parts, strict=True):
         if (member.name, member.size) != (part.name, part.bytes):
             raise BundleInvalidError(f"part {part.name[:100]!r} is not of the size that the manifest names")
-        if member.sha256 != part.sha256:
+        if member.sha256 not in (part.sha256, _NOT_HASHED):
             raise BundleInvalidError(f"part {part.name} is not the one that the manifest names: its digest is another")
 
 

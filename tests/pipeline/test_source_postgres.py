@@ -13,7 +13,7 @@ from app.store.chain_reader import consistent_reader
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.source import OpenPlace, Piece, Times, entries, in_tasks, open_pieces, parse_place
-from pipeline.source.frames import ROW_COLUMNS
+from pipeline.source.rows import ROW_COLUMNS
 from tests.app.chain_builder import insert
 from tests.app.test_tamper import CASES, LEDGER, OTHER, ZEROS, Connection, copy_row, drop_guards, update
 from tests.conftest import Database

@@ -1,0 +1,173 @@
+"""A bundle file as a place: a piece is a few of its entry parts, which a task reads by itself.
+
+The driver hashes the whole file once; tasks compare each member they read with the manifest of that very file. Who
+signed the manifest is not judged here. A file MUST be found under the same path wherever tasks run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ledger.errors import TenantNotFoundError
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Head, StoredTree
+from pipeline.source.pieces import EVER, ROWS_A_PIECE, Facts, OpenPlace, Piece, PieceReader, Session, Times
+from pipeline.source.rows import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batch_of
+from signing.bundle.reader import BundleReader, Scanned
+
+SNAPSHOTS_A_BATCH = 50
+_FROM_SEQ, _TO_SEQ = SNAPSHOT_COLUMNS.index("from_seq"), SNAPSHOT_COLUMNS.index("to_seq")
+_SEQ, _PHYSICAL = ENTRY_COLUMNS.index("seq"), ENTRY_COLUMNS.index("hlc_physical")
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePlace:
+    """A bundle file."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @contextmanager
+    def open(self) -> Iterator[OpenPlace]:
+        """Read it through once: container, digests, manifest.
+
+        Raises:
+            BundleInvalidError: it is not a bundle, or not whole.
+            OSError: it cannot be read.
+        """
+        with BundleReader.open(self.path) as reader:
+            yield OpenBundle(self.path, reader)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    """A bundle as tasks see it, and the bounds that were asked for."""
+
+    path: str
+    scanned: Scanned
+    from_seq: int | None
+    to_seq: int | None
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """The file, open."""
+        with BundleReader.reopen(self.path, self.scanned) as reader:
+            yield BundleSession(reader, self.from_seq, self.to_seq)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleSession:
+    """Reads pieces of one open file."""
+
+    bundle: BundleReader
+    from_seq: int | None
+    to_seq: int | None
+
+    def reader(self, piece: Piece) -> PieceReader:
+        """A reader of ``piece``."""
+        return BundlePieceReader(self, piece)
+
+
+class BundlePieceReader:
+    """Reads one piece of a bundle."""
+
+    def __init__(self, session: BundleSession, piece: Piece) -> None:
+        self._session, self._piece = session, piece
+
+    def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
+        """The rows of its parts as they stand, also where their seqs are not those that the manifest promises."""
+        bundle, (low, high), wanted = self._session.bundle, self._piece.times, list(columns)
+        for number in bundle.parts_of(self._piece.from_seq, self._piece.to_seq):
+            raw = bundle.read_part(number)
+            for rows in bundle.part_batches(number, raw, self._session.from_seq, self._session.to_seq):
+                if self._piece.times != EVER:
+                    rows = [
+                        row
+                        for row in rows
+                        if (low is None or row[_PHYSICAL] >= low) and (high is None or row[_PHYSICAL] <= high)
+                    ]
+                if rows:
+                    yield batch_of(rows, ENTRY_SCHEMA).select(wanted)
+
+    def snapshots(self) -> Iterator[pa.RecordBatch]:
+        """The snapshots that touch it."""
+        first, last = self._piece.bounds
+        batch: list[tuple[Any, ...]] = []
+        for row in self._session.bundle.snapshot_rows():
+            if row[_FROM_SEQ] <= last and row[_TO_SEQ] >= first:
+                batch.append(row)
+            if len(batch) == SNAPSHOTS_A_BATCH:
+                yield batch_of(batch, SNAPSHOT_SCHEMA)
+                batch = []
+        if batch:
+            yield batch_of(batch, SNAPSHOT_SCHEMA)
+
+    def tiles(self, level: int, first: int, last: int) -> None:
+        """None: bundles hold no tiles."""
+        return None
+
+    def jobs(self) -> None:
+        """None: bundles hold no job states; they follow from the entries."""
+        return None
+
+
+class OpenBundle:
+    """An open bundle; what its manifest says is what its maker says."""
+
+    def __init__(self, path: Path, bundle: BundleReader) -> None:
+        self._path = path
+        self.bundle = bundle
+        """For what a bundle has besides: its manifest, checkpoint and envelope."""
+
+    def tenants(self) -> list[str]:
+        """The one tenant it is of."""
+        return [self.bundle.manifest.tenant_id]
+
+    def pieces(
+        self,
+        tenants: Collection[str] | None = None,
+        *,
+        rows_a_piece: int = ROWS_A_PIECE,
+        from_seq: int | None = None,
+        to_seq: int | None = None,
+        times: Times = EVER,
+    ) -> list[Piece]:
+        """Runs of entry parts with at most ``rows_a_piece`` rows, or one part, in the range of the manifest."""
+        manifest = self.bundle.manifest
+        for tenant in sorted(set(tenants or ())):
+            if tenant != manifest.tenant_id:
+                raise TenantNotFoundError(f"there is no tenant {tenant!r} in {self._path}")
+        if tenants is not None and not tenants:
+            return []
+        where = BundleFile(str(self._path.absolute()), self.bundle.scanned, from_seq, to_seq)
+        pieces: list[Piece] = []
+        rows, seq = 0, manifest.from_seq
+        low, high = from_seq or manifest.from_seq, manifest.to_seq if to_seq is None else to_seq
+        wanted = set(self.bundle.parts_of(from_seq, to_seq))
+        for number, part in enumerate(manifest.entry_parts):
+            if number in wanted:
+                begins = not pieces or rows + part.rows > rows_a_piece
+                first, rows = (max(seq, low), part.rows) if begins else (pieces.pop().from_seq, rows + part.rows)
+                last = min(seq + part.rows - 1, high)
+                pieces.append(Piece(manifest.tenant_id, first, last, rows, not pieces, where, times))
+            seq += part.rows
+        return pieces
+
+    def facts(self, tenant_id: str) -> Facts:
+        """Head and tree as the manifest names them, and the last entry there is."""
+        manifest = self.bundle.manifest
+        if tenant_id != manifest.tenant_id:
+            return Facts(tenant_id, None, None, None)
+        return Facts(
+            tenant_id,
+            Head(manifest.to_seq, manifest.to_chain_link, manifest.last_hlc),
+            self.bundle.last_entry(),
+            StoredTree(manifest.tree_size, manifest.tree_root),
+        )
