@@ -25,7 +25,20 @@ MEMORY_BYTES_MIN = 2 << 30
 SETTINGS = {"fsync": "off", "max_wal_size": "128MB", "min_wal_size": "32MB"}
 """Of that PostgreSQL. Tests that kill the server have one of their own; here nothing is asked of its disk."""
 
+LONG_FIRST = ("crash", "pipeline", "app")
+"""Folders whose files take longest, in the order in which they are handed to workers; the others follow."""
+
 _numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: whoever takes the last file should not keep the others waiting."""
+    items.sort(key=_rank_of_folder)
+
+
+def _rank_of_folder(item: pytest.Item) -> int:
+    folder = item.path.parent.name
+    return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
 
 @dataclass(frozen=True)

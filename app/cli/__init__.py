@@ -1,37 +1,56 @@
 """The ``tally`` command: one module a group of commands, this one puts them together.
 
-Modules that need a database driver or the whole service are imported by the command that needs them, so that
-commands which work offline start fast and load neither.
+A module is imported when one of its commands is asked for, and what needs a database driver or the whole service by
+the command that needs it, so that commands start fast, and those which work offline load neither.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 import typer
 
-from app.cli.bundle import bundle
-from app.cli.keys import keys
+from app.cli.on_demand import OnDemandGroup, Place
 from app.cli.outcome import CommandExit, fail
-from app.cli.pipeline import pipeline
-from app.cli.privacy import erase, privacy
-from app.cli.replay import replay
-from app.cli.restore import restore
-from app.cli.run import run
-from app.cli.serve import db_url, dev, migrate, serve
-from app.cli.snapshot import snapshot
-from app.cli.tamper import demo
-from app.cli.verify import verify
-from app.cli.verify_bundle import verify_bundle
-from app.cli.wal import wal
-from app.cli.witness import witness
 from ledger.errors import LedgerError
 from ledger.exit_code import ExitCode, exit_code_of_error
 
 _USAGE_ERROR = 2
 """Typer's code for a wrong command line; 2 says tampered here, so it becomes 1."""
 
+
+class Commands(OnDemandGroup):
+    """All commands, in the order in which they are listed."""
+
+    PLACES: Mapping[str, Place] = {
+        "dev": Place("app.cli.serve", "dev"),
+        "serve": Place("app.cli.serve", "serve"),
+        "migrate": Place("app.cli.serve", "migrate"),
+        "db-url": Place("app.cli.serve", "db_url"),
+        "run": Place("app.cli.run", "run", {"allow_interspersed_args": False}),
+        "replay": Place("app.cli.replay", "replay"),
+        "verify": Place("app.cli.verify", "verify"),
+        "verify-bundle": Place("app.cli.verify_bundle", "verify_bundle"),
+        "snapshot": Place("app.cli.snapshot", "snapshot"),
+        "restore": Place("app.cli.restore", "restore"),
+        "erase": Place("app.cli.privacy", "erase"),
+        "pipeline": Place(
+            "app.cli.pipeline",
+            "pipeline",
+            {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+        ),
+        "privacy": Place("app.cli.privacy", "privacy"),
+        "bundle": Place("app.cli.bundle", "bundle"),
+        "keys": Place("app.cli.keys", "keys"),
+        "wal": Place("app.cli.wal", "wal"),
+        "witness": Place("app.cli.witness", "witness"),
+        "demo": Place("app.cli.tamper", "demo"),
+    }
+
+
 tally = typer.Typer(
+    cls=Commands,
     name="tally",
     help="Tallystick: a tamper-evident job ledger.",
     epilog="Exit codes: 0 fine, 1 could not run, 2 tampered or corrupt, 3 incomplete, "
@@ -41,26 +60,11 @@ tally = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-tally.command()(dev)
-tally.command()(serve)
-tally.command()(migrate)
-tally.command("db-url")(db_url)
-tally.command(context_settings={"allow_interspersed_args": False})(run)
-tally.command()(replay)
-tally.command()(verify)
-tally.command("verify-bundle")(verify_bundle)
-tally.command()(snapshot)
-tally.command()(restore)
-tally.command()(erase)
-tally.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-)(pipeline)
-tally.add_typer(privacy, name="privacy")
-tally.add_typer(bundle, name="bundle")
-tally.add_typer(keys, name="keys")
-tally.add_typer(wal, name="wal")
-tally.add_typer(witness, name="witness")
-tally.add_typer(demo, name="demo")
+
+
+@tally.callback()
+def _all_commands() -> None:
+    """Without this, typer would find nothing to run: the commands are in ``Commands``."""
 
 
 def main() -> NoReturn:

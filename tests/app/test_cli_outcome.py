@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from app.cli import Commands
 from app.cli import tally as command_line
 from app.cli.verify import with_checkpoint
 from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
@@ -110,6 +111,28 @@ def test_every_command_explains_itself_with_an_example() -> None:
     for command in (*((name,) for name in commands), *grouped):
         shown = CliRunner().invoke(command_line, [*command, "--help"])
         assert "Examples:" in shown.stdout, command
+
+
+@pytest.mark.parametrize("name", Commands.PLACES)
+def test_every_command_is_where_it_is_looked_for(name: str) -> None:
+    command = Commands(name="tally").get_command(None, name)
+
+    assert command.name == name
+    assert command.help
+
+
+def test_a_misspelt_command_is_answered_with_the_one_it_is_near_to() -> None:
+    done = tally("verfy")
+
+    assert done.returncode == 1
+    assert "Did you mean 'verify'?" in done.stderr
+
+
+def test_a_command_does_not_load_what_only_others_need() -> None:
+    looks = "import sys, app.cli, app.cli.snapshot; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", looks], capture_output=True, text=True, check=True)
+
+    assert not {"app.config", "app.main", "asyncpg", "sqlalchemy", "uvloop"} & set(done.stdout.split())
 
 
 def test_a_checkpoint_that_the_chain_does_not_extend_makes_the_verdict_broken() -> None:

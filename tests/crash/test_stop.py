@@ -18,11 +18,12 @@ import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.embedded_cluster import free_port
+from tests.app.chains import until
 from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load, http_session
 from tests.crash.proof import prove, verified_by_service, wal_folder
-from tests.crash.serve_process import ServeProcess
+from tests.crash.serve_process import WAIT_S, ServeProcess
 from tests.crash.test_kill_postgres import kill_server
 from tests.crash.writer import Writer, writer
 from wal import control
@@ -233,9 +234,8 @@ async def test_a_start_that_waits_for_postgres_can_be_stopped(
     tmp_path: Path, launch: Launch, number: signal.Signals
 ) -> None:
     child = await launch(tmp_path / "node", f"postgresql://nobody@127.0.0.1:{free_port()}/none", **SETTINGS)
-    while not list((tmp_path / "node").glob("wal/*/LOCK")):
-        assert child.process.returncode is None
-        await asyncio.sleep(0)
+    await until(lambda: list((tmp_path / "node").glob("wal/*/LOCK")) or child.process.returncode, "it starts", WAIT_S)
+    assert child.process.returncode is None
     child.signal(number)
     assert await child.ended(AT_ONCE_S) == 0
     assert "Traceback" not in child.last_words()

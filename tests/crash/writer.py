@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
 
 from tests.crash.load import Book, Fact, Sent, http_session
+
+LOOK_INTERVAL_S = 0.02
+"""Between two looks at a state that is waited for, so that the node has the core meanwhile."""
 
 
 class Writer:
@@ -43,7 +47,7 @@ class Writer:
     async def ready(self) -> None:
         """Return once the node says that it is ready."""
         while (await self.readiness())[0] != 200:
-            pass
+            await asyncio.sleep(LOOK_INTERVAL_S)
 
     async def readiness(self) -> tuple[int, str]:
         """Status and text of ``/readyz``."""
@@ -59,7 +63,7 @@ class Writer:
     async def until(self, position: str, lsn: int) -> None:
         """Return once the position of that name is at ``lsn`` or above."""
         while (await self.positions())[position] < lsn:
-            pass
+            await asyncio.sleep(LOOK_INTERVAL_S)
 
     async def heard(self) -> None:
         """What was sent before is under way in the service once later requests have been answered."""
