@@ -317,6 +317,12 @@ class BundleSettings(_Section):
     disk_reserve_bytes: Annotated[Size, _sized("0 B", "1024 GiB")] = 1 << 30
 
 
+class ArchiveSettings(_Section):
+    """``archive.url``: where ``tally pipeline archive`` and ``tally restore --from archive`` find the archive."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+
+
 class PrivacySettings(_Section):
     """``privacy.master_key_uri``: ``file:PATH``, the only kind today; a file beside the data when not said."""
 
@@ -397,6 +403,7 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     signing: SigningSettings = SigningSettings()
     bundle: BundleSettings = BundleSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     privacy: PrivacySettings = PrivacySettings()
     verify: VerifySettings = VerifySettings()
     write: WriteSettings = WriteSettings()

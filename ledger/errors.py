@@ -259,6 +259,22 @@ class BundleSignatureError(BundleInvalidError):
     """The signature of a bundle's manifest does not hold, although it names a key that is held."""
 
 
+class ArchiveInvalidError(LedgerError):
+    """An archive is not as docs/formats/archive.md has it, or its files are not those its manifests name."""
+
+
+class ArchiveSignatureError(ArchiveInvalidError):
+    """The signature of an archive's manifest does not hold, although it names a key that is held."""
+
+
+class ArchiveConflictError(LedgerError):
+    """Something else stands where an archive must be written; nothing was overwritten."""
+
+
+class ArchiveUnavailableError(LedgerError):
+    """The place of an archive cannot be reached, or does not do what is asked of it."""
+
+
 class BundleRefusedError(BundleInvalidError):
     """A bundle is not imported; ``verdict`` is what verifying it came to, ``file`` what its sender called it."""
 

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from ledger.errors import BundleInvalidError, LedgerError, SignatureError, UnknownKeyError, WalCorruptError
+from ledger.errors import (
+    ArchiveInvalidError,
+    BundleInvalidError,
+    LedgerError,
+    SignatureError,
+    UnknownKeyError,
+    WalCorruptError,
+)
 
 
 class ExitCode(IntEnum):
@@ -71,6 +78,6 @@ def exit_code_of_error(error: LedgerError) -> ExitCode:
     """The code for an error that ended a command."""
     if isinstance(error, UnknownKeyError):
         return ExitCode.UNKNOWN_KEY
-    if isinstance(error, BundleInvalidError | SignatureError | WalCorruptError):
+    if isinstance(error, ArchiveInvalidError | BundleInvalidError | SignatureError | WalCorruptError):
         return ExitCode.TAMPERED
     return ExitCode.COULD_NOT_RUN

@@ -55,6 +55,8 @@ def _known_of(settings: Settings) -> dict[str, str]:
         "TALLY_PIPELINE_SIGNING_KEY": settings.signing_key_uri,
         "TALLY_PIPELINE_LOGS": str(settings.data_dir / "logs"),
     }
+    if settings.archive.url is not None:
+        known["TALLY_PIPELINE_ARCHIVE"] = settings.archive.url
     if settings.database_url is not None:
         return {**known, "TALLY_PIPELINE_DSN": settings.database_url}
     from app.cli.serve import embedded_postgres

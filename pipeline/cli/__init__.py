@@ -11,6 +11,7 @@ import typer
 
 from ledger.errors import LedgerError
 from ledger.exit_code import ExitCode, exit_code_of_error
+from pipeline.cli.archive import archive
 from pipeline.cli.merge import merge
 from pipeline.cli.outcome import CommandExit, fail
 from pipeline.cli.running import unwind_on_signals
@@ -35,6 +36,7 @@ def _all_commands() -> None:
     """Without this, typer would take a single command for the whole program."""
 
 
+commands.command("archive")(archive)
 commands.command("merge")(merge)
 
 

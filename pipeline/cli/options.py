@@ -12,6 +12,7 @@ import typer
 DSN_VARIABLE: Final = "TALLY_PIPELINE_DSN"
 """``tally pipeline`` puts the local service's database here."""
 SIGNING_KEY_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_KEY"
+ARCHIVE_VARIABLE: Final = "TALLY_PIPELINE_ARCHIVE"
 LOG_FOLDER_VARIABLE: Final = "TALLY_PIPELINE_LOGS"
 
 Master = Annotated[

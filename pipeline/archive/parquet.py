@@ -1,0 +1,229 @@
+"""The files of an archive: Parquet of one form, made row group by row group, so that the same rows give the same bytes.
+
+Columns are those of the table, in its order and types; ``payload`` and ``origin`` are the stored text. Rows are sorted
+by seq, compressed with zstd, and parted into row groups by seq and length alone, never by how they happened to arrive.
+Only columns that repeat themselves have dictionaries, so that what a file unpacks to is about what it says.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import IO, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ledger.entry_check import ENTRY_COLUMNS
+from ledger.errors import ArchiveInvalidError, InvalidInputError
+from ledger.snapshot_check import SNAPSHOT_COLUMNS
+from pipeline.archive.layout import FILE_BYTES_MAX, FILE_ROWS_MAX, GROUP_BYTES_MAX, GROUP_ROWS
+from pipeline.archive.manifest import ArchivedFile
+from pipeline.archive.store import ArchiveStore
+
+ZSTD_LEVEL: Final = 3
+BATCH_ROWS: Final = 4_096
+"""Rows decoded at once when a file is read."""
+SNAPSHOT_GROUP_ROWS: Final = 1_024
+
+_OPTIONAL: Final = ("prev_chain_link", "origin")
+_REPEATING: Final = ("hlc_node", "job_id", "action")
+_COUNTED: Final = ("seq", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action", "from_seq", "to_seq")
+"""Columns whose lowest and highest value stands beside each row group."""
+_LONG: Final = ("payload", "origin", "dsse_envelope")
+
+_TYPES: Final = {
+    **dict.fromkeys(("seq", "hlc_physical", "hlc_logical", "from_seq", "to_seq", "entry_count"), pa.int64()),
+    "link_version": pa.int16(),
+}
+
+
+def _schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, _TYPES.get(name, pa.string()), name in _OPTIONAL) for name in columns])
+
+
+ENTRY_SCHEMA: Final = _schema(ENTRY_COLUMNS)
+SNAPSHOT_SCHEMA: Final = _schema(SNAPSHOT_COLUMNS)
+
+
+class Written(NamedTuple):
+    """A file that was made: what a manifest says of it."""
+
+    sha256: str
+    bytes: int
+    rows: int
+
+
+class FileWriter:
+    """Makes one file out of batches of any size. Memory holds a row group."""
+
+    def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
+        self.rows = 0
+        self._schema = schema
+        self._group_rows = GROUP_ROWS if schema is ENTRY_SCHEMA else SNAPSHOT_GROUP_ROWS
+        self._target = _Hashed(target)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._position: int | None = None
+        """Rows between the last multiple of ``_group_rows`` and the next row."""
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self._target, mode="w"),
+            schema,
+            version="2.6",
+            compression="zstd",
+            compression_level=ZSTD_LEVEL,
+            use_dictionary=[name for name in _REPEATING if name in schema.names],
+            write_statistics=[name for name in _COUNTED if name in schema.names],
+            store_schema=False,
+            sorting_columns=[pq.SortingColumn(0)],
+        )
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take the next rows, in order of seq.
+
+        Raises:
+            InvalidInputError: a column holds what it never may, such as NULL.
+        """
+        try:
+            batch = batch.cast(self._schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            raise InvalidInputError(f"rows are not of the types of their columns: {error}") from error
+        if self._position is None:
+            is_entries = self._schema is ENTRY_SCHEMA
+            self._position = (batch.column(0)[0].as_py() - 1) % self._group_rows if is_entries else 0
+        while batch.num_rows:
+            count, size, is_end = self._next_group(batch, self._group_rows - self._position)
+            self._waiting.append(batch.slice(0, count))
+            self._waiting_bytes += size
+            self._position = (self._position + count) % self._group_rows
+            if is_end:
+                self._write_group()
+            batch = batch.slice(count)
+
+    def finish(self) -> Written:
+        """Write what is left and the end of the file.
+
+        Raises:
+            InvalidInputError: the file became larger than an archive allows.
+        """
+        self._write_group()
+        self._writer.close()
+        if self._target.bytes > FILE_BYTES_MAX:
+            raise InvalidInputError(f"a file has {self._target.bytes} bytes, an archive takes {FILE_BYTES_MAX}")
+        return Written(self._target.digest.hexdigest(), self._target.bytes, self.rows)
+
+    def close(self) -> None:
+        """Let go of what is not finished; a second call, or one after ``finish``, does nothing."""
+        self._target.is_dropped = True
+        self._writer.close()
+
+    def _next_group(self, batch: pa.RecordBatch, rows_left: int) -> tuple[int, int, bool]:
+        """How many rows of ``batch`` go into the group at hand, how long they are, and whether they end it."""
+        taken = batch.slice(0, rows_left)
+        lengths = _lengths(taken)
+        size = pc.sum(lengths).as_py()
+        room = GROUP_BYTES_MAX - self._waiting_bytes
+        if size <= room:
+            return taken.num_rows, size, taken.num_rows == rows_left
+        count = pc.index(pc.greater(pc.cumulative_sum(lengths), room), pa.scalar(True)).as_py() + 1
+        return count, pc.sum(lengths.slice(0, count)).as_py(), True
+
+    def _write_group(self) -> None:
+        if self._waiting:
+            table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self.rows += table.num_rows
+        self._waiting, self._waiting_bytes = [], 0
+
+
+def _lengths(batch: pa.RecordBatch) -> pa.Array:
+    """Bytes of the long columns of each row."""
+    columns = [batch.column(name) for name in _LONG if name in batch.schema.names]
+    lengths = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in columns]
+    total = lengths[0]
+    for each in lengths[1:]:
+        total = pc.add(total, each)
+    return total
+
+
+class _Hashed:
+    """A file that takes the digest of what is written to it."""
+
+    closed = False
+
+    def __init__(self, target: IO[bytes]) -> None:
+        self._target = target
+        self.digest = sha256()
+        self.bytes = 0
+        self.is_dropped = False
+        """Whether nothing is written any more."""
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.bytes += len(data)
+        return len(data) if self.is_dropped else self._target.write(data)
+
+    def flush(self) -> None:
+        self._target.flush()
+
+    def close(self) -> None:
+        """The file itself is closed by who opened it."""
+
+
+@contextmanager
+def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
+    """The file, fetched and compared with what its manifest says before anything of it is parsed.
+
+    Raises:
+        ArchiveInvalidError: it is missing, another one, or not of the form that files of an archive have.
+        ArchiveUnavailableError: it cannot be read.
+    """
+    with tempfile.NamedTemporaryFile() as local:
+        digest, size = sha256(), 0
+        for chunk in store.chunks(file.name):
+            size += len(chunk)
+            if size > file.bytes:
+                break
+            digest.update(chunk)
+            local.write(chunk)
+        if (size, digest.hexdigest()) != (file.bytes, file.sha256):
+            raise ArchiveInvalidError(f"{file.name} is not the file that its manifest names: size or digest is another")
+        local.flush()
+        try:
+            found = pq.ParquetFile(local.name)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ArchiveInvalidError(f"{file.name} is not Parquet: {error}") from error
+        _check_form(found, file, schema)
+        yield found
+
+
+def parsed(local: IO[bytes]) -> pq.ParquetFile:
+    """A file that a ``FileWriter`` has just made."""
+    return pq.ParquetFile(local)
+
+
+def batches(found: pq.ParquetFile, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, some at a time, or these columns of them.
+
+    Raises:
+        ArchiveInvalidError: they cannot be decoded.
+    """
+    try:
+        yield from found.iter_batches(BATCH_ROWS, columns=None if columns is None else list(columns))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ArchiveInvalidError(f"rows of {name} cannot be decoded: {error}") from error
+
+
+def _check_form(found: pq.ParquetFile, file: ArchivedFile, schema: pa.Schema) -> None:
+    metadata = found.metadata
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    if not found.schema_arrow.equals(schema):
+        raise ArchiveInvalidError(f"{file.name} does not have the columns that it must")
+    if metadata.num_rows != file.rows or sum(group.num_rows for group in groups) != file.rows:
+        raise ArchiveInvalidError(f"{file.name} does not have the {file.rows} rows that its manifest names")
+    rows_max = GROUP_ROWS if schema is ENTRY_SCHEMA else SNAPSHOT_GROUP_ROWS
+    if any(not 1 <= group.num_rows <= rows_max for group in groups) or len(groups) > max(FILE_ROWS_MAX, file.rows):
+        raise ArchiveInvalidError(f"{file.name} has a row group of a size that none may have")

@@ -1,0 +1,244 @@
+"""Where an archive is kept: a folder, or a bucket of S3, Google Cloud or Azure, by its URL; objects are written once.
+
+A name is taken by the first who writes it, and what it holds is whole from then on. In a bucket that is the store's own
+conditional put. In a folder a file is written under ``.writing``, synced, and linked to its name; folders are synced
+too. A writer that was killed leaves a file under ``.writing``, which is unlocked then: the next run removes it.
+Credentials come from the usual places of the environment, such as ``AWS_ACCESS_KEY_ID``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, from_url
+
+from ledger.errors import ArchiveInvalidError, ArchiveUnavailableError, ConfigurationError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+BUCKET_SCHEMES: Final = ("s3", "gs", "az")
+READ_BYTES: Final = 1 << 20
+WRITING: Final = ".writing"
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+class Listed(NamedTuple):
+    """One object: its name below what was listed, and its size."""
+
+    name: str
+    bytes: int
+
+
+class ArchiveStore:
+    """Objects below one URL. Cheap to make, so a task makes its own; safe to use from several threads."""
+
+    def __init__(self, url: str) -> None:
+        """``url`` is a path, or begins with ``file://``, ``s3://``, ``gs://`` or ``az://``.
+
+        Raises:
+            ConfigurationError: it is none of these, or what the environment says of it is wrong.
+        """
+        self.url = url
+        self._folder = _folder_of(url)
+        self._opened: ObjectStore | None = None
+        if self._folder is None and not url.startswith(tuple(f"{scheme}://" for scheme in BUCKET_SCHEMES)):
+            raise ConfigurationError(
+                f"{url} is no place for an archive: give a folder, or s3://, gs:// or az:// and more"
+            )
+
+    def prepare(self) -> None:
+        """Make the folder, and remove what killed writers left in it; nothing to do in a bucket.
+
+        Raises:
+            ArchiveUnavailableError: the folder cannot be made.
+        """
+        if self._folder is None:
+            self._store()
+            return
+        try:
+            (self._folder / WRITING).mkdir(parents=True, exist_ok=True)
+            for left in (self._folder / WRITING).iterdir():
+                _remove_if_left(left)
+        except OSError as error:
+            raise ArchiveUnavailableError(f"{self.url} cannot be written to: {error}") from error
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    def create(self, name: str, source: IO[bytes]) -> bool:
+        """Write all of ``source``, from its beginning, under ``name``; whether it was free. It is durable on return.
+
+        Where it was taken nothing is written, and what stands there MUST be compared.
+
+        Raises:
+            ArchiveUnavailableError: it cannot be written.
+        """
+        source.seek(0)
+        with self._told(name):
+            if self._folder is not None:
+                return _link_new(self._folder, name, source)
+            try:
+                obstore.put(self._store(), name, source.read(), mode="create")
+            except AlreadyExistsError:
+                return False
+        return True
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    def read(self, name: str, bytes_max: int) -> bytes | None:
+        """The object, None when there is none.
+
+        Raises:
+            ArchiveInvalidError: it is larger than ``bytes_max``.
+            ArchiveUnavailableError: it cannot be read.
+        """
+        with self._told(name):
+            try:
+                found = obstore.get(self._store(), name)
+            except FileNotFoundError:
+                return None
+            if found.meta["size"] > bytes_max:
+                raise ArchiveInvalidError(f"{name} has {found.meta['size']} bytes, and at most {bytes_max} are allowed")
+            return bytes(found.bytes())
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The object, about ``READ_BYTES`` at a time.
+
+        Raises:
+            ArchiveInvalidError: there is none.
+            ArchiveUnavailableError: it cannot be read.
+        """
+        with self._told(name):
+            try:
+                found = obstore.get(self._store(), name)
+            except FileNotFoundError:
+                raise ArchiveInvalidError(f"{name} is missing from the archive") from None
+            for chunk in found.stream(min_chunk_size=READ_BYTES):
+                yield bytes(chunk)
+
+    def digest(self, name: str) -> tuple[str, int]:
+        """SHA-256, in hex, and size of the object; raises what ``chunks`` raises."""
+        digest, size = sha256(), 0
+        for chunk in self.chunks(name):
+            digest.update(chunk)
+            size += len(chunk)
+        return digest.hexdigest(), size
+
+    def folders(self, name: str) -> list[str]:
+        """Names of the folders right below ``name``, sorted.
+
+        Raises:
+            ArchiveUnavailableError: they cannot be listed.
+        """
+        with self._told(name):
+            found = obstore.list_with_delimiter(self._store(), name)
+        return sorted(each.removeprefix(f"{name}/") for each in found["common_prefixes"])
+
+    def objects(self, name: str) -> list[Listed]:
+        """Everything below ``name``, by its name there.
+
+        Raises:
+            ArchiveUnavailableError: it cannot be listed.
+        """
+        with self._told(name):
+            found = [each for page in obstore.list(self._store(), name) for each in page]
+        return sorted(Listed(each["path"].removeprefix(f"{name}/"), each["size"]) for each in found)
+
+    # --- the store ------------------------------------------------------------------------------------
+
+    def _store(self) -> ObjectStore:
+        if self._opened is None:
+            try:
+                self._opened = LocalStore(self._folder) if self._folder is not None else from_url(self.url)
+            except BaseError as error:
+                raise ConfigurationError(f"{self.url} cannot be used: {_first_line(error)}") from error
+        return self._opened
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            raise ArchiveUnavailableError(f"{name} of the archive {self.url}: {_first_line(error)}") from error
+
+
+def _folder_of(url: str) -> Path | None:
+    """The folder that ``url`` names, None when it names something else."""
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return Path(url).absolute()
+    if scheme[1].lower() != "file":
+        return None
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise ConfigurationError(f"{url} names no folder of this machine: write file:///folder")
+    return Path(unquote(parts.path))
+
+
+def _link_new(folder: Path, name: str, source: IO[bytes]) -> bool:
+    """Make a file of ``source`` that has its name only once it is whole and synced; whether the name was free."""
+    final = folder / name
+    is_new = not final.exists()
+    if is_new:
+        with _locked_file(folder / WRITING) as file:
+            shutil.copyfileobj(source, file, READ_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+            final.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file.name, final)
+            except FileExistsError:
+                is_new = False
+    # Whoever linked it may have been killed before this.
+    _sync_folders(final.parent, folder)
+    return is_new
+
+
+@contextlib.contextmanager
+def _locked_file(writing: Path) -> Iterator[IO[bytes]]:
+    """A new file in ``writing`` that nobody removes meanwhile; its name is gone afterwards."""
+    writing.mkdir(parents=True, exist_ok=True)
+    path = writing / f"{os.getpid()}-{secrets.token_hex(8)}"
+    with path.open("xb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink == 0:
+                raise OSError(f"{path} was removed before it was locked; run this again")
+            yield file
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _sync_folders(lowest: Path, highest: Path) -> None:
+    for folder in (lowest, *lowest.parents):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if folder in (highest.parent, folder.parent):
+            return
+
+
+def _remove_if_left(temporary: Path) -> None:
+    """Remove a file whose writer is gone: nobody holds its lock."""
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), temporary.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temporary.unlink()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

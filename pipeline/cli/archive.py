@@ -1,0 +1,111 @@
+"""``tally pipeline archive``: chained, signed ranges as Parquet files under signed manifests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ledger.errors import InvalidInputError
+from ledger.exit_code import ExitCode
+from pipeline.cli.options import ARCHIVE_VARIABLE, Dsn, Json, Keys, Master, SigningKey
+from pipeline.cli.outcome import CommandExit, err, out, print_json
+from pipeline.cli.running import running
+from pipeline.signers import open_signers
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pipeline.archive.run import Archived
+
+Destination = Annotated[
+    str | None,
+    typer.Option(
+        "--dest",
+        metavar="URL",
+        envvar=ARCHIVE_VARIABLE,
+        show_default="archive.url",
+        help="Where the archive is: a folder, or s3://BUCKET/PATH, gs:// or az://.",
+    ),
+]
+
+
+def archive(
+    dest: Destination = None,
+    dsn: Dsn = None,
+    tenants: Annotated[
+        list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
+    ] = None,
+    keys: Keys = None,
+    signing_key: SigningKey = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Archive what is chained and signed, and not archived yet.
+
+    Entries go to Parquet files by tenant and month, snapshots beside them; a
+    manifest, signed with --signing-key, names the digest of every file. Rows
+    are checked on their way: a tenant whose rows do not hold gets no manifest.
+    Nothing is ever overwritten. A run that was killed is finished by the next.
+
+    Credentials of a bucket come from the environment, such as
+    AWS_ACCESS_KEY_ID. --keys names keys that signed what is archived already,
+    where the ledger does not publish them any more.
+
+    \b
+    Exit codes: 0 all is archived; 2 rows, or the archive, do not hold;
+    4 what is archived was signed by a key that is not known; 1 anything else.
+
+    \b
+    Examples:
+      tally pipeline archive --dest /backup/ledger
+      tally pipeline archive --dest s3://ledger-archive/prod --tenant acme
+    """
+    if not dest:
+        raise InvalidInputError("name the place of the archive: --dest URL, or the setting archive.url")
+    if not dsn:
+        raise InvalidInputError("name the database of the ledger: --dsn postgresql://...")
+    from pipeline.archive.postgres import Ledger
+    from pipeline.archive.run import Run
+    from pipeline.archive.store import ArchiveStore
+    from pipeline.archive.tasks import file_on
+    from pipeline.progress import shown
+
+    signer = open_signers(signing_key).signer
+    held = [] if keys is None else list(Keyring.load(keys))
+    store = ArchiveStore(dest)
+    with Ledger.connected(dsn) as ledger:
+        keyring = Keyring([signer.public_key, *ledger.published_keys(), *held])
+        with running("archive", master) as spark:
+            rows = spark.sparkContext.accumulator(0)
+            run = Run(ledger, store, signer, keyring, file_on(spark, dsn, dest, rows))
+            with shown(spark, "archiving", err, rows):
+                done = run.archive(tenants)
+    if as_json:
+        print_json({"archive": dest, "tenants": [_to_json(each) for each in done]})
+    else:
+        _print(done)
+    raise CommandExit(ExitCode.TAMPERED if any(each.first_break for each in done) else ExitCode.FINE)
+
+
+def _to_json(done: Archived) -> dict[str, Any]:
+    broken = done.first_break
+    return {**done._asdict(), "first_break": None if broken is None else broken._asdict()}
+
+
+def _print(done: list[Archived]) -> None:
+    for each in done:
+        if each.to_seq >= each.from_seq:
+            out.print(
+                f"{each.tenant_id}: {each.to_seq - each.from_seq + 1:,} entries archived, seq {each.from_seq:,} to "
+                f"{each.to_seq:,}, in {each.files:,} files of {each.bytes:,} bytes",
+                markup=False,
+            )
+        elif each.first_break is None:
+            out.print(f"{each.tenant_id}: nothing new, archived up to seq {each.to_seq:,}", markup=False)
+        if each.first_break is not None:
+            err.print("[bold red]broken:[/] ", end="")
+            err.print(
+                f"{each.tenant_id}: {each.first_break.kind} at seq {each.first_break.seq:,}, "
+                f"{each.first_break.detail}; nothing behind seq {each.to_seq:,} is archived",
+                markup=False,
+            )

@@ -1,0 +1,109 @@
+"""Ledgers for tests of the archive: made in memory, signed as a service signs, stored in PostgreSQL; and archives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from pipeline.archive.postgres import Ledger as PostgresLedger
+from pipeline.archive.run import Archived, Run
+from pipeline.archive.store import ArchiveStore
+from pipeline.archive.tasks import file_here
+from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.keys import Keyring
+from tests.app.chain_builder import insert
+from tests.conftest import Database
+from tests.ledger.ledger_in_memory import SIGNER, Ledger, link_of
+
+LOG_ORIGIN = "log.example"
+RING = Keyring([SIGNER.public_key])
+JANUARY_MS = 1_704_931_200_000
+DAY_MS = 86_400_000
+
+
+def days(count: int, first: int = 0) -> list[int]:
+    """So many hlc_physical, a day apart from one another."""
+    return [JANUARY_MS + day * DAY_MS for day in range(first, first + count)]
+
+
+def ledger_of(tenant_id: str, physical: Sequence[int], snapshot_rows: int = 10, start: Ledger | None = None) -> Ledger:
+    """A ledger with an entry of each of these hlc_physical, in this order, and a snapshot every so many entries.
+
+    ``start`` is grown when it is given; what is left over at the end is not signed.
+    """
+    ledger = Ledger(tenant_id) if start is None else start
+    for ms in physical:
+        seq = len(ledger.entries) + 1
+        payload = f'{{"fence_token":1,"n":{seq},"type":"JobProgressReported"}}'
+        row: dict[str, Any] = {
+            "seq": seq,
+            "t_hlc": f"{ms}:{seq}:node-1",
+            "hlc_physical": ms,
+            "hlc_logical": seq,
+            "hlc_node": "node-1",
+            "job_id": f"job-{seq // 7}",
+            "action": "EXECUTE",
+            "link_version": 2,
+            "prev_chain_link": ledger.entries[-1]["chain_link"] if ledger.entries else None,
+            "payload": payload,
+            "payload_digest": sha256(payload.encode()).hexdigest(),
+            "origin": None,
+        }
+        row["chain_link"] = link_of(tenant_id, row)
+        ledger.entries.append(row)
+    while (signed := ledger.snapshots[-1]["to_seq"] if ledger.snapshots else 0) + snapshot_rows <= len(ledger.entries):
+        ledger.sign(signed + snapshot_rows)
+    ledger.store_head()
+    ledger.store_tree()
+    return ledger
+
+
+def checkpoint_of(ledger: Ledger) -> str:
+    """The note that the ledger's log would sign now."""
+    head = ledger.checkpoint()
+    return sign_checkpoint(Checkpoint(f"{LOG_ORIGIN}/{ledger.tenant_id}", head.size, head.root), SIGNER)
+
+
+async def store(database: Database, *ledgers: Ledger) -> None:
+    """Put these ledgers into the database, in the place of what it holds of their tenants."""
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        await connection.execute("SET session_replication_role = replica")
+        await connection.execute(
+            "INSERT INTO scheduler.ledger_identity VALUES (true, $1) ON CONFLICT DO NOTHING", LOG_ORIGIN
+        )
+        for ledger in ledgers:
+            for table in ("scheduler_log", "batch_snapshot", "chain_heads", "merkle_head", "merkle_tile"):
+                await connection.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = $1", ledger.tenant_id)
+            await insert(connection, ledger)
+            await connection.execute(
+                "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = $2",
+                checkpoint_of(ledger),
+                ledger.tenant_id,
+            )
+    finally:
+        await connection.close()
+
+
+def archive_here(database: Database, folder: Path, keyring: Keyring = RING) -> list[Archived]:
+    """Archive all that is signed, in this process."""
+    url = str(folder)
+    with PostgresLedger.connected(database.service_url) as ledger:
+        return Run(ledger, ArchiveStore(url), SIGNER, keyring, file_here(database.service_url, url)).archive()
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Every object of an archive in a folder, by name."""
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in _files(folder)
+        if ".writing" not in file.parts
+    }
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (file for file in sorted(folder.rglob("*")) if file.is_file())

@@ -1,0 +1,382 @@
+"""Archiving: what comes to be written, once and for all, whatever happens on the way."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import threading
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import IO
+
+import asyncpg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ledger import merkle
+from ledger.entry_check import ENTRY_COLUMNS
+from ledger.errors import ArchiveConflictError, ArchiveUnavailableError, UnknownKeyError
+from ledger.snapshot_check import SNAPSHOT_COLUMNS
+from pipeline.archive import parquet, plan
+from pipeline.archive.layout import FileName, month_after, month_of
+from pipeline.archive.manifest import Manifest, open_manifest
+from pipeline.archive.parquet import ENTRY_SCHEMA, FileWriter
+from pipeline.archive.plan import Stretch, cut
+from pipeline.archive.postgres import Ledger as PostgresLedger
+from pipeline.archive.run import Outcome, Run
+from pipeline.archive.store import ArchiveStore
+from pipeline.archive.tasks import file_each, file_here
+from signing.keys import Keyring
+from tests.conftest import Database
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger
+from tests.pipeline.archived_ledgers import (
+    DAY_MS,
+    JANUARY_MS,
+    RING,
+    archive_here,
+    content_of,
+    days,
+    ledger_of,
+    store,
+)
+from tests.pipeline.archiving_process import archive_and_die
+
+ROUNDS = int(os.environ.get("TORTURE_ROUNDS") or 12)
+
+
+def manifests_of(folder: Path, tenant_id: str = "acme") -> list[Manifest]:
+    files = sorted((folder / "manifests" / tenant_id).iterdir())
+    return [open_manifest(file.read_bytes(), RING).manifest for file in files]
+
+
+def rows_of(folder: Path, kind: str, tenant_id: str = "acme") -> list[tuple[object, ...]]:
+    """All rows of the archive, in the order of their files' names, which need not be that of the folders."""
+    files = sorted((folder / kind / f"tenant_id={tenant_id}").rglob("*.parquet"), key=lambda file: file.name)
+    return [tuple(row.values()) for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+async def query(database: Database, statement: str) -> None:
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        await connection.execute("SET session_replication_role = replica")
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+# --- what is written ------------------------------------------------------------------------------------
+
+
+async def test_an_archive_holds_every_signed_row_once_and_its_manifest_says_so(
+    database: Database, tmp_path: Path
+) -> None:
+    ledger = ledger_of("acme", days(57))
+    await store(database, ledger, ledger_of("other", days(10)))
+    done = archive_here(database, tmp_path)
+    assert [(each.tenant_id, each.from_seq, each.to_seq, each.files) for each in done] == [
+        ("acme", 1, 50, 3),
+        ("other", 1, 10, 2),
+    ]
+    signed = [tuple(row[column] for column in ENTRY_COLUMNS) for row in ledger.entries[:50]]
+    assert rows_of(tmp_path, "entries") == signed
+    assert rows_of(tmp_path, "snapshots") == [
+        tuple(row[column] for column in SNAPSHOT_COLUMNS) for row in ledger.snapshots
+    ]
+    (manifest,) = manifests_of(tmp_path)
+    assert (manifest.from_chain_link, manifest.to_chain_link) == (signed[0][9], signed[49][9])
+    assert manifest.tree_root == merkle.root(ledger.leaf_hashes(1, 50)).hex()
+    content = content_of(tmp_path)
+    for file in manifest.files:
+        assert (file.sha256, file.bytes) == (sha256(content[file.name]).hexdigest(), len(content[file.name]))
+    assert [file.name.split("/")[2] for file in manifest.entry_files] == ["month=2024-01", "month=2024-02"]
+
+
+async def test_a_second_run_adds_what_is_new_and_leaves_the_rest(database: Database, tmp_path: Path) -> None:
+    ledger = ledger_of("acme", days(33))
+    await store(database, ledger)
+    archive_here(database, tmp_path)
+    first = content_of(tmp_path)
+    (nothing,) = archive_here(database, tmp_path)
+    assert (nothing.from_seq, nothing.to_seq, content_of(tmp_path)) == (31, 30, first)
+    await store(database, ledger_of("acme", days(30, 33), start=ledger))
+    (more,) = archive_here(database, tmp_path)
+    assert (more.from_seq, more.to_seq) == (31, 60)
+    assert first.items() <= content_of(tmp_path).items()
+    before, after = manifests_of(tmp_path)
+    assert after.previous_manifest is not None
+    assert after.tree_root == merkle.root(ledger.leaf_hashes(1, 60)).hex()
+    assert [row[0] for row in rows_of(tmp_path, "entries")] == list(range(1, 61))
+    assert (before.to_seq, after.from_seq) == (30, 31)
+
+
+async def test_entries_from_earlier_times_stay_in_the_month_of_those_before_them(
+    database: Database, tmp_path: Path
+) -> None:
+    imported = [JANUARY_MS - 900 * DAY_MS + n for n in range(10)]
+    await store(database, ledger_of("acme", [*days(10), *imported, *days(20, 10)]))
+    archive_here(database, tmp_path)
+    (manifest,) = manifests_of(tmp_path)
+    names = [file.parsed for file in manifest.entry_files]
+    assert [(name.month, name.from_seq, name.to_seq) for name in names] == [("2024-01", 1, 31), ("2024-02", 32, 40)]
+
+
+def test_files_end_at_multiples_of_their_rows_at_months_and_before_they_grow_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan, "FILE_ROWS_MAX", 100)
+    monkeypatch.setattr(plan, "FILE_STORED_BYTES", 1000)
+    physical = dict.fromkeys(range(41, 351), JANUARY_MS) | {seq: month_after(JANUARY_MS) for seq in range(333, 351)}
+    stretches = [
+        Stretch(first, last, weight, max(physical[seq] for seq in range(first, last + 1)))
+        for first, last, weight in [
+            (41, 50, 10),
+            *((first, first + 49, 600 if first < 200 else 100) for first in range(51, 351, 50)),
+        ]
+    ]
+
+    def first_at_or_after(from_seq: int, to_seq: int, ms: int) -> tuple[int, int]:
+        return next((seq, physical[seq]) for seq in range(from_seq, to_seq + 1) if physical[seq] >= ms)
+
+    files = list(cut("acme", stretches, None, first_at_or_after))
+    spans = [(name.from_seq, name.to_seq) for name in files]
+    assert spans == [(41, 100), (101, 150), (151, 200), (201, 300), (301, 332), (333, 350)]
+    assert [name.month for name in files] == ["2024-01"] * 5 + ["2024-02"]
+
+
+def test_months_are_those_of_the_calendar_for_any_time_an_entry_can_have() -> None:
+    assert (month_of(0), month_of(JANUARY_MS), month_of(2**53 - 1)) == ("1970-01", "2024-01", "287396-10")
+    assert month_of(month_after(JANUARY_MS) - 1) == "2024-01"
+    assert month_of(month_after(JANUARY_MS)) == "2024-02"
+    far = FileName("acme", 1, 2, month_of(2**53 - 1))
+    assert FileName.parse(far.path()) == far
+
+
+@pytest.mark.parametrize("group_bytes", [1 << 20, 200])
+def test_the_same_rows_give_the_same_bytes_however_they_arrive(
+    monkeypatch: pytest.MonkeyPatch, group_bytes: int
+) -> None:
+    monkeypatch.setattr(parquet, "GROUP_BYTES_MAX", group_bytes)
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 64)
+    rows = ledger_of("acme", days(200)).entries[10:]
+    table = pa.Table.from_pylist([{name: row[name] for name in ENTRY_COLUMNS} for row in rows])
+    made = set()
+    for batch_rows in (1, 7, 64, 1000):
+        local = io.BytesIO()
+        writer = FileWriter(local, ENTRY_SCHEMA)
+        for batch in table.to_batches(max_chunksize=batch_rows):
+            writer.add(batch)
+        written = writer.finish()
+        assert (written.sha256, written.rows) == (sha256(local.getvalue()).hexdigest(), 190)
+        made.add(local.getvalue())
+    assert len(made) == 1
+    metadata = pq.ParquetFile(local).metadata
+    counts = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    assert counts == [54, 64, 64, 8] if group_bytes > 1000 else max(counts) < 10
+
+
+# --- killed, and at once --------------------------------------------------------------------------------
+
+
+@pytest.mark.torture
+async def test_killed_at_any_point_and_run_again_the_archive_is_the_same(database: Database, tmp_path: Path) -> None:
+    await store(database, ledger_of("acme", days(43)), ledger_of("other", days(12)))
+    calls = archive_and_die(database.service_url, tmp_path / "whole")
+    whole = content_of(tmp_path / "whole")
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
+    print(f"SEED={seed}")
+    chance = random.Random(seed)
+    for number in range(ROUNDS):
+        folder = tmp_path / str(number)
+        kills = [chance.randrange(1, calls) for _ in range(chance.choice((1, 1, 3)))]
+        for at_call in kills:
+            archive_and_die(database.service_url, folder, at_call)
+            assert content_of(folder).items() <= whole.items(), f"killed at {kills} of {calls}"
+        archive_and_die(database.service_url, folder)
+        assert content_of(folder) == whole, f"killed at {kills} of {calls}"
+        assert not list((folder / ".writing").iterdir())
+
+
+async def test_two_runs_at_once_make_one_archive(database: Database, tmp_path: Path) -> None:
+    await store(database, *(ledger_of(f"tenant-{number}", days(25)) for number in range(6)))
+    archive_here(database, tmp_path / "alone")
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            archive_here(database, tmp_path / "both")
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert content_of(tmp_path / "both") == content_of(tmp_path / "alone")
+
+
+class FailingStore(ArchiveStore):
+    """A store that does not take the object with this number, whole or cut short by who reads it."""
+
+    def __init__(self, url: str, at: int) -> None:
+        super().__init__(url)
+        self._left = at
+
+    def create(self, name: str, source: IO[bytes]) -> bool:
+        self._left -= 1
+        return super().create(name, _Failing() if self._left == 0 else source)
+
+
+class _Failing(io.BytesIO):
+    def read(self, *_: object) -> bytes:
+        raise OSError("the disk went away")
+
+
+async def test_a_store_that_fails_in_the_middle_ends_the_run_and_the_next_one_finishes_it(
+    database: Database, tmp_path: Path
+) -> None:
+    await store(database, ledger_of("acme", days(40)))
+    archive_here(database, tmp_path / "whole")
+    whole = content_of(tmp_path / "whole")
+    for at in range(1, len(whole) + 1):
+        folder = tmp_path / str(at)
+        failing = FailingStore(str(folder), at)
+        with PostgresLedger.connected(database.service_url) as ledger:
+
+            def file_all(
+                names: Sequence[FileName], ledger: PostgresLedger = ledger, failing: FailingStore = failing
+            ) -> list[Outcome]:
+                return list(file_each(names, ledger, failing))
+
+            with pytest.raises(ArchiveUnavailableError, match="the disk went away"):
+                Run(ledger, failing, SIGNER, RING, file_all).archive()
+        assert len(content_of(folder)) == at - 1
+        archive_here(database, folder)
+        assert content_of(folder) == whole
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_another_is_never_overwritten(database: Database, tmp_path: Path) -> None:
+    await store(database, ledger_of("acme", days(20)))
+    archive_here(database, tmp_path / "whole")
+    name = next(name for name in content_of(tmp_path / "whole") if name.startswith("entries/"))
+    standing = tmp_path / "a" / name
+    standing.parent.mkdir(parents=True)
+    standing.write_bytes(b"somebody's")
+    with pytest.raises(ArchiveConflictError, match="nothing was overwritten"):
+        archive_here(database, tmp_path / "a")
+    assert standing.read_bytes() == b"somebody's"
+    assert not (tmp_path / "a" / "manifests").exists()
+
+
+async def test_a_file_with_the_same_rows_by_another_writer_is_taken(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store(database, ledger_of("acme", days(20)))
+    archive_here(database, tmp_path / "whole")
+    whole = content_of(tmp_path / "whole")
+    name = next(name for name in whole if name.startswith("entries/"))
+    monkeypatch.setattr(parquet, "ZSTD_LEVEL", 1)
+    archive_here(database, tmp_path / "other")
+    other = content_of(tmp_path / "other")[name]
+    monkeypatch.undo()
+    assert other != whole[name]
+    standing = tmp_path / "a" / name
+    standing.parent.mkdir(parents=True)
+    standing.write_bytes(other)
+    archive_here(database, tmp_path / "a")
+    (manifest,) = manifests_of(tmp_path / "a")
+    assert manifest.files[0].sha256 == sha256(other).hexdigest()
+
+
+BREAKS = {
+    "payload": ("UPDATE scheduler.scheduler_log SET payload = '{}' WHERE seq = 7", "payload-digest", 7),
+    "link": ("UPDATE scheduler.scheduler_log SET job_id = 'x' WHERE seq = 20", "link", 20),
+    "removed": ("DELETE FROM scheduler.scheduler_log WHERE seq = 21", "gap", 21),
+    "first removed": ("DELETE FROM scheduler.scheduler_log WHERE seq = 1", "gap", 1),
+    "end removed": ("DELETE FROM scheduler.scheduler_log WHERE seq >= 18", "gap", 18),
+    "snapshot removed": ("DELETE FROM scheduler.batch_snapshot WHERE from_seq = 11", "snapshot-chain", 11),
+    "tiles": ("UPDATE scheduler.merkle_tile SET hashes = substr(hashes, 33) || substr(hashes, 1, 32)", "tree", 30),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+async def test_rows_that_do_not_hold_get_no_manifest_and_other_tenants_theirs(
+    database: Database, tmp_path: Path, name: str
+) -> None:
+    statement, kind, seq = BREAKS[name]
+    await store(database, ledger_of("acme", days(35)), ledger_of("other", days(10)))
+    await query(database, f"{statement}{' AND' if 'WHERE' in statement else ' WHERE'} tenant_id = 'acme'")
+    acme, other = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq, acme.to_seq) == (kind, seq, 0)
+    assert (other.first_break, other.to_seq) == (None, 10)
+    assert [file.parent.name for file in (tmp_path / "manifests").rglob("*.json")] == ["other"]
+
+
+async def test_entries_that_were_relinked_are_not_those_of_the_signed_snapshot(
+    database: Database, tmp_path: Path
+) -> None:
+    ledger = ledger_of("acme", days(20))
+    ledger.entry(4)["payload"] = "{}"
+    ledger.relink()
+    ledger.store_tree()
+    await store(database, ledger)
+    (acme,) = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq) == ("snapshot-root", 20)
+
+
+async def test_a_ledger_that_went_back_or_is_another_is_refused(database: Database, tmp_path: Path) -> None:
+    ledger = ledger_of("acme", days(40))
+    await store(database, ledger)
+    archive_here(database, tmp_path)
+    await store(database, ledger_of("acme", days(20)))
+    (shorter,) = archive_here(database, tmp_path)
+    await store(database, ledger_of("acme", days(50, 1)))
+    (other,) = archive_here(database, tmp_path)
+    for each in (shorter, other):
+        assert each.first_break is not None
+        assert (each.first_break.kind, each.first_break.seq, each.to_seq) == ("rollback", 40, 40)
+    await query(database, "UPDATE scheduler.ledger_identity SET log_origin = 'fork.example'")
+    with pytest.raises(ArchiveConflictError, match="archive to another place"):
+        archive_here(database, tmp_path)
+
+
+async def test_what_a_stranger_archived_is_not_carried_on(database: Database, tmp_path: Path) -> None:
+    await store(database, ledger_of("acme", days(20)))
+    url = str(tmp_path)
+    with PostgresLedger.connected(database.service_url) as ledger:
+        Run(ledger, ArchiveStore(url), STRANGER, RING, file_here(database.service_url, url)).archive()
+    with pytest.raises(UnknownKeyError, match="--keys"):
+        archive_here(database, tmp_path)
+    held = Keyring([SIGNER.public_key, STRANGER.public_key])
+    (nothing,) = archive_here(database, tmp_path, held)
+    assert nothing.to_seq == 20
+
+
+async def test_long_histories_are_archived_range_by_range(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.archive.run.RANGE_ROWS_MAX", 25)
+    await store(database, ledger_of("acme", days(64)), ledger_of("other", days(31)))
+    acme, _ = archive_here(database, tmp_path)
+    assert acme.to_seq == 60
+    assert [(each.from_seq, each.to_seq) for each in manifests_of(tmp_path)] == [(1, 20), (21, 40), (41, 60)]
+
+
+async def test_a_snapshot_longer_than_a_range_is_archived_whole(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.archive.run.RANGE_ROWS_MAX", 5)
+    monkeypatch.setattr("pipeline.archive.run.RANGE_FILES", 1)
+    ledger: Ledger = ledger_of("acme", days(60), snapshot_rows=30)
+    await store(database, ledger)
+    archive_here(database, tmp_path)
+    assert [(each.from_seq, each.to_seq) for each in manifests_of(tmp_path)] == [(1, 30), (31, 60)]
