@@ -62,12 +62,13 @@ def link(
 class Linker:
     """Links entries of one tenant; what all of them share is laid out once."""
 
-    __slots__ = ("_prefix", "tenant_id")
+    __slots__ = ("prefix", "tenant_id")
 
     def __init__(self, tenant_id: str) -> None:
         tenant = tenant_id.encode()
         self.tenant_id = tenant_id
-        self._prefix = _HEADER_V2 + _length(len(tenant)) + tenant
+        self.prefix = _HEADER_V2 + _length(len(tenant)) + tenant
+        """The bytes that every link hashes first."""
 
     def link(
         self,
@@ -94,7 +95,7 @@ class Linker:
         return sha256(
             b"".join(
                 (
-                    self._prefix,
+                    self.prefix,
                     seq_field,
                     hlc,
                     _length(len(job)),
@@ -130,7 +131,7 @@ class Linker:
         """
         seqs = range(first_seq, first_seq + len(t_hlcs))
         columns = (seqs, t_hlcs, job_ids, actions, payload_digests, origins)
-        prefix, lengths, lengths_around_seq = self._prefix, _SHORT_LENGTHS, _lengths_around_seq
+        prefix, lengths, lengths_around_seq = self.prefix, _SHORT_LENGTHS, _lengths_around_seq
         action_fields = {action: _length(len(action.encode())) + action.encode() for action in set(actions)}
         prev = prev_chain_link
         try:

@@ -113,6 +113,16 @@ class EntryChecker:
         return self._next_seq
 
     @property
+    def tenant_id(self) -> str:
+        """Whose chain it is."""
+        return self._linker.tenant_id
+
+    @property
+    def is_prev_known(self) -> bool:
+        """Whether ``last_link`` is what the next entry must name."""
+        return self._is_prev_known
+
+    @property
     def last_link(self) -> str | None:
         """Link of the last entry passed as it is stored; what was given when there is none."""
         return self._prev_hex
@@ -195,13 +205,7 @@ class EntryChecker:
         """
         seq, stored_link = row[0], row[9]
         if seq < self._next_seq:
-            self._findings.add(
-                "duplicate-seq",
-                seq,
-                f"another entry stands at seq {seq}",
-                expected=self._next_seq,
-                actual=seq,
-            )
+            report_duplicate(self._findings, self._next_seq, seq)
             return None
         if seq > self._next_seq:
             report_gap(self._findings, self._next_seq, seq)
@@ -277,6 +281,12 @@ def report_gap(findings: Findings, expected_seq: int, seq: int) -> None:
     """Entries are missing: ``seq`` comes where ``expected_seq`` must."""
     detail = f"{seq - expected_seq} entries are missing: after seq {expected_seq - 1} comes {seq}"
     findings.add("gap", expected_seq, detail, expected=expected_seq, actual=seq)
+
+
+def report_duplicate(findings: Findings, expected_seq: int, seq: int) -> None:
+    """``seq``, or one above it, has come before ``seq`` comes where ``expected_seq`` must."""
+    detail = f"another entry stands at seq {seq}"
+    findings.add("duplicate-seq", seq, detail, expected=expected_seq, actual=seq)
 
 
 def report_prev_link(findings: Findings, seq: int, expected: str | None, actual: str | None) -> None:

@@ -48,6 +48,9 @@ JOB_COLUMNS: Final = (
 FOLDED_TYPES: Final = (str, int, int, int, str, str)
 """Types of job id, seq, HLC parts and digest. An entry with others is a break of the chain and folds into nothing."""
 
+CHAIN_ASPECTS: Final = ("links", "payloads", "head")
+"""Where one of these is broken, it explains jobs that do not fit."""
+
 Rows = AsyncIterator[Sequence[Sequence[Any]]]
 """Batches of rows."""
 
@@ -98,7 +101,7 @@ def conclude(found: Found, candidates: Found, findings: Findings) -> None:
     """What comparing all jobs came to, once everything else was found; ``candidates`` count in a whole chain."""
     findings.begin("projection")
     findings.merge(found)
-    if not findings.has("links", "payloads", "head"):
+    if not findings.has(*CHAIN_ASPECTS):
         findings.merge(candidates)
     elif candidates.counts:
         findings.leave_undecided("projection")

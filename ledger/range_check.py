@@ -36,8 +36,8 @@ class RangeChecker:
         """
         Args:
             task: the range.
-            snapshots: all snapshot rows that overlap it, ordered by ``from_seq`` and ``to_seq``, those with less than
-                two numbers in the first range.
+            snapshots: all snapshot rows that overlap it, ordered by ``from_seq`` and ``to_seq``, and in the first
+                range also those that lack one of these.
             open_snapshot: as for a whole verification.
             on_break: is called with every break of the range.
         """
@@ -57,7 +57,7 @@ class RangeChecker:
         self._border: Border | None = None
         self._last_row: Head | None = None
         self._runs: list[PartOfTree] = []
-        placed = [row for row in snapshots if has_place(row, self._findings)]
+        placed = [row for row in snapshots if has_place(row, self._findings) and row[0] >= task.first_seq]
         self._snapshots = [open_row(row, open_snapshot, self._findings) for row in placed if task.holds(row[1])]
         covered = {(row[0], row[1]) for row in placed} | {(each.from_seq, each.to_seq) for each in self._snapshots}
         covered |= {*task.intervals}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ledger import merkle
-from ledger.entry_check import report_gap, report_prev_link
+from ledger.entry_check import report_duplicate, report_gap, report_prev_link
 from ledger.head_check import check_head, readable_ends
 from ledger.merkle import HASH_BYTES, Frontier
 from ledger.projection_check import conclude
@@ -170,6 +170,8 @@ def _check_borders(first_seq: int, summaries: Sequence[RangeSummary], findings: 
         border = summary.border
         if border is not None and border.seq > next_seq:
             report_gap(findings, next_seq, border.seq)
+        elif border is not None and border.seq < next_seq:
+            report_duplicate(findings, next_seq, border.seq)
         elif border is not None and is_link_known and not border.is_malformed and border.prev_link != last_link:
             report_prev_link(findings, border.seq, last_link, border.prev_link)
         if summary.has_entries:

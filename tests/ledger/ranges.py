@@ -102,7 +102,7 @@ class Ranges:
         from_seq, to_seq = row["from_seq"], row["to_seq"]
         if from_seq is None or to_seq is None:
             return task.number == 0
-        return from_seq >= self._ends.first_seq and (task.overlaps(min(from_seq, to_seq), to_seq) or task.holds(to_seq))
+        return task.overlaps(min(from_seq, to_seq), max(from_seq, to_seq))
 
     def _ship(self, task: RangeTask, states: Sequence[JobState]) -> None:
         for state in states:

@@ -1,0 +1,71 @@
+"""The tasks that fold: what the ranges of a tenant gave becomes its verdict, or what must be checked again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import msgspec
+import orjson
+import pyarrow as pa
+
+from ledger.range_fold import CheckAgain, Ends, JobsFound, fold
+from ledger.range_summary import RangeSummary, RangeTask
+from ledger.verdict import Break, Findings
+from pipeline.verify.rows import AGAIN, BREAK, JOBS, SUMMARY, VERDICT, Row, batched, encode, rows_of
+
+SORTED_BY: Final = ("tenant_id", "kind", "number")
+_JOBS_DECODER: Final = msgspec.msgpack.Decoder(JobsFound)
+
+
+class Chain(NamedTuple):
+    """One tenant's chain as it was planned."""
+
+    ends: Ends
+    tasks: list[RangeTask]
+
+
+@dataclass(frozen=True)
+class FoldChains:
+    """Folds the rows of one partition, which has all of every tenant in it, sorted by ``SORTED_BY``."""
+
+    chains: Mapping[str, Chain]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return batched(self._rows(rows_of(batches)))
+
+    def _rows(self, rows: Iterator[Row]) -> Iterator[Row]:
+        for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
+            yield from _folded(self.chains[tenant_id], of_tenant)
+
+
+def _folded(chain: Chain, rows: Iterator[Row]) -> Iterator[Row]:
+    tenant_id = chain.ends.tenant_id
+    summaries: list[RangeSummary] = []
+    jobs: list[JobsFound] = []
+    for row in rows:
+        if row.kind == SUMMARY:
+            summaries.append(RangeSummary.decode(row.data))
+        elif row.kind == JOBS:
+            jobs.append(_JOBS_DECODER.decode(row.data))
+    breaks: list[Break] = []
+    outcome = fold(chain.ends, [*zip(chain.tasks, summaries, strict=True)], _merged(jobs), breaks.append)
+    if isinstance(outcome, CheckAgain):
+        for task in outcome.tasks:
+            yield Row(tenant_id, AGAIN, task.number, 0, None, encode(task))
+        return
+    for each in breaks:
+        yield Row(tenant_id, BREAK, -1, 0, None, encode(each))
+    yield Row(tenant_id, VERDICT, 0, 0, None, orjson.dumps(outcome.to_json(0)))
+
+
+def _merged(jobs: Sequence[JobsFound]) -> JobsFound | None:
+    if not jobs:
+        return None
+    found, candidates = Findings(), Findings()
+    for each in jobs:
+        found.merge(each.found)
+        candidates.merge(each.candidates)
+    return JobsFound(found.found(), candidates.found())

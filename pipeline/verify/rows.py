@@ -1,0 +1,96 @@
+"""What tasks of a verification hand on: rows of one shape, most of them a plain value in MessagePack.
+
+A row of ``number`` belongs to that range of its tenant; ``place`` orders rows of one kind within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from ledger.verdict import Break
+
+ROWS_A_BATCH: Final = 1000
+"""Rows handed on together."""
+BYTES_A_BATCH: Final = 4 << 20
+
+SUMMARY: Final = "summary"
+"""A ``RangeSummary``."""
+BREAK: Final = "break"
+"""A ``Break``."""
+CANDIDATE: Final = "candidate"
+"""A ``Break`` of the projection, if the chain itself is whole."""
+PART: Final = "part"
+"""The state of ``job_id`` folded from some of its entries."""
+STORED: Final = "stored"
+"""A stored job, as its columns."""
+JOBS: Final = "jobs"
+"""What comparing some of the jobs came to, as ``JobsFound``."""
+VERDICT: Final = "verdict"
+"""A verdict object, as JSON."""
+AGAIN: Final = "again"
+"""A ``RangeTask`` to be done again before there can be a verdict."""
+
+DDL: Final = "tenant_id string, kind string, number bigint, place bigint, job_id string, data binary"
+_SCHEMA: Final = pa.schema(
+    [
+        ("tenant_id", pa.string()),
+        ("kind", pa.string()),
+        ("number", pa.int64()),
+        ("place", pa.int64()),
+        ("job_id", pa.string()),
+        ("data", pa.binary()),
+    ]
+)
+
+_BREAK_DECODER: Final = msgspec.msgpack.Decoder(Break)
+
+
+class Row(NamedTuple):
+    """One row of ``DDL``."""
+
+    tenant_id: str
+    kind: str
+    number: int
+    place: int
+    job_id: str | None
+    data: bytes
+
+
+def batched(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+    """``rows`` in batches that are bounded in number and bytes."""
+    held: list[Row] = []
+    size_bytes = 0
+    for row in rows:
+        held.append(row)
+        size_bytes += len(row.data)
+        if len(held) == ROWS_A_BATCH or size_bytes >= BYTES_A_BATCH:
+            yield _batch(held)
+            held, size_bytes = [], 0
+    if held:
+        yield _batch(held)
+
+
+def _batch(rows: list[Row]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, _SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """The rows of batches that Spark hands to a task."""
+    for batch in batches:
+        yield from map(Row, *(column.to_pylist() for column in batch.columns))
+
+
+def encode(value: Any) -> bytes:
+    """A plain value."""
+    return msgspec.msgpack.encode(value)
+
+
+def decode_break(data: bytes) -> Break:
+    """What ``encode`` gave of a break."""
+    return _BREAK_DECODER.decode(data)
