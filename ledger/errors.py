@@ -260,7 +260,14 @@ class BundleSignatureError(BundleInvalidError):
 
 
 class ArchiveInvalidError(LedgerError):
-    """An archive is not as docs/formats/archive.md has it, or its files are not those its manifests name."""
+    """An archive is not as docs/formats/archive.md has it, or its files are not those its manifests name.
+
+    ``seq`` is that of the first entry concerned, 0 where that cannot be said.
+    """
+
+    def __init__(self, message: str, seq: int = 0) -> None:
+        super().__init__(message)
+        self.seq = seq
 
 
 class ArchiveSignatureError(ArchiveInvalidError):

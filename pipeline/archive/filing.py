@@ -13,7 +13,6 @@ one between a run that was killed and the one that carries on.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -57,8 +56,8 @@ class FiledEntries(NamedTuple):
     last_hlc: str
     first_physical_ms: int
     highest_physical_ms: int
-    subtrees: list[tuple[int, str]]
-    """Level and root, hex, of the perfect subtrees that the entries fall into, from left to right."""
+    subtrees: list[bytes]
+    """Roots of the perfect subtrees of the tenant's tree that the entries fall into, from left to right."""
 
 
 class FiledSnapshots(NamedTuple):
@@ -121,7 +120,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
         last_hlc=named_last["t_hlc"],
         first_physical_ms=named_first["hlc_physical"],
         highest_physical_ms=highest,
-        subtrees=[(level, root.hex()) for level, root in subtrees.roots()],
+        subtrees=subtrees.roots(),
     )
 
 
@@ -169,9 +168,7 @@ def _has_rows_of(store: ArchiveStore, standing: ArchivedFile, local: Any, schema
     """Whether the file that stands in the archive has the rows of ``local``."""
     try:
         with parquet.opened(store, standing, schema) as there:
-            both = zip_longest(
-                parquet.batches(there, standing.name), parquet.batches(parquet.parsed(local), standing.name)
-            )
+            both = zip_longest(parquet.batches(there, standing), parquet.batches(parquet.parsed(local), standing))
             return all(theirs is not None and theirs.equals(ours) for theirs, ours in both)
     except (ArchiveInvalidError, InvalidInputError):
         return False
@@ -194,19 +191,6 @@ class _Subtrees:
             self._roots.append((level, root))
             self._next += 1
 
-    def roots(self) -> Iterator[tuple[int, bytes]]:
-        """Level and root of each, from left to right."""
-        return iter(self._roots)
-
-
-def grown(frontier: merkle.Frontier, subtrees: Iterable[tuple[int, bytes]]) -> merkle.Frontier:
-    """The right edge of the tree that ``frontier`` is of, with these subtrees appended."""
-    size, hashes = frontier.size, frontier.hashes
-    for level, root in subtrees:
-        node, at = root, level
-        while size >> at & 1:
-            node = merkle.node_hash(hashes.pop(), node)
-            at += 1
-        hashes.append(node)
-        size += 1 << level
-    return merkle.Frontier.restore(size, hashes)
+    def roots(self) -> list[bytes]:
+        """Root of each, from left to right, as ``ledger.subtrees.append_part`` takes them."""
+        return [root for _, root in self._roots]

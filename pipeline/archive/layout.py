@@ -133,6 +133,11 @@ def month_of(physical_ms: int) -> str:
     return str(np.datetime64(physical_ms, "ms").astype("datetime64[M]"))
 
 
+def month_order(month: str) -> tuple[int, str]:
+    """What months are in order by, years beyond 9999 too."""
+    return len(month), month
+
+
 def month_after(physical_ms: int) -> int:
     """When, in milliseconds since 1970, the month after that of ``physical_ms`` begins."""
     following = np.datetime64(physical_ms, "ms").astype("datetime64[M]") + 1

@@ -46,6 +46,7 @@ from pipeline.archive.layout import (
     FRONTIER_HASHES_MAX,
     MANIFEST_BYTES_MAX,
     FileName,
+    month_order,
 )
 from signing import envelope
 from signing.bundle import manifest as bundle_manifest
@@ -300,13 +301,15 @@ def _check(manifest: Manifest) -> None:
         raise ArchiveInvalidError("tree_size of a manifest is not its to_seq")
     if frontier_of(manifest).root().hex() != manifest.tree_root:
         raise ArchiveInvalidError("the frontier of a manifest does not have its tree_root")
-    expected_seq = manifest.from_seq
+    expected_seq, month = manifest.from_seq, ""
     for file in manifest.entry_files:
         name = file.parsed
         is_next = (name.tenant_id, name.from_seq) == (manifest.tenant_id, expected_seq) and name.month is not None
         if not is_next or name.is_over() or name.to_seq - name.from_seq + 1 != file.rows:
             raise ArchiveInvalidError(f"{file.name[:200]!r} is listed where a file of seq {expected_seq} on must be")
-        expected_seq = name.to_seq + 1
+        if month_order(name.month or "") < month_order(month):
+            raise ArchiveInvalidError(f"{file.name} is of an earlier month than the file before it")
+        expected_seq, month = name.to_seq + 1, name.month or ""
     if expected_seq != manifest.to_seq + 1:
         raise ArchiveInvalidError("the files of a manifest do not cover its range")
     snapshots = FileName(manifest.tenant_id, manifest.from_seq, manifest.to_seq, None)

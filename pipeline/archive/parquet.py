@@ -190,12 +190,14 @@ def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterat
             digest.update(chunk)
             local.write(chunk)
         if (size, digest.hexdigest()) != (file.bytes, file.sha256):
-            raise ArchiveInvalidError(f"{file.name} is not the file that its manifest names: size or digest is another")
+            raise ArchiveInvalidError(
+                f"{file.name} is not the file that its manifest names: size or digest is another", file.parsed.from_seq
+            )
         local.flush()
         try:
             found = pq.ParquetFile(local.name)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise ArchiveInvalidError(f"{file.name} is not Parquet: {error}") from error
+            raise ArchiveInvalidError(f"{file.name} is not Parquet: {error}", file.parsed.from_seq) from error
         _check_form(found, file, schema)
         yield found
 
@@ -205,7 +207,9 @@ def parsed(local: IO[bytes]) -> pq.ParquetFile:
     return pq.ParquetFile(local)
 
 
-def batches(found: pq.ParquetFile, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def batches(
+    found: pq.ParquetFile, file: ArchivedFile, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of a file, some at a time, or these columns of them.
 
     Raises:
@@ -214,16 +218,16 @@ def batches(found: pq.ParquetFile, name: str, columns: Sequence[str] | None = No
     try:
         yield from found.iter_batches(BATCH_ROWS, columns=None if columns is None else list(columns))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ArchiveInvalidError(f"rows of {name} cannot be decoded: {error}") from error
+        raise ArchiveInvalidError(f"rows of {file.name} cannot be decoded: {error}", file.parsed.from_seq) from error
 
 
 def _check_form(found: pq.ParquetFile, file: ArchivedFile, schema: pa.Schema) -> None:
-    metadata = found.metadata
+    metadata, seq = found.metadata, file.parsed.from_seq
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     if not found.schema_arrow.equals(schema):
-        raise ArchiveInvalidError(f"{file.name} does not have the columns that it must")
+        raise ArchiveInvalidError(f"{file.name} does not have the columns that it must", seq)
     if metadata.num_rows != file.rows or sum(group.num_rows for group in groups) != file.rows:
-        raise ArchiveInvalidError(f"{file.name} does not have the {file.rows} rows that its manifest names")
+        raise ArchiveInvalidError(f"{file.name} does not have the {file.rows} rows that its manifest names", seq)
     rows_max = GROUP_ROWS if schema is ENTRY_SCHEMA else SNAPSHOT_GROUP_ROWS
     if any(not 1 <= group.num_rows <= rows_max for group in groups) or len(groups) > max(FILE_ROWS_MAX, file.rows):
-        raise ArchiveInvalidError(f"{file.name} has a row group of a size that none may have")
+        raise ArchiveInvalidError(f"{file.name} has a row group of a size that none may have", seq)

@@ -6,12 +6,27 @@ says where to look. Memory holds one manifest at a time for as many as there are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ledger.errors import ArchiveInvalidError, UnknownKeyError
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledger.errors import ArchiveInvalidError, TenantNotFoundError, UnknownKeyError
 from ledger.names import is_readable_tenant
-from pipeline.archive.layout import MANIFEST_BYTES_MAX, MANIFESTS, manifest_path, manifest_range, manifests_of
-from pipeline.archive.manifest import SealedManifest, judge, open_manifest
+from ledger.verdict import Head
+from pipeline.archive.layout import (
+    MANIFEST_BYTES_MAX,
+    MANIFESTS,
+    manifest_path,
+    manifest_range,
+    manifests_of,
+    month_of,
+    month_order,
+)
+from pipeline.archive.manifest import ArchivedFile, Manifest, SealedManifest, judge, open_manifest
+from pipeline.archive.parquet import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batches, opened
 from pipeline.archive.store import ArchiveStore
 from signing.keys import Keyring
 
@@ -103,5 +118,94 @@ def _check_follows(before: SealedManifest, sealed: SealedManifest) -> None:
         raise ArchiveInvalidError(f"{name} names another one before it than the one that stands there")
     if then.log_origin != first.log_origin:
         raise ArchiveInvalidError(f"{name} is of another log than the one before it")
-    if then.highest_physical_ms < first.highest_physical_ms:
-        raise ArchiveInvalidError(f"{name} has a lower highest_physical_ms than the one before it")
+    months = [month_order(each.parsed.month or "") for each in (first.entry_files[-1], then.entry_files[0])]
+    if then.highest_physical_ms < first.highest_physical_ms or months != sorted(months):
+        raise ArchiveInvalidError(f"{name} goes back in time from the one before it")
+
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class TenantArchive:
+    """All that is archived of one tenant, as its manifests say; who signed them is not judged."""
+
+    store: ArchiveStore
+    tenant_id: str
+    sealed: Sequence[SealedManifest]
+
+    @classmethod
+    def read(cls, store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> TenantArchive:
+        """Read the manifests; raises as ``manifests`` does.
+
+        Raises:
+            TenantNotFoundError: there are none.
+        """
+        sealed = list(manifests(store, tenant_id, keyring))
+        if not sealed:
+            raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in the archive {store.url}")
+        return cls(store, tenant_id, sealed)
+
+    @property
+    def newest(self) -> Manifest:
+        """The last manifest."""
+        return self.sealed[-1].manifest
+
+    def files(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[tuple[Manifest, ArchivedFile]]:
+        """The entry files that should hold entries of this range, by seq, each with its manifest."""
+        for sealed in self.sealed:
+            for file in sealed.manifest.entry_files:
+                _, first, last, _ = file.parsed
+                if (from_seq is None or last >= from_seq) and (to_seq is None or first <= to_seq):
+                    yield sealed.manifest, file
+
+    def entry_batches(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[list[Row]]:
+        """Batches of ``ENTRY_COLUMNS`` as they stand, those in the range.
+
+        Raises:
+            ArchiveInvalidError: a file is not what its manifest says.
+            ArchiveUnavailableError: one cannot be read.
+        """
+        for _, file in self.files(from_seq, to_seq):
+            with opened(self.store, file, ENTRY_SCHEMA) as found:
+                for batch in batches(found, file):
+                    check_month(file, batch)
+                    rows = [row for row in rows_of(batch) if _lies_in(row[0], from_seq, to_seq)]
+                    if rows:
+                        yield rows
+
+    def snapshot_batches(self) -> Iterator[list[Row]]:
+        """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``; raises as ``entry_batches``."""
+        for sealed in self.sealed:
+            file = sealed.manifest.snapshot_file
+            with opened(self.store, file, SNAPSHOT_SCHEMA) as found:
+                yield from map(rows_of, batches(found, file))
+
+    def last_entry(self) -> Head:
+        """The last entry there is; raises as ``entry_batches``."""
+        file = self.newest.entry_files[-1]
+        columns = ("seq", "chain_link", "t_hlc")
+        with opened(self.store, file, ENTRY_SCHEMA) as found:
+            *_, last = batches(found, file, columns)
+        return Head(*(last.column(name)[-1].as_py() for name in columns))
+
+
+def check_month(file: ArchivedFile, batch: pa.RecordBatch) -> None:
+    """Refuse entries that are later than the month of their file: who looks for a time passes over earlier months.
+
+    Raises:
+        ArchiveInvalidError: there is one.
+    """
+    _, seq, _, month = file.parsed
+    latest = pc.max(batch.column("hlc_physical")).as_py()
+    if month_order(month_of(latest)) > month_order(month or ""):
+        raise ArchiveInvalidError(f"{file.name} holds an entry of a later month", seq)
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """The rows of a batch as tuples."""
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def _lies_in(seq: int, from_seq: int | None, to_seq: int | None) -> bool:
+    return (from_seq is None or seq >= from_seq) and (to_seq is None or seq <= to_seq)

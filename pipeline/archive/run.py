@@ -32,8 +32,9 @@ from ledger.errors import (
     UnknownKeyError,
 )
 from ledger.merkle import Frontier, verify_consistency
+from ledger.subtrees import append_part
 from pipeline.archive import manifest as manifests
-from pipeline.archive.filing import FiledEntries, FiledSnapshots, FoundBreak, grown
+from pipeline.archive.filing import FiledEntries, FiledSnapshots, FoundBreak
 from pipeline.archive.layout import (
     FILES_MAX,
     MANIFEST_BYTES_MAX,
@@ -262,7 +263,7 @@ class Run:
             if months != {name.month}:
                 raise ArchiveConflictError(f"the plan of {name.path()} does not fit the entries: {sorted(months)}")
             link, highest = filed.to_chain_link, max(highest, filed.highest_physical_ms)
-            frontier = grown(frontier, [(level, bytes.fromhex(root)) for level, root in filed.subtrees])
+            append_part(frontier, name.to_seq, filed.subtrees)
         root = frontier.root()
         if (snapshots.to_chain_link, snapshots.tree_root) != (link, root.hex()):
             detail = f"the snapshot that ends at {plan.to_seq} is not of these entries"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ledger.errors import ConfigurationError
+from pipeline.archive.source import ArchivePlace
+from pipeline.archive.store import BUCKET_SCHEMES
 from pipeline.source.bundles import BundlePlace
 from pipeline.source.pieces import Place
 from pipeline.source.postgres import SCHEMES, Dsn, PostgresPlace
@@ -21,4 +23,8 @@ def parse_place(text: str) -> Place:
         return PostgresPlace(Dsn(text))
     if not separator and Path(text).is_file():
         return BundlePlace(Path(text))
-    raise ConfigurationError(f"{text!r} is no ledger: name a database (postgresql://...) or a bundle file")
+    if (separator and scheme in ("file", *BUCKET_SCHEMES)) or (not separator and Path(text).is_dir()):
+        return ArchivePlace(text)
+    raise ConfigurationError(
+        f"{text!r} is no ledger: name a database (postgresql://...), an archive (a folder, s3://...) or a bundle file"
+    )

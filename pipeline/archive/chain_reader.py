@@ -1,0 +1,91 @@
+"""One tenant of an archive as ``ledger.verification`` reads ledgers, and its verification in one process.
+
+What is awaited here never waits; it reads files. Memory holds a row group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+from ledger.errors import ArchiveInvalidError
+from ledger.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.tree_check import StoredTree
+from ledger.verdict import Head
+from ledger.verification import verify
+from pipeline.archive.judging import Judging, broken
+from pipeline.archive.reader import Row, TenantArchive
+from pipeline.archive.store import ArchiveStore
+from signing.keys import Keyring
+
+_FROM_SEQ, _TO_SEQ = map(SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq"))
+_NO_ROWS: Final[Sequence[Sequence[Row]]] = ()
+
+
+async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> dict[str, Any]:
+    """The verdict object on a tenant of an archive, against the keys of ``keyring``.
+
+    Raises:
+        TenantNotFoundError: there is nothing of it in the archive.
+        ArchiveUnavailableError: the archive cannot be read.
+    """
+    began_s = time.perf_counter()
+    try:
+        archive = TenantArchive.read(store, tenant_id, keyring)
+        judging = Judging(archive, keyring)
+        found = await verify(
+            ArchiveChainReader(archive),
+            tenant_id=tenant_id,
+            open_snapshot=judging.open_snapshot,
+            checkpoints=judging.judge(),
+            projection=False,
+        )
+    except ArchiveInvalidError as error:
+        return broken(tenant_id, error, time.perf_counter() - began_s)
+    return judging.verdict(found, time.perf_counter() - began_s)
+
+
+class ArchiveChainReader:
+    """One tenant of an archive as a ``ledger.verification.ChainReader``; belongs to one task at a time."""
+
+    def __init__(self, archive: TenantArchive) -> None:
+        self._archive = archive
+
+    async def head(self) -> Head | None:
+        """The end of the chain as the newest manifest names it."""
+        return self._archive.newest.last
+
+    async def last_entry(self) -> Head | None:
+        """The last entry there is."""
+        return self._archive.last_entry()
+
+    async def tree(self) -> StoredTree | None:
+        """The tree as the newest manifest names it."""
+        return StoredTree(self._archive.newest.tree_size, self._archive.newest.tree_root)
+
+    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
+        """None: archives hold no tiles."""
+        return None
+
+    async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """Batches of ``ENTRY_COLUMNS`` as they stand."""
+        for rows in self._archive.entry_batches(from_seq, to_seq):
+            yield rows
+
+    async def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """Batches of ``SNAPSHOT_COLUMNS``, those wholly in the range."""
+        for rows in self._archive.snapshot_batches():
+            wanted = [row for row in rows if row[_FROM_SEQ] >= from_seq and (to_seq is None or row[_TO_SEQ] <= to_seq)]
+            if wanted:
+                yield wanted
+
+    async def jobs(self) -> AsyncIterator[Sequence[Row]]:
+        """Nothing: archives hold no job states; they follow from the entries."""
+        for batch in _NO_ROWS:
+            yield batch
+
+    async def entries_by_job(self) -> AsyncIterator[Sequence[Row]]:
+        """Nothing, since there are no job states to compare with."""
+        for batch in _NO_ROWS:
+            yield batch

@@ -1,0 +1,175 @@
+"""What an archive says of itself, judged by the keys of whoever verifies it: the manifests and their checkpoints.
+
+A verification of one tenant begins with ``Judging.judge``, has the rows verified in whatever way, as
+``ledger.verification`` does it, and ends with ``Judging.verdict``. The verdict object is that of a chain with one
+aspect more, ``archive``: manifests, digests, files and checkpoints. Where that is broken nothing else is said.
+Keys come from the caller alone; there are none in an archive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from ledger.errors import (
+    ArchiveInvalidError,
+    ArchiveSignatureError,
+    LedgerError,
+    ProofError,
+    SignatureError,
+    UnknownKeyError,
+)
+from ledger.merkle import verify_consistency
+from ledger.tree_check import TreeHead
+from ledger.verdict import ASPECTS, Head, Verdict
+from pipeline.archive.manifest import Manifest, judge
+from pipeline.archive.reader import TenantArchive
+from signing import checkpoint as checkpoints
+from signing import note
+from signing.checkpoint import Checkpoint
+from signing.keys import Keyring
+from signing.snapshot import OpenedSnapshot, open_snapshot
+
+ARCHIVE: Final = "archive"
+"""The aspect that archives have besides those of a chain, the kind of a break in it, and what ``compared_with`` calls
+the tree heads of the manifests."""
+ARCHIVE_SIGNATURE: Final = "archive-signature"
+"""The kind of a break in a manifest's signature."""
+
+
+class Judging:
+    """The verification of one tenant of an archive, around that of its rows."""
+
+    def __init__(self, archive: TenantArchive, keyring: Keyring | None) -> None:
+        """Without ``keyring`` no signature is judged, and nothing vouches for what else is found."""
+        self._archive = archive
+        self._keyring = keyring
+        self._unknown_manifest: tuple[int, str] | None = None
+        """Seq and reason of the first manifest that no held key vouches for."""
+        self._unknown_checkpoint: str | None = None
+        self._newest: Checkpoint | None = None
+        self._manifest_keys: set[str] = set()
+        self._snapshot_keys: Counter[str] = Counter()
+
+    def judge(self) -> list[TreeHead]:
+        """Judge signatures and checkpoints; returns the tree heads that the rows must agree with, one a manifest.
+
+        Raises:
+            ArchiveInvalidError: one of them does not hold.
+        """
+        heads = []
+        for sealed in self._archive.sealed:
+            manifest = sealed.manifest
+            signed = judge(sealed.envelope, self._keyring)
+            self._manifest_keys.update(signed.key_ids)
+            if signed.verdict == "unknown_key" and self._unknown_manifest is None:
+                self._unknown_manifest = (manifest.from_seq, signed.detail or "")
+            self._judge_checkpoint(manifest)
+            heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), ARCHIVE))
+        return heads
+
+    def open_snapshot(self, text: str) -> OpenedSnapshot:
+        """A snapshot and who signed it, for the verification of the rows; the key is noted.
+
+        Raises:
+            SignatureError: malformed.
+        """
+        opened = open_snapshot(text, self._keyring)
+        self._snapshot_keys[opened.claim.key_id] += 1
+        return opened
+
+    def verdict(self, found: Verdict, seconds: float) -> dict[str, Any]:
+        """All of it together as a verdict object; ``found`` is what came of the rows, ``seconds`` what it took."""
+        verdict = found.to_json(seconds * 1000)
+        own = "ok" if self._keyring is not None else "not_checked"
+        if self._unknown_manifest is not None:
+            own, (seq, why) = "unknown_key", self._unknown_manifest
+            verdict["valid"] = False
+            verdict["first_break"] = verdict["first_break"] or _break(ARCHIVE_SIGNATURE, seq, f"the manifest: {why}")
+        verdicts = verdict["verdicts"] = {ARCHIVE: own, **verdict["verdicts"]}
+        if verdicts["checkpoint"] != "broken" and self._unknown_checkpoint is not None:
+            verdicts["checkpoint"], verdict["valid"] = "unknown_key", False
+        elif verdicts["checkpoint"] == "ok" and self._keyring is None:
+            verdicts["checkpoint"] = "not_checked"
+        return {**verdict, "not_checked": self._not_checked(), ARCHIVE: self._about()}
+
+    def broken(self, error: ArchiveInvalidError, seconds: float) -> dict[str, Any]:
+        """The verdict object when the archive itself does not hold, for the reason given."""
+        return {**broken(self._archive.tenant_id, error, seconds), ARCHIVE: self._about()}
+
+    def _judge_checkpoint(self, manifest: Manifest) -> None:
+        at = f"the checkpoint in the manifest of seq {manifest.from_seq} to {manifest.to_seq}"
+        try:
+            checkpoint = checkpoints.parse(note.parse(manifest.checkpoint).text)
+            if checkpoint.origin != manifest.origin:
+                raise SignatureError(f"it is of log {checkpoint.origin[:200]!r}, not of {manifest.origin!r}")
+            hashes = [bytes.fromhex(each) for each in manifest.consistency]
+            root = bytes.fromhex(manifest.tree_root)
+            verify_consistency(manifest.tree_size, checkpoint.size, root, checkpoint.root, hashes)
+            if self._keyring is not None:
+                checkpoints.open_checkpoint(manifest.checkpoint, self._keyring, origin=manifest.origin)
+        except UnknownKeyError as error:
+            self._unknown_checkpoint = self._unknown_checkpoint or f"{at}: {error}"
+        except (SignatureError, ProofError) as error:
+            raise ArchiveInvalidError(f"{at} does not hold: {error}", manifest.to_seq) from error
+        self._newest = checkpoint
+
+    def _not_checked(self) -> list[str]:
+        left = []
+        if self._keyring is None:
+            left.append("no key was given, so no signature was checked: whoever made the files may have made it all up")
+        if self._unknown_checkpoint is not None:
+            left.append(self._unknown_checkpoint)
+        left.append("that more was archived once: an archive cut off at its end is whole; compare it with its ledger")
+        left.append("job states: archives hold none, they follow from the entries")
+        return left
+
+    def _about(self) -> dict[str, Any]:
+        newest, files = self._archive.newest, [file for each in self._archive.sealed for file in each.manifest.files]
+        about: dict[str, Any] = {
+            "url": self._archive.store.url,
+            "log_origin": newest.log_origin,
+            "to_seq": newest.to_seq,
+            "tree_root": newest.tree_root,
+            "manifests": len(self._archive.sealed),
+            "newest_manifest": self._archive.sealed[-1].digest,
+            "files": len(files),
+            "bytes": sum(file.bytes for file in files),
+            "manifest_key_ids": sorted(self._manifest_keys),
+            "snapshot_key_ids": sorted(self._snapshot_keys),
+        }
+        if self._newest is not None:
+            newest_head = self._newest
+            about["checkpoint"] = {
+                "origin": newest_head.origin,
+                "size": newest_head.size,
+                "root": newest_head.root.hex(),
+            }
+        return about
+
+
+def broken(tenant_id: str, error: LedgerError, seconds: float) -> dict[str, Any]:
+    """The verdict object on a tenant whose archive does not hold, for the reason given."""
+    kind = ARCHIVE_SIGNATURE if isinstance(error, ArchiveSignatureError) else ARCHIVE
+    seq = error.seq if isinstance(error, ArchiveInvalidError) else 0
+    return {
+        "tenant_id": tenant_id,
+        "valid": False,
+        "entries_checked": 0,
+        "from_seq": 0,
+        "to_seq": 0,
+        "head": Head(0, None, None)._asdict(),
+        "verdicts": {ARCHIVE: "broken"} | dict.fromkeys(ASPECTS, "not_checked"),
+        "first_break": _break(kind, seq, str(error)),
+        "breaks": {kind: 1},
+        "compared_with": None,
+        "anchors": [],
+        "signed_to_seq": 0,
+        "unsigned_entries": 0,
+        "duration_ms": round(seconds * 1000, 1),
+        "not_checked": ["the rows: the archive itself does not hold, so nothing in it says anything"],
+    }
+
+
+def _break(kind: str, seq: int, detail: str) -> dict[str, Any]:
+    return {"seq": seq, "kind": kind, "detail": detail, "expected": None, "actual": None}

@@ -1,0 +1,202 @@
+"""An archive as a place of a ledger: a piece is one file of entries, which a task fetches, compares and reads alone.
+
+Files are compared with the manifests that the driver read. Who signed those is not judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledger.errors import TenantNotFoundError
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, StoredTree
+from pipeline.archive.layout import month_of, month_order
+from pipeline.archive.manifest import ArchivedFile
+from pipeline.archive.parquet import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batches, opened
+from pipeline.archive.reader import TenantArchive, check_month, tenants_of
+from pipeline.archive.store import ArchiveStore
+from pipeline.source import rows
+from pipeline.source.pieces import EVER, ROWS_A_PIECE, Facts, Piece, PieceReader, Session, Times
+from signing.keys import Keyring
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlace:
+    """An archive, by its URL."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @contextmanager
+    def open(self) -> Iterator[OpenArchive]:
+        """Look which tenants there are; manifests are read once they are asked for.
+
+        Raises:
+            ConfigurationError: the URL names no place of an archive.
+            ArchiveUnavailableError: it cannot be read.
+        """
+        yield OpenArchive(ArchiveStore(self.url))
+
+
+@dataclass(frozen=True, slots=True)
+class FileOfArchive:
+    """One file of entries as a task sees it, the snapshots of its manifest, and the bounds that were asked for."""
+
+    url: str
+    file: ArchivedFile
+    snapshots: ArchivedFile
+    from_seq: int | None
+    to_seq: int | None
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """Nothing is held between pieces."""
+        yield ArchiveSession(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSession:
+    """Reads the piece that a file is."""
+
+    where: FileOfArchive
+
+    def reader(self, piece: Piece) -> PieceReader:
+        """A reader of ``piece``."""
+        return ArchivePieceReader(self.where, piece)
+
+
+class ArchivePieceReader:
+    """Reads one file of an archive."""
+
+    def __init__(self, where: FileOfArchive, piece: Piece) -> None:
+        self._where, self._piece = where, piece
+        self._store = ArchiveStore(where.url)
+
+    def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
+        """The rows of the file as they stand, also where their seqs are not those that its name promises.
+
+        Raises:
+            ArchiveInvalidError: it is not the file that its manifest names, or none of an archive.
+        """
+        where, (low_ms, high_ms), wanted = self._where, self._piece.times, list(columns)
+        read = [name for name in ENTRY_COLUMNS if name in {*wanted, "seq", "hlc_physical"}]
+        with opened(self._store, where.file, ENTRY_SCHEMA) as found:
+            for batch in batches(found, where.file, read):
+                check_month(where.file, batch)
+                for name, low, high in (
+                    ("seq", where.from_seq, where.to_seq),
+                    ("hlc_physical", low_ms, high_ms),
+                ):
+                    if low is not None:
+                        batch = batch.filter(pc.greater_equal(batch.column(name), low))
+                    if high is not None:
+                        batch = batch.filter(pc.less_equal(batch.column(name), high))
+                if batch.num_rows:
+                    yield _as(rows.ENTRY_SCHEMA, batch, wanted)
+
+    def snapshots(self) -> Iterator[pa.RecordBatch]:
+        """The snapshots that touch it; raises as ``entries``."""
+        first, last = self._piece.bounds
+        with opened(self._store, self._where.snapshots, SNAPSHOT_SCHEMA) as found:
+            for batch in batches(found, self._where.snapshots):
+                touches = pc.and_(
+                    pc.less_equal(batch.column("from_seq"), last), pc.greater_equal(batch.column("to_seq"), first)
+                )
+                batch = batch.filter(touches)
+                if batch.num_rows:
+                    yield _as(rows.SNAPSHOT_SCHEMA, batch, SNAPSHOT_COLUMNS)
+
+    def tiles(self, level: int, first: int, last: int) -> None:
+        """None: archives hold no tiles."""
+        return None
+
+    def jobs(self) -> None:
+        """None: archives hold no job states; they follow from the entries."""
+        return None
+
+
+class OpenArchive:
+    """An archive; what its manifests say is what their makers say."""
+
+    def __init__(self, store: ArchiveStore) -> None:
+        self._store = store
+        self._tenants = tenants_of(store)
+        self._read: dict[str, TenantArchive] = {}
+
+    def archive(self, tenant_id: str, keyring: Keyring | None = None) -> TenantArchive:
+        """For what an archive has besides: its manifests. Read once; with ``keyring`` at the first time, a manifest is
+        refused before it is parsed that a key of it is named for and did not sign.
+
+        Raises:
+            TenantNotFoundError: there are none of that tenant.
+            ArchiveInvalidError: one is missing, malformed or does not follow on the one before it.
+            ArchiveUnavailableError: one cannot be read.
+        """
+        if tenant_id not in self._read:
+            self._read[tenant_id] = TenantArchive.read(self._store, tenant_id, keyring)
+        return self._read[tenant_id]
+
+    def tenants(self) -> list[str]:
+        """Every tenant that it has manifests of."""
+        return list(self._tenants)
+
+    def pieces(
+        self,
+        tenants: Collection[str] | None = None,
+        *,
+        rows_a_piece: int = ROWS_A_PIECE,
+        from_seq: int | None = None,
+        to_seq: int | None = None,
+        times: Times = EVER,
+    ) -> list[Piece]:
+        """One piece a file, whatever ``rows_a_piece``: a file is fetched and compared whole.
+
+        Files of months before ``times`` are passed over; those behind are not, as entries of any time may be there.
+        """
+        pieces = []
+        for tenant_id in self._tenants if tenants is None else self._existing(tenants):
+            pieces += self._pieces_of(tenant_id, from_seq, to_seq, times)
+        return pieces
+
+    def facts(self, tenant_id: str) -> Facts:
+        """Head and tree as the newest manifest names them, and the last entry there is."""
+        if tenant_id not in self._tenants:
+            return Facts(tenant_id, None, None, None)
+        archive = self.archive(tenant_id)
+        newest = archive.newest
+        return Facts(tenant_id, newest.last, archive.last_entry(), StoredTree(newest.tree_size, newest.tree_root))
+
+    def _existing(self, tenants: Collection[str]) -> list[str]:
+        wanted = sorted(set(tenants))
+        for tenant_id in wanted:
+            if tenant_id not in self._tenants:
+                raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in the archive {self._store.url}")
+        return wanted
+
+    def _pieces_of(self, tenant_id: str, from_seq: int | None, to_seq: int | None, times: Times) -> list[Piece]:
+        files = list(self.archive(tenant_id).files(from_seq, to_seq))
+        earliest = ("" if times.from_ms is None else month_of(times.from_ms)) or "0"
+        pieces: list[Piece] = []
+        for at, (manifest, file) in enumerate(files):
+            _, first, last, month = file.parsed
+            if month_order(month or "") < month_order(earliest):
+                continue
+            where = FileOfArchive(self._store.url, file, manifest.snapshot_file, from_seq, to_seq)
+            begin = from_seq if at == 0 else max(first, from_seq or first)
+            end = to_seq if at == len(files) - 1 else min(last, to_seq or last)
+            pieces.append(Piece(tenant_id, begin, end, file.rows, not pieces, where, times))
+        return pieces
+
+
+def _as(schema: pa.Schema, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """These columns with the types that all places give them."""
+    fields = [schema.field(name) for name in columns]
+    return pa.RecordBatch.from_arrays(
+        [batch.column(field.name).cast(field.type) for field in fields], schema=pa.schema(fields)
+    )
