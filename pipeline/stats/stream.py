@@ -1,0 +1,134 @@
+"""The streaming query: from the folder that nodes write to, to windows in Parquet, each exactly once.
+
+Append mode: a window is written when it is closed, once, and never touched again, so the output only grows and any
+reader of Parquet can have it. (Update and complete mode would write a window again and again, which files cannot take
+back.) Spark notes what a batch reads before it begins, and names the files of a batch in one step at its end; a batch
+that was cut short is done again from the same files, and what it had left counts nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ledger.errors import ConfigurationError
+from pipeline.stats import lines, output, windows
+from pipeline.stats.place import Place
+
+FILES_A_BATCH_MAX: Final = 256
+LOOK_INTERVAL_S: Final = 1
+_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_SETTINGS: Final = {
+    # Open windows are held outside of Java's memory, and on disk when there are many.
+    "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    "spark.sql.streaming.statefulOperator.allowMultiple": "true",
+}
+
+
+@dataclass
+class Summary:
+    """What a run, or one batch of it, came to."""
+
+    batches: int = 0
+    lines: int = 0
+    bad: int = 0
+    ahead: int = 0
+    late: int = 0
+    late_groups: int = 0
+    """Measures of a job that came to a window already closed, though their lines were in time: files out of order."""
+    rows: int = 0
+    """Rows of windows written."""
+
+    def add(self, other: Summary) -> None:
+        """Count ``other`` in."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def run(
+    spark: SparkSession,
+    source: str,
+    dest: str,
+    *,
+    window_s: int = 60,
+    watermark_s: int = 600,
+    once: bool = True,
+    every_s: int = 30,
+    files_a_batch_max: int = FILES_A_BATCH_MAX,
+    on_batch: Callable[[Summary], None] = lambda _: None,
+) -> Summary:
+    """Stream ``source``, a folder, into ``dest``: what is there now and no more when ``once``, else for ever.
+
+    An exception raised while it runs, by ``on_batch`` or a signal's handler, stops the query first; the batch under way
+    is then done by the next run.
+
+    Raises:
+        ConfigurationError: ``source`` is no folder, or ``dest`` was begun with another one or other windows, is written
+            by another run, or cannot be written by this Spark.
+    """
+    folder = Path(source).resolve()
+    if "://" not in source and not folder.is_dir():
+        raise ConfigurationError(f"{source} is no folder: name the one that stats.dir names")
+    session = spark.newSession()
+    for name, value in _SETTINGS.items():
+        session.conf.set(name, value)
+    place = Place(session, dest)
+    with place.held():
+        place.describe({"source": source if "://" in source else str(folder), "window_s": window_s})
+        rows = _rows(session, source if "://" in source else str(folder), window_s, watermark_s, files_a_batch_max)
+        writer = (
+            rows.writeStream.format("parquet")
+            .outputMode("append")
+            .partitionBy(*output.PARTITIONS)
+            .option("checkpointLocation", place.checkpoint)
+        )
+        writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{every_s} seconds")
+        query = writer.start(place.url)
+        try:
+            return _follow(query, on_batch)
+        finally:
+            query.stop()
+
+
+def _rows(session: SparkSession, folder: str, window_s: int, watermark_s: int, files_a_batch_max: int) -> DataFrame:
+    """Everything that is written: closed windows and rejected lines."""
+    judged = lines.judged(lines.lines_of(session, folder, files_a_batch_max), watermark_s)
+    counts = [fn.count_if(fn.col("reason") == reason).alias(reason) for reason in ("bad", "ahead", "late")]
+    rejected = lines.rejected(judged.observe("read", fn.count(fn.lit(1)).alias("lines"), *counts))
+    closed = windows.windows_of(lines.accepted(judged), window_s, watermark_s)
+    closed = closed.observe("written", fn.count(fn.lit(1)).alias("rows"))
+    # One file a partition and batch.
+    return output.together(closed, rejected).repartition(*output.PARTITIONS)
+
+
+def _follow(query: StreamingQuery, on_batch: Callable[[Summary], None]) -> Summary:
+    """Wait for the end of ``query``, telling ``on_batch`` of each batch that did something."""
+    total, told = Summary(), -1
+    ended = False
+    while not ended:
+        ended = bool(query.awaitTermination(LOOK_INTERVAL_S))
+        for progress in query.recentProgress:
+            batch = summary_of(progress)
+            if progress["batchId"] > told and batch != Summary():
+                told = progress["batchId"]
+                total.add(batch)
+                on_batch(batch)
+    return total
+
+
+def summary_of(progress: Any) -> Summary:
+    """What one batch came to; all zero for a look that found nothing."""
+    observed = progress["observedMetrics"]
+    read = observed["read"].asDict() if "read" in observed else {}
+    rows = observed["written"]["rows"] if "written" in observed else 0
+    dropped = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
+    if not (any(read.values()) or rows or dropped):
+        return Summary()
+    return Summary(batches=1, **read, late_groups=dropped, rows=rows)

@@ -1,0 +1,280 @@
+"""Stats streamed into windows: put right by weight, late ones told, each exactly once whatever happens to a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
+from pipeline.cli.stats import duration_s, told
+from pipeline.stats import Summary, committed_files, read, rejected, run
+
+START = datetime(2024, 1, 15, 13, 0, tzinfo=UTC)
+WATERMARK_S = 600
+END_S = 36_000
+START_WITHIN_S = 120.0
+FILES = 8
+LINES = 30
+
+
+def at(seconds: float) -> str:
+    return (START + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def report(seconds: float, **fields: Any) -> dict[str, Any]:
+    base = {"tenant_id": "acme", "job_id": "job-1", "dc_id": "use1", "weight": 1, "received": at(seconds)}
+    return {**base, "time": at(seconds), **fields}
+
+
+class Source:
+    """A folder as nodes leave it, of which each file was closed at a time of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "stats"
+
+    def put(self, name: str, closed_s: float, *lines: dict[str, Any] | str, node: str = "node-a") -> None:
+        """A closed file of ``lines``."""
+        file = self.path / node / f"{name}.ndjson"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", errors="surrogateescape")
+        closed = (START + timedelta(seconds=closed_s)).timestamp()
+        os.utime(file, (closed, closed))
+
+    def end(self, seconds: float = END_S) -> None:
+        """A report so much later that all windows before it close."""
+        self.put(f"end-{seconds}", seconds, report(seconds, tenant_id="end"))
+
+
+class EnoughError(Exception):
+    """What a test ends a stream with that has no end."""
+
+
+def rows_of(windows: DataFrame) -> list[dict[str, Any]]:
+    """Rows without the columns that are null in them, in order."""
+    found = windows.orderBy("window_start", "tenant_id", "dc_id", "what", "name").drop("date").collect()
+    return [{name: value for name, value in row.asDict().items() if value is not None} for row in found]
+
+
+def minute(number: int) -> dict[str, Any]:
+    start = datetime(2024, 1, 15, 13, number)
+    return {"window_start": start, "window_end": start + timedelta(minutes=1)}
+
+
+def test_a_stream_puts_reports_together_by_window_right_by_weight_and_is_gone_on_with(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, dest = Source(tmp_path), str(tmp_path / "windows")
+    source.put(
+        "1",
+        60,
+        report(1, completed=10, failed=1, counts={"requests": 5}, values={"latency_ms": 40.0}),
+        report(9, completed=14, failed=1, counts={"requests": 7}, values={"latency_ms": 80.04}, weight=3),
+        report(5, completed=7, job_id="job-2", workflow_id="part", values={"latency_ms": 0.0}),
+        report(59.999, completed=2, job_id="job-2"),
+    )
+    source.put("2", 120, report(60, counts={"requests": 1}), report(61, dc_id="euw1"), node="node-b")
+    source.put(".3", 120, report(62), node="node-b")
+    source.end()
+    total = Summary()
+
+    def until_windows_close(batch: Summary) -> None:
+        total.add(batch)
+        if batch.rows:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        run(spark, str(source.path), dest, once=False, every_s=1, on_batch=until_windows_close)
+    assert total == Summary(batches=2, lines=7, rows=8)
+    assert spark.streams.active == []
+
+    key = {"tenant_id": "acme", "dc_id": "use1", **minute(0)}
+    latency = {"mean": pytest.approx(56.02, abs=0.01), "min": 0.0, "max": 80.04, "p50": 80.0, "p95": 80.0, "p99": 80.0}
+    came = {"what": "reports", "name": "reports"}
+    other = {"tenant_id": "acme", **minute(1), **came, "lines": 1, "reports": 1}
+    once = {"series": 1, "sum": 1.0, "per_second": 1 / 60}
+    whole = [
+        {**key, "what": "count", "name": "requests", "lines": 2, "reports": 4, "sum": 26.0, "per_second": 26 / 60},
+        {**key, **came, "lines": 4, "reports": 6, "series": 3, "sum": 6.0, "per_second": 0.1},
+        {**key, "what": "total", "name": "completed", "lines": 4, "reports": 6, "series": 3, "latest": 23.0},
+        {**key, "what": "total", "name": "failed", "lines": 2, "reports": 4, "series": 1, "latest": 1.0},
+        {**key, "what": "value", "name": "latency_ms", "lines": 3, "reports": 5, **latency},
+        {**other, "dc_id": "euw1", **once},
+        {**other, "dc_id": "use1", "what": "count", "name": "requests", "sum": 1.0, "per_second": 1 / 60},
+        {**other, "dc_id": "use1", **once},
+    ]
+    assert rows_of(read(spark, dest)) == whole
+
+    # A second run adds what is new. One file came much later than it was closed, and its windows are written.
+    source.put("4", 60, report(2), report(3, job_id="job-2"))
+    source.put("5", END_S + 60, report(END_S + 1, tenant_id="end"), report(END_S + 2))
+    source.end(2 * END_S)
+    assert run(spark, str(source.path), dest) == Summary(batches=2, lines=5, late_groups=2, rows=2)
+    later = read(spark, dest).where(f"window_start >= '{at(END_S)}'")
+    assert [(row["tenant_id"], row["sum"]) for row in rows_of(later)] == [("acme", 1.0), ("end", 2.0)]
+    assert rows_of(read(spark, dest).where(f"window_start < '{at(END_S)}'")) == whole
+    assert rejected(spark, dest).count() == 0
+
+
+class Written(NamedTuple):
+    """What one run made of lines of every kind."""
+
+    source: Source
+    dest: str
+    summary: Summary
+
+
+TORN = '{"tenant_id":"acme","job_id":"jo'
+WRONG = [report(1, weight=0), report(1, time="x"), report(1, counts={"n": 2**70}), report(1, job_id=None)]
+BAD = [TORN, "[]", "\0\0\0", "\udcff\udcfe", "", "{}", *map(json.dumps, WRONG)]
+AHEAD, LATE = report(3600 * 24 * 365 * 500), report(-1)
+GOOD = [
+    json.dumps(report(2, values={"v": 1.0}))[:-1] + ',"counts":{"n":1,"n":2},"other":[]}',
+    *[report(3, counts={"n": 2**53 - 1}, values={"v": 1e308}, weight=8)] * 3,
+    report(4, values={"v": 5e-324}, completed=2**53 - 1),
+    report(100),
+]
+
+
+@pytest.fixture(scope="module")
+def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = tmp_path_factory.mktemp("written")
+    source, dest = Source(folder), str(folder / "windows")
+    source.put("1", WATERMARK_S, *BAD, *GOOD, AHEAD, LATE)
+    source.end()
+    return Written(source, dest, run(spark, str(source.path), dest))
+
+
+def test_what_counts_nowhere_is_counted_and_kept_apart_with_the_reason(spark: SparkSession, written: Written) -> None:
+    assert written.summary == Summary(
+        batches=2, lines=len(BAD + GOOD) + 3, bad=len(BAD), ahead=1, late=1, rows=written.summary.rows
+    )
+    found = rejected(spark, written.dest).collect()
+    assert sorted(row["reason"] for row in found) == ["ahead"] + ["bad"] * len(BAD) + ["late"]
+    lines = {row["reason"]: row["line"] for row in found}
+    assert (json.loads(lines["late"]), json.loads(lines["ahead"])) == (LATE, AHEAD)
+    assert TORN in {row["line"] for row in found}
+    assert {row["closed"] for row in found} == {datetime(2024, 1, 15, 13, 10)}
+    assert {Path(row["file"]).name for row in found} == {"1.ndjson"}
+    (first,) = read(spark, written.dest).where(f"what = 'reports' AND window_start = '{at(0)}'").collect()
+    assert first["lines"] == len(GOOD) - 1
+
+
+def test_readers_see_committed_files_only(spark: SparkSession, written: Written) -> None:
+    folder, before = Path(written.dest), rows_of(read(spark, written.dest))
+    committed = committed_files(folder)
+    assert {file.parent.parent.name for file in committed} == {"kind=window", "kind=rejected"}
+    for file in committed:
+        file.with_name("part-of-a-batch-that-was-cut-short.parquet").write_bytes(file.read_bytes())
+    assert rows_of(read(spark, written.dest)) == before
+    assert rejected(spark, written.dest).count() == len(BAD) + 2
+    assert committed_files(folder) == committed
+    windows = [str(file) for file in committed if "kind=window" in str(file)]
+    assert ds.dataset(windows, format="parquet").count_rows() == len(before)
+
+
+def test_a_place_is_gone_on_with_only_by_what_it_was_begun_with(spark: SparkSession, written: Written) -> None:
+    source, dest = str(written.source.path), written.dest
+    with pytest.raises(ConfigurationError, match="was begun with window_s 60, not 300"):
+        run(spark, source, dest, window_s=300)
+    with pytest.raises(ConfigurationError, match="was begun with source"):
+        run(spark, f"{source}/node-a", dest)
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        run(spark, f"{source}/none", dest)
+    with pytest.raises(ConfigurationError, match="cannot write to s3"):
+        run(spark, source, "s3://bucket/windows")
+
+
+def test_two_runs_do_not_write_to_one_place(spark: SparkSession, written: Written) -> None:
+    lock = Path(written.dest) / "_checkpoint" / ".lock"
+    with subprocess.Popen(["flock", lock, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdin.write(b"held\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigurationError, match="another run writes to"):
+            run(spark, str(written.source.path), written.dest)
+
+
+def test_where_nothing_was_written_nothing_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="holds no stats"):
+        committed_files(tmp_path)
+    with pytest.raises(NotFoundError, match="holds no stats"):
+        read(spark, str(tmp_path))
+
+
+def test_the_commit_log_is_read_on_from_where_spark_has_put_it_together(tmp_path: Path) -> None:
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+
+    def entry(*names: str) -> str:
+        return "\n".join(["v1", *(json.dumps({"path": f"file:///w/kind%3Dw/{name}", "size": 1}) for name in names)])
+
+    batches = {"8": ["a"], "9": ["b"], "9.compact": ["a", "b"], "10": ["c"], "11": [], ".10.crc": []}
+    for name, files in batches.items():
+        (log / name).write_text(entry(*files))
+    assert committed_files(tmp_path) == [Path(f"/w/kind=w/{name}") for name in "abc"]
+    (log / "12").write_text("v2\n")
+    with pytest.raises(InvalidInputError, match="is of version v2; v1 is known here"):
+        committed_files(tmp_path)
+
+
+def test_a_run_that_is_killed_is_gone_on_with_and_each_report_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    source, dest = Source(tmp_path), tmp_path / "windows"
+    for number in range(FILES):
+        job = [report(60 * number + n, job_id=f"job-{n % 7}", counts={"n": 1}, completed=n) for n in range(LINES)]
+        source.put(f"{number:02}", 60 * number + 60, *job, "torn")
+    source.put("far", END_S, report(END_S))
+    program = "import sys; from tests.pipeline.stats_process import main; main(*sys.argv[1:])"
+    command = [sys.executable, "-c", program, str(source.path), str(dest)]
+    with (tmp_path / "said.txt").open("wb") as said:
+        child = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_for_uncommitted_files(child, dest)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+    rest = run(spark, str(source.path), str(dest))
+    assert 0 < rest.lines < FILES * (LINES + 1) + 1, "it was not killed in the middle"
+    counts = read(spark, str(dest)).where("what = 'count'").orderBy("window_start").collect()
+    assert [(row["window_start"].minute, row["sum"]) for row in counts] == [(n, float(LINES)) for n in range(FILES)]
+    latest = read(spark, str(dest)).where("name = 'completed'").collect()
+    assert [(row["series"], row["latest"]) for row in latest] == [(7, sum(range(LINES - 7, LINES)))] * FILES
+    assert rejected(spark, str(dest)).count() == FILES
+    assert run(spark, str(source.path), str(dest)) == Summary()
+
+
+def wait_for_uncommitted_files(child: subprocess.Popen[bytes], dest: Path) -> None:
+    """Until a batch is committed and another has written files."""
+    deadline_s = time.monotonic() + START_WITHIN_S
+    while time.monotonic() < deadline_s:
+        assert child.poll() is None, "it ended"
+        if (dest / "_spark_metadata" / "1").exists() and set(dest.glob("kind=*/*/*.parquet")) - set(
+            committed_files(dest)
+        ):
+            return
+    pytest.fail("it wrote nothing")
+
+
+def test_the_command_takes_durations_and_tells_a_run_in_one_line() -> None:
+    assert [duration_s("window", text) for text in ("90s", "10m", "2h", "7d")] == [90, 600, 7200, 604_800]
+    for text in ("0s", "8d", "1", "m", "1.5m", "-1s", ""):
+        with pytest.raises(ConfigurationError, match="--window"):
+            duration_s("window", text)
+    assert told(Summary(lines=1200, rows=3)) == "1,200 lines read, 3 rows of closed windows written"
+    assert told(Summary(lines=1, bad=2, late=3, late_groups=4)).endswith(
+        "2 bad, 3 late, 4 groups came after their window was closed and are not in it"
+    )
