@@ -10,15 +10,18 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pipeline.java import find_java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Value = TypeVar("Value")
 
 LOCAL_MASTER: Final = "local[*]"
 SHUFFLE_PARTITIONS_A_CORE: Final = 2
@@ -57,9 +60,19 @@ def spark_session(
             yield spark
         finally:
             with _errors_to(log_file):
-                spark.stop()
+                apart(spark.stop)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def apart(work: Callable[[], Value]) -> Value:
+    """Call Java from a thread, and so over a connection, of its own.
+
+    An exception that a signal's handler raises may cut a call short whose answer is still to come: on the same thread
+    the next call would be given that answer for its own.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
 
 
 def _start(name: str, master: str | None, log_file: Path, folder: Path, settings: Mapping[str, str]) -> SparkSession:

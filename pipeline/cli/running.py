@@ -12,7 +12,7 @@ from ledger.errors import LedgerError
 from pipeline.cli.options import log_file
 from pipeline.cli.outcome import CommandExit, err, fail
 from pipeline.failures import told
-from pipeline.spark import spark_session
+from pipeline.spark import apart, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
                 yield spark
             except InterruptedBySignalError:
                 err.print("stopping ...")
-                spark.sparkContext.cancelAllJobs()
+                apart(spark.sparkContext.cancelAllJobs)
                 raise
     except (LedgerError, OSError):
         raise

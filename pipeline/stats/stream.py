@@ -18,6 +18,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ledger.errors import ConfigurationError
+from pipeline.spark import apart
 from pipeline.stats import lines, output, windows
 from pipeline.stats.place import Place
 
@@ -27,7 +28,7 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 _SETTINGS: Final = {
     # Open windows are held outside of Java's memory, and on disk when there are many.
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
-    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.streaming.statefulOperator.allowMultiple": "true",
 }
 
@@ -94,7 +95,7 @@ def run(
         try:
             return _follow(query, on_batch)
         finally:
-            query.stop()
+            apart(query.stop)
 
 
 def _rows(session: SparkSession, folder: str, window_s: int, watermark_s: int, files_a_batch_max: int) -> DataFrame:
