@@ -11,6 +11,11 @@ from pipeline.stats import run
 def main(source: str, dest: str) -> None:
     """Stream ``source`` into ``dest``."""
     log_file = Path(dest).parent / "spark.log"
-    settings = {"spark.sql.shuffle.partitions": "2"}
+    # It runs for a few batches only: compiling their plans would take longer than it saves.
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
     with spark_session("killed", master="local[2]", log_file=log_file, settings=settings) as spark:
         run(spark, source, dest, files_a_batch_max=1)
