@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from ledger.errors import ArchiveInvalidError
@@ -18,6 +19,7 @@ from pipeline.archive.judging import Judging, broken
 from pipeline.archive.reader import Row, TenantArchive
 from pipeline.archive.store import ArchiveStore
 from signing.keys import Keyring
+from signing.snapshot import open_snapshot
 
 _FROM_SEQ, _TO_SEQ = map(SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq"))
 _NO_ROWS: Final[Sequence[Sequence[Row]]] = ()
@@ -37,13 +39,13 @@ async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | 
         found = await verify(
             ArchiveChainReader(archive),
             tenant_id=tenant_id,
-            open_snapshot=judging.open_snapshot,
+            open_snapshot=partial(open_snapshot, keyring=keyring),
             checkpoints=judging.judge(),
             projection=False,
         )
     except ArchiveInvalidError as error:
         return broken(tenant_id, error, time.perf_counter() - began_s)
-    return judging.verdict(found, time.perf_counter() - began_s)
+    return judging.verdict(found.to_json((time.perf_counter() - began_s) * 1000))
 
 
 class ArchiveChainReader:

@@ -8,7 +8,6 @@ Keys come from the caller alone; there are none in an archive.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Final
 
 from ledger.errors import (
@@ -21,14 +20,13 @@ from ledger.errors import (
 )
 from ledger.merkle import verify_consistency
 from ledger.tree_check import TreeHead
-from ledger.verdict import ASPECTS, Head, Verdict
+from ledger.verdict import ASPECTS, Head
 from pipeline.archive.manifest import Manifest, judge
 from pipeline.archive.reader import TenantArchive
 from signing import checkpoint as checkpoints
 from signing import note
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
-from signing.snapshot import OpenedSnapshot, open_snapshot
 
 ARCHIVE: Final = "archive"
 """The aspect that archives have besides those of a chain, the kind of a break in it, and what ``compared_with`` calls
@@ -49,7 +47,6 @@ class Judging:
         self._unknown_checkpoint: str | None = None
         self._newest: Checkpoint | None = None
         self._manifest_keys: set[str] = set()
-        self._snapshot_keys: Counter[str] = Counter()
 
     def judge(self) -> list[TreeHead]:
         """Judge signatures and checkpoints; returns the tree heads that the rows must agree with, one a manifest.
@@ -68,19 +65,9 @@ class Judging:
             heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), ARCHIVE))
         return heads
 
-    def open_snapshot(self, text: str) -> OpenedSnapshot:
-        """A snapshot and who signed it, for the verification of the rows; the key is noted.
-
-        Raises:
-            SignatureError: malformed.
-        """
-        opened = open_snapshot(text, self._keyring)
-        self._snapshot_keys[opened.claim.key_id] += 1
-        return opened
-
-    def verdict(self, found: Verdict, seconds: float) -> dict[str, Any]:
-        """All of it together as a verdict object; ``found`` is what came of the rows, ``seconds`` what it took."""
-        verdict = found.to_json(seconds * 1000)
+    def verdict(self, found: dict[str, Any]) -> dict[str, Any]:
+        """All of it together; ``found`` is the verdict object on the rows."""
+        verdict = {**found, "verdicts": dict(found["verdicts"])}
         own = "ok" if self._keyring is not None else "not_checked"
         if self._unknown_manifest is not None:
             own, (seq, why) = "unknown_key", self._unknown_manifest
@@ -136,7 +123,6 @@ class Judging:
             "files": len(files),
             "bytes": sum(file.bytes for file in files),
             "manifest_key_ids": sorted(self._manifest_keys),
-            "snapshot_key_ids": sorted(self._snapshot_keys),
         }
         if self._newest is not None:
             newest_head = self._newest

@@ -16,6 +16,7 @@ from pipeline.cli.merge import merge
 from pipeline.cli.outcome import CommandExit, fail
 from pipeline.cli.running import unwind_on_signals
 from pipeline.cli.stats import stats
+from pipeline.cli.unpack import unpack
 
 _USAGE_ERROR = 2
 """Typer's code for a wrong command line; 2 says tampered here, so it becomes 1."""
@@ -40,6 +41,7 @@ def _all_commands() -> None:
 commands.command("archive")(archive)
 commands.command("merge")(merge)
 commands.command("stats")(stats)
+commands.command("unpack")(unpack)
 
 
 def main() -> NoReturn:

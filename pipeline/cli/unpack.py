@@ -1,0 +1,81 @@
+"""``tally pipeline unpack``: an archive as bundles, one a tenant."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ledger.errors import InvalidInputError, TenantNotFoundError
+from pipeline.cli.options import ARCHIVE_VARIABLE, Json, SigningKey
+from pipeline.cli.outcome import out, print_json
+from pipeline.signers import open_signers
+from signing.keys import Keyring
+
+
+def unpack(
+    output: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder that the bundles go to.")],
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="URL",
+            envvar=ARCHIVE_VARIABLE,
+            show_default="archive.url",
+            help="Where the archive is.",
+        ),
+    ] = None,
+    tenants: Annotated[
+        list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
+    ] = None,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option("--keys", help="Public keys you trust, beside --signing-key: PEM, a folder, or a saved /v1/keys."),
+    ] = None,
+    signing_key: SigningKey = None,
+    as_json: Json = False,
+) -> None:
+    """Turn an archive into bundles, TENANT.bundle.tar each.
+
+    Every tenant is verified first, against --keys and --signing-key; what does
+    not hold, or was signed by another key, is not written. A bundle has the
+    rows, links and snapshots of the archive, and a manifest that
+    --signing-key signs. It needs no Spark.
+
+    \b
+    Exit codes: 0 written; 2 the archive does not hold; 4 a key that signed it
+    is not known; 1 anything else.
+
+    \b
+    Examples:
+      tally pipeline unpack --archive s3://ledger-archive/prod --out bundles/
+      tally pipeline unpack --archive /backup/ledger --out . --tenant acme --keys trusted/
+    """
+    if not url:
+        raise InvalidInputError("name the place of the archive: --archive URL, or the setting archive.url")
+    from pipeline.archive.reader import tenants_of
+    from pipeline.archive.store import ArchiveStore
+    from pipeline.archive.unpack import unpack as unpack_tenant
+
+    signers, store = open_signers(signing_key), ArchiveStore(url)
+    rings = [Keyring.load(path) for path in keys or ()]
+    own = (signers.signer.public_key, signers.log_signer.public_key)
+    keyring = Keyring(
+        [*own, *(key for ring in rings for key in ring)], (text for ring in rings for text in ring.log_verifier_keys)
+    )
+    wanted = tenants or tenants_of(store)
+    if not wanted:
+        raise TenantNotFoundError(f"there is no archive at {url}")
+    output.mkdir(parents=True, exist_ok=True)
+    written = []
+    for tenant_id in wanted:
+        each = asyncio.run(unpack_tenant(store, tenant_id, output, keyring, signers.signer))
+        written.append(each)
+        if not as_json:
+            out.print(
+                f"{each.file}: {each.to_seq:,} entries and {each.snapshots:,} snapshots of {tenant_id}", markup=False
+            )
+    if as_json:
+        print_json({"bundles": [{**each._asdict(), "file": str(each.file)} for each in written]})
