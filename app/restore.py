@@ -52,7 +52,7 @@ from signing import checkpoint as checkpoints_format
 from signing import note
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
-from signing.keys import Keyring
+from signing.keys import FileSigner, Keyring
 from wal import control as wal_control
 from wal import lock as wal_lock
 
@@ -181,11 +181,12 @@ async def _lacking(settings: Settings, place: _Place, origin: str) -> list[tuple
 
 
 async def restore_from_bundles(
-    settings: Settings, database_url: str, files: Sequence[Path], keys: Path | None
+    settings: Settings, database_url: str, files: Sequence[Path], keys: Path | None, *, may_begin_log: bool = False
 ) -> list[tuple[Path, RestoredRange]]:
     """Bring back what these bundles of this ledger hold, in the order of their ranges, each in one transaction.
 
-    ``keys`` are trusted beside ``bundle.trusted_keys`` and this node's own.
+    ``keys`` are trusted beside ``bundle.trusted_keys`` and this node's own. With ``may_begin_log`` a database on which
+    no node ever started takes the log that the bundles are of for its own.
 
     Raises:
         BundleRefusedError, UntrustedKeyError: a bundle does not hold; nothing was stored.
@@ -200,6 +201,8 @@ async def restore_from_bundles(
                 refuse_unless_trusted(str(file), await verify_bundle(reader, keyring))
                 readers.append((file, reader))
             readers.sort(key=_in_order)
+            if may_begin_log and readers:
+                await node_store.log_origin(place.connection, readers[0][1].manifest.log_origin)
             origin = await node_store.read_log_origin(place.connection)
             return [(file, await restore_bundle(place.connection, reader, origin)) for file, reader in readers]
 
@@ -212,8 +215,16 @@ def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
 
 def _keyring(settings: Settings, place: _Place, keys: Path | None) -> Keyring:
     rings = [Keyring.load(path) for path in (keys, settings.bundle.trusted_keys) if path is not None]
-    own = node_keys.open_keys(place.folder, settings).signer
-    return Keyring([own.public_key, *(key for ring in rings for key in ring)])
+    own = [signer.public_key for signer in node_keys.open_keys(place.folder, settings).signers()]
+    return Keyring([*own, *(key for ring in rings for key in ring)])
+
+
+def own_keys(settings: Settings) -> tuple[str, str]:
+    """The URI of the key that the node signs with now, which need not be that of the settings, and its public keys."""
+    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+    keys = node_keys.open_keys(settings.wal_dir / who.node_id, settings)
+    uri = str(keys.signer.path.absolute()) if isinstance(keys.signer, FileSigner) else keys.signer.key_uri
+    return uri, "".join(signer.public_key.public_key_pem for signer in keys.signers())
 
 
 # --- a fork -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ledger.errors import ConfigurationError
 from signing import key_file, remote_signer
-from signing.key_file import LOG_KEY_SUFFIX, Signer
+from signing.key_file import LOG_KEY_SUFFIX, FileSigner, Signer
 from signing.public_key import ED25519
 
 PIN_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_PIN"
@@ -29,17 +29,19 @@ def open_signers(uri: str | None) -> Signers:
         ConfigurationError: there is none, or it cannot be used for checkpoints.
         SigningUnavailableError: a signer outside of files does not answer.
     """
+    signer = open_signer(uri)
+    if signer.public_key.algorithm == ED25519:
+        return Signers(signer, signer)
+    if not isinstance(signer, FileSigner):
+        raise ConfigurationError(f"checkpoints are signed with {ED25519}, and {uri} is another kind of key")
+    return Signers(signer, key_file.load(str(signer.path.absolute()) + LOG_KEY_SUFFIX))
+
+
+def open_signer(uri: str | None) -> Signer:
+    """The signer that ``uri`` names, for statements alone; raises as ``open_signers``."""
     if not uri:
         raise ConfigurationError("name the key to sign with: --signing-key file:PATH")
-    if remote_signer.is_remote(uri):
-        remote = remote_signer.fetch(uri, _pin)
-        if remote.public_key.algorithm != ED25519:
-            raise ConfigurationError(f"checkpoints are signed with {ED25519}, and {uri} is another kind of key")
-        return Signers(remote, remote)
-    signer = key_file.load(uri)
-    if signer.algorithm == ED25519:
-        return Signers(signer, signer)
-    return Signers(signer, key_file.load(str(signer.path.absolute()) + LOG_KEY_SUFFIX))
+    return remote_signer.fetch(uri, _pin) if remote_signer.is_remote(uri) else key_file.load(uri)
 
 
 def _pin() -> str:

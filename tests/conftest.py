@@ -76,13 +76,13 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 @pytest.fixture
 def empty_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     """A fresh database with nothing in it, owned by the owner; dropped afterwards."""
-    yield from _fresh_database(postgres, "template0")
+    yield from fresh_database(postgres, "template0")
 
 
 @pytest.fixture
 def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     """A fresh migrated database; dropped afterwards."""
-    yield from _fresh_database(postgres, DATABASE)
+    yield from fresh_database(postgres, DATABASE)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def _memory() -> Path | None:
     return MEMORY
 
 
-def _fresh_database(postgres: EmbeddedPostgres, template: str) -> Iterator[Database]:
+def fresh_database(postgres: EmbeddedPostgres, template: str) -> Iterator[Database]:
     name = f"test_{next(_numbers)}"
     maintenance_url = postgres.superuser_url("postgres")
     asyncio.run(_execute(maintenance_url, copy_of(template, name)))

@@ -32,11 +32,16 @@ def pipeline(context: typer.Context) -> None:
       tally pipeline verify
       tally pipeline archive --dest s3://ledger-archive/prod
     """
-    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
-        _install()
-    environment = {**_known_of(load_settings()), **os.environ}
+    environment = prepared(load_settings())
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "pipeline", *context.args], environment)  # noqa: S606 (takes our place)
+
+
+def prepared(settings: Settings) -> dict[str, str]:
+    """The environment that the pipeline is to be executed in, once its packages are there."""
+    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+        _install()
+    return {**_known_of(settings), **os.environ}
 
 
 def _install() -> None:

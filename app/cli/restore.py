@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -13,7 +16,8 @@ import typer
 from rich.progress import Progress
 
 from app.cli.options import Json, Keys
-from app.cli.outcome import err, out, print_json
+from app.cli.outcome import CommandExit, err, out, print_json
+from app.cli.pipeline import prepared
 from app.cli.serve import running_postgres
 from app.config import Settings, load_settings
 from app.logs import configure_logs
@@ -25,10 +29,14 @@ class Source(StrEnum):
 
     WAL = "wal"
     BUNDLE = "bundle"
+    ARCHIVE = "archive"
 
 
 def restore(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Bundles of this ledger.")] = None,
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...|[URL]", help="Bundles of this ledger, or where its archive is."),
+    ] = None,
     source: Annotated[Source | None, typer.Option("--from", help="Where the rows come from.")] = None,
     keys: Keys = None,
     fork: Annotated[
@@ -43,20 +51,26 @@ def restore(
     node refuses to start. --from wal chains again what its WAL still holds and
     keeps that only if every chain then has all that this node ever signed.
     --from bundle brings back what exported bundles hold; keys that may have
-    signed them are those of --keys, bundle.trusted_keys and this node. What is
-    lost for good can only be given up: --fork begins a new log origin and
-    records that, with the reason and what had been signed, in _system.
+    signed them are those of --keys, bundle.trusted_keys and this node.
+    --from archive brings back what tally pipeline archive put there, by
+    default at archive.url, also into a new database. What is lost for good can
+    only be given up: --fork begins a new log origin and records that, with the
+    reason and what had been signed, in _system.
 
     \b
     Examples:
       tally restore --from wal
       tally restore --from bundle acme-1.bundle.tar acme-2.bundle.tar && tally restore --from wal
+      tally restore --from archive s3://ledger-archive/prod && tally restore --from wal
       tally restore --fork --reason "disk of db1 lost on 3 May, newest backup from 1 May"
     """
     settings = load_settings()
     if fork == (source is not None):
-        raise InvalidInputError("say either --from wal, --from bundle FILE..., or --fork --reason TEXT")
-    if (source is Source.BUNDLE) != bool(files):
+        raise InvalidInputError(
+            "say either --from wal, --from bundle FILE..., --from archive [URL], or --fork --reason TEXT"
+        )
+    files = places or []
+    if source is not Source.ARCHIVE and (source is Source.BUNDLE) != bool(files):
         raise InvalidInputError("files go with --from bundle, and it needs some")
     if fork != bool(reason and reason.strip()):
         raise InvalidInputError("--reason goes with --fork, and it needs one")
@@ -65,7 +79,9 @@ def restore(
         if source is Source.WAL:
             _from_wal(settings, url, as_json)
         elif source is Source.BUNDLE:
-            _from_bundles(settings, url, files or [], keys, as_json)
+            _from_bundles(settings, url, [Path(file) for file in files], keys, as_json)
+        elif source is Source.ARCHIVE:
+            _from_archive(settings, url, files, keys, as_json)
         else:
             _fork(settings, url, (reason or "").strip(), as_json)
 
@@ -94,10 +110,39 @@ def _from_wal(settings: Settings, url: str, as_json: bool) -> None:
     out.print("every chain has all that this node signed; the service can start" if grown else "nothing was missing")
 
 
-def _from_bundles(settings: Settings, url: str, files: list[Path], keys: Path | None, as_json: bool) -> None:
+def _from_archive(settings: Settings, url: str, places: list[str], keys: Path | None, as_json: bool) -> None:
+    """The archive is verified and unpacked into bundles by the pipeline, a program of its own, and these come back."""
+    if len(places) > 1 or not (places or settings.archive.url):
+        raise InvalidInputError("--from archive takes the one URL of the archive, by default the setting archive.url")
+    from app.restore import own_keys
+
+    signing_key, own = own_keys(settings)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="restore-", dir=settings.data_dir) as name:
+        folder, trusted = Path(name), Path(name, "own.pem")
+        trusted.write_text(own)
+        command = [sys.executable, "-m", "pipeline", "unpack", "--out", name, "--signing-key", signing_key]
+        command += ["--archive", places[0]] if places else []
+        for path in (trusted, keys, settings.bundle.trusted_keys):
+            command += ["--keys", str(path)] if path is not None else []
+        unpacked = subprocess.run(command, env=prepared(settings), stdout=sys.stderr, check=False)
+        if unpacked.returncode:
+            raise CommandExit(unpacked.returncode)
+        _from_bundles(settings, url, sorted(folder.glob("*.tar")), keys, as_json, may_begin_log=True)
+
+
+def _from_bundles(
+    settings: Settings,
+    url: str,
+    files: list[Path],
+    keys: Path | None,
+    as_json: bool,
+    *,
+    may_begin_log: bool = False,
+) -> None:
     from app.restore import restore_from_bundles
 
-    restored = asyncio.run(restore_from_bundles(settings, url, files, keys))
+    restored = asyncio.run(restore_from_bundles(settings, url, files, keys, may_begin_log=may_begin_log))
     if as_json:
         print_json({"bundles": [{"file": str(file), **each._asdict()} for file, each in restored]})
         return

@@ -11,7 +11,7 @@ from ledger.exit_code import ExitCode
 from pipeline.cli.options import ARCHIVE_VARIABLE, Dsn, Json, Keys, Master, SigningKey
 from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
-from pipeline.signers import open_signers
+from pipeline.signers import open_signer
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def archive(
     from pipeline.archive.tasks import file_on
     from pipeline.progress import shown
 
-    signer = open_signers(signing_key).signer
+    signer = open_signer(signing_key)
     held = [] if keys is None else list(Keyring.load(keys))
     store = ArchiveStore(dest)
     with Ledger.connected(dsn) as ledger:

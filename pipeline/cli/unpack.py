@@ -11,7 +11,7 @@ import typer
 from ledger.errors import InvalidInputError, TenantNotFoundError
 from pipeline.cli.options import ARCHIVE_VARIABLE, Json, SigningKey
 from pipeline.cli.outcome import out, print_json
-from pipeline.signers import open_signers
+from pipeline.signers import open_signer
 from signing.keys import Keyring
 
 
@@ -59,11 +59,11 @@ def unpack(
     from pipeline.archive.store import ArchiveStore
     from pipeline.archive.unpack import unpack as unpack_tenant
 
-    signers, store = open_signers(signing_key), ArchiveStore(url)
+    signer, store = open_signer(signing_key), ArchiveStore(url)
     rings = [Keyring.load(path) for path in keys or ()]
-    own = (signers.signer.public_key, signers.log_signer.public_key)
     keyring = Keyring(
-        [*own, *(key for ring in rings for key in ring)], (text for ring in rings for text in ring.log_verifier_keys)
+        [signer.public_key, *(key for ring in rings for key in ring)],
+        (text for ring in rings for text in ring.log_verifier_keys),
     )
     wanted = tenants or tenants_of(store)
     if not wanted:
@@ -71,7 +71,7 @@ def unpack(
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for tenant_id in wanted:
-        each = asyncio.run(unpack_tenant(store, tenant_id, output, keyring, signers.signer))
+        each = asyncio.run(unpack_tenant(store, tenant_id, output, keyring, signer))
         written.append(each)
         if not as_json:
             out.print(
