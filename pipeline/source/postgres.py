@@ -25,7 +25,6 @@ from pipeline.source.pieces import (
     EVER,
     ROWS_A_PIECE,
     Facts,
-    OpenPlace,
     Piece,
     PieceReader,
     Session,
@@ -135,7 +134,7 @@ class PostgresPlace:
         return self.dsn.shown
 
     @contextmanager
-    def open(self) -> Iterator[OpenPlace]:
+    def open(self) -> Iterator[OpenPostgres]:
         """Hold one state of the database, by a transaction that stays open.
 
         Raises:
@@ -145,8 +144,18 @@ class PostgresPlace:
         with _connection(self.dsn) as connection:
             connection.begin(None)
             snapshot_id = str(connection.value(statements.EXPORT_SNAPSHOT))
-            altered = _altered(connection, self.dsn)
-            yield OpenPostgres(connection, PostgresState(self.dsn, snapshot_id, tuple(altered.items())))
+            yield OpenPostgres(connection, _state(connection, self.dsn, snapshot_id))
+
+    @contextmanager
+    def join(self, snapshot_id: str | None) -> Iterator[OpenPostgres]:
+        """In the state that somebody else holds, or with None in that of the moment, which no task will share.
+
+        Raises:
+            DatabaseUnavailableError: PostgreSQL does not answer, or that state is gone.
+        """
+        with _connection(self.dsn) as connection:
+            connection.begin(snapshot_id)
+            yield OpenPostgres(connection, _state(connection, self.dsn, snapshot_id))
 
 
 class OpenPostgres:
@@ -157,6 +166,12 @@ class OpenPostgres:
         self.state = state
         self._types = dict(state.altered)
         self._facts: dict[str, Facts] = {}
+
+    @property
+    def snapshot_id(self) -> str:
+        """The id of the snapshot it shows."""
+        assert self.state.snapshot_id is not None
+        return self.state.snapshot_id
 
     def tenants(self) -> list[str]:
         """Every tenant with a head, a tree, snapshots or entries."""
@@ -291,8 +306,8 @@ def _told(error: Exception, dsn: Dsn, *, imports: bool = False) -> LedgerError:
     state, text = getattr(error, "sqlstate", None) or "", dsn.hide(str(error))
     if imports and state in _SNAPSHOT_GONE:
         return DatabaseUnavailableError(
-            f"the snapshot of {dsn} that this job reads in is gone: PostgreSQL was restarted or failed over, ended the"
-            " connection that held it, or the program that began the job has ended; run the job again"
+            f"the snapshot of {dsn} that is read in is gone: PostgreSQL was restarted or failed over, the connection"
+            " that held it has ended, or it was not read from for long; run the job or load the DataFrame again"
         )
     if state.startswith(_NOT_ALLOWED) or (not state and _REFUSED_LOGIN.search(text)):
         return ConfigurationError(
@@ -302,8 +317,8 @@ def _told(error: Exception, dsn: Dsn, *, imports: bool = False) -> LedgerError:
     return DatabaseUnavailableError(f"the database {dsn} does not answer: {text}")
 
 
-def _altered(connection: Connection, dsn: Dsn) -> statements.Types:
-    """The types of columns that somebody has altered.
+def _state(connection: Connection, dsn: Dsn, snapshot_id: str | None) -> PostgresState:
+    """What tasks need to know of the state that ``connection`` shows.
 
     Raises:
         ConfigurationError: tables are missing, or altered so that no row of them can be found.
@@ -312,7 +327,7 @@ def _altered(connection: Connection, dsn: Dsn) -> statements.Types:
     problem = statements.unreadable(found)
     if problem is not None:
         raise ConfigurationError(f"the ledger in {dsn} cannot be read: {problem}")
-    return statements.altered(found)
+    return PostgresState(dsn, snapshot_id, tuple(statements.altered(found).items()))
 
 
 def _facts(tenant_id: str, row: Sequence[Any]) -> Facts:

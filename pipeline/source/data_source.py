@@ -1,0 +1,119 @@
+"""The Python Data Source ``tallystick``: ``spark.read.format("tallystick")``, for notebooks and programs of others.
+
+Options::
+
+    dsn | bundle           where the ledger is; several bundles are separated by commas
+    tenant                 of these tenants alone, separated by commas
+    from_seq, to_seq       of these seqs alone, both included
+    from_time, to_time     with an HLC from the first time on and before the second, as RFC 3339 has times
+    rows_a_piece           most seqs that one task reads of a tenant, by default 65536
+    rows_a_batch           a stream only: most entries of one batch, by default 1000000
+
+The columns are ``tenant_id`` and those of an entry, or those of them that a schema names.
+
+What is not wanted is left out by options, before it is read, and not by ``pushFilters``: Spark 4.3 keeps what was
+planned for a filter with the loaded DataFrame and reads no more than that wherever the DataFrame is used again, without
+the filter too, so that ``df.where("seq <= 5").count()`` would change what ``df.count()`` says. A filter of Spark's is
+evaluated by Spark, on all that the options leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+from pipeline.source.frames import in_tasks, open_pieces
+from pipeline.source.holder import IDLE_S, hold, holder_of
+from pipeline.source.options import columns_of, number_of, places_of, tenants_of, times_of
+from pipeline.source.pieces import ROWS_A_PIECE, OpenPlace, Place
+from pipeline.source.postgres import PostgresPlace
+from pipeline.source.rows import ddl, rows_of
+from pipeline.source.stream import LedgerStreamReader, PiecePartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+FORMAT: Final = "tallystick"
+
+
+class TallystickSource(DataSource):
+    """Entries of a ledger, wherever it is."""
+
+    holder_address: ClassVar[str | None] = None
+    """Where the driver holds snapshots; said by the class that ``register`` makes."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name to say in ``format``."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """``tenant_id`` and the columns of an entry."""
+        return ddl()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        """Reads what is chained as time goes on."""
+        return LedgerStreamReader(self.options, schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads all that there is when the query is planned."""
+        return LedgerReader(self.options, schema, self.holder_address)
+
+
+class LedgerReader(DataSourceReader):
+    """One read of a ledger, all of it in the state that it had when it was planned."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, holder_address: str | None) -> None:
+        self._places, self._tenants = places_of(options), tenants_of(options)
+        self._from_seq, self._to_seq = number_of(options, "from_seq"), number_of(options, "to_seq")
+        self._times = times_of(options)
+        self._rows_a_piece = number_of(options, "rows_a_piece") or ROWS_A_PIECE
+        self._columns = columns_of(schema)
+        self._holder_address = holder_address
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each piece, or for several small ones."""
+        return [partition for place in self._places for partition in self._partitions_of(place)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The entries of its pieces."""
+        for piece, reader in open_pieces(partition.value or ()):
+            yield from rows_of(piece, reader, self._columns)
+
+    def _partitions_of(self, place: Place) -> list[InputPartition]:
+        if isinstance(place, PostgresPlace):
+            snapshot_id = hold(self._holder_address, place.dsn)
+            with place.join(snapshot_id) as opened:
+                return self._pieces_of(opened)
+        with place.open() as opened:
+            return self._pieces_of(opened)
+
+    def _pieces_of(self, opened: OpenPlace) -> list[InputPartition]:
+        tenants = self._tenants
+        if len(self._places) > 1 and tenants is not None:
+            tenants = [tenant for tenant in opened.tenants() if tenant in tenants]
+        pieces = opened.pieces(
+            tenants,
+            rows_a_piece=self._rows_a_piece,
+            from_seq=self._from_seq,
+            to_seq=self._to_seq,
+            times=self._times,
+        )
+        return [PiecePartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
+
+
+def register(spark: SparkSession, *, hold_s: float = IDLE_S) -> None:
+    """Make ``spark.read.format("tallystick")`` known to this session.
+
+    What a ``load`` shows is the state of the database when it is first used. This process holds that state until no job
+    of the session has run for ``hold_s`` seconds, or Spark ends; a DataFrame used later says to load it again.
+    """
+
+    class Registered(TallystickSource):
+        holder_address = holder_of(spark, hold_s).address
+
+    spark.dataSource.register(Registered)
