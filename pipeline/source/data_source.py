@@ -2,7 +2,7 @@
 
 Options::
 
-    dsn | bundle           where the ledger is; several bundles are separated by commas
+    dsn | archive | bundle where the ledger is; several bundles are separated by commas
     tenant                 of these tenants alone, separated by commas
     from_seq, to_seq       of these seqs alone, both included
     from_time, to_time     with an HLC from the first time on and before the second, as RFC 3339 has times

@@ -70,6 +70,8 @@ class SnapshotHolder:
     def close(self) -> None:
         """Let go of all snapshots; a second call does nothing."""
         self._ended.set()
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waking:
+            waking.connect(self.address)
         self._thread.join()
         atexit.unregister(self.close)
 
@@ -96,6 +98,8 @@ class SnapshotHolder:
         with client, suppress(OSError):
             client.settimeout(LOOK_INTERVAL_S)
             url = _received(client)
+            if self._ended.is_set():
+                return
             try:
                 answer = {"snapshot_id": self._hold(Dsn(url))}
             except LedgerError as error:

@@ -14,7 +14,7 @@ from pipeline.source.rows import NUMBERS, ROW_COLUMNS, ddl
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-PLACES: Final = ("dsn", "bundle")
+PLACES: Final = ("dsn", "archive", "bundle")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -68,9 +68,7 @@ def _milliseconds(options: Mapping[str, str], name: str) -> int | None:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise ConfigurationError(
-            f"option {name} must be a time with its zone, such as 2026-01-31T00:00:00Z, not {text!r}"
-        )
+        raise ConfigurationError(f"option {name} must be a time such as 2026-01-31T00:00:00Z, and is {text!r}")
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 

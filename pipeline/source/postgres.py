@@ -194,7 +194,7 @@ class OpenPostgres:
             occupied: dict[str, list[int]] = {tenant: [] for tenant in some}
             for tenant, seq in self._connection.rows(statements.occupied(some, rows_a_piece, from_seq, to_seq)):
                 occupied[tenant].append(seq)
-            self._read_facts(some)
+            self.read_facts(some)
             for tenant in some:
                 whole = Piece(tenant, from_seq, to_seq, 0, True, self.state, times)
                 pieces += self._cut(whole, occupied[tenant], rows_a_piece)
@@ -202,12 +202,15 @@ class OpenPostgres:
 
     def facts(self, tenant_id: str) -> Facts:
         """Head, last entry and stored tree."""
-        self._read_facts([tenant_id])
+        self.read_facts([tenant_id])
         return self._facts[tenant_id]
 
-    def _read_facts(self, tenants: Collection[str]) -> None:
-        if unread := [tenant for tenant in tenants if tenant not in self._facts]:
-            for tenant, *row in self._connection.rows(statements.facts(self._types, unread)):
+    def read_facts(self, tenants: Collection[str]) -> None:
+        """Have those of many tenants at hand at once."""
+        unread = [tenant for tenant in tenants if tenant not in self._facts]
+        for at in range(0, len(unread), TENANTS_AT_ONCE):
+            some = unread[at : at + TENANTS_AT_ONCE]
+            for tenant, *row in self._connection.rows(statements.facts(self._types, some)):
                 self._facts[tenant] = _facts(tenant, row)
 
     def _existing(self, tenants: Collection[str]) -> list[str]:

@@ -103,6 +103,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with self._opened() as opened:
             existing = opened.tenants()
             tenants = existing if self._tenants is None else [name for name in existing if name in self._tenants]
+            opened.read_facts(tenants)
             return {tenant: end_of(opened.facts(tenant)) for tenant in tenants}
 
     def _opened(self) -> AbstractContextManager[OpenPostgres]:

@@ -253,7 +253,9 @@ async def test_all_pieces_show_one_state_while_the_ledger_goes_on(connection: Co
 async def test_a_snapshot_that_is_gone_is_said_with_what_to_do(connection: Connection, database: Database) -> None:
     with parse_place(database.service_url).open() as opened:
         pieces = opened.pieces(["acme"])
-    with pytest.raises(DatabaseUnavailableError, match=r"snapshot of postgresql://tallystick@\S+ .* load the DataFrame again"):
+    with pytest.raises(
+        DatabaseUnavailableError, match=r"snapshot of postgresql://tallystick@\S+ .* load the DataFrame again"
+    ):
         list(open_pieces(pieces))
 
 
