@@ -11,7 +11,7 @@ the projection when it is the whole chain. The rest is ``not_checked``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any, Protocol
@@ -93,6 +93,7 @@ async def verify(
     checkpoints: Sequence[TreeHead] = (),
     anchors: Sequence[Anchor] = (),
     projection: bool = True,
+    on_break: Callable[[Break], object] | None = None,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that hangs on them.
 
@@ -106,8 +107,9 @@ async def verify(
         checkpoints: tree heads kept outside this ledger, which its chain must extend.
         anchors: what outsiders said of tree heads, kept inside; the chain must extend those too.
         projection: whether to fold all entries once more and compare job states.
+        on_break: is called with every break, those of job states aside, as it is found.
     """
-    findings = Findings()
+    findings = Findings(on_break)
     # 1. What there is.
     last = await reader.last_entry() or Head(0, None, None)
     head, tree = readable_ends(await reader.head(), await reader.tree(), last, findings)

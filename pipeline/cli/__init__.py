@@ -17,6 +17,7 @@ from pipeline.cli.outcome import CommandExit, fail
 from pipeline.cli.running import unwind_on_signals
 from pipeline.cli.stats import stats
 from pipeline.cli.unpack import unpack
+from pipeline.cli.verify import verify
 
 _USAGE_ERROR = 2
 """Typer's code for a wrong command line; 2 says tampered here, so it becomes 1."""
@@ -42,6 +43,7 @@ commands.command("archive")(archive)
 commands.command("merge")(merge)
 commands.command("stats")(stats)
 commands.command("unpack")(unpack)
+commands.command("verify")(verify)
 
 
 def main() -> NoReturn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ledger.errors import ConfigurationError
-from pipeline.archive.source import ArchivePlace
 from pipeline.archive.store import BUCKET_SCHEMES
 from pipeline.source.bundles import BundlePlace
 from pipeline.source.pieces import Place
@@ -18,6 +17,9 @@ def parse_place(text: str) -> Place:
     Raises:
         ConfigurationError: it is none.
     """
+    # Imported here: it is made of pieces itself.
+    from pipeline.archive.source import ArchivePlace
+
     scheme, separator, _ = text.partition("://")
     if separator and scheme in SCHEMES:
         return PostgresPlace(Dsn(text))

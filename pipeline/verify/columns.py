@@ -101,7 +101,7 @@ def _links_when_in_order(entries: EntryChecker, batch: pa.RecordBatch) -> list[b
 
 def _are_well_formed(batch: pa.RecordBatch) -> bool:
     return all(
-        column.type == (pa.int64() if name in _INTEGERS else pa.string())
+        (pa.types.is_signed_integer(column.type) if name in _INTEGERS else column.type == pa.string())
         and (name in _MAY_BE_NULL or not column.null_count)
         for name, column in zip(ENTRY_COLUMNS, batch.columns, strict=True)
     )

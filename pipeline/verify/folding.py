@@ -8,15 +8,16 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 import msgspec
-import orjson
 import pyarrow as pa
 
 from ledger.range_fold import CheckAgain, Ends, JobsFound, fold
 from ledger.range_summary import RangeSummary, RangeTask
 from ledger.verdict import Break, Findings
-from pipeline.verify.rows import AGAIN, BREAK, JOBS, SUMMARY, VERDICT, Row, batched, encode, rows_of
+from pipeline.verify.rows import AGAIN, BREAK, JOBS, REFUSED, SUMMARY, VERDICT, Row, batched, encode, rows_of
 
 SORTED_BY: Final = ("tenant_id", "kind", "number")
+FOLDED: Final = (SUMMARY, JOBS, REFUSED)
+"""Kinds of rows that are folded."""
 _JOBS_DECODER: Final = msgspec.msgpack.Decoder(JobsFound)
 
 
@@ -45,11 +46,18 @@ def _folded(chain: Chain, rows: Iterator[Row]) -> Iterator[Row]:
     tenant_id = chain.ends.tenant_id
     summaries: list[RangeSummary] = []
     jobs: list[JobsFound] = []
+    refused: list[Row] = []
     for row in rows:
         if row.kind == SUMMARY:
             summaries.append(RangeSummary.decode(row.data))
         elif row.kind == JOBS:
             jobs.append(_JOBS_DECODER.decode(row.data))
+        else:
+            refused.append(row)
+    if refused:
+        # What the lowest range met first is what reading from end to end would have met.
+        yield min(refused, key=lambda row: row.number)
+        return
     breaks: list[Break] = []
     outcome = fold(chain.ends, [*zip(chain.tasks, summaries, strict=True)], _merged(jobs), breaks.append)
     if isinstance(outcome, CheckAgain):
@@ -58,7 +66,7 @@ def _folded(chain: Chain, rows: Iterator[Row]) -> Iterator[Row]:
         return
     for each in breaks:
         yield Row(tenant_id, BREAK, -1, 0, None, encode(each))
-    yield Row(tenant_id, VERDICT, 0, 0, None, orjson.dumps(outcome.to_json(0)))
+    yield Row(tenant_id, VERDICT, 0, 0, None, encode(outcome))
 
 
 def _merged(jobs: Sequence[JobsFound]) -> JobsFound | None:

@@ -1,21 +1,11 @@
-"""Verification of ledgers on Spark: ranges checked where they are read, jobs compared, all folded tenant by tenant.
-
-    1. the driver plans: pieces of every tenant, and what is said of each chain as a whole
-    2. a task a piece: checks its rows in one pass; hands on a summary, breaks, and the jobs as far as it folded them
-    3. by job: states merged and compared with the stored ones
-    4. by tenant: summaries folded into the verdict
-    5. ranges that were checked on an assumption that was wrong are checked again; only tampering makes that happen
-
-Rows of a ledger never leave the task that reads them. The verdict is the service's own, since both feed the same
-checks in ``ledger``.
-"""
+"""Verification of the ledgers of a database on Spark, and what every such verification shares."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -25,13 +15,15 @@ from ledger.projection_check import CHAIN_ASPECTS
 from ledger.range_fold import Ends, tasks
 from ledger.range_summary import RangeTask
 from ledger.tree_check import TreeHead
+from ledger.verdict import KINDS, Verdict
 from pipeline.source import OpenPlace, Piece, over_pieces
 from pipeline.source.pieces import ROWS_A_PIECE
 from pipeline.verify import folding
 from pipeline.verify import jobs as comparing
 from pipeline.verify.folding import Chain, FoldChains
+from pipeline.verify.keys import sent
 from pipeline.verify.ranges import CheckRanges, read_jobs
-from pipeline.verify.rows import AGAIN, BREAK, CANDIDATE, DDL, JOBS, SUMMARY, VERDICT, decode_break, rows_of
+from pipeline.verify.rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_of
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -48,20 +40,30 @@ _BREAKS_SCHEMA: Final = pa.schema(
 )
 VERDICTS_DDL: Final = "tenant_id string, valid boolean, entries_checked bigint, verdict string"
 _TASK_DECODER: Final = msgspec.msgpack.Decoder(RangeTask)
+_VERDICT_DECODER: Final = msgspec.msgpack.Decoder(Verdict)
+_REFUSAL_DECODER: Final = msgspec.msgpack.Decoder(Refusal)
+
+
+class Checked(NamedTuple):
+    """What checking chains came to, by tenant; ``found`` are kept rows, among them every break."""
+
+    verdicts: dict[str, Verdict]
+    refused: dict[str, Refusal]
+    found: tuple[DataFrame, ...]
 
 
 class Verified:
     """What a verification came to; ``close`` it once the breaks were read."""
 
-    def __init__(self, spark: SparkSession, objects: list[dict[str, Any]], found: DataFrame, folded: DataFrame) -> None:
+    def __init__(self, spark: SparkSession, objects: list[dict[str, Any]], found: Sequence[DataFrame]) -> None:
+        """``found`` are kept rows of ``pipeline.verify.rows``, among them every break."""
         self.objects = objects
-        """The verdict object of each tenant, in the order of tenants."""
+        """The verdict object of each tenant or file, in their order."""
         self._spark = spark
         self._found = found
-        self._folded = folded
 
     def verdicts(self) -> DataFrame:
-        """One row a tenant; ``verdict`` is the verdict object as JSON."""
+        """One row a tenant or file; ``verdict`` is the verdict object as JSON."""
         rows = [
             (each["tenant_id"], each["valid"], each["entries_checked"], orjson.dumps(each).decode())
             for each in self.objects
@@ -70,20 +72,31 @@ class Verified:
 
     def breaks(self) -> DataFrame:
         """Every break there is, in no order."""
-        told = _BreaksTold(frozenset(each["tenant_id"] for each in self.objects if _is_chain_whole(each)))
-        both = self._found.union(self._folded)
-        return both.filter(both.kind.isin(BREAK, CANDIDATE)).mapInArrow(told, BREAKS_DDL)
+        broken = [each for each in self.objects if each["first_break"] is not None]
+        outside = [each for each in broken if each["first_break"]["kind"] not in KINDS]
+        rows = [(each["tenant_id"], *map(_text, each["first_break"].values())) for each in outside]
+        told = self._spark.createDataFrame([(tenant, int(seq or 0), *rest) for tenant, seq, *rest in rows], BREAKS_DDL)
+        # Where the place itself does not hold, or a job's chain, nothing else is said.
+        tell = _TellBreaks(
+            frozenset(each["tenant_id"] for each in outside if not each["entries_checked"]),
+            frozenset(each["tenant_id"] for each in self.objects if _is_chain_whole(each)),
+        )
+        for rows_found in self._found:
+            kept = rows_found.filter(rows_found.kind.isin(BREAK, CANDIDATE))
+            told = told.union(kept.mapInArrow(tell, BREAKS_DDL))
+        return told
 
     def close(self) -> None:
         """Let go of what is kept."""
-        self._found.unpersist()
-        self._folded.unpersist()
+        for each in self._found:
+            each.unpersist()
 
 
 @dataclass(frozen=True)
-class _BreaksTold:
+class _TellBreaks:
     """Decodes breaks; those of job states count where the chain itself is whole."""
 
+    refused: frozenset[str]
     whole: frozenset[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,14 +104,17 @@ class _BreaksTold:
             rows = [
                 (row.tenant_id, *decode_break(row.data))
                 for row in rows_of([batch])
-                if row.kind == BREAK or row.tenant_id in self.whole
+                if row.tenant_id not in self.refused and (row.kind == BREAK or row.tenant_id in self.whole)
             ]
             if rows:
                 tenants, seqs, kinds, details, expected, actual = zip(*rows, strict=True)
-                texts = ([None if value is None else str(value) for value in column] for column in (expected, actual))
-                columns = (tenants, seqs, kinds, details, *texts)
+                columns = (tenants, seqs, kinds, details, [*map(_text, expected)], [*map(_text, actual)])
                 arrays = [pa.array(values, field.type) for values, field in zip(columns, _BREAKS_SCHEMA, strict=True)]
                 yield pa.RecordBatch.from_arrays(arrays, schema=_BREAKS_SCHEMA)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def verify(
@@ -108,7 +124,6 @@ def verify(
     tenants: Collection[str] | None = None,
     keyring: Keyring | None = None,
     checkpoints: Mapping[str, Sequence[TreeHead]] | None = None,
-    with_jobs: bool = True,
     rows_a_piece: int = ROWS_A_PIECE,
     passed: Accumulator[int] | None = None,
 ) -> Verified:
@@ -116,11 +131,10 @@ def verify(
 
     Args:
         spark: the session.
-        place: where they are.
+        place: where they are: a database. For archives see ``verify_archive``, for bundles ``verify_bundles``.
         tenants: whose, by default all.
         keyring: keys to judge signatures with; without it none is judged.
         checkpoints: by tenant, tree heads kept elsewhere, which the chain must extend.
-        with_jobs: whether to compare job states, where they are stored.
         rows_a_piece: entries that a task checks.
         passed: counts entries that were checked.
 
@@ -128,56 +142,60 @@ def verify(
         TenantNotFoundError: there is nothing of a tenant that was named.
     """
     began_s = time.perf_counter()
-    # 1. The plan.
     pieces = place.pieces(tenants, rows_a_piece=rows_a_piece)
-    chains = _planned(place, pieces, checkpoints or {})
-    keys = None if keyring is None else orjson.dumps(keyring.to_json()).decode()
-    # 2. The ranges. 3. The jobs.
+    ends = {}
+    for tenant in dict.fromkeys(piece.tenant_id for piece in pieces):
+        facts = place.facts(tenant)
+        ends[tenant] = Ends(tenant, facts.head, facts.tree, (checkpoints or {}).get(tenant, ()))
+    checked = check_chains(spark, pieces, ends, keyring=keyring, with_jobs=True, passed=passed)
+    duration_ms = (time.perf_counter() - began_s) * 1000
+    objects = [checked.verdicts[tenant].to_json(duration_ms) for tenant in ends]
+    return Verified(spark, objects, checked.found)
+
+
+def check_chains(
+    spark: SparkSession,
+    pieces: Sequence[Piece],
+    ends: Mapping[str, Ends],
+    *,
+    keyring: Keyring | None,
+    with_jobs: bool,
+    passed: Accumulator[int] | None,
+) -> Checked:
+    """Check the chains that lie in ``pieces``; ``ends`` is what is said of each as a whole, by tenant.
+
+    ``with_jobs`` says that job states are compared, where they are stored.
+    """
+    chains = _planned(pieces, ends)
+    keys = sent(keyring)
+    # 1. The ranges. 2. The jobs.
     found = over_pieces(spark, pieces, CheckRanges(_by_piece(pieces, chains), keys, with_jobs, passed), DDL)
     if with_jobs:
         stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
         by_job = found.union(stored).repartition("tenant_id", "job_id").sortWithinPartitions(*comparing.SORTED_BY)
         found = by_job.mapInArrow(comparing.compare_jobs, DDL)
     found = found.persist()
-    # 4. The verdicts.
-    folded, objects, changed = _fold(found, chains)
-    # 5. What must be done again.
+    # 3. The verdicts.
+    folded, verdicts, refused, changed = _fold(found, chains)
+    # 4. What must be done again.
     rounds = 1
     while changed:
         if rounds == ROUNDS_MAX:
             raise AssertionError(f"ranges are to be checked again without end: {sorted(changed)[:3]}")
         for (tenant, number), task in changed.items():
             chains[tenant].tasks[number] = task
-        kept = spark.createDataFrame([*changed], "tenant_id string, number bigint")
-        kept = found.join(kept, ["tenant_id", "number"], "left_anti").select(found.columns)
-        tasks_of_pieces = _by_piece(pieces, chains)
-        concerned = [
-            piece
-            for piece in pieces
-            if (piece.tenant_id, tasks_of_pieces[piece.tenant_id, piece.from_seq].number) in changed
-        ]
-        again = over_pieces(spark, concerned, CheckRanges(tasks_of_pieces, keys, False), DDL)
-        found = kept.union(again).persist()
-        folded, objects, changed = _fold(found, chains)
+        found = _without(spark, found, changed).union(_again(spark, pieces, chains, changed, keys)).persist()
+        folded, verdicts, refused, changed = _fold(found, chains)
         rounds += 1
-    duration_ms = round((time.perf_counter() - began_s) * 1000, 1)
-    return Verified(spark, [{**each, "duration_ms": duration_ms} for each in objects], found, folded)
+    return Checked(verdicts, refused, (found, folded))
 
 
-def _planned(
-    place: OpenPlace, pieces: Sequence[Piece], checkpoints: Mapping[str, Sequence[TreeHead]]
-) -> dict[str, Chain]:
-    borders: dict[str, list[int]] = {}
+def _planned(pieces: Sequence[Piece], ends: Mapping[str, Ends]) -> dict[str, Chain]:
+    borders: dict[str, list[int]] = {tenant: [] for tenant in ends}
     for piece in pieces:
-        of_tenant = borders.setdefault(piece.tenant_id, [])
         if not piece.is_first and piece.from_seq is not None:
-            of_tenant.append(piece.from_seq)
-    chains = {}
-    for tenant, of_tenant in borders.items():
-        facts = place.facts(tenant)
-        ends = Ends(tenant, facts.head, facts.tree, checkpoints.get(tenant, ()))
-        chains[tenant] = Chain(ends, tasks(ends, of_tenant))
-    return chains
+            borders[piece.tenant_id].append(piece.from_seq)
+    return {tenant: Chain(ends[tenant], tasks(ends[tenant], of_tenant)) for tenant, of_tenant in borders.items()}
 
 
 def _by_piece(pieces: Sequence[Piece], chains: Mapping[str, Chain]) -> dict[tuple[str, int | None], RangeTask]:
@@ -185,20 +203,43 @@ def _by_piece(pieces: Sequence[Piece], chains: Mapping[str, Chain]) -> dict[tupl
     return {(piece.tenant_id, piece.from_seq): next(left[piece.tenant_id]) for piece in pieces}
 
 
+_Changed = dict[tuple[str, int], RangeTask]
+"""By tenant and number."""
+
+
 def _fold(
     found: DataFrame, chains: Mapping[str, Chain]
-) -> tuple[DataFrame, list[dict[str, Any]], dict[tuple[str, int], RangeTask]]:
-    """What folding gave, the verdict objects in it, and the tasks to be done again."""
-    of_chains = found.filter(found.kind.isin(SUMMARY, JOBS)).repartition("tenant_id")
+) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal], _Changed]:
+    """What folding gave, and what is in it: verdicts, refusals, tasks to be done again."""
+    of_chains = found.filter(found.kind.isin(*folding.FOLDED)).repartition("tenant_id")
     folded = of_chains.sortWithinPartitions(*folding.SORTED_BY).mapInArrow(FoldChains(chains), DDL).persist()
-    objects: list[dict[str, Any]] = []
-    changed: dict[tuple[str, int], RangeTask] = {}
-    for row in folded.filter(folded.kind.isin(VERDICT, AGAIN)).collect():
+    verdicts: dict[str, Verdict] = {}
+    refused: dict[str, Refusal] = {}
+    changed: _Changed = {}
+    for row in folded.filter(folded.kind.isin(VERDICT, REFUSED, AGAIN)).collect():
+        data = bytes(row.data)
         if row.kind == VERDICT:
-            objects.append(orjson.loads(bytes(row.data)))
+            verdicts[row.tenant_id] = _VERDICT_DECODER.decode(data)
+        elif row.kind == REFUSED:
+            refused[row.tenant_id] = _REFUSAL_DECODER.decode(data)
         else:
-            changed[row.tenant_id, row.number] = _TASK_DECODER.decode(bytes(row.data))
-    return folded, sorted(objects, key=lambda each: str(each["tenant_id"])), changed
+            changed[row.tenant_id, row.number] = _TASK_DECODER.decode(data)
+    return folded, verdicts, refused, changed
+
+
+def _without(spark: SparkSession, found: DataFrame, changed: _Changed) -> DataFrame:
+    """What was found, the ranges aside that are checked again."""
+    left_out = spark.createDataFrame([*changed], "tenant_id string, number bigint")
+    return found.join(left_out, ["tenant_id", "number"], "left_anti").select(found.columns)
+
+
+def _again(
+    spark: SparkSession, pieces: Sequence[Piece], chains: Mapping[str, Chain], changed: _Changed, keys: str | None
+) -> DataFrame:
+    of_pieces = _by_piece(pieces, chains)
+    numbers = {key: task.number for key, task in of_pieces.items()}
+    concerned = [piece for piece in pieces if (piece.tenant_id, numbers[piece.tenant_id, piece.from_seq]) in changed]
+    return over_pieces(spark, concerned, CheckRanges(of_pieces, keys, False), DDL)
 
 
 def _is_chain_whole(verdict: Mapping[str, Any]) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import orjson
 import pyarrow as pa
 
 from ledger import job_parts
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.job_parts import JobParts
 from ledger.projection_check import FOLD_COLUMNS
 from ledger.range_check import RangeChecker
@@ -19,8 +19,8 @@ from ledger.verdict import Break, Findings
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.source import Piece, PieceReader
 from pipeline.verify.columns import check_batch
-from pipeline.verify.rows import BREAK, JOBS, PART, STORED, SUMMARY, Row, batched, encode
-from signing.keys import Keyring
+from pipeline.verify.keys import keyring_of
+from pipeline.verify.rows import BREAK, JOBS, PART, REFUSED, STORED, SUMMARY, Refusal, Row, batched, encode
 from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
@@ -45,12 +45,20 @@ class CheckRanges:
     """Counts entries."""
 
     def __call__(self, piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
-        return batched(self._rows(self.tasks[piece.tenant_id, piece.from_seq], reader))
+        return batched(self._told(self.tasks[piece.tenant_id, piece.from_seq], reader))
+
+    def _told(self, task: RangeTask, reader: PieceReader) -> Iterator[Row]:
+        try:
+            yield from self._rows(task, reader)
+        except ArchiveInvalidError as error:
+            refusal = Refusal(isinstance(error, ArchiveSignatureError), str(error), error.seq)
+            yield Row(task.tenant_id, REFUSED, task.number, 0, None, encode(refusal))
 
     def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[Row]:
         breaks: list[Break] = []
+        opener = partial(open_snapshot, keyring=keyring_of(self.keys))
         snapshots = [row for batch in reader.snapshots() for row in zip(*_lists(batch), strict=True)]
-        checker = RangeChecker(task, snapshots, partial(open_snapshot, keyring=_keyring(self.keys)), breaks.append)
+        checker = RangeChecker(task, snapshots, opener, breaks.append)
         jobs, place = JobParts(), 0
         for batch in reader.entries():
             check_batch(checker, batch)
@@ -106,8 +114,3 @@ def _lists(batch: pa.RecordBatch) -> list[list[object]]:
 def _column(name: str, batch: pa.RecordBatch) -> list[object]:
     """A column that folding asks for, nothing of the others."""
     return batch.column(name).to_pylist() if name in _FOLDED else []
-
-
-@lru_cache(maxsize=1)
-def _keyring(keys: str | None) -> Keyring | None:
-    return None if keys is None else Keyring.from_json(orjson.loads(keys))

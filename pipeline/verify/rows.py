@@ -30,7 +30,9 @@ STORED: Final = "stored"
 JOBS: Final = "jobs"
 """What comparing some of the jobs came to, as ``JobsFound``."""
 VERDICT: Final = "verdict"
-"""A verdict object, as JSON."""
+"""A ``Verdict``; of a bundle its verdict object, as JSON."""
+REFUSED: Final = "refused"
+"""A ``Refusal``: what holds the rows does not hold, so nothing in it says anything."""
 AGAIN: Final = "again"
 """A ``RangeTask`` to be done again before there can be a verdict."""
 
@@ -47,6 +49,14 @@ _SCHEMA: Final = pa.schema(
 )
 
 _BREAK_DECODER: Final = msgspec.msgpack.Decoder(Break)
+
+
+class Refusal(NamedTuple):
+    """Why the rows of a tenant were not looked at: an ``ArchiveInvalidError``."""
+
+    is_signature: bool
+    message: str
+    seq: int
 
 
 class Row(NamedTuple):

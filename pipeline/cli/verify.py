@@ -1,0 +1,251 @@
+"""``tally pipeline verify``: whole ledgers, archives and many bundles, with the verdict that the service gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
+from ledger.exit_code import exit_code_of_bundle, exit_code_of_verdict, gravest
+from ledger.tree_check import TreeHead
+from pipeline.cli.options import Dsn, Json, Keys, Master
+from pipeline.cli.outcome import CommandExit, err, out, print_json
+from pipeline.cli.running import running
+from signing import checkpoint as checkpoints
+from signing import note
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
+
+    from pipeline.verify import Verified
+
+CHECKPOINT_BYTES_MAX = 1 << 20
+"""A kept checkpoint is read so far."""
+SOURCE = "file"
+"""What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
+_COLOURS = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "broken": "red"}
+
+
+def verify(
+    context: typer.Context,
+    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
+    tenants: Annotated[
+        list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
+    ] = None,
+    dsn: Dsn = None,
+    archive: Annotated[
+        str | None, typer.Option("--archive", metavar="URL", help="An archive: a folder, or s3://BUCKET/PATH.")
+    ] = None,
+    bundles: Annotated[
+        list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")
+    ] = None,
+    keys: Keys = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", exists=True, dir_okay=False, help="A checkpoint kept elsewhere.")
+    ] = None,
+    breaks: Annotated[
+        str | None, typer.Option("--breaks", metavar="FOLDER", help="Write every break there, as Parquet.")
+    ] = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Verify ledgers of any size: links, payloads, heads, snapshots, signatures, trees, job states.
+
+    Each tenant gets the verdict that tally verify gives. Signatures are
+    judged with --keys only; a checkpoint counts for the log it names.
+
+    \b
+    Exit codes: 0 whole; 2 tampered; 3 nothing wrong found but not everything
+    checked, such as an end that no snapshot signs yet; 4 a key is unknown,
+    expired or revoked; 1 could not run.
+
+    \b
+    Examples:
+      tally pipeline verify --keys trusted-keys.json
+      tally pipeline verify --archive s3://ledger-archive/prod --keys trusted/
+      tally pipeline verify --bundle sites/*.tar --keys trusted/ --json
+    """
+    source = context.get_parameter_source("dsn")
+    is_dsn_given = source is not None and source.name == "COMMANDLINE"  # It may stand in the environment, too.
+    if sum((is_dsn_given, archive is not None, bool(bundles))) > 1:
+        raise InvalidInputError("name one place: --dsn, --archive or --bundle")
+    if more_bundles and not bundles:
+        raise InvalidInputError(f"{str(more_bundles[0])!r} is no option; bundles are named with --bundle FILE...")
+    if bundles and tenants:
+        raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
+    if not (bundles or archive or dsn):
+        raise InvalidInputError("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
+    request = _Request(
+        tenants,
+        Keyring.load(keys) if keys is not None else None,
+        _read(checkpoint) if checkpoint is not None else None,
+        breaks,
+        master,
+    )
+    if bundles:
+        told = _verify_bundles([*bundles, *(more_bundles or ())], request)
+    else:
+        told = _verify_place(archive or dsn or "", request)
+    if as_json:
+        print_json(told)
+    else:
+        _print(told)
+    code_of = exit_code_of_verdict if bundles is None and archive is None else exit_code_of_bundle
+    raise CommandExit(gravest(map(code_of, told["tenants"])))
+
+
+class _Request(NamedTuple):
+    """What is asked for, wherever the ledgers are."""
+
+    tenants: Sequence[str] | None
+    keyring: Keyring | None
+    kept: str | None
+    """The text of a checkpoint kept elsewhere."""
+    breaks: str | None
+    master: str | None
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(CHECKPOINT_BYTES_MAX).decode("utf-8", "replace")
+
+
+# --- where the ledgers are ----------------------------------------------------------------------------
+
+
+def _verify_place(where: str, request: _Request) -> dict[str, Any]:
+    """A database or an archive."""
+    from pipeline.archive.source import OpenArchive
+    from pipeline.source import parse_place
+    from pipeline.verify import verify as verify_ledgers
+    from pipeline.verify import verify_archive
+
+    place = parse_place(where)
+    with running("verify", request.master) as spark, place.open() as opened:
+        tenants = request.tenants or opened.tenants()
+        kept = None if request.kept is None else _Kept.of(request.kept, tenants, request.keyring)
+
+        def work(passed: Accumulator[int]) -> Verified:
+            heads = {} if kept is None or kept.unknown is not None else {kept.tenant: [kept.head]}
+            keyring = request.keyring
+            if isinstance(opened, OpenArchive):
+                return verify_archive(spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed)
+            return verify_ledgers(spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed)
+
+        told = _worked(spark, request, work)
+    if kept is not None:
+        kept.judge(told["tenants"], request.keyring)
+    return told
+
+
+def _verify_bundles(files: Sequence[Path], request: _Request) -> dict[str, Any]:
+    from pipeline.verify import verify_bundles
+
+    with running("verify", request.master) as spark:
+        return _worked(
+            spark,
+            request,
+            lambda passed: verify_bundles(spark, files, keyring=request.keyring, kept=request.kept, passed=passed),
+        )
+
+
+def _worked(spark: SparkSession, request: _Request, work: Callable[[Accumulator[int]], Verified]) -> dict[str, Any]:
+    """What is told of a verification: verdict objects, rows, rate."""
+    from pipeline.progress import shown
+
+    began_s = time.perf_counter()
+    passed = spark.sparkContext.accumulator(0)
+    with shown(spark, "verifying", err, passed):
+        verified = work(passed)
+        seconds = time.perf_counter() - began_s
+        if request.breaks is not None:
+            verified.breaks().write.parquet(request.breaks)
+        verified.close()
+    entries = sum(each["entries_checked"] for each in verified.objects)
+    return {
+        "tenants": verified.objects,
+        "entries_checked": entries,
+        "seconds": round(seconds, 3),
+        "rows_per_second": round(entries / seconds),
+        "breaks_written": request.breaks,
+    }
+
+
+class _Kept(NamedTuple):
+    """A checkpoint kept elsewhere, and the tenant whose log it names."""
+
+    tenant: str
+    head: TreeHead
+    unknown: str | None
+    """Why no key that was given vouches for it, None when one does or none was given."""
+
+    @classmethod
+    def of(cls, text: str, tenants: Sequence[str], keyring: Keyring | None) -> _Kept:
+        """The checkpoint in ``text``, of the log of one of ``tenants``.
+
+        Raises:
+            SignatureError: malformed, not signed by the key it names, or of another log.
+        """
+        unknown = None
+        found = checkpoints.parse(note.parse(text).text)
+        if keyring is not None:
+            try:
+                checkpoints.open_checkpoint(text, keyring)
+            except UnknownKeyError as error:
+                unknown = str(error)
+                err.print(f"the checkpoint proves nothing: {error}", markup=False)
+        tenant = found.origin.rpartition("/")[2]
+        if tenant not in tenants:
+            raise SignatureError(f"the checkpoint is of log {found.origin!r}, of none of the tenants to be verified")
+        return cls(tenant, TreeHead(found.size, found.root, SOURCE), unknown)
+
+    def judge(self, verdicts: Sequence[dict[str, Any]], keyring: Keyring | None) -> None:
+        """Say in the verdict on the tenant what the checkpoint is worth."""
+        verdict = next(each for each in verdicts if each["tenant_id"] == self.tenant)
+        aspects = verdict["verdicts"]
+        if aspects["checkpoint"] == "broken":
+            return
+        if self.unknown is not None:
+            aspects["checkpoint"], verdict["valid"] = "unknown_key", False
+        elif keyring is None and aspects["checkpoint"] == "ok":
+            aspects["checkpoint"] = "not_checked"
+
+
+# --- what was found -----------------------------------------------------------------------------------
+
+
+def _print(told: dict[str, Any]) -> None:
+    verdicts = told["tenants"]
+    table = Table("tenant" if not verdicts or "file" not in verdicts[0] else "file", "entries", "verdict", "not ok")
+    for verdict in verdicts:
+        state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
+        rest = [f"{aspect} [{_COLOURS[said]}]{said}[/]" for aspect, said in verdict["verdicts"].items() if said != "ok"]
+        name = verdict.get("file") or verdict["tenant_id"]
+        table.add_row(escape(name), f"{verdict['entries_checked']:,}", state, ", ".join(rest))
+    out.print(table)
+    for verdict in verdicts:
+        _print_first_break(verdict)
+    out.print(
+        f"{told['entries_checked']:,} entries of {len(verdicts):,} ledgers in {told['seconds']:.1f} s, "
+        f"{told['rows_per_second']:,} entries/s"
+    )
+    if told["breaks_written"] is not None:
+        out.print(f"every break: {told['breaks_written']}", markup=False)
+
+
+def _print_first_break(verdict: dict[str, Any]) -> None:
+    first = verdict["first_break"]
+    if first is None:
+        return
+    name, counts = verdict.get("file") or verdict["tenant_id"], verdict["breaks"]
+    out.print("[bold red]broken:[/] ", end="")
+    out.print(f"{name}: {first['kind']} at seq {first['seq']:,}: {first['detail']}", markup=False)
+    out.print(f"  all breaks: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}", markup=False)

@@ -1,0 +1,54 @@
+"""Verification of archives on Spark: the driver judges the manifests, tasks compare and check the files they name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
+from ledger.range_fold import Ends
+from ledger.tree_check import StoredTree, TreeHead
+from pipeline.archive.judging import Judging, broken
+from pipeline.archive.source import OpenArchive
+from pipeline.verify.job import Verified, check_chains
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
+
+
+def verify_archive(
+    spark: SparkSession,
+    place: OpenArchive,
+    *,
+    tenants: Collection[str] | None = None,
+    keyring: Keyring | None = None,
+    checkpoints: Mapping[str, Sequence[TreeHead]] | None = None,
+    passed: Accumulator[int] | None = None,
+) -> Verified:
+    """As ``verify``, of an archive: the objects have the aspect ``archive``, and job states are in none."""
+    began_s = time.perf_counter()
+    wanted = place.tenants() if tenants is None else sorted(set(tenants))
+    objects: dict[str, dict[str, Any]] = {}
+    judging: dict[str, Judging] = {}
+    ends: dict[str, Ends] = {}
+    for tenant in wanted:
+        try:
+            archive = place.archive(tenant, keyring)
+            judge = Judging(archive, keyring)
+            heads = [*judge.judge(), *(checkpoints or {}).get(tenant, ())]
+        except ArchiveInvalidError as error:
+            objects[tenant] = broken(tenant, error, time.perf_counter() - began_s)
+            continue
+        tree = StoredTree(archive.newest.tree_size, archive.newest.tree_root)
+        judging[tenant], ends[tenant] = judge, Ends(tenant, archive.newest.last, tree, heads)
+    checked = check_chains(spark, place.pieces([*ends]), ends, keyring=keyring, with_jobs=False, passed=passed)
+    seconds = time.perf_counter() - began_s
+    for tenant, verdict in checked.verdicts.items():
+        objects[tenant] = judging[tenant].verdict(verdict.to_json(seconds * 1000))
+    for tenant, refusal in checked.refused.items():
+        kind = ArchiveSignatureError if refusal.is_signature else ArchiveInvalidError
+        objects[tenant] = broken(tenant, kind(refusal.message, refusal.seq), seconds)
+    return Verified(spark, [objects[tenant] for tenant in wanted], checked.found)

@@ -1,0 +1,116 @@
+"""Verification of many bundles on Spark: a task verifies a whole file, from its container to its last row.
+
+Files MUST be found under the same path wherever tasks run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pyarrow as pa
+
+from ledger.errors import BundleInvalidError
+from ledger.verdict import Break
+from ledger.verification import verify
+from pipeline.verify.job import Verified
+from pipeline.verify.keys import keyring_of, sent
+from pipeline.verify.rows import BREAK, DDL, VERDICT, Row, batched, encode
+from signing.bundle.chain_reader import BundleChainReader
+from signing.bundle.judging import BundleVerdict, Judging, open_kept, refused
+from signing.bundle.reader import BundleReader
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
+
+
+def verify_bundles(
+    spark: SparkSession,
+    files: Sequence[Path],
+    *,
+    keyring: Keyring | None = None,
+    kept: str | None = None,
+    passed: Accumulator[int] | None = None,
+) -> Verified:
+    """Verify bundle files; the objects have the aspect ``bundle`` and name their ``file``, in the order given.
+
+    ``kept`` is the text of a checkpoint kept elsewhere, for the bundles of its log.
+
+    Raises:
+        SignatureError: ``kept`` does not hold.
+    """
+    if kept is not None:
+        open_kept(kept, keyring)
+    keys = sent(keyring)
+    check = _CheckBundles(tuple(str(file.absolute()) for file in files), keys, kept, passed)
+    found = spark.range(0, len(files), 1, max(1, len(files))).mapInArrow(check, DDL).persist()
+    verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()
+    return Verified(spark, [orjson.loads(bytes(row.data)) for row in verdicts], [found])
+
+
+@dataclass(frozen=True)
+class _CheckBundles:
+    """Verifies files by their numbers. Travels to the workers."""
+
+    files: Sequence[str]
+    keys: str | None
+    kept: str | None
+    passed: Accumulator[int] | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from batched(self._rows(number))
+
+    def _rows(self, number: int) -> Iterator[Row]:
+        breaks: list[Break] = []
+        verdict = _verified(Path(self.files[number]), keyring_of(self.keys), self.kept, breaks).to_json()
+        if self.passed is not None:
+            self.passed.add(verdict["entries_checked"])
+        tenant_id = verdict["tenant_id"] or ""
+        for each in breaks:
+            yield Row(tenant_id, BREAK, number, 0, None, encode(each))
+        yield Row(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": self.files[number], **verdict}))
+
+
+def _verified(file: Path, keyring: Keyring | None, kept: str | None, breaks: list[Break]) -> BundleVerdict:
+    began_s = time.perf_counter()
+    try:
+        with BundleReader.open(file, keyring) as reader:
+            return _verified_rows(reader, keyring, kept, breaks)
+    except BundleInvalidError as error:
+        with file.open("rb") as stream:
+            digest, size = file_digest(stream, "sha256").hexdigest(), stream.tell()
+        return refused(error, digest, size, time.perf_counter() - began_s)
+
+
+def _verified_rows(
+    reader: BundleReader, keyring: Keyring | None, kept: str | None, breaks: list[Break]
+) -> BundleVerdict:
+    began_s = time.perf_counter()
+    checkpoint = open_kept(kept, keyring) if kept is not None else None
+    if checkpoint is not None and checkpoint.checkpoint.origin != reader.manifest.origin:
+        checkpoint = None
+    judging = Judging(reader, keyring, checkpoint)
+    try:
+        rows = verify(
+            BundleChainReader(reader),
+            tenant_id=reader.manifest.tenant_id,
+            from_seq=judging.from_seq,
+            open_snapshot=judging.open_snapshot,
+            checkpoints=judging.judge(),
+            projection=False,
+            on_break=breaks.append,
+        )
+        found = asyncio.run(rows)
+    except BundleInvalidError as error:
+        return judging.broken(error, time.perf_counter() - began_s)
+    return judging.verdict(found, time.perf_counter() - began_s)

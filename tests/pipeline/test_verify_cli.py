@@ -1,0 +1,78 @@
+"""``tally pipeline verify`` from its command line: what it prints, what it exits with, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from ledger.exit_code import ExitCode
+from tests.conftest import Database
+from tests.ledger.ledger_in_memory import SIGNER
+from tests.pipeline.archived_ledgers import checkpoint_of, days, ledger_of, store
+
+TIMEOUT_S = 300
+
+
+def run(*arguments: str, cwd: Path, dsn: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TALLY_PIPELINE_LOGS": str(cwd / "logs"), "COLUMNS": "200"}
+    environment.pop("TALLY_PIPELINE_DSN", None)
+    if dsn is not None:
+        environment["TALLY_PIPELINE_DSN"] = dsn
+    command = [sys.executable, "-m", "pipeline", "verify", *arguments]
+    root = Path(__file__).parents[2]
+    environment["PYTHONPATH"] = str(root)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+async def test_a_database_is_verified_and_every_break_is_written(database: Database, tmp_path: Path) -> None:
+    whole, forged = ledger_of("acme", days(30)), ledger_of("other", days(20))
+    for row in forged.entries[4:9]:
+        row["payload"] += " "
+    for ledger in (whole, forged):
+        ledger.store_jobs()
+    await store(database, whole, forged)
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
+    (tmp_path / "kept").write_text(checkpoint_of(whole))
+    found = run(
+        *("--keys", "keys.pem", "--checkpoint", "kept", "--breaks", "breaks", "--json", "--master", "local[2]"),
+        cwd=tmp_path,
+        dsn=database.service_url,
+    )
+    assert found.returncode == ExitCode.TAMPERED, found.stderr
+    told = json.loads(found.stdout)
+    acme, other = told["tenants"]
+    assert (acme["tenant_id"], acme["valid"], acme["compared_with"]) == ("acme", True, "file")
+    assert set(acme["verdicts"].values()) == {"ok"}
+    assert (other["valid"], other["breaks"]) == (False, {"payload-digest": 5})
+    assert told["entries_checked"] == 50
+    assert told["rows_per_second"] > 0
+    rows = ds.dataset(str(tmp_path / "breaks"), format="parquet").to_table().to_pylist()
+    assert sorted((row["tenant_id"], row["seq"], row["kind"]) for row in rows) == [
+        ("other", seq, "payload-digest") for seq in range(5, 10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name the ledger"),
+        (["--dsn", "postgresql://x/y", "--archive", "/tmp"], "name one place"),
+        (["some.tar"], "bundles are named with --bundle"),
+        (["--bundle", "a.tar", "b.tar", "--tenant", "acme"], "a bundle is of one tenant"),
+        (["--dsn", "nowhere"], "is no ledger"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+    found = run(*arguments, cwd=tmp_path)
+    assert found.returncode == ExitCode.COULD_NOT_RUN
+    assert said in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+    assert found.stdout == ""
