@@ -14,7 +14,7 @@ from pipeline.archive.run import Archived, Run
 from pipeline.archive.store import ArchiveStore
 from pipeline.archive.tasks import file_here
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.keys import Keyring
+from signing.keys import FileSigner, Keyring
 from tests.app.chain_builder import insert
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, link_of
@@ -91,9 +91,13 @@ async def store(database: Database, *ledgers: Ledger) -> None:
 
 def archive_here(database: Database, folder: Path, keyring: Keyring = RING) -> list[Archived]:
     """Archive all that is signed, in this process."""
-    url = str(folder)
+    return archive_at(database, str(folder), keyring)
+
+
+def archive_at(database: Database, url: str, keyring: Keyring = RING, signer: FileSigner = SIGNER) -> list[Archived]:
+    """The same, to a URL."""
     with PostgresLedger.connected(database.service_url) as ledger:
-        return Run(ledger, ArchiveStore(url), SIGNER, keyring, file_here(database.service_url, url)).archive()
+        return Run(ledger, ArchiveStore(url), signer, keyring, file_here(database.service_url, url)).archive()
 
 
 def content_of(folder: Path) -> dict[str, bytes]:

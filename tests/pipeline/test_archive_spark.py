@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -10,9 +15,12 @@ from pipeline.archive.postgres import Ledger as PostgresLedger
 from pipeline.archive.run import Run
 from pipeline.archive.store import ArchiveStore
 from pipeline.archive.tasks import file_on
+from signing import key_file
+from signing.keys import Keyring
+from tests.app.chains import until
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER
-from tests.pipeline.archived_ledgers import RING, archive_here, content_of, days, ledger_of, store
+from tests.pipeline.archived_ledgers import RING, archive_at, archive_here, content_of, days, ledger_of, store
 
 
 async def test_spark_makes_the_archive_that_one_process_makes(
@@ -27,3 +35,39 @@ async def test_spark_makes_the_archive_that_one_process_makes(
     assert (acme.to_seq, other.to_seq, rows.value) == (60, 30, 90)
     archive_here(database, tmp_path / "here")
     assert content_of(tmp_path / "spark") == content_of(tmp_path / "here")
+
+
+def started(database: Database, folder: Path, key: Path) -> subprocess.Popen[str]:
+    """The command, in a process group of its own with all that Spark starts."""
+    command = [sys.executable, "-m", "pipeline", "archive", "--dest", str(folder), "--dsn", database.service_url]
+    command += ["--signing-key", str(key), "--master", "local[2]", "--json"]
+    environment = {**os.environ, "TALLY_PIPELINE_LOGS": str(key.parent)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next(
+    database: Database, tmp_path: Path
+) -> None:
+    signer = key_file.generate(tmp_path / "key.pem")
+    ledgers = [ledger_of(f"tenant-{number}", days(40)) for number in range(6)]
+    await store(database, *ledgers)
+    archive_at(database, str(tmp_path / "whole"), Keyring([signer.public_key]), signer)
+    whole, killed = content_of(tmp_path / "whole"), tmp_path / "killed"
+
+    process = started(database, killed, tmp_path / "key.pem")
+    try:
+        # Plans are written first, so the files are being made, or about to be.
+        await until(lambda: list(killed.glob("entries/*/*/*.parquet")), "a file is there", 120)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert content_of(killed).items() <= whole.items()
+    assert len(content_of(killed)) > len(ledgers)
+
+    process = started(database, killed, tmp_path / "key.pem")
+    answer, _ = process.communicate(timeout=240)
+    assert process.returncode == 0
+    assert [(each["tenant_id"], each["to_seq"]) for each in json.loads(answer)["tenants"]] == [
+        (ledger.tenant_id, 40) for ledger in ledgers
+    ]
+    assert content_of(killed) == whole

@@ -1,0 +1,85 @@
+"""An archive in a bucket, over HTTP: the same objects as in a folder, written once, whatever the network does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import ArchiveConflictError, ArchiveInvalidError, ArchiveUnavailableError
+from pipeline.archive.chain_reader import verify_tenant
+from pipeline.archive.reader import tenants_of
+from pipeline.archive.store import ArchiveStore
+from tests.conftest import Database
+from tests.pipeline.archived_ledgers import RING, archive_at, archive_here, content_of, days, ledger_of, store
+from tests.pipeline.bucket_server import BucketServer, bucket_server
+
+URL = "s3://bucket/some/where"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
+    """An empty bucket, which the environment names as it does any other."""
+    with bucket_server() as server:
+        for name, value in (
+            ("AWS_ENDPOINT_URL", server.url),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def objects_of(bucket: BucketServer) -> dict[str, bytes]:
+    return {key.removeprefix("some/where/"): data for key, data in bucket.objects.items()}
+
+
+async def test_a_bucket_holds_what_a_folder_would_and_is_verified_as_one(
+    database: Database, bucket: BucketServer, tmp_path: Path
+) -> None:
+    ledger = ledger_of("acme", days(33))
+    await store(database, ledger, ledger_of("other", days(10)))
+    for grown in (ledger, ledger_of("acme", days(30, 33), start=ledger)):
+        await store(database, grown)
+        archive_at(database, URL)
+        archive_here(database, tmp_path)
+    assert objects_of(bucket) == content_of(tmp_path)
+    assert tenants_of(ArchiveStore(URL)) == ["acme", "other"]
+    verdict = await verify_tenant(ArchiveStore(URL), "acme", RING)
+    assert (verdict["valid"], verdict["verdicts"]["archive"], verdict["to_seq"]) == (True, "ok", 60)
+    again = archive_at(database, URL)
+    assert [each.files for each in again] == [0, 0]
+
+
+async def test_lost_answers_and_cut_connections_leave_every_object_once_and_whole(
+    database: Database, bucket: BucketServer, tmp_path: Path
+) -> None:
+    await store(database, ledger_of("acme", days(33)))
+    archive_here(database, tmp_path)
+    bucket.cut_answers, bucket.cut_bodies = {1, 4, 7}, {2, 5, 8}
+    archive_at(database, URL)
+    assert objects_of(bucket) == content_of(tmp_path)
+    assert bucket.puts > 8
+
+
+async def test_what_stands_in_a_bucket_is_not_overwritten(database: Database, bucket: BucketServer) -> None:
+    await store(database, ledger_of("acme", days(20)))
+    archive_at(database, URL)
+    whole = dict(bucket.objects)
+    for name in whole:
+        bucket.objects = {name: b"somebody's"} | {key: data for key, data in whole.items() if "/manifests/" not in key}
+        bucket.objects[name] = b"somebody's"
+        with pytest.raises((ArchiveConflictError, ArchiveInvalidError)):
+            archive_at(database, URL)
+        assert bucket.objects[name] == b"somebody's"
+
+
+async def test_a_bucket_that_refuses_is_told_in_one_line(database: Database, bucket: BucketServer) -> None:
+    await store(database, ledger_of("acme", days(20)))
+    bucket.is_closed = True
+    with pytest.raises(ArchiveUnavailableError, match="s3://bucket/some/where") as raised:
+        archive_at(database, URL)
+    assert "\n" not in str(raised.value)
