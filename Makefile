@@ -38,9 +38,11 @@ lint: $(DEV)
 bench: $(DEV)
 	$(BIN)/python -m benchmarks $(ROWS)
 
-# The tests marked torture, with many rounds instead of a few; SEED= replays one round.
+# The tests marked torture, with many rounds instead of a few, and every property with many examples; SEED= replays one
+# round.
 torture: $(DEV) debian-tools
 	TORTURE_ROUNDS=$(or $(ROUNDS),200) SEED=$(SEED) $(BIN)/python -m pytest -m torture --timeout=0
+	$(if $(SEED),,TEST_EXAMPLES=2000 $(BIN)/python -m pytest -m hypothesis --timeout=0)
 
 # The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware.
 debian-tools:

@@ -12,6 +12,7 @@ from typing import Any
 from ledger.errors import (
     ArchiveInvalidError,
     BundleInvalidError,
+    ChainDamagedError,
     LedgerError,
     SignatureError,
     UnknownKeyError,
@@ -40,6 +41,9 @@ _GRAVEST_FIRST = (
     ExitCode.COULD_NOT_RUN,
     ExitCode.FINE,
 )
+
+_TAMPERED = (ArchiveInvalidError, BundleInvalidError, ChainDamagedError, SignatureError, WalCorruptError)
+"""Errors that say so."""
 
 
 def gravest(codes: Iterable[ExitCode]) -> ExitCode:
@@ -78,6 +82,6 @@ def exit_code_of_error(error: LedgerError) -> ExitCode:
     """The code for an error that ended a command."""
     if isinstance(error, UnknownKeyError):
         return ExitCode.UNKNOWN_KEY
-    if isinstance(error, ArchiveInvalidError | BundleInvalidError | SignatureError | WalCorruptError):
+    if isinstance(error, _TAMPERED):
         return ExitCode.TAMPERED
     return ExitCode.COULD_NOT_RUN

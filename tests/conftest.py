@@ -13,6 +13,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from app.embedded import EmbeddedPostgres
 from app.embedded_cluster import DATABASE, OWNER
@@ -24,6 +25,11 @@ MEMORY_BYTES_MIN = 2 << 30
 """Free room there with which the PostgreSQL of a run goes to it. One of four takes some 200 MB."""
 SETTINGS = {"fsync": "off", "max_wal_size": "128MB", "min_wal_size": "32MB"}
 """Of that PostgreSQL. Tests that kill the server have one of their own; here nothing is asked of its disk."""
+
+EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 50)
+"""Examples of each property that names no number of its own; `make torture` draws many."""
+settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 LONG_FIRST = ("crash", "pipeline", "app")
 """Folders whose files take longest, in the order in which they are handed to workers; the others follow."""

@@ -12,6 +12,7 @@ import typer
 from ledger.errors import LedgerError
 from ledger.exit_code import ExitCode, exit_code_of_error
 from pipeline.cli.archive import archive
+from pipeline.cli.diff import diff
 from pipeline.cli.merge import merge
 from pipeline.cli.outcome import CommandExit, fail
 from pipeline.cli.running import unwind_on_signals
@@ -40,6 +41,7 @@ def _all_commands() -> None:
 
 
 commands.command("archive")(archive)
+commands.command("diff")(diff)
 commands.command("merge")(merge)
 commands.command("stats")(stats)
 commands.command("unpack")(unpack)

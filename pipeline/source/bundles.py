@@ -122,7 +122,7 @@ class OpenBundle:
     """An open bundle; what its manifest says is what its maker says."""
 
     def __init__(self, path: Path, bundle: BundleReader) -> None:
-        self._path = path
+        self.path = path
         self.bundle = bundle
         """For what a bundle has besides: its manifest, checkpoint and envelope."""
 
@@ -143,10 +143,10 @@ class OpenBundle:
         manifest = self.bundle.manifest
         for tenant in sorted(set(tenants or ())):
             if tenant != manifest.tenant_id:
-                raise TenantNotFoundError(f"there is no tenant {tenant!r} in {self._path}")
+                raise TenantNotFoundError(f"there is no tenant {tenant!r} in {self.path}")
         if tenants is not None and not tenants:
             return []
-        where = BundleFile(str(self._path.absolute()), self.bundle.scanned, from_seq, to_seq)
+        where = BundleFile(str(self.path.absolute()), self.bundle.scanned, from_seq, to_seq)
         pieces: list[Piece] = []
         rows, seq = 0, manifest.from_seq
         low, high = from_seq or manifest.from_seq, manifest.to_seq if to_seq is None else to_seq

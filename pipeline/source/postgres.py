@@ -205,6 +205,11 @@ class OpenPostgres:
         self.read_facts([tenant_id])
         return self._facts[tenant_id]
 
+    def checkpoint(self, tenant_id: str) -> str | None:
+        """The newest checkpoint that was signed for a tenant's log, as stored; None before the first."""
+        rows = self._connection.rows(statements.checkpoint(tenant_id))
+        return rows[0][0] if rows else None
+
     def read_facts(self, tenants: Collection[str]) -> None:
         """Have those of many tenants at hand at once."""
         unread = [tenant for tenant in tenants if tenant not in self._facts]

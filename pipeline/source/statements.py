@@ -192,6 +192,11 @@ def facts(types: Types, tenants: Iterable[str]) -> str:
     )
 
 
+def checkpoint(tenant_id: str) -> str:
+    """The newest checkpoint of a tenant's log."""
+    return f"SELECT checkpoint::text FROM {TREES} WHERE tenant_id = {literal(tenant_id)} LIMIT 1"
+
+
 def seqs_in(tenant_id: str, times: Times, rows_max: int) -> str:
     """Lowest and highest seq and number of the entries of ``times``; no more than ``rows_max`` are looked at."""
     return f"""

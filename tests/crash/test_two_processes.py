@@ -41,7 +41,8 @@ async def test_a_process_whose_wal_was_copied_and_started_elsewhere_is_fenced_an
     tmp_path: Path, database: Database, launch: Launch, superuser: asyncpg.Connection, seed: int
 ) -> None:
     load, data_dir, copy = Load(random.Random(seed)), tmp_path / "node", tmp_path / "copy"
-    first = await launch(data_dir, database.service_url)
+    # The first must not give up its request for having slept, however long the second takes to start.
+    first = await launch(data_dir, database.service_url, write__timeout="300s")
     url = await first.ready()
     async with writer(url, load.book) as one:
         await one.created("GLOBAL")

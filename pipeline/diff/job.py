@@ -1,0 +1,273 @@
+"""The whole of a comparison: tenant by tenant by what is stored of their trees, then the sets of events of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ledger.errors import InvalidInputError, TenantNotFoundError
+from ledger.events import SYSTEM_TENANT
+from ledger.hlc import Hlc
+from pipeline.diff.chains import Chain, Meeting, Side, meet
+from pipeline.diff.cover import GAP_MAX, Range, cover
+from pipeline.diff.events import conflicts, differences, events, range_ms
+from pipeline.diff.repair import Written, write_bundles
+from pipeline.signers import Signers
+from pipeline.source import OpenPlace, Piece
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SIDES: Final = ("a", "b")
+CONFLICTS_LISTED_MAX: Final = 1000
+"""Conflicts that are listed, of all tenants; all are counted."""
+
+Stage = Callable[[str], AbstractContextManager[None]]
+"""Shows one stage of the work while it is entered."""
+
+
+@dataclass
+class TenantDiff:
+    """What the two ledgers have of one tenant."""
+
+    tenant_id: str
+    compared: str
+    """``merkle`` when their trees said it all, ``hlc-ranges`` when sets of events were compared."""
+    only_in: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
+    """Events that only this side has."""
+    first_difference: dict[str, Any] | None = None
+    """The first seq at which the chains hold different entries, with their links; None when there is none."""
+    conflict_count: int = 0
+    conflicts: list[dict[str, Any]] = field(default_factory=list)
+    """Events that claim one HLC, one on each side; the first ``CONFLICTS_LISTED_MAX`` of all tenants."""
+    missing: dict[str, list[Range]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    """Seqs of the chain of this side that hold what only it has, and little more."""
+    left: int = 0
+    """Entries that only one side has and that no bundle was written of, because no checkpoint covers them yet."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both sides have the same events."""
+        return not any(self.only_in.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "tenant_id": self.tenant_id,
+            "equal": self.is_equal,
+            "compared": self.compared,
+            **{f"only_in_{side}": count for side, count in self.only_in.items()},
+            "conflict_count": self.conflict_count,
+            "conflicts": self.conflicts,
+            "first_difference": self.first_difference,
+            "unsigned": self.left,
+        }
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What a comparison came to."""
+
+    tenants: Sequence[TenantDiff]
+    written: Sequence[Written] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both ledgers have the same events of every tenant."""
+        return all(tenant.is_equal for tenant in self.tenants)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "equal": self.is_equal,
+            "tenants": [tenant.to_json() for tenant in self.tenants],
+            "bundles": [each.to_json() for each in self.written],
+        }
+
+
+def diff(
+    spark: SparkSession,
+    a: OpenPlace,
+    b: OpenPlace,
+    *,
+    tenants: Collection[str] = (),
+    by_rows: bool = False,
+    output: Path | None = None,
+    signers: Signers | None = None,
+    stage: Stage = lambda what: nullcontext(),
+) -> Diff:
+    """Compare two ledgers, and write what each side lacks as bundles into ``output``, when that is given.
+
+    Args:
+        spark: the session.
+        a: the one, open until this returns.
+        b: the other.
+        tenants: those to compare; all that one of them has when there are none.
+        by_rows: do not believe stored trees and digests: compute them from the rows.
+        output: a folder; ``to-a`` and ``to-b`` are made in it.
+        signers: who signs the bundles; needed with ``output``.
+        stage: shows the work.
+
+    Raises:
+        TenantNotFoundError: neither has a tenant that was named.
+        ProofError: a stored tree lacks tiles.
+        ChainDamagedError: rows of which a bundle was to be made do not hold.
+        SigningUnavailableError: the signer cannot be reached.
+        OSError: a file cannot be written.
+    """
+    with Side(spark, a, by_rows=by_rows) as side_a, Side(spark, b, by_rows=by_rows) as side_b:
+        names = _names(a, b, tenants)
+        chains = {"a": side_a.chains(names), "b": side_b.chains(names)}
+        with stage("comparing trees"):
+            found, apart = _by_trees(names, chains)
+        if apart:
+            with stage("comparing events"):
+                _by_events(spark, {"a": side_a, "b": side_b}, chains, apart)
+        tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
+        written: list[Written] = []
+        if output is not None:
+            if signers is None:
+                raise InvalidInputError("bundles need a key to be signed with")
+            with stage("writing bundles"):
+                written = _write(tenants_found, chains, output, signers)
+    return Diff(tenants_found, written)
+
+
+Apart = dict[str, tuple[TenantDiff, int]]
+"""Tenants whose events are to be compared, with the seq up to which their chains are the same."""
+Chains = Mapping[str, Mapping[str, Chain]]
+"""By side and tenant."""
+
+
+def _names(a: OpenPlace, b: OpenPlace, wanted: Collection[str]) -> list[str]:
+    held = set(a.tenants()) | set(b.tenants())
+    for name in sorted(set(wanted) - held):
+        raise TenantNotFoundError(f"neither of them has a tenant {name!r}")
+    return sorted(set(wanted) or held)
+
+
+def _by_trees(names: Sequence[str], chains: Chains) -> tuple[list[TenantDiff], Apart]:
+    found: list[TenantDiff] = []
+    apart: Apart = {}
+    for name in names:
+        a, b = chains["a"].get(name), chains["b"].get(name)
+        tenant = TenantDiff(name, "merkle")
+        if a is None or b is None:
+            # Each ledger has a chain of its own of what happens to itself.
+            if name != SYSTEM_TENANT:
+                side, chain = ("a", a) if a is not None else ("b", b)
+                assert chain is not None
+                _note_rest(tenant, side, chain, [])
+                found.append(tenant)
+            continue
+        meeting = meet(a, b)
+        if meeting.first_difference is not None:
+            seq = meeting.first_difference
+            tenant.first_difference = {"seq": seq, "a": a.link_at(seq), "b": b.link_at(seq)}
+        if meeting.is_one or name == SYSTEM_TENANT:
+            if meeting.is_one or meeting.common:
+                _note_rests(tenant, a, b, meeting)
+                found.append(tenant)
+        else:
+            tenant.compared = "hlc-ranges"
+            apart[name] = tenant, meeting.common
+    return found, apart
+
+
+def _note_rests(tenant: TenantDiff, a: Chain, b: Chain, meeting: Meeting) -> None:
+    """Note what each has beyond the other, where their entries are the same wherever both have some."""
+    if not meeting.is_one:
+        for side, chain in (("a", a), ("b", b)):
+            _note_rest(tenant, side, chain, [Range(1, meeting.common)])
+        return
+    _note_rest(tenant, "a", a, [Range(b.first_seq, b.last_seq)])
+    _note_rest(tenant, "b", b, [Range(a.first_seq, a.last_seq)])
+
+
+def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: Sequence[Range]) -> None:
+    """Note the entries of ``chain`` outside of ``held``, at most one range, as those that only ``side`` has."""
+    low, high = held[0] if held else (chain.last_seq + 1, chain.last_seq)
+    rests = [
+        Range(chain.first_seq, min(chain.last_seq, low - 1)),
+        Range(max(chain.first_seq, high + 1), chain.last_seq),
+    ]
+    rests = [rest for rest in (rests if held else rests[:1]) if 1 <= rest.from_seq <= rest.to_seq]
+    tenant.only_in[side] = sum(rest.to_seq - rest.from_seq + 1 for rest in rests)
+    tenant.missing[side] = cover(rests)
+
+
+def _by_events(spark: SparkSession, sides: Mapping[str, Side], chains: Chains, apart: Apart) -> None:
+    from pyspark import StorageLevel
+    from pyspark.sql import functions
+
+    common = {name: common for name, (_, common) in apart.items()}
+    lengths = {name: _range_ms([chains[side][name] for side in SIDES], common[name]) for name in apart}
+    of = {
+        name: events(spark, _pieces(side.place, common), lengths, common, by_rows=side.by_rows).persist(
+            StorageLevel.DISK_ONLY
+        )
+        for name, side in sides.items()
+    }
+    found = differences(of["a"], of["b"]).persist(StorageLevel.DISK_ONLY)
+    stretch = functions.floor(found.seq / GAP_MAX)
+    summary = found.groupBy("tenant_id", "side", stretch.alias("stretch")).agg(
+        functions.min("seq"), functions.max("seq"), functions.count("seq")
+    )
+    ranges: dict[tuple[str, str], list[Range]] = {}
+    for tenant_id, side, _, first, last, count in summary.collect():
+        apart[tenant_id][0].only_in[side] += count
+        ranges.setdefault((tenant_id, side), []).append(Range(first, last))
+    for (tenant_id, side), missing in ranges.items():
+        apart[tenant_id][0].missing[side] = cover(missing)
+    _note_conflicts(conflicts(found), apart)
+    for frame in (found, *of.values()):
+        frame.unpersist()
+
+
+def _note_conflicts(found: DataFrame, apart: Apart) -> None:
+    for tenant_id, count in found.groupBy("tenant_id").count().collect():
+        apart[tenant_id][0].conflict_count = count
+    for row in found.orderBy("tenant_id", "seq_a", "seq_b").limit(CONFLICTS_LISTED_MAX).collect():
+        apart[row.tenant_id][0].conflicts.append({"hlc": row.hlc, "seq_a": row.seq_a, "seq_b": row.seq_b})
+
+
+def _pieces(place: OpenPlace, after_seq: Mapping[str, int]) -> list[Piece]:
+    """The pieces of these tenants behind what is known to be the same."""
+    pieces = place.pieces([name for name, common in after_seq.items() if not common])
+    for name, common in after_seq.items():
+        if common:
+            pieces += place.pieces([name], from_seq=common + 1)
+    return pieces
+
+
+def _range_ms(chains: Sequence[Chain], common: int) -> int:
+    times = [
+        _physical_ms(hlc)
+        for chain in chains
+        for hlc in (chain.hlc_at(max(chain.first_seq, common + 1)), chain.last_hlc)
+    ]
+    return range_ms(min(times), max(times), max(chain.entry_count for chain in chains) - common)
+
+
+def _physical_ms(hlc: str | None) -> int:
+    try:
+        return 0 if hlc is None else Hlc.parse(hlc).physical_ms
+    except InvalidInputError:
+        return 0
+
+
+def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signers: Signers) -> list[Written]:
+    written: list[Written] = []
+    for tenant in tenants:
+        if tenant.tenant_id == SYSTEM_TENANT:
+            continue
+        for side, lacking in (("a", "b"), ("b", "a")):
+            if tenant.missing[side]:
+                chain, folder = chains[side][tenant.tenant_id], output / f"to-{lacking}"
+                made, left = write_bundles(chain, tenant.missing[side], lacking, folder, signers)
+                written += made
+                tenant.left += left
+    return written

@@ -1,0 +1,203 @@
+"""Ranges of a chain as signed bundles, for the side that lacks them: an import there leaves what it was missing.
+
+The driver writes them, so that the signing key stays with it, range by range and in memory of one part: rows pass the
+checks of verification on their way, the last of them must be the leaf that the signed tree has there, and a file takes
+its name once it is whole. Inside are the chain's own snapshots, its newest checkpoint and the proof between the two; of
+a bundle that is compared it is the file as it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ledger import merkle, tiles
+from ledger.entry_check import EntryChecker
+from ledger.errors import ChainDamagedError, ConfigurationError, LedgerError, ProofError
+from ledger.merkle import HASH_BYTES
+from ledger.verdict import Findings
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from pipeline.diff.chains import Chain
+from pipeline.diff.cover import Range
+from pipeline.signers import Signers
+from pipeline.source import open_pieces
+from pipeline.source.bundles import OpenBundle
+from pipeline.source.postgres import OpenPostgres
+from signing import checkpoint as checkpoints
+from signing import note
+from signing.bundle.reader import digest_of
+from signing.bundle.writer import BundleWriter, End
+from signing.checkpoint import Checkpoint
+from signing.keys import Keyring
+from signing.whole_file import whole_file
+
+NODE_ID: Final = "diff"
+"""What these bundles name as the node that exported them: none did."""
+
+Row = tuple[Any, ...]
+_SEQ, _LINK = ENTRY_COLUMNS.index("seq"), ENTRY_COLUMNS.index("chain_link")
+_FROM_SEQ, _TO_SEQ = SNAPSHOT_COLUMNS.index("from_seq"), SNAPSHOT_COLUMNS.index("to_seq")
+
+
+class Written(NamedTuple):
+    """One bundle that was written."""
+
+    file: Path
+    tenant_id: str
+    lacking: str
+    """The side that lacks what is in it, ``a`` or ``b``."""
+    from_seq: int
+    to_seq: int
+    size_bytes: int
+    digest: str
+    """SHA-256 of the file, hex."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "file": str(self.file),
+            "tenant_id": self.tenant_id,
+            "lacking": self.lacking,
+            "from_seq": self.from_seq,
+            "to_seq": self.to_seq,
+            "bytes": self.size_bytes,
+            "sha256": self.digest,
+        }
+
+
+def write_bundles(
+    chain: Chain, ranges: Sequence[Range], lacking: str, folder: Path, signers: Signers
+) -> tuple[list[Written], int]:
+    """Bundles of ``ranges``, which ``lacking`` lacks, in ``folder``; and how many entries stay behind, because no
+    checkpoint covers them yet.
+
+    Raises:
+        ChainDamagedError: rows do not hold together, or are not those of the signed tree; nothing of that range is
+            there.
+        ConfigurationError: bundles cannot be made of this kind of place.
+        SigningUnavailableError: the signer cannot be reached.
+        OSError: a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    place = chain.side.place
+    if isinstance(place, OpenBundle):
+        return [_copied(chain, place, lacking, folder)] if ranges else [], 0
+    if not isinstance(place, OpenPostgres):
+        raise ConfigurationError("bundles can be made of a database or a bundle alone")
+    text = place.checkpoint(chain.tenant_id)
+    head = Checkpoint("", 0, b"") if text is None else checkpoints.parse(note.parse(text).text)
+    written, left = [], 0
+    for each in ranges:
+        to_seq = min(each.to_seq, head.size)
+        left += each.to_seq - max(to_seq, each.from_seq - 1)
+        if text is not None and to_seq >= each.from_seq:
+            within = Range(each.from_seq, to_seq)
+            written.append(_made(chain, within, head, text, lacking, folder, signers))
+    return written, left
+
+
+def _made(
+    chain: Chain, within: Range, head: Checkpoint, text: str, lacking: str, folder: Path, signers: Signers
+) -> Written:
+    # 1. The end: what the tree is there, and that the checkpoint goes on from it.
+    tenant_id, to_seq = chain.tenant_id, within.to_seq
+    try:
+        root = tiles.root_at(to_seq, chain.tile)
+        proof = tiles.consistency_proof(to_seq, head.size, chain.tile)
+        merkle.verify_consistency(to_seq, head.size, root, head.root, proof)
+        at = (to_seq - 1) % tiles.TILE_WIDTH * HASH_BYTES
+        leaf = chain.tile(0, (to_seq - 1) // tiles.TILE_WIDTH)[at : at + HASH_BYTES]
+    except ProofError as error:
+        raise ChainDamagedError(tenant_id, f"its stored tree does not lead to its checkpoint, {error}") from error
+    log_origin = head.origin.removesuffix(f"/{tenant_id}")
+    end = End(root.hex(), text, proof, Keyring([signers.signer.public_key]))
+    # 2. The rows, checked, and what signs them.
+    path = folder / _name(tenant_id, within)
+    writer = BundleWriter(tenant_id=tenant_id, node_id=NODE_ID, log_origin=log_origin)
+    with closing(writer), whole_file(path) as file:
+        for rows in _checked(chain, within, leaf):
+            file.write(writer.add_entries(rows))
+        for row in _snapshots(chain, within):
+            _add_snapshot(writer, tenant_id, row)
+        for piece in writer.finish(end, signers.signer):
+            file.write(piece)
+    digest, size_bytes = digest_of(path)
+    return Written(path, tenant_id, lacking, *within, size_bytes, digest)
+
+
+def _copied(chain: Chain, place: OpenBundle, lacking: str, folder: Path) -> Written:
+    manifest = place.bundle.manifest
+    within = Range(manifest.from_seq, manifest.to_seq)
+    for _ in _checked(chain, within, None):
+        continue
+    path = folder / _name(chain.tenant_id, within)
+    with whole_file(path) as file, place.path.open("rb") as source:
+        shutil.copyfileobj(source, file)
+    digest, size_bytes = digest_of(path)
+    return Written(path, chain.tenant_id, lacking, *within, size_bytes, digest)
+
+
+def _name(tenant_id: str, within: Range) -> str:
+    return f"{tenant_id}-{within.from_seq}-{within.to_seq}.bundle.tar"
+
+
+def _checked(chain: Chain, within: Range, leaf: bytes | None) -> Iterator[list[Row]]:
+    """The rows of a range, judged as verification judges them; the last is to be ``leaf`` of the tree, when given.
+
+    Raises:
+        ChainDamagedError: they do not hold.
+    """
+    findings = Findings()
+    before = chain.link_at(within.from_seq - 1) if within.from_seq > chain.first_seq else None
+    checker = EntryChecker(
+        chain.tenant_id,
+        findings,
+        first_seq=within.from_seq,
+        prev_link=before,
+        is_prev_known=before is not None or within.from_seq == 1,
+    )
+    last: Row | None = None
+    pieces = chain.side.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
+    for _, reader in open_pieces(pieces):
+        for batch in reader.entries(ENTRY_COLUMNS):
+            rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            checker.check(rows)
+            _refuse_broken(chain, findings)
+            last = rows[-1]
+            yield rows
+    if checker.last_seq != within.to_seq:
+        findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
+    elif last is not None and leaf is not None and merkle.leaf_hash(bytes.fromhex(last[_LINK])) != leaf:
+        findings.add("tree", last[_SEQ], f"the signed tree has another entry at seq {last[_SEQ]}")
+    _refuse_broken(chain, findings)
+
+
+def _refuse_broken(chain: Chain, findings: Findings) -> None:
+    found = findings.first_break()
+    if found is not None:
+        raise ChainDamagedError(
+            chain.tenant_id, f"nothing of it is carried elsewhere, {found.kind} at seq {found.seq}, {found.detail}"
+        )
+
+
+def _snapshots(chain: Chain, within: Range) -> Iterator[Row]:
+    """The snapshots that lie wholly in the range, by ``from_seq``."""
+    pieces = chain.side.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
+    whole = replace(pieces[0], from_seq=within.from_seq, to_seq=within.to_seq, is_first=False)
+    for _, reader in open_pieces([whole]):
+        for batch in reader.snapshots():
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if within.from_seq <= row[_FROM_SEQ] and row[_TO_SEQ] <= within.to_seq:
+                    yield row
+
+
+def _add_snapshot(writer: BundleWriter, tenant_id: str, row: Row) -> None:
+    try:
+        writer.add_snapshots((row,))
+    except (LedgerError, TypeError, ValueError) as error:
+        reason = f"its snapshot from seq {row[_FROM_SEQ]} to {row[_TO_SEQ]} cannot be read: {error}"
+        raise ChainDamagedError(tenant_id, reason) from error
