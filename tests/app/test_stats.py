@@ -16,6 +16,7 @@ import pytest
 
 from app.http.stats import LINES_PER_TURN, queue, reports_of
 from app.metrics import Metrics
+from app.stats import intake as stats_intake
 from app.stats.intake import StatsIntake
 from tests.app.conftest import MakeSettings, RunServer
 
@@ -178,6 +179,20 @@ async def test_what_finds_no_room_is_counted() -> None:
     receipt = await queue([FULL] * 10, intake, metrics)
     assert receipt == (0, 10, 1.0)
     assert 'stats_dropped_total{reason="full"} 10.0' in metrics.render().decode()
+
+
+async def test_while_too_much_waits_to_be_checked_the_next_is_dropped_unread_and_counted(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_intake, "CHECKED_BYTES_MAX", 100)
+    for content, headers, count in (
+        (b"not looked at\n" * 20, NDJSON, 20),
+        (b"x" * 200, NDJSON, 1),
+        (b"\n" * 200, {"content-type": "application/json"}, 1),
+    ):
+        answer = await client.post("/v1/stats", content=content, headers=headers)
+        assert (answer.status_code, answer.json()) == (202, {"accepted": 0, "dropped": count, "sample_rate": 0.0})
+    assert await metric(client, 'stats_dropped_total{reason="busy"}') == 22
 
 
 async def test_others_get_their_turn_while_reports_are_checked_and_queued() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,23 @@ def test_there_are_never_more_files_than_the_bound(folder: Folder, monkeypatch: 
         files.append(LINE % number)
         files.close()
     assert folder.seen() == b"".join(LINE % number for number in range(2, 5))
+
+
+def test_what_a_full_disk_cut_short_is_not_kept_and_the_file_goes_on(folder: Folder) -> None:
+    files = folder.files()
+    first, cut, last = (LINE % number * 5000 for number in range(3))
+    files.append(first)
+    # A limit on the size of files stands for the full disk: a write falls short, and the rest of it fails.
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(first) + len(cut) // 2, usual[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            files.append(cut)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    files.append(last[: len(LINE % 2)])
+    files.close()
+    assert folder.seen() == first + LINE % 2
 
 
 def test_a_folder_that_vanishes_is_made_again(folder: Folder) -> None:
