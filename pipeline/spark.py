@@ -68,8 +68,8 @@ def spark_session(
 def apart(work: Callable[[], Value]) -> Value:
     """Call Java from a thread, and so over a connection, of its own.
 
-    An exception that a signal's handler raises may cut a call short whose answer is still to come: on the same thread
-    the next call would be given that answer for its own.
+    What a signal's handler raises may cut a call short whose answer is still to come: while that is being handled, the
+    next call on the same thread would be given that answer for its own.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
@@ -74,16 +75,14 @@ def run(
         ConfigurationError: ``source`` is no folder, or ``dest`` was begun with another one or other windows, is written
             by another run, or cannot be written by this Spark.
     """
-    folder = Path(source).resolve()
-    if "://" not in source and not folder.is_dir():
-        raise ConfigurationError(f"{source} is no folder: name the one that stats.dir names")
+    folder = _folder_of(source)
     session = spark.newSession()
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)
     place = Place(session, dest)
     with place.held():
-        place.describe({"source": source if "://" in source else str(folder), "window_s": window_s})
-        rows = _rows(session, source if "://" in source else str(folder), window_s, watermark_s, files_a_batch_max)
+        place.describe({"source": folder, "window_s": window_s})
+        rows = _rows(session, folder, window_s, watermark_s, files_a_batch_max)
         writer = (
             rows.writeStream.format("parquet")
             .outputMode("append")
@@ -96,6 +95,17 @@ def run(
             return _follow(query, on_batch)
         finally:
             apart(query.stop)
+
+
+def _folder_of(source: str) -> str:
+    """``source`` in the one spelling by which it is known again."""
+    parts = urlsplit(source)
+    if parts.scheme not in ("", "file"):
+        return source.rstrip("/")
+    folder = Path(parts.path if parts.scheme else source).resolve()
+    if not folder.is_dir():
+        raise ConfigurationError(f"{source} is no folder: name the one that stats.dir names")
+    return str(folder)
 
 
 def _rows(session: SparkSession, folder: str, window_s: int, watermark_s: int, files_a_batch_max: int) -> DataFrame:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from ledger.errors import BundleInvalidError, ConfigurationError
 from ledger.exit_code import ExitCode
 from pipeline import java
 from pipeline.failures import told
+from pipeline.spark import apart
 
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
 
@@ -77,6 +81,37 @@ def test_another_error_in_a_task_is_told_as_one_line(spark: SparkSession) -> Non
     with pytest.raises(Exception, match="no rows") as raised:
         spark.range(1).mapInArrow(fail, "id long").collect()
     assert told(raised.value) == ("ZeroDivisionError: no rows to divide by", ExitCode.COULD_NOT_RUN)
+
+
+class CutShortError(BaseException):
+    """What the handler of a signal raises: like an exit, nothing of py4j's to deal with."""
+
+
+def test_a_call_that_a_signal_cuts_short_leaves_its_answer_to_no_other(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A connection of its own for what this test does to it.
+    gateway, jvm = spark.sparkContext._gateway, spark.sparkContext._jvm
+    assert gateway is not None
+    assert jvm is not None
+    monkeypatch.setattr(gateway._gateway_client, "thread_connection", threading.local())
+    sleep = jvm.java.lang.Thread.sleep
+
+    def cut_short(_number: int, _frame: object) -> None:
+        raise CutShortError
+
+    usual = signal.signal(signal.SIGUSR1, cut_short)
+    sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    sender.start()
+    try:
+        try:
+            sleep(2_000)
+            pytest.fail("the signal did not come")
+        except CutShortError:
+            assert apart(lambda: spark.range(3).count()) == 3
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, usual)
 
 
 def test_without_any_java_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
