@@ -37,12 +37,19 @@ _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 
 
 class FoundBreak(NamedTuple):
-    """The first place where rows are not what they must be, and how many there are; as in a verdict."""
+    """The first place where rows are not what they must be, as in a verdict."""
 
     seq: int
     kind: str
     detail: str
-    breaks: dict[str, int]
+
+
+class BrokenRangeError(Exception):
+    """Rows of a range do not hold; ``found`` says which."""
+
+    def __init__(self, seq: int, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.found = FoundBreak(seq, kind, detail)
 
 
 class FiledEntries(NamedTuple):
@@ -107,7 +114,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
             findings.add("gap", checker.last_seq + 1, missing)
         found = findings.first_break()
         if found is not None:
-            return FoundBreak(found.seq, found.kind, found.detail, findings.counts())
+            return FoundBreak(found.seq, found.kind, found.detail)
         # 3. Under their name.
         file = _put(store, name, local, writer.finish(), ENTRY_SCHEMA)
     named_first, named_last = (dict(zip(ENTRY_COLUMNS, row, strict=True)) for row in (first, last))
@@ -132,17 +139,17 @@ def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName) -> Filed
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if row[_FROM_SEQ] != expected_seq:
                     detail = f"a snapshot begins at {row[_FROM_SEQ]} where one from {expected_seq} must follow"
-                    return FoundBreak(expected_seq, "snapshot-chain", detail, {"snapshot-chain": 1})
+                    return FoundBreak(expected_seq, "snapshot-chain", detail)
                 expected_seq, envelope = row[_TO_SEQ] + 1, row[_ENVELOPE]
             writer.add(batch)
         if expected_seq != name.to_seq + 1:
             detail = f"the snapshots end at {expected_seq - 1} and not at {name.to_seq}"
-            return FoundBreak(expected_seq, "snapshot-chain", detail, {"snapshot-chain": 1})
+            return FoundBreak(expected_seq, "snapshot-chain", detail)
         try:
             claim = open_snapshot(envelope, None).claim
         except SignatureError as error:
             detail = f"the snapshot that ends at {name.to_seq} is malformed: {error}"
-            return FoundBreak(name.to_seq, "snapshot-signature", detail, {"snapshot-signature": 1})
+            return FoundBreak(name.to_seq, "snapshot-signature", detail)
         file = _put(store, name, local, writer.finish(), SNAPSHOT_SCHEMA)
     return FiledSnapshots(file, claim.node_id, claim.to_chain_link, claim.tree_root)
 

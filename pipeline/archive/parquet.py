@@ -183,12 +183,15 @@ def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterat
     """
     with tempfile.NamedTemporaryFile() as local:
         digest, size = sha256(), 0
-        for chunk in store.chunks(file.name):
-            size += len(chunk)
-            if size > file.bytes:
-                break
-            digest.update(chunk)
-            local.write(chunk)
+        try:
+            for chunk in store.chunks(file.name):
+                size += len(chunk)
+                if size > file.bytes:
+                    break
+                digest.update(chunk)
+                local.write(chunk)
+        except ArchiveInvalidError as error:
+            raise ArchiveInvalidError(str(error), file.parsed.from_seq) from error
         if (size, digest.hexdigest()) != (file.bytes, file.sha256):
             raise ArchiveInvalidError(
                 f"{file.name} is not the file that its manifest names: size or digest is another", file.parsed.from_seq

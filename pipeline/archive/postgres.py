@@ -6,7 +6,7 @@ change is found by its links. What must agree with one another is read in one tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -89,8 +89,8 @@ class Ledger:
         rows = self._rows("SELECT public_key_pem FROM scheduler.signing_keys WHERE revoked_from_hlc IS NULL")
         return [PublicKey.of(row[0]) for row in rows]
 
-    def signed(self) -> list[Signed]:
-        """Every tenant that has a snapshot, by name."""
+    def signed(self, tenants: Collection[str] | None = None) -> list[Signed]:
+        """Every tenant that has a snapshot, by name, or those of these that do."""
         rows = self._rows(
             """
             SELECT s.tenant_id, s.signed_seq, m.checkpoint
@@ -99,7 +99,8 @@ class Ledger:
              ORDER BY s.tenant_id
             """
         )
-        return [Signed(*row) for row in rows if is_readable_tenant(row[0])]
+        found = [Signed(*row) for row in rows if is_readable_tenant(row[0])]
+        return found if tenants is None else [each for each in found if each.tenant_id in tenants]
 
     # --- one tenant -----------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +17,7 @@ from pipeline.signers import open_signer
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
-    from pipeline.archive.run import Archived
+    from pipeline.archive.run import Archived, FileAll
 
 Destination = Annotated[
     str | None,
@@ -73,13 +75,18 @@ def archive(
     signer = open_signer(signing_key)
     held = [] if keys is None else list(Keyring.load(keys))
     store = ArchiveStore(dest)
-    with Ledger.connected(dsn) as ledger:
+    with Ledger.connected(dsn) as ledger, ExitStack() as stack:
         keyring = Keyring([signer.public_key, *ledger.published_keys(), *held])
-        with running("archive", master) as spark:
+
+        @cache
+        def start() -> FileAll:
+            """Spark, once there is a file to be made."""
+            spark = stack.enter_context(running("archive", master))
             rows = spark.sparkContext.accumulator(0)
-            run = Run(ledger, store, signer, keyring, file_on(spark, dsn, dest, rows))
-            with shown(spark, "archiving", err, rows):
-                done = run.archive(tenants)
+            stack.enter_context(shown(spark, "archiving", err, rows))
+            return file_on(spark, dsn, dest, rows)
+
+        done = Run(ledger, store, signer, keyring, lambda names: start()(names)).archive(tenants)
     if as_json:
         print_json({"archive": dest, "tenants": [_to_json(each) for each in done]})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import random
@@ -36,6 +37,7 @@ from tests.pipeline.archived_ledgers import (
     DAY_MS,
     JANUARY_MS,
     RING,
+    archive_at,
     archive_here,
     content_of,
     days,
@@ -300,6 +302,7 @@ BREAKS = {
     "link": ("UPDATE scheduler.scheduler_log SET job_id = 'x' WHERE seq = 20", "link", 20),
     "removed": ("DELETE FROM scheduler.scheduler_log WHERE seq = 21", "gap", 21),
     "first removed": ("DELETE FROM scheduler.scheduler_log WHERE seq = 1", "gap", 1),
+    "all removed": ("DELETE FROM scheduler.scheduler_log", "gap", 1),
     "end removed": ("DELETE FROM scheduler.scheduler_log WHERE seq >= 18", "gap", 18),
     "snapshot removed": ("DELETE FROM scheduler.batch_snapshot WHERE from_seq = 11", "snapshot-chain", 11),
     "tiles": ("UPDATE scheduler.merkle_tile SET hashes = substr(hashes, 33) || substr(hashes, 1, 32)", "tree", 30),
@@ -364,18 +367,45 @@ async def test_what_a_stranger_archived_is_not_carried_on(database: Database, tm
 async def test_long_histories_are_archived_range_by_range(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.archive.run.RANGE_ROWS_MAX", 25)
+    monkeypatch.setattr("pipeline.archive.planning.RANGE_ROWS_MAX", 25)
     await store(database, ledger_of("acme", days(64)), ledger_of("other", days(31)))
     acme, _ = archive_here(database, tmp_path)
     assert acme.to_seq == 60
     assert [(each.from_seq, each.to_seq) for each in manifests_of(tmp_path)] == [(1, 20), (21, 40), (41, 60)]
 
 
+async def test_a_run_that_began_before_another_one_found_more_goes_on_behind_it(
+    database: Database, tmp_path: Path
+) -> None:
+    ledger = ledger_of("acme", days(20))
+    await store(database, ledger)
+    url = str(tmp_path / "a")
+    with PostgresLedger.connected(database.service_url) as connected:
+        make = file_here(database.service_url, url)
+        is_overtaken = False
+
+        def overtaken(names: Sequence[FileName]) -> Sequence[Outcome]:
+            nonlocal is_overtaken
+            if not is_overtaken:
+                is_overtaken = True
+                asyncio.run_coroutine_threadsafe(
+                    store(database, ledger_of("acme", days(15, 20), start=ledger)), loop
+                ).result(60)
+                archive_at(database, url)
+            return make(names)
+
+        loop = asyncio.get_running_loop()
+        run = Run(connected, ArchiveStore(url), SIGNER, RING, overtaken)
+        (done,) = await asyncio.to_thread(run.archive)
+    assert (done.to_seq, done.first_break) == (30, None)
+    assert [(each.from_seq, each.to_seq) for each in manifests_of(tmp_path / "a")] == [(1, 20), (21, 30)]
+
+
 async def test_a_snapshot_longer_than_a_range_is_archived_whole(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.archive.run.RANGE_ROWS_MAX", 5)
-    monkeypatch.setattr("pipeline.archive.run.RANGE_FILES", 1)
+    monkeypatch.setattr("pipeline.archive.planning.RANGE_ROWS_MAX", 5)
+    monkeypatch.setattr("pipeline.archive.planning.RANGE_FILES", 1)
     ledger: Ledger = ledger_of("acme", days(60), snapshot_rows=30)
     await store(database, ledger)
     archive_here(database, tmp_path)

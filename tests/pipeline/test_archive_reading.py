@@ -179,7 +179,7 @@ def later_month(folder: Path) -> None:
 ARCHIVE_BREAKS: dict[str, tuple[Callable[[Path], object], str, int]] = {
     "a file cut by a byte": (cut_byte, "archive", 22),
     "a bit of a file": (flip_bit, "archive", 31),
-    "a file that is gone": (lambda folder: entry_files(folder)[0].unlink(), "archive", 0),
+    "a file that is gone": (lambda folder: entry_files(folder)[1].unlink(), "archive", 22),
     "a file that is no Parquet": (lambda f: replace(f, entry_files(f)[0], b"PAR1 or so PAR1"), "archive", 1),
     "a file of other columns": (other_parquet, "archive", 1),
     "a file with fewer rows": (fewer_rows, "archive", 1),

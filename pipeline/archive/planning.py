@@ -1,0 +1,129 @@
+"""What a run archives next of a tenant: the plan that stands there without its manifest, else a new one."""
+
+from __future__ import annotations
+
+import io
+from itertools import islice
+
+from ledger.errors import ArchiveConflictError, InvalidInputError, SignatureError
+from pipeline.archive.filing import BrokenRangeError
+from pipeline.archive.layout import FILES_MAX, PLAN_BYTES_MAX, RANGE_FILES, RANGE_ROWS_MAX, FileName, plan_path
+from pipeline.archive.manifest import SealedManifest
+from pipeline.archive.plan import Plan, cut, decode_plan, encode_plan
+from pipeline.archive.postgres import Ledger, Signed
+from pipeline.archive.store import ArchiveStore
+from signing import checkpoint as checkpoints
+from signing import note
+from signing.checkpoint import Checkpoint
+
+
+def next_plan(
+    ledger: Ledger, store: ArchiveStore, log_origin: str, signed: Signed, last: SealedManifest | None
+) -> Plan | None:
+    """The plan of the range behind ``last``, which stands in the archive on return; None when nothing is left.
+
+    Raises:
+        BrokenRangeError: the chain does not have what is archived, or lacks entries.
+        ArchiveConflictError: the archive, or the plan in it, is of another ledger.
+    """
+    if last is not None:
+        _check_follows(ledger, log_origin, last)
+    from_seq = 1 if last is None else last.manifest.to_seq + 1
+    limit = _limit(log_origin, signed)
+    path = plan_path(signed.tenant_id, from_seq)
+    standing = store.read(path, PLAN_BYTES_MAX)
+    if standing is None:
+        if from_seq > limit:
+            return None
+        plan = _new_plan(ledger, log_origin, signed.tenant_id, from_seq, limit, last)
+        if plan is None or store.create(path, io.BytesIO(encode_plan(plan))):
+            return plan
+        standing = store.read(path, PLAN_BYTES_MAX) or b""
+    plan = decode_plan(standing)
+    if plan.to_seq > limit:
+        # Another run may have found more signed than there was when this one began.
+        limit = max((_limit(log_origin, each) for each in ledger.signed([signed.tenant_id])), default=limit)
+    previous = None if last is None else last.digest
+    expected = (log_origin, signed.tenant_id, from_seq, previous)
+    if (plan.log_origin, plan.tenant_id, plan.from_seq, plan.previous_manifest) != expected or plan.to_seq > limit:
+        raise ArchiveConflictError(
+            f"{path} is the plan of a range that this ledger does not have ({plan.log_origin}, up to seq "
+            f"{plan.to_seq}): archive to another place, or remove it if nothing was written for it"
+        )
+    return plan
+
+
+def checkpoint_of(log_origin: str, tenant_id: str, text: str) -> Checkpoint:
+    """The checkpoint in a note of the tenant's log; who signed it is not judged.
+
+    Raises:
+        BrokenRangeError: it is none.
+    """
+    try:
+        checkpoint = checkpoints.parse(note.parse(text).text)
+    except SignatureError as error:
+        raise BrokenRangeError(1, "tree", f"the newest checkpoint is malformed: {error}") from error
+    if checkpoint.origin != f"{log_origin}/{tenant_id}":
+        raise BrokenRangeError(1, "tree", f"the newest checkpoint is of log {checkpoint.origin[:200]!r}")
+    return checkpoint
+
+
+def _limit(log_origin: str, signed: Signed) -> int:
+    """The last entry that a snapshot and a checkpoint cover."""
+    if signed.checkpoint is None:
+        return 0
+    return min(signed.signed_seq, checkpoint_of(log_origin, signed.tenant_id, signed.checkpoint).size)
+
+
+def _check_follows(ledger: Ledger, log_origin: str, last: SealedManifest) -> None:
+    """The chain has what is archived, as far as its last link tells."""
+    manifest = last.manifest
+    if manifest.log_origin != log_origin:
+        raise ArchiveConflictError(
+            f"what is archived of tenant {manifest.tenant_id} is of the log {manifest.log_origin}, and this "
+            f"ledger's is {log_origin}: archive to another place"
+        )
+    link = ledger.entry_before(manifest.tenant_id, manifest.to_seq + 1).chain_link
+    if link != manifest.to_chain_link:
+        detail = f"the archive has the link {manifest.to_chain_link} at seq {manifest.to_seq}, the chain {link}"
+        raise BrokenRangeError(manifest.to_seq, "rollback", detail)
+
+
+def _new_plan(
+    ledger: Ledger, log_origin: str, tenant_id: str, from_seq: int, limit: int, last: SealedManifest | None
+) -> Plan | None:
+    with ledger.at_one_time():
+        to_seq = _range_end(ledger, tenant_id, from_seq, min(limit, from_seq - 1 + RANGE_ROWS_MAX))
+        if to_seq is None or to_seq > limit:
+            return None
+        files = _cut(ledger, tenant_id, from_seq, to_seq, last, RANGE_FILES)
+        if len(files) == RANGE_FILES and files[-1].to_seq < to_seq:
+            to_seq = _range_end(ledger, tenant_id, from_seq, files[-1].to_seq) or to_seq
+            files = _cut(ledger, tenant_id, from_seq, to_seq, last, FILES_MAX - 1)
+    if len(files) == FILES_MAX - 1 and files[-1].to_seq < to_seq:
+        raise InvalidInputError(f"a snapshot of {tenant_id} up to seq {to_seq} needs over {FILES_MAX} files")
+    if not files or files[0].from_seq != from_seq or files[-1].to_seq != to_seq:
+        at = files[-1].to_seq + 1 if files and files[0].from_seq == from_seq else from_seq
+        raise BrokenRangeError(at, "gap", f"entries from seq {at} on are missing, and a snapshot covers them")
+    snapshots = FileName(tenant_id, from_seq, to_seq, None)
+    previous = None if last is None else last.digest
+    return Plan(log_origin, tenant_id, from_seq, to_seq, previous, (*files, snapshots))
+
+
+def _range_end(ledger: Ledger, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
+    """Where a range ends that is to end at about ``to_seq``: with a snapshot, behind it if none ends before."""
+    end = ledger.snapshot_end(tenant_id, from_seq, to_seq)
+    return end if end is not None else ledger.next_snapshot_end(tenant_id, from_seq)
+
+
+def _cut(
+    ledger: Ledger, tenant_id: str, from_seq: int, to_seq: int, last: SealedManifest | None, files_max: int
+) -> list[FileName]:
+    def first_at_or_after(first_seq: int, last_seq: int, physical_ms: int) -> tuple[int, int]:
+        found = ledger.first_at_or_after(tenant_id, first_seq, last_seq, physical_ms)
+        assert found is not None
+        return found
+
+    stretches = ledger.stretches(tenant_id, from_seq, to_seq)
+    highest = None if last is None else last.manifest.highest_physical_ms
+    return list(islice(cut(tenant_id, stretches, highest, first_at_or_after), files_max))
