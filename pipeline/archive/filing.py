@@ -94,19 +94,20 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
         may_be_v1=before.link_version in (None, 1),
     )
     subtrees = _Subtrees(from_seq - 1)
-    first: tuple[Any, ...] = ()
-    last: tuple[Any, ...] = ()
+    first: list[Any] = []
+    last: list[Any] = []
     highest = 0
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_SCHEMA)) as writer:
         # 1. Read, checked and written.
         for batch in ledger.entries(tenant_id, from_seq, to_seq):
-            rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-            runs = checker.check(rows)
+            columns = [column.to_pylist() for column in batch.columns]
+            runs = checker.check_columns(columns)
             if findings.first_break() is not None:
                 continue
             subtrees.extend([merkle.leaf_hash(link) for run in runs for link in run.links])
-            highest = max(highest, *(row[_PHYSICAL] for row in rows))
-            first, last = first or rows[0], rows[-1]
+            highest = max(highest, max(columns[_PHYSICAL]))
+            first = first or [column[0] for column in columns]
+            last = [column[-1] for column in columns]
             writer.add(batch)
         # 2. Whether they hold.
         if checker.last_seq < to_seq:

@@ -179,6 +179,14 @@ def test_the_same_rows_give_the_same_bytes_however_they_arrive(
     assert counts == [54, 64, 64, 8] if group_bytes > 1000 else max(counts) < 10
 
 
+async def test_rows_come_from_the_database_a_few_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    await store(database, ledger_of("acme", days(100)))
+    monkeypatch.setattr("pipeline.archive.postgres.BATCH_BYTES_HINT", 4000)
+    with PostgresLedger.connected(database.service_url) as ledger:
+        counts = [batch.num_rows for batch in ledger.entries("acme", 5, 90)]
+        assert (sum(counts), max(counts) < 20) == (86, True)
+
+
 # --- killed, and at once --------------------------------------------------------------------------------
 
 
