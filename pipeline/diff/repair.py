@@ -1,9 +1,9 @@
 """Ranges of a chain as signed bundles, for the side that lacks them: an import there leaves what it was missing.
 
 The driver writes them, so that the signing key stays with it, range by range and in memory of one part: rows pass the
-checks of verification on their way, the last of them must be the leaf that the signed tree has there, and a file takes
-its name once it is whole. Inside are the chain's own snapshots, its newest checkpoint and the proof between the two; of
-a bundle that is compared it is the file as it is.
+checks of verification on their way, the last of them must be the leaf that the tree of a checkpoint has there, and a
+file takes its name once it is whole. Inside are the chain's own snapshots, the checkpoint and the proof that leads to
+it; of a bundle that is compared it is the file as it is.
 """
 
 from __future__ import annotations
@@ -15,23 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ledger import merkle, tiles
+from ledger import merkle
 from ledger.entry_check import EntryChecker
-from ledger.errors import ChainDamagedError, ConfigurationError, LedgerError, ProofError
-from ledger.merkle import HASH_BYTES
+from ledger.errors import ChainDamagedError, LedgerError
 from ledger.verdict import Findings
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.diff.chains import Chain
-from pipeline.diff.cover import Range
+from pipeline.diff.cover import Range, cover
+from pipeline.diff.endings import Ending, endings_of
 from pipeline.signers import Signers
 from pipeline.source import open_pieces
 from pipeline.source.bundles import OpenBundle
-from pipeline.source.postgres import OpenPostgres
-from signing import checkpoint as checkpoints
-from signing import note
 from signing.bundle.reader import digest_of
 from signing.bundle.writer import BundleWriter, End
-from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
 from signing.whole_file import whole_file
 
@@ -86,40 +82,23 @@ def write_bundles(
     place = chain.side.place
     if isinstance(place, OpenBundle):
         return [_copied(chain, place, lacking, folder)] if ranges else [], 0
-    if not isinstance(place, OpenPostgres):
-        raise ConfigurationError("bundles can be made of a database or a bundle alone")
-    text = place.checkpoint(chain.tenant_id)
-    head = Checkpoint("", 0, b"") if text is None else checkpoints.parse(note.parse(text).text)
-    written, left = [], 0
-    for each in ranges:
-        to_seq = min(each.to_seq, head.size)
-        left += each.to_seq - max(to_seq, each.from_seq - 1)
-        if text is not None and to_seq >= each.from_seq:
-            within = Range(each.from_seq, to_seq)
-            written.append(_made(chain, within, head, text, lacking, folder, signers))
-    return written, left
+    endings = endings_of(chain)
+    reached = [Range(each.from_seq, endings.reach(each.to_seq)) for each in ranges]
+    left = sum(
+        each.to_seq - max(end.to_seq, each.from_seq - 1)
+        for each, end in zip(ranges, reached, strict=True)
+        if end.to_seq < each.to_seq
+    )
+    covered = cover((each for each in reached if each.from_seq <= each.to_seq), gap_max=0)
+    return [_made(chain, within, endings.ending(within.to_seq), lacking, folder, signers) for within in covered], left
 
 
-def _made(
-    chain: Chain, within: Range, head: Checkpoint, text: str, lacking: str, folder: Path, signers: Signers
-) -> Written:
-    # 1. The end: what the tree is there, and that the checkpoint goes on from it.
-    tenant_id, to_seq = chain.tenant_id, within.to_seq
-    try:
-        root = tiles.root_at(to_seq, chain.tile)
-        proof = tiles.consistency_proof(to_seq, head.size, chain.tile)
-        merkle.verify_consistency(to_seq, head.size, root, head.root, proof)
-        at = (to_seq - 1) % tiles.TILE_WIDTH * HASH_BYTES
-        leaf = chain.tile(0, (to_seq - 1) // tiles.TILE_WIDTH)[at : at + HASH_BYTES]
-    except ProofError as error:
-        raise ChainDamagedError(tenant_id, f"its stored tree does not lead to its checkpoint, {error}") from error
-    log_origin = head.origin.removesuffix(f"/{tenant_id}")
-    end = End(root.hex(), text, proof, Keyring([signers.signer.public_key]))
-    # 2. The rows, checked, and what signs them.
-    path = folder / _name(tenant_id, within)
-    writer = BundleWriter(tenant_id=tenant_id, node_id=NODE_ID, log_origin=log_origin)
+def _made(chain: Chain, within: Range, ending: Ending, lacking: str, folder: Path, signers: Signers) -> Written:
+    tenant_id, path = chain.tenant_id, folder / _name(chain.tenant_id, within)
+    end = End(ending.root.hex(), ending.checkpoint, ending.consistency, Keyring([signers.signer.public_key]))
+    writer = BundleWriter(tenant_id=tenant_id, node_id=NODE_ID, log_origin=ending.log_origin)
     with closing(writer), whole_file(path) as file:
-        for rows in _checked(chain, within, leaf):
+        for rows in _checked(chain, within, ending.leaf):
             file.write(writer.add_entries(rows))
         for row in _snapshots(chain, within):
             _add_snapshot(writer, tenant_id, row)
@@ -185,13 +164,14 @@ def _refuse_broken(chain: Chain, findings: Findings) -> None:
 
 
 def _snapshots(chain: Chain, within: Range) -> Iterator[Row]:
-    """The snapshots that lie wholly in the range, by ``from_seq``."""
+    """The snapshots that lie wholly in the range, by ``from_seq``, each once."""
     pieces = chain.side.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
-    whole = replace(pieces[0], from_seq=within.from_seq, to_seq=within.to_seq, is_first=False)
-    for _, reader in open_pieces([whole]):
+    after_seq = within.from_seq - 1
+    for _, reader in open_pieces(replace(piece, is_first=False) for piece in pieces):
         for batch in reader.snapshots():
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                if within.from_seq <= row[_FROM_SEQ] and row[_TO_SEQ] <= within.to_seq:
+                if after_seq < row[_FROM_SEQ] and row[_TO_SEQ] <= within.to_seq:
+                    after_seq = row[_FROM_SEQ]
                     yield row
 
 

@@ -17,13 +17,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.embedded import EmbeddedPostgres
-from ledger.errors import ChainDamagedError, InvalidInputError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_error
+from pipeline.archive.postgres import Ledger as PostgresLedger
+from pipeline.archive.run import Run
+from pipeline.archive.store import ArchiveStore
+from pipeline.archive.tasks import file_here
 from pipeline.diff.job import Diff, diff
 from pipeline.signers import Signers
 from pipeline.source import parse_place
 from pipeline.source.postgres import Connection
 from signing import key_file
+from signing.keys import Keyring
 from tests.app.bundles import bundle_of, checkpoint_of, store
 from tests.app.chain_builder import insert
 from tests.app.chains import until
@@ -268,6 +273,64 @@ def test_entries_that_no_checkpoint_covers_yet_are_told_and_stay_behind(
         found = compared(spark, a, b, output=tmp_path)
     assert [each.to_seq for each in found.written] == [30, 9]
     assert told(found)["unsigned"] == 10
+
+
+# --- archives -------------------------------------------------------------------------------------
+
+
+def archived(url: str, folder: Path) -> Path:
+    """All that is signed in a database, archived."""
+    with PostgresLedger.connected(url) as ledger:
+        keyring = Keyring([SIGNER.public_key])
+        Run(ledger, ArchiveStore(str(folder)), SIGNER, keyring, file_here(url, str(folder))).archive()
+    return folder
+
+
+def test_a_ledger_and_its_archive_are_one_history_until_somebody_rewrites_it(
+    spark: SparkSession, postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    early, late = build(600, snapshots_to=(300, 600)), build(650, snapshots_to=(300, 600, 640))
+    identity = "INSERT INTO scheduler.ledger_identity VALUES (true, 'log.example')"
+    with stored(postgres, early) as (url, run):
+        run(identity)
+        folder = archived(url, tmp_path / "archive")
+        assert compared(spark, url, folder).is_equal
+        assert compared(spark, url, folder, by_rows=True).is_equal
+        run("UPDATE scheduler.scheduler_log SET payload = '{}' WHERE seq = 411")
+        assert told(compared(spark, url, folder, by_rows=True))["first_difference"]["seq"] == 411
+    with stored(postgres, late) as (url, run):
+        run(identity)
+        assert (told(compared(spark, folder, url))["only_in_b"], archived(url, folder)) == (50, folder)
+    rewritten = build(700)
+    rewritten.entry(333)["job_id"] = "another"
+    rewritten.relink()
+    rewritten.store_head()
+    rewritten.store_tree()
+    with stored(postgres, rewritten) as (url, _), stored(postgres) as (fresh_url, _):
+        found = compared(spark, url, folder, output=tmp_path / "out")
+        assert told(found)["first_difference"]["seq"] == 333
+        assert (told(found)["only_in_a"], told(found)["only_in_b"]) == (61, 1)
+        # What leaves an archive ends where a manifest ends.
+        (repair,) = [each.file for each in found.written if each.lacking == "a"]
+        assert repair.name == "acme-333-600.bundle.tar"
+        (outcome,) = import_all(fresh_url, trusted, [repair])
+        assert outcome.imported == 268
+
+
+def test_an_archive_whose_rows_are_not_those_of_its_checkpoint_gives_nothing(
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    ledger = build(40, snapshots_to=(40,))
+    with stored(postgres, ledger) as (url, run):
+        run("INSERT INTO scheduler.ledger_identity VALUES (true, 'log.example')")
+        folder = archived(url, tmp_path / "archive")
+    (parquet,) = folder.glob("entries/**/*.parquet")
+    data = parquet.read_bytes()
+    parquet.write_bytes(data[:-200] + bytes(100) + data[-100:])
+    with stored(postgres, build(9, begin_ms=LATER_MS)) as (url, _), pytest.raises(LedgerError) as refused:
+        compared(spark, folder, url, output=tmp_path / "out")
+    assert exit_code_of_error(refused.value) is ExitCode.TAMPERED
+    assert not list(tmp_path.glob("out/*/*.tar"))
 
 
 # --- three services -------------------------------------------------------------------------------
