@@ -50,8 +50,11 @@ from signing.cosignature import WitnessKey
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 
 ENV_PREFIX = "TALLY_"
-ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"})
-"""Variables with our prefix that are read elsewhere: this file's own path, and the client's target."""
+ENV_OF_PIPELINE = frozenset(
+    f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "SIGNING_KEY", "SIGNING_PIN")
+)
+ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"}) | ENV_OF_PIPELINE
+"""Variables with our prefix that are read elsewhere: this file's own path, the client's target, the pipeline's own."""
 DEFAULT_TOML = Path("tally.toml")
 REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.config import load_settings
+from app.config import ENV_OF_PIPELINE, load_settings
 from ledger.errors import ConfigurationError
+from pipeline import signers
+from pipeline.cli import options
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +127,16 @@ def test_a_wrong_setting_stops_the_start_with_its_name_and_what_is_allowed(
     with pytest.raises(ConfigurationError) as refused:
         load_settings()
     assert [part for part in told if part not in str(refused.value)] == []
+
+
+def test_the_variables_of_the_pipeline_are_no_settings_and_all_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        value for module in (options, signers) for name, value in vars(module).items() if name.endswith("_VARIABLE")
+    }
+    assert variables == ENV_OF_PIPELINE
+    for name in variables:
+        monkeypatch.setenv(name, "x")
+    load_settings()
 
 
 def test_an_unknown_setting_in_the_file_is_refused_with_its_neighbours(tmp_path: Path) -> None:
