@@ -13,7 +13,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import bundle, bundle_import, ingest, machine, proof, report, submit, verify, wal_append, wal_recovery
+from benchmarks import (
+    bundle,
+    bundle_import,
+    ingest,
+    machine,
+    proof,
+    report,
+    spark_verify,
+    submit,
+    verify,
+    wal_append,
+    wal_recovery,
+)
 from benchmarks.bench import Bench
 from benchmarks.row import BenchmarkError, Outcome, Row
 
@@ -31,6 +43,7 @@ ROWS: tuple[Row, ...] = (
     bundle_import.RATE,
     bundle_import.GROWTH,
     proof.ROW,
+    spark_verify.ROW,
 )
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "latest.json"
