@@ -15,18 +15,16 @@ from ledger.range_check import RangeChecker
 from ledger.range_fold import Ends, tasks
 from ledger.verdict import Break
 from ledger.verification import ENTRY_COLUMNS
-from pipeline.source.frames import ROW_SCHEMA
+from pipeline.source.rows import ENTRY_SCHEMA
 from pipeline.verify import columns as by_columns
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import Ledger, build
-
-_SCHEMA = pa.schema([ROW_SCHEMA.field(name) for name in ENTRY_COLUMNS])
 
 
 def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     """Rows as Arrow; where a column holds what its type does not, as bytes, as the source gives an altered column."""
     arrays = []
-    for field in _SCHEMA:
+    for field in ENTRY_SCHEMA:
         values = [row[field.name] for row in rows]
         try:
             arrays.append(pa.array(values, field.type))
