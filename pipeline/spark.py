@@ -1,7 +1,7 @@
 """The Spark session of a pipeline command: quiet on the terminal, its log in a file, stopped however the command ends.
 
-By default Spark runs in this process tree, ``local[*]``; ``--master`` names any cluster, and under ``spark-submit`` its
-settings hold. What Spark and its Java print goes to the log file.
+By default Spark runs in this process tree, ``local[*]``; ``--master`` names any cluster, to which the project's own
+packages are sent, and under ``spark-submit`` its settings hold. What Spark and its Java print goes to the log file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pipeline.java import find_java_home
+from pipeline.shipping import pack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,19 +80,25 @@ def _start(name: str, master: str | None, log_file: Path, folder: Path, settings
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not is_submitted:
         os.environ["JAVA_HOME"] = str(find_java_home(folder))
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    master = master or (None if is_submitted else LOCAL_MASTER)
+    is_local = master is not None and master.startswith("local")
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if is_local or not os.environ.get("PYSPARK_PYTHON"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
     # Imported here: it takes a while, and what only reads options should not wait for it.
     from pyspark.sql import SparkSession
 
     log4j = folder / "log4j2.properties"
     log4j.write_text(_LOG4J.format(log_file=log_file))
-    master = master or (None if is_submitted else LOCAL_MASTER)
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
     for key, value in {**_settings(master, log4j, folder), **settings}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if not is_local:
+        spark.sparkContext.addPyFile(str(pack(folder)))
+    return spark
 
 
 def _settings(master: str | None, log4j: Path, folder: Path) -> dict[str, str]:

@@ -40,15 +40,17 @@ def entries(
     def read(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
         return rows_of(piece, reader, names)
 
-    return over_pieces(spark, pieces, read, ddl(names))
+    return over_pieces(spark, pieces, read, ddl(names), rows_a_piece)
 
 
-def over_pieces(spark: SparkSession, pieces: Sequence[Piece], read: Read, schema: str) -> DataFrame:
-    """What ``read`` gives of every piece, as a DataFrame of ``schema``; a task reads one piece, or several small ones.
+def over_pieces(
+    spark: SparkSession, pieces: Sequence[Piece], read: Read, schema: str, rows_a_task: int = ROWS_A_PIECE
+) -> DataFrame:
+    """What ``read`` gives of every piece, as a DataFrame of ``schema``.
 
-    The pieces of a task are read in order.
+    A task reads one piece, or in order several small ones that have at most ``rows_a_task`` rows in all.
     """
-    groups = in_tasks(pieces)
+    groups = in_tasks(pieces, rows_a_task)
     if not groups:
         return spark.createDataFrame([], schema)
 

@@ -1,0 +1,106 @@
+"""A cluster runs the pipeline with the project's packages sent to it, as docs/pipeline.md tells users to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from pipeline.shipping import pack
+from tests.app.chain_builder import insert
+from tests.conftest import Database
+from tests.ledger.ledger_in_memory import build
+from tests.pipeline.standalone import cluster
+
+READ = """
+import json, os, sys
+from pathlib import Path
+
+import pyarrow as pa
+
+import ledger
+from pipeline.source import over_pieces, parse_place
+from pipeline.source.data_source import register
+from pipeline.spark import spark_session
+
+master, dsn, log = sys.argv[1:]
+
+
+def where(piece, reader):
+    import ledger
+
+    seqs = [seq for batch in reader.entries(("seq",)) for seq in batch.column(0).to_pylist()]
+    yield pa.RecordBatch.from_pylist([{"seqs": len(seqs), "of": ledger.__file__, "in": os.getcwd()}])
+
+
+# Tasks wait for both workers, so that each gets one.
+settings = {
+    "spark.cores.max": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
+}
+with spark_session("cluster", master=master, log_file=Path(log), settings=settings) as spark:
+    with parse_place(dsn).open() as opened:
+        read = over_pieces(spark, opened.pieces(), where, "seqs bigint, of string, in string", rows_a_task=1)
+        tasks = [row.asDict() for row in read.collect()]
+    register(spark)
+    frame = spark.read.format("tallystick").option("dsn", dsn).schema("seq bigint").load()
+    print(json.dumps({"tasks": tasks, "rows": frame.count()}))
+"""
+
+
+def test_what_is_sent_is_all_that_tasks_import_of_the_project(tmp_path: Path) -> None:
+    names = zipfile.ZipFile(pack(tmp_path)).namelist()
+    assert {name.partition("/")[0] for name in names} == {"ledger", "signing", "pipeline"}
+    assert {"ledger/__init__.py", "signing/bundle/reader.py", "pipeline/source/postgres.py"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> Path:
+    """A Python with the packages of others, which finds nothing of this project by itself."""
+    script = tmp_path / "python"
+    packages = sysconfig.get_path("purelib")
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec "{sys.executable}" -S "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
+    superuser: asyncpg.Connection, database: Database, bare_python: Path, tmp_path: Path
+) -> None:
+    await superuser.execute("SET session_replication_role = replica")
+    for tenant in ("acme", "beta"):
+        await insert(superuser, build(200, tenant_id=tenant))
+    found = subprocess.run(
+        [bare_python, "-c", "import ledger"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "No module named 'ledger'" in found.stderr
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK", "PYSPARK", "PYTHON"))},
+        "PYSPARK_PYTHON": str(bare_python),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    with cluster(tmp_path, workers=2) as master:
+
+        def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, *arguments]
+            return subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+            )
+
+        read = run("-c", READ, master, database.service_url, tmp_path / "spark.log")
+        assert read.returncode == 0, read.stderr + (tmp_path / "spark.log").read_text()[-4000:]
+        told = json.loads(read.stdout)
+        assert told["rows"] == 400
+        assert [task["seqs"] for task in told["tasks"]] == [200, 200]
+        assert all("tallystick.zip" in task["of"] for task in told["tasks"])
+        worked = {Path(task["in"]).relative_to(tmp_path).parts[0] for task in told["tasks"]}
+        assert worked == {"worker-0", "worker-1"}
