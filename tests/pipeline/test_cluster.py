@@ -13,11 +13,19 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from ledger.exit_code import ExitCode
 from pipeline.shipping import pack
 from tests.app.chain_builder import insert
 from tests.conftest import Database
-from tests.ledger.ledger_in_memory import build
+from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.pipeline.standalone import cluster
+
+DEFAULTS = """
+spark.cores.max 2
+spark.sql.shuffle.partitions 2
+spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.ui.enabled false
+"""
 
 READ = """
 import json, os, sys
@@ -25,9 +33,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import ledger
 from pipeline.source import over_pieces, parse_place
-from pipeline.source.data_source import register
 from pipeline.spark import spark_session
 
 master, dsn, log = sys.argv[1:]
@@ -42,7 +48,6 @@ def where(piece, reader):
 
 # Tasks wait for both workers, so that each gets one.
 settings = {
-    "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
 }
@@ -50,9 +55,7 @@ with spark_session("cluster", master=master, log_file=Path(log), settings=settin
     with parse_place(dsn).open() as opened:
         read = over_pieces(spark, opened.pieces(), where, "seqs bigint, of string, in string", rows_a_task=1)
         tasks = [row.asDict() for row in read.collect()]
-    register(spark)
-    frame = spark.read.format("tallystick").option("dsn", dsn).schema("seq bigint").load()
-    print(json.dumps({"tasks": tasks, "rows": frame.count()}))
+    print(json.dumps(tasks))
 """
 
 
@@ -78,7 +81,8 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
 ) -> None:
     await superuser.execute("SET session_replication_role = replica")
     for tenant in ("acme", "beta"):
-        await insert(superuser, build(200, tenant_id=tenant))
+        await insert(superuser, build(200, tenant_id=tenant, snapshots_to=(150, 200)))
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
     found = subprocess.run(
         [bare_python, "-c", "import ledger"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -87,7 +91,10 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
         **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK", "PYSPARK", "PYTHON"))},
         "PYSPARK_PYTHON": str(bare_python),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONF_DIR": str(tmp_path / "conf"),
     }
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
     with cluster(tmp_path, workers=2) as master:
 
         def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -98,9 +105,18 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
 
         read = run("-c", READ, master, database.service_url, tmp_path / "spark.log")
         assert read.returncode == 0, read.stderr + (tmp_path / "spark.log").read_text()[-4000:]
-        told = json.loads(read.stdout)
-        assert told["rows"] == 400
-        assert [task["seqs"] for task in told["tasks"]] == [200, 200]
-        assert all("tallystick.zip" in task["of"] for task in told["tasks"])
-        worked = {Path(task["in"]).relative_to(tmp_path).parts[0] for task in told["tasks"]}
+        tasks = json.loads(read.stdout)
+        assert [task["seqs"] for task in tasks] == [200, 200]
+        assert all("tallystick.zip" in task["of"] for task in tasks)
+        worked = {Path(task["in"]).relative_to(tmp_path).parts[0] for task in tasks}
         assert worked == {"worker-0", "worker-1"}
+
+        await superuser.execute(
+            "UPDATE scheduler.scheduler_log SET action = 'FAIL' WHERE tenant_id = 'beta' AND seq = 9"
+        )
+        options = ("--dsn", database.service_url, "--keys", "keys.pem", "--master", master, "--json")
+        verified = run("-m", "app.cli", "pipeline", "verify", *options)
+        assert verified.returncode == ExitCode.TAMPERED, verified.stderr
+        acme, beta = json.loads(verified.stdout)["tenants"]
+        assert (acme["valid"], acme["entries_checked"], acme["first_break"]) == (True, 200, None)
+        assert (beta["first_break"]["kind"], beta["first_break"]["seq"]) == ("link", 9)
