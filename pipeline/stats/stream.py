@@ -29,6 +29,9 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 _SETTINGS: Final = {
     # Open windows are held outside of Java's memory, and on disk when there are many.
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+    # What a batch changes is noted, not the whole again, and nobody asks how many rows there are.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.streaming.statefulOperator.allowMultiple": "true",
 }
