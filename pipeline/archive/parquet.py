@@ -28,6 +28,10 @@ ZSTD_LEVEL: Final = 3
 BATCH_ROWS: Final = 4_096
 """Rows decoded at once when a file is read."""
 SNAPSHOT_GROUP_ROWS: Final = 1_024
+GROUP_UNPACKED_BYTES_MAX: Final = 512 << 20
+"""Most that a row group may say it unpacks to: its payloads, the longest row, and the other columns."""
+REPEATED_BYTES_MAX: Final = 64 << 20
+"""Most that a batch of a column with a dictionary may take, taking each value for the longest."""
 
 _OPTIONAL: Final = ("prev_chain_link", "origin")
 _REPEATING: Final = ("hlc_node", "job_id", "action")
@@ -198,7 +202,9 @@ def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterat
             )
         local.flush()
         try:
-            found = pq.ParquetFile(local.name)
+            found = pq.ParquetFile(local.name, read_dictionary=[name for name in _REPEATING if name in schema.names])
+        except KeyError as error:
+            raise ArchiveInvalidError(f"{file.name} does not have the column {error}", file.parsed.from_seq) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ArchiveInvalidError(f"{file.name} is not Parquet: {error}", file.parsed.from_seq) from error
         _check_form(found, file, schema)
@@ -219,18 +225,48 @@ def batches(
         ArchiveInvalidError: they cannot be decoded.
     """
     try:
-        yield from found.iter_batches(BATCH_ROWS, columns=None if columns is None else list(columns))
+        for batch in found.iter_batches(BATCH_ROWS, columns=None if columns is None else list(columns)):
+            yield _decoded(batch, file)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ArchiveInvalidError(f"rows of {file.name} cannot be decoded: {error}", file.parsed.from_seq) from error
+
+
+def _decoded(batch: pa.RecordBatch, file: ArchivedFile) -> pa.RecordBatch:
+    """The batch with its texts spelled out, unless one that stands once in the file would fill the memory."""
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if isinstance(column, pa.DictionaryArray):
+            longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
+            if longest * len(column) > REPEATED_BYTES_MAX:
+                raise ArchiveInvalidError(f"{file.name} has a {name} of {longest} bytes", file.parsed.from_seq)
+            column = column.dictionary_decode()
+        columns.append(column)
+    decoded = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    decoded.validate(full=True)
+    return decoded
 
 
 def _check_form(found: pq.ParquetFile, file: ArchivedFile, schema: pa.Schema) -> None:
     metadata, seq = found.metadata, file.parsed.from_seq
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    if not found.schema_arrow.equals(schema):
+    if not pa.schema([_plain(field) for field in found.schema_arrow]).equals(schema):
         raise ArchiveInvalidError(f"{file.name} does not have the columns that it must", seq)
     if metadata.num_rows != file.rows or sum(group.num_rows for group in groups) != file.rows:
         raise ArchiveInvalidError(f"{file.name} does not have the {file.rows} rows that its manifest names", seq)
     rows_max = GROUP_ROWS if schema is ENTRY_SCHEMA else SNAPSHOT_GROUP_ROWS
     if any(not 1 <= group.num_rows <= rows_max for group in groups) or len(groups) > max(FILE_ROWS_MAX, file.rows):
         raise ArchiveInvalidError(f"{file.name} has a row group of a size that none may have", seq)
+    for group in groups:
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        is_ours = all(
+            chunk.compression == "ZSTD" and (chunk.path_in_schema in _REPEATING or not chunk.has_dictionary_page)
+            for chunk in chunks
+        )
+        if not is_ours or sum(chunk.total_uncompressed_size for chunk in chunks) > GROUP_UNPACKED_BYTES_MAX:
+            raise ArchiveInvalidError(f"{file.name} unpacks to more than it may", seq)
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """The field without the dictionary that it was read with."""
+    is_repeating = pa.types.is_dictionary(field.type)
+    return pa.field(field.name, field.type.value_type, field.nullable) if is_repeating else field

@@ -89,6 +89,16 @@ async def store(database: Database, *ledgers: Ledger) -> None:
         await connection.close()
 
 
+async def query(database: Database, statement: str) -> None:
+    """Run a statement as somebody who can turn off every guard."""
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        await connection.execute("SET session_replication_role = replica")
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
 def archive_here(database: Database, folder: Path, keyring: Keyring = RING) -> list[Archived]:
     """Archive all that is signed, in this process."""
     return archive_at(database, str(folder), keyring)

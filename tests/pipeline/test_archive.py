@@ -12,7 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-import asyncpg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -42,6 +41,7 @@ from tests.pipeline.archived_ledgers import (
     content_of,
     days,
     ledger_of,
+    query,
     store,
 )
 from tests.pipeline.archiving_process import archive_and_die
@@ -58,15 +58,6 @@ def rows_of(folder: Path, kind: str, tenant_id: str = "acme") -> list[tuple[obje
     """All rows of the archive, in the order of their files' names, which need not be that of the folders."""
     files = sorted((folder / kind / f"tenant_id={tenant_id}").rglob("*.parquet"), key=lambda file: file.name)
     return [tuple(row.values()) for file in files for row in pq.ParquetFile(file).read().to_pylist()]
-
-
-async def query(database: Database, statement: str) -> None:
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
-        await connection.execute("SET session_replication_role = replica")
-        await connection.execute(statement)
-    finally:
-        await connection.close()
 
 
 # --- what is written ------------------------------------------------------------------------------------
@@ -267,6 +258,46 @@ async def test_a_store_that_fails_in_the_middle_ends_the_run_and_the_next_one_fi
         assert len(content_of(folder)) == at - 1
         archive_here(database, folder)
         assert content_of(folder) == whole
+
+
+async def test_a_range_that_was_begun_is_finished_as_it_was_planned_though_the_ledger_has_grown(
+    database: Database, tmp_path: Path
+) -> None:
+    ledger = ledger_of("acme", days(20))
+    await store(database, ledger)
+    failing = FailingStore(str(tmp_path), at=2)
+    with PostgresLedger.connected(database.service_url) as connected, pytest.raises(ArchiveUnavailableError):
+        Run(connected, failing, SIGNER, RING, lambda names: list(file_each(names, connected, failing))).archive()
+    await store(database, ledger_of("acme", days(20, 20), start=ledger))
+    archive_here(database, tmp_path)
+    assert [(each.from_seq, each.to_seq) for each in manifests_of(tmp_path)] == [(1, 20), (21, 40)]
+
+
+def test_a_file_in_a_folder_is_synced_before_it_has_its_name_and_its_folders_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def recorded_fsync(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def recorded_link(source: str, target: Path) -> None:
+        assert done == [Path(source).name]
+        done.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "link", recorded_link)
+    folder = tmp_path / "archive"
+    archive = ArchiveStore(str(folder))
+    archive.prepare()
+    assert archive.create("a/b/c", io.BytesIO(b"whole"))
+    assert done[1:] == ["link", "b", "a", "archive", tmp_path.name]
+    assert not archive.create("a/b/c", io.BytesIO(b"other"))
+    assert (folder / "a" / "b" / "c").read_bytes() == b"whole"
+    assert not list((folder / ".writing").iterdir())
 
 
 # --- what is refused ------------------------------------------------------------------------------------

@@ -172,6 +172,28 @@ def fewer_rows(folder: Path) -> None:
     rewrite(folder, 0, lambda rows: rows.pop(), ENTRY_SCHEMA)
 
 
+def long_repeated(folder: Path) -> None:
+    """A text of 4 MB that stands once in the file and in every row."""
+    rewrite(folder, 0, lambda rows: [row.update(job_id="j" * (4 << 20)) for row in rows], ENTRY_SCHEMA)
+
+
+def no_utf8(folder: Path) -> None:
+    file, local = entry_files(folder)[0], io.BytesIO()
+    table = pq.ParquetFile(file).read()
+    payloads = pa.array([b"\xff"] * len(table)).cast(pa.string(), safe=False)
+    (batch,) = table.set_column(11, table.schema.field(11), payloads).combine_chunks().to_batches()
+    writer = FileWriter(local, ENTRY_SCHEMA)
+    writer.add(batch)
+    writer.finish()
+    replace(folder, file, local.getvalue())
+
+
+def dictionary_of_payloads(folder: Path) -> None:
+    file, local = entry_files(folder)[0], io.BytesIO()
+    pq.write_table(pq.ParquetFile(file).read(), local, compression="zstd", store_schema=False)
+    replace(folder, file, local.getvalue())
+
+
 def later_month(folder: Path) -> None:
     rewrite(folder, 0, lambda rows: rows[3].update(hlc_physical=JANUARY_MS + 90 * DAY_MS), ENTRY_SCHEMA)
 
@@ -183,6 +205,9 @@ ARCHIVE_BREAKS: dict[str, tuple[Callable[[Path], object], str, int]] = {
     "a file that is no Parquet": (lambda f: replace(f, entry_files(f)[0], b"PAR1 or so PAR1"), "archive", 1),
     "a file of other columns": (other_parquet, "archive", 1),
     "a file with fewer rows": (fewer_rows, "archive", 1),
+    "a text that repeats itself for too long": (long_repeated, "archive", 1),
+    "a file with dictionaries where none may be": (dictionary_of_payloads, "archive", 1),
+    "a text that is none": (no_utf8, "archive", 1),
     "an entry of a later month": (later_month, "archive", 1),
     "the first manifest gone": (lambda folder: manifest_files(folder)[0].unlink(), "archive", 0),
     "something among the manifests": (

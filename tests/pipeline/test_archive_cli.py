@@ -1,0 +1,65 @@
+"""The commands around an archive that need no Spark: what they say and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ledger.exit_code import ExitCode
+from signing import key_file
+from signing.bundle.reader import BundleReader
+from signing.keys import Keyring
+from tests.conftest import Database
+from tests.ledger.ledger_in_memory import SIGNER
+from tests.pipeline.archived_ledgers import archive_at, days, ledger_of, query, store
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+    command = [sys.executable, "-m", "pipeline", *arguments]
+    return subprocess.run(
+        command, env=inherited | environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+async def test_archive_says_what_it_lacks_and_what_is_wrong_with_rows(database: Database, tmp_path: Path) -> None:
+    key_file.generate(tmp_path / "key.pem")
+    known = {"TALLY_PIPELINE_DSN": database.service_url, "TALLY_PIPELINE_SIGNING_KEY": str(tmp_path / "key.pem")}
+    nowhere = run("archive", **known)
+    assert (nowhere.returncode, "archive.url" in nowhere.stderr) == (ExitCode.COULD_NOT_RUN, True)
+
+    await store(database, ledger_of("acme", days(10)))
+    await query(database, "DELETE FROM scheduler.scheduler_log")
+    broken = run("archive", "--json", **known, TALLY_PIPELINE_ARCHIVE=str(tmp_path / "archive"))
+    assert broken.returncode == ExitCode.TAMPERED, broken.stderr
+    (acme,) = json.loads(broken.stdout)["tenants"]
+    assert (acme["first_break"]["kind"], acme["to_seq"]) == ("gap", 0)
+    told = run("archive", "--dest", str(tmp_path / "archive"), **known)
+    assert told.stderr.startswith("broken: acme: gap at seq 1")
+
+
+async def test_unpack_writes_what_held_keys_signed_and_nothing_else(database: Database, tmp_path: Path) -> None:
+    await store(database, ledger_of("acme", days(10)), ledger_of("other", days(20)))
+    signer = key_file.generate(tmp_path / "key.pem")
+    archive_at(database, str(tmp_path / "archive"), Keyring([signer.public_key]), signer)
+    arguments = ("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"))
+    unknown = run(*arguments, "--signing-key", str(tmp_path / "key.pem"))
+    assert (unknown.returncode, "--keys" in unknown.stderr) == (ExitCode.UNKNOWN_KEY, True), unknown.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+    # The snapshots and checkpoints are of another key than the manifests.
+    (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
+    written = run(
+        *arguments,
+        *("--tenant", "other", "--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")),
+        "--json",
+    )
+    assert written.returncode == 0, written.stderr
+    (other,) = json.loads(written.stdout)["bundles"]
+    assert (other["tenant_id"], other["to_seq"], other["snapshots"]) == ("other", 20, 2)
+    with BundleReader.open(other["file"]) as reader:
+        assert [row[0] for rows in reader.entry_batches() for row in rows] == list(range(1, 21))
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["other.bundle.tar"]
