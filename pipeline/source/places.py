@@ -25,7 +25,7 @@ def parse_place(text: str) -> Place:
         return PostgresPlace(Dsn(text))
     if not separator and Path(text).is_file():
         return BundlePlace(Path(text))
-    if (separator and scheme in ("file", *BUCKET_SCHEMES)) or (not separator and Path(text).is_dir()):
+    if (separator and scheme in ("file", *BUCKET_SCHEMES)) or (text and not separator and Path(text).is_dir()):
         return ArchivePlace(text)
     raise ConfigurationError(
         f"{text!r} is no ledger: name a database (postgresql://...), an archive (a folder, s3://...) or a bundle file"
