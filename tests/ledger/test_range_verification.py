@@ -16,7 +16,7 @@ from ledger.verdict import Verdict
 from ledger.verification import Anchor, TreeHead, verify
 from signing.snapshot import open_snapshot
 from tests.ledger.damage import DAMAGE, damage
-from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, build
+from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, build, payload_digest
 from tests.ledger.ranges import verdict_in_ranges
 
 
@@ -104,6 +104,17 @@ def test_ranges_checked_by_themselves_give_the_verdict_of_the_whole(data: st.Dat
         ledger, sorted(borders), first_seq=first_seq, projection=projection, seed=data.draw(_NUMBER), **options
     )
     assert in_ranges == whole
+
+
+def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_did_not_know() -> None:
+    ledger = build(60, snapshots_to=(20,))
+    for untrue in ({}, {"merkle_root": "0" * 64}, {"tree_root": "0" * 64}):
+        forged = ledger.copy()
+        row = forged.signed(21, 60, payload_digest(forged.snapshots[0]), **untrue)
+        forged.snapshots.append({**row, "to_seq": 25})
+        whole = end_to_end(forged)
+        assert whole.breaks == {"snapshot-root": 1 + len(untrue)}
+        assert verdict_in_ranges(forged, [11, 31, 45]) == whole
 
 
 def test_tiles_of_every_level_are_compared_across_borders() -> None:
