@@ -75,7 +75,7 @@ def restore(
     if fork != bool(reason and reason.strip()):
         raise InvalidInputError("--reason goes with --fork, and it needs one")
     configure_logs()
-    with _database(settings) as url:
+    with _database(settings, may_be_new=source is Source.ARCHIVE) as url:
         if source is Source.WAL:
             _from_wal(settings, url, as_json)
         elif source is Source.BUNDLE:
@@ -87,12 +87,17 @@ def restore(
 
 
 @contextmanager
-def _database(settings: Settings) -> Iterator[str]:
-    """URL of the database that the settings name, else of the embedded PostgreSQL, running meanwhile."""
+def _database(settings: Settings, *, may_be_new: bool) -> Iterator[str]:
+    """URL of the database that the settings name, else of the embedded PostgreSQL, running meanwhile; with
+    ``may_be_new`` that one gets its schema if it has none."""
     if settings.database_url is not None:
         yield settings.database_url
         return
     with running_postgres(settings.data_dir) as postgres:
+        if may_be_new:
+            from app.store.migrate import migrate
+
+            migrate(postgres.owner_url())
         yield postgres.service_url()
 
 
@@ -128,7 +133,7 @@ def _from_archive(settings: Settings, url: str, places: list[str], keys: Path | 
         unpacked = subprocess.run(command, env=prepared(settings), stdout=sys.stderr, check=False)
         if unpacked.returncode:
             raise CommandExit(unpacked.returncode)
-        _from_bundles(settings, url, sorted(folder.glob("*.tar")), keys, as_json, may_begin_log=True)
+        _from_bundles(settings, url, sorted(folder.glob("*.tar")), keys, as_json, is_archive=True)
 
 
 def _from_bundles(
@@ -138,17 +143,19 @@ def _from_bundles(
     keys: Path | None,
     as_json: bool,
     *,
-    may_begin_log: bool = False,
+    is_archive: bool = False,
 ) -> None:
+    """``is_archive``: the files are what was unpacked of an archive, and are gone once this command ends."""
     from app.restore import restore_from_bundles
 
-    restored = asyncio.run(restore_from_bundles(settings, url, files, keys, may_begin_log=may_begin_log))
+    restored = asyncio.run(restore_from_bundles(settings, url, files, keys, may_begin_log=is_archive))
+    named = [(file.name if is_archive else str(file), each) for file, each in restored]
     if as_json:
-        print_json({"bundles": [{"file": str(file), **each._asdict()} for file, each in restored]})
+        print_json({"bundles": [{"file": name, **each._asdict()} for name, each in named]})
         return
-    for file, each in restored:
+    for name, each in named:
         out.print(
-            f"{file}: {each.entries:,} entries and {each.snapshots} snapshots are back, {each.tenant_id} now ends at "
+            f"{name}: {each.entries:,} entries and {each.snapshots} snapshots are back, {each.tenant_id} now ends at "
             f"seq {each.to_seq}",
             markup=False,
         )
