@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -35,16 +36,31 @@ from tests.pipeline.archived_ledgers import DAY_MS, JANUARY_MS, RING, archive_he
 Edit = Callable[[dict[str, Any]], None]
 
 
+_made: list[tuple[Ledger, Path]] = []
+
+
 @pytest.fixture
-async def ledger(database: Database, tmp_path: Path) -> Ledger:
+def database_at_first(request: pytest.FixtureRequest) -> Database | None:
+    """A database for the first test that asks, which makes what all use."""
+    return None if _made else request.getfixturevalue("database")
+
+
+@pytest.fixture
+async def ledger(
+    database_at_first: Database | None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Ledger:
     """A ledger whose first 50 of 55 entries are archived under ``tmp_path``, in ranges of 30 and 20."""
-    ledger = ledger_of("acme", days(35))
-    await store(database, ledger)
-    archive_here(database, tmp_path)
-    ledger_of("acme", days(20, 35), start=ledger)
-    await store(database, ledger)
-    archive_here(database, tmp_path)
-    return ledger
+    if database_at_first is not None:
+        ledger, folder = ledger_of("acme", days(35)), tmp_path_factory.mktemp("archive")
+        await store(database_at_first, ledger)
+        archive_here(database_at_first, folder)
+        ledger_of("acme", days(20, 35), start=ledger)
+        await store(database_at_first, ledger)
+        archive_here(database_at_first, folder)
+        _made.append((ledger, folder))
+    ledger, folder = _made[0]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return ledger.copy()
 
 
 async def verified(folder: Path, keyring: Keyring | None = RING) -> dict[str, Any]:
