@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from ledger.errors import LedgerError
 from pipeline.cli.options import log_file
 from pipeline.cli.outcome import CommandExit, err, fail
 from pipeline.failures import told
-from pipeline.spark import apart, spark_session
+from pipeline.spark import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,14 +22,52 @@ SIGNAL_BASE: Final = 128
 """A command that a signal ends exits with this and the signal's number, as shells have it."""
 
 
+ASK_AGAIN_S: Final = 0.2
+"""How soon a command is interrupted again that was waiting for a job of Spark."""
+ASKED_MAX: Final = 50
+"""After so many times it is torn away from a job that does not end."""
+
+
 class InterruptedBySignalError(CommandExit):
     """A signal asked the command to end."""
 
 
+class _Interruption:
+    """What a signal does to a command.
+
+    A command that waits for a job of Spark must not be torn away from it: the next call would wait for the job to end,
+    and take its answer for its own. So its jobs are cancelled from another thread, which ends the wait, and it is
+    interrupted again.
+    """
+
+    def __init__(self) -> None:
+        self.spark: SparkSession | None = None
+        self._asked = 0
+        self.exit_code = 0
+        """Other than 0 once a signal came."""
+
+    def install(self) -> None:
+        """From now on SIGINT and SIGTERM end the command."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, self._unwind)
+
+    def _unwind(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGALRM:
+            self.exit_code = SIGNAL_BASE + number
+        if self.spark is not None and _is_waiting_for_a_job(frame) and self._asked < ASKED_MAX:
+            self._asked += 1
+            threading.Thread(target=_cancel_jobs, args=(self.spark,), daemon=True).start()
+            signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
+            return
+        raise InterruptedBySignalError(self.exit_code)
+
+
+_interruption = _Interruption()
+
+
 def unwind_on_signals() -> None:
     """From now on SIGINT and SIGTERM end the command in order: jobs are cancelled, Spark stops, files are whole."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _unwind)
+    _interruption.install()
 
 
 @contextmanager
@@ -37,19 +76,37 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
     log = log_file(command)
     try:
         with spark_session(f"tally pipeline {command}", master=master, log_file=log, settings=settings) as spark:
+            _interruption.spark = spark
             unwind_on_signals()  # Spark has put its own handler in the place of ours.
             try:
                 yield spark
             except InterruptedBySignalError:
                 err.print("stopping ...")
-                apart(spark.sparkContext.cancelAllJobs)
                 raise
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                _interruption.spark = None
     except (LedgerError, OSError):
         raise
     except Exception as error:
+        if _interruption.exit_code:  # A job that was cancelled ends in an error.
+            err.print("stopping ...")
+            raise InterruptedBySignalError(_interruption.exit_code) from None
         message, code = told(error)
         raise fail(f"{message} (Spark's log: {log})", code) from None
 
 
-def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
-    raise InterruptedBySignalError(SIGNAL_BASE + number)
+def _is_waiting_for_a_job(frame: FrameType | None) -> bool:
+    """Whether a call to Java is under way, other than one that waits for a stream, which has no end to wait for."""
+    modules = set()
+    while frame is not None:
+        modules.add(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back
+    return any(name.startswith("py4j.") for name in modules) and "pyspark.sql.streaming.query" not in modules
+
+
+def _cancel_jobs(spark: SparkSession) -> None:
+    from py4j.protocol import Py4JError
+
+    with suppress(Py4JError):  # Spark is stopping already.
+        spark.sparkContext.cancelAllJobs()
