@@ -222,7 +222,8 @@ def _by_events(spark: SparkSession, sides: Mapping[str, Side], chains: Chains, a
         ranges.setdefault((tenant_id, side), []).append(Range(first, last))
     for (tenant_id, side), missing in ranges.items():
         apart[tenant_id][0].missing[side] = cover(missing)
-    _note_conflicts(conflicts(found), apart)
+    if any(all(tenant.missing.values()) for tenant, _ in apart.values()):
+        _note_conflicts(conflicts(found), apart)
     for frame in (found, *of.values()):
         frame.unpersist()
 

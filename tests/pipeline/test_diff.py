@@ -137,7 +137,7 @@ def test_equal_history_costs_as_many_reads_of_a_long_ledger_as_of_a_short_one(
     assert max(counts) <= 16
 
 
-@pytest.mark.parametrize("seq", [1, 300, 513, 700])
+@pytest.mark.parametrize("seq", [1, 513])
 def test_a_rewritten_history_is_found_with_the_seq_at_which_it_begins(
     spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path, seq: int
 ) -> None:
@@ -155,22 +155,18 @@ def test_a_rewritten_history_is_found_with_the_seq_at_which_it_begins(
     assert found["conflicts"] == [{"hlc": rewritten.entry(seq)["t_hlc"], "seq_a": seq, "seq_b": seq}]
 
 
-@pytest.mark.parametrize(
-    "edit", ["payload = payload::text::json", "payload = '{\"x\":1}'", "job_id = 'another'", "hlc_logical = 9"]
-)
 def test_an_edited_row_is_found_by_rows_where_the_tree_says_nothing(
-    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path, edit: str
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     ledger = build(300)
     path = store(tmp_path, bundle_of(ledger), "kept.tar")
     with stored(postgres, ledger) as (url, run):
-        run(f"UPDATE scheduler.scheduler_log SET {edit} WHERE seq = 257")
-        assert compared(spark, url, path).is_equal
-        found = told(compared(spark, url, path, by_rows=True))
-    if "text" in edit:
-        assert (found["equal"], found["first_difference"]) == (True, None)
-    else:
-        assert found["first_difference"]["seq"] == 257
+        run("UPDATE scheduler.scheduler_log SET payload = payload::text::json WHERE seq = 200")
+        assert compared(spark, url, path, by_rows=True).is_equal
+        for seq, edit in ((257, "payload = '{\"x\":1}'"), (256, "job_id = 'another'"), (2, "hlc_logical = 9")):
+            run(f"UPDATE scheduler.scheduler_log SET {edit} WHERE seq = {seq}")
+            assert compared(spark, url, path).is_equal
+            assert told(compared(spark, url, path, by_rows=True))["first_difference"]["seq"] == seq
 
 
 def test_tenants_that_one_side_lacks_are_missing_there_and_others_can_be_left_out(
@@ -253,10 +249,17 @@ def test_a_history_made_to_fit_under_an_old_tree_leaves_nowhere(
     forged = build(40)
     forged.entry(40)["payload"] = '{"type":"Forged"}'
     forged.relink()
+    fitting = forged.copy()
+    fitting.store_tree()
     note = checkpoint_of(build(40)).replace("'", "''")
     with stored(postgres, forged) as (a, run), stored(postgres, build(9, begin_ms=LATER_MS)) as (b, _):
         run(f"UPDATE scheduler.merkle_head SET checkpoint = '{note}'")
         with pytest.raises(ChainDamagedError, match="tree at seq 40"):
+            compared(spark, a, b, output=tmp_path)
+        for level, index in forged.tiles:
+            where = f"level = {level} AND tile_index = {index}"
+            run(f"UPDATE scheduler.merkle_tile SET hashes = '\\x{fitting.tiles[level, index].hex()}' WHERE {where}")
+        with pytest.raises(ChainDamagedError, match="tree does not lead to its checkpoint"):
             compared(spark, a, b, output=tmp_path)
         with pytest.raises(InvalidInputError, match="key"):
             compared(spark, a, b, output=tmp_path, signers=None)
