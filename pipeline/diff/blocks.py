@@ -87,7 +87,8 @@ def row_tiles(spark: SparkSession, place: OpenPlace, tenant_id: str, size: int, 
         return RowTiles(size, b"", read_leaves)
     pieces = place.pieces([tenant_id], from_seq=1, to_seq=whole)
     found = over_pieces(spark, pieces, read, SCHEMA)
-    return RowTiles(size, joined(whole // TILE_WIDTH, map(tuple, found.toLocalIterator())), read_leaves)
+    # Collected at once: an iterator over partitions would run one task after the other.
+    return RowTiles(size, joined(whole // TILE_WIDTH, map(tuple, found.collect())), read_leaves)
 
 
 def leaves_of(tenant_id: str, reader: PieceReader, columns: Sequence[str]) -> Iterator[Leaf]:
