@@ -55,6 +55,15 @@ def load_or_make(wal_dir: Path, node_id: str | None, gate: str | None) -> Identi
     return identity
 
 
+def kept_node_id(wal_dir: Path) -> str | None:
+    """The node id that was made or stored here, None where no node has run yet.
+
+    Raises:
+        StartRefusedError: the kept file cannot be read or was altered.
+    """
+    return _load(wal_dir / NAME).get("node_id")
+
+
 def _load(path: Path) -> dict[str, str]:
     try:
         kept = json.loads(path.read_bytes())

@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from app import identity
 from app.config import Settings
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.hlc import Clock
@@ -139,6 +140,22 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
     keys.retired = kept["retired"]
     _retire_replaced(keys, kept)
     return keys
+
+
+def uri_in_use(settings: Settings) -> str:
+    """URI of the key that the node of the settings signs with now, after any rotation; nothing is opened or made.
+
+    Raises:
+        ConfigurationError: the node's file of keys is damaged.
+        StartRefusedError: who the node is cannot be read.
+    """
+    configured = settings.signing_key_uri
+    node_id = settings.node_id or identity.kept_node_id(settings.wal_dir)
+    kept = _load(settings.wal_dir / node_id / NAME) if node_id is not None else None
+    if kept is None or not _is_as_configured(kept, configured) or kept["signer"]["uri"] == kept["configured"]["uri"]:
+        return configured
+    uri: str = kept["signer"]["uri"]
+    return uri if remote_signer.is_remote(uri) else f"file:{_path(uri, configured).absolute()}"
 
 
 def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:

@@ -162,7 +162,7 @@ class EntryChecker:
         # 1. What compares without hashing.
         if (
             [*seqs] != [*range(self._next_seq, self._next_seq + count)]
-            or {*map(type, physical), *map(type, logical)} != {int}
+            or {*map(type, seqs), *map(type, physical), *map(type, logical), *map(type, versions)} != {int}
             or [*versions] != [2] * count
             or not self._is_prev_known
             or [*prevs] != [self._prev_hex, *stored[:-1]]

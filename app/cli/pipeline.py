@@ -17,6 +17,7 @@ import typer
 
 from app.cli.outcome import err, fail
 from app.config import Settings, load_settings
+from app.node_keys import uri_in_use
 from ledger.errors import LedgerError
 
 PACKAGES: Final = ("adbc_driver_postgresql", "jinja2", "obstore", "pandas", "pyarrow", "pyspark")
@@ -57,7 +58,7 @@ def _install() -> None:
 def _known_of(settings: Settings) -> dict[str, str]:
     """The environment variables of ``pipeline.cli.options`` that the settings, or the embedded PostgreSQL, give."""
     known = {
-        "TALLY_PIPELINE_SIGNING_KEY": settings.signing_key_uri,
+        "TALLY_PIPELINE_SIGNING_KEY": uri_in_use(settings),
         "TALLY_PIPELINE_LOGS": str(settings.data_dir / "logs"),
     }
     if settings.archive.url is not None:

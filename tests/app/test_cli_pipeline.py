@@ -1,0 +1,53 @@
+"""What ``tally pipeline`` hands to the pipeline of the service it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app import identity, node_keys
+from app.cli.pipeline import prepared
+from app.config import Settings
+from signing import key_file
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, database_url="postgresql://ledger@db/ledger")
+
+
+def handed_over(settings: Settings) -> str:
+    return prepared(settings)["TALLY_PIPELINE_SIGNING_KEY"]
+
+
+def test_before_a_first_start_the_configured_key_is_handed_over_and_nothing_is_made(settings: Settings) -> None:
+    assert handed_over(settings) == settings.signing_key_uri
+    assert list(settings.data_dir.iterdir()) == []
+
+
+def test_after_a_rotation_the_key_that_signs_now_is_handed_over(settings: Settings) -> None:
+    settings.wal_dir.mkdir()
+    who = identity.load_or_make(settings.wal_dir, None, None)
+    folder = settings.wal_dir / who.node_id
+    folder.mkdir(parents=True)
+    keys = node_keys.open_keys(folder, settings)
+    keys.store()
+    assert handed_over(settings) == settings.signing_key_uri
+    successor = key_file.generate(node_keys.new_key_path(settings.signing_key_uri))
+    replace(keys, signer=successor, signer_uri=str(successor.path), log_signer=successor).store()
+    assert key_file.load(handed_over(settings)).key_id == successor.key_id != keys.signer.key_id
+
+
+def test_a_key_that_the_settings_name_anew_is_handed_over(settings: Settings, tmp_path: Path) -> None:
+    settings.wal_dir.mkdir()
+    who = identity.load_or_make(settings.wal_dir, None, None)
+    folder = settings.wal_dir / who.node_id
+    folder.mkdir(parents=True)
+    node_keys.open_keys(folder, settings).store()
+    new = key_file.generate(tmp_path / "new.pem")
+    changed = Settings(
+        data_dir=tmp_path, database_url="postgresql://ledger@db/ledger", signing={"key_uri": f"file:{new.path}"}
+    )
+    assert handed_over(changed) == f"file:{new.path}"
