@@ -15,6 +15,7 @@ from pipeline.cli.archive import archive
 from pipeline.cli.diff import diff
 from pipeline.cli.merge import merge
 from pipeline.cli.outcome import CommandExit, fail
+from pipeline.cli.report import report
 from pipeline.cli.running import unwind_on_signals
 from pipeline.cli.stats import stats
 from pipeline.cli.unpack import unpack
@@ -43,6 +44,7 @@ def _all_commands() -> None:
 commands.command("archive")(archive)
 commands.command("diff")(diff)
 commands.command("merge")(merge)
+commands.command("report")(report)
 commands.command("stats")(stats)
 commands.command("unpack")(unpack)
 commands.command("verify")(verify)

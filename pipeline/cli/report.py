@@ -1,0 +1,197 @@
+"""``tally pipeline report``: job analytics over a period, as tables and one page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+
+from ledger.errors import InvalidInputError
+from pipeline.cli.options import Dsn, Json, Master
+from pipeline.cli.outcome import err, out, print_json
+from pipeline.cli.running import running
+from pipeline.report.period import Asked, Clock, asked, parse_duration
+from pipeline.report.texts import duration_text, width_text
+
+if TYPE_CHECKING:
+    from pipeline.report.make import Made
+    from pipeline.source import Place
+
+PLACES_SHOWN_MAX: Final = 5
+"""Bundles that a report names as its source; the others are counted."""
+
+
+class _Request(NamedTuple):
+    """What is asked for."""
+
+    names: Sequence[str]
+    """The ledger: a database, an archive, or bundles."""
+    kind: str
+    """The option that names it."""
+    tenants: Sequence[str] | None
+    asked: Asked
+    stuck_after_ms: int | None
+    stats: str | None
+    options: dict[str, str | None]
+    """The rest as it was given."""
+    dest: Path
+    master: str | None
+
+
+def report(
+    context: typer.Context,
+    dest: Annotated[
+        Path, typer.Option("--dest", metavar="DIR", help="Folder to write to; a report that is there is replaced.")
+    ],
+    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, an HLC, or seconds of a trace.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Up to here, not included.")] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", show_default="by the period", help="Width of a window, such as 15m or 1d.")
+    ] = None,
+    clock: Annotated[
+        Clock | None,
+        typer.Option("--time", show_default="trace if all events have one", help="The ledger's clock or a trace's."),
+    ] = None,
+    stuck_after: Annotated[
+        str | None,
+        typer.Option("--stuck-after", show_default="what 99 of 100 jobs took", help="How long a stuck job is silent."),
+    ] = None,
+    stats: Annotated[
+        str | None, typer.Option("--stats", metavar="URL", help="What tally pipeline stats wrote: adds its counts.")
+    ] = None,
+    tenants: Annotated[
+        list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
+    ] = None,
+    dsn: Dsn = None,
+    archive: Annotated[
+        str | None, typer.Option("--archive", metavar="URL", help="An archive: a folder, or s3://BUCKET/PATH.")
+    ] = None,
+    bundles: Annotated[
+        list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")
+    ] = None,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Report on jobs over a period: throughput, times, failures, what is stuck, who cancelled what.
+
+    Writes one page, report.html, that needs nothing else, and its tables as
+    Parquet and CSV. A report adds up what the ledger says; whether somebody
+    changed it is for verify to tell.
+
+    \b
+    Examples:
+      tally pipeline report --dest reports/all
+      tally pipeline report --dest reports/november --from 2026-11-01 --to 2026-12-01
+      tally pipeline report --dest reports/acme --archive s3://ledger-archive/prod -t acme --window 1d
+      tally pipeline report --dest reports/sites --bundle sites/*.tar --json
+    """
+    source = context.get_parameter_source("dsn")
+    is_dsn_given = source is not None and source.name == "COMMANDLINE"  # It may stand in the environment, too.
+    if sum((is_dsn_given, archive is not None, bool(bundles))) > 1:
+        raise InvalidInputError("name one place: --dsn, --archive or --bundle")
+    if more_bundles and not bundles:
+        raise InvalidInputError(f"{str(more_bundles[0])!r} is no option; bundles are named with --bundle FILE...")
+    if bundles and tenants:
+        raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
+    if not (bundles or archive or dsn):
+        raise InvalidInputError("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
+    wanted = asked(clock, start, end, window)
+    if stats is not None and wanted.clock is Clock.TRACE:
+        raise InvalidInputError("--stats is on the ledger's clock: it goes with --time hlc")
+    told = _reported(
+        _Request(
+            [str(path) for path in (*bundles, *(more_bundles or ()))] if bundles else [archive or dsn or ""],
+            "--bundle" if bundles else "--archive" if archive is not None else "--dsn",
+            tenants,
+            wanted if stats is None else wanted._replace(clock=Clock.HLC),
+            None if stuck_after is None else parse_duration(stuck_after),
+            stats,
+            {
+                "--from": start,
+                "--to": end,
+                "--window": window,
+                "--time": clock,
+                "--stuck-after": stuck_after,
+                "--stats": stats,
+                "--dest": str(dest),
+            },
+            dest,
+            master,
+        )
+    )
+    if as_json:
+        print_json(told)
+    else:
+        _print(told, dest)
+
+
+def _reported(request: _Request) -> dict[str, Any]:
+    """Make the report; returns its headline numbers."""
+    from pipeline.progress import shown
+    from pipeline.report.folder import refuse_other
+    from pipeline.report.make import make
+    from pipeline.report.origins import entries, log_origins
+    from pipeline.source import parse_place
+    from pipeline.stats import read as read_stats
+
+    refuse_other(request.dest)
+    places = [parse_place(name) for name in request.names]
+    before_ms = request.asked.end_ms if request.asked.clock is Clock.HLC else None
+    with running("report", request.master) as spark, ExitStack() as stack:
+        opened = [stack.enter_context(place.open()) for place in places]
+        made = _made(request, places, log_origins(opened, request.tenants))
+        with shown(spark, "reporting", err):
+            rows = entries(spark, opened, request.tenants, before_ms)
+            stats = None if request.stats is None else read_stats(spark, request.stats)
+            return make(rows, request.asked, request.stuck_after_ms, made, request.dest, stats)
+
+
+def _made(request: _Request, places: Sequence[Place], log_origins: list[str]) -> Made:
+    """What the report says it was made from, without the password of a database."""
+    from pipeline.report.make import Made
+
+    names = [str(place) for place in places]
+    some = names[:PLACES_SHOWN_MAX]
+    more = [f"and {len(names) - len(some):,} more"] if len(names) > len(some) else []
+    tenants = [word for tenant in request.tenants or () for word in ("--tenant", tenant)]
+    ledger = shlex.join([request.kind, *some, *tenants]) + (" ..." if more else "")
+    given = shlex.join([word for name, value in request.options.items() if value for word in (name, value)])
+    return Made(
+        ", ".join([*some, *more]),
+        list(request.tenants or ()),
+        log_origins,
+        version("tallystick"),
+        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        f"tally pipeline report {given} {ledger}",
+        f"tally pipeline verify --keys KEYS {ledger}",
+    )
+
+
+def _print(told: dict[str, Any], dest: Path) -> None:
+    counts, at_end, period = told["in_period"], told["at_end"], told["period"]
+    lines = (
+        f"{period['from']} to {period['to']}, windows of {width_text(period['window_ms'])}",
+        f"{counts['created']:,} jobs created, {counts['ended']:,} ended: {counts['completed']:,} completed, "
+        f"{counts['failed']:,} failed, {counts['timed_out']:,} timed out, {counts['cancelled']:,} cancelled",
+        *(_times(name, told["times_s"][span]) for span, name in (("queue", "queue time"), ("run", "run time"))),
+        f"{at_end['open']:,} open at the end, {at_end['stuck']:,} of them stuck: silent for over "
+        f"{duration_text(at_end['stuck_after_s'])}",
+        f"from {told['read']['entries']:,} entries of {told['read']['tenants']:,} tenants, not verified",
+        f"the page: {dest / 'report.html'}",
+    )
+    for line in lines:
+        out.print(line, markup=False)
+
+
+def _times(name: str, times: dict[str, Any]) -> str:
+    told = ", ".join(f"p{each} {duration_text(times[f'p{each}'])}" for each in (50, 90, 99))
+    return f"{name} {told}, of {times['jobs']:,} jobs"

@@ -1,0 +1,6 @@
+"""Job analytics over a period: tables, headline numbers and one page, from the entries of any number of tenants.
+
+Entries are read once. What they say of jobs becomes one row a job (``said``, ``fold``), that with the clock of the
+report what happened to it and when (``jobs``), and that the tables (``summaries``, ``lists``). The tables are written
+as Parquet; the CSV files, the headline numbers and the page are made from what was written, without Spark.
+"""

@@ -1,0 +1,132 @@
+"""The folder a report is written to, and how tables get in and out of it.
+
+Layout::
+
+    report.html     report.json     csv/NAME.csv     parquet/NAME/part-*.parquet
+
+Everything is written to a folder beside it and renamed into place at the end, so a run that is killed leaves no half
+report. ``jobs`` can be as long as the ledger: it is Parquet alone, and CSV holds the lists made from it.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.dataset as ds
+
+from ledger.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PARQUET_ONLY: Final = frozenset(("jobs",))
+ROWS_AT_ONCE: Final = 4096
+_FORMULA_BEGINS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+Row = dict[str, Any]
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A new folder beside ``folder`` to write into, which takes its place when all went well.
+
+    An older report is replaced; a folder that holds anything else is not touched.
+
+    Raises:
+        ConfigurationError: there is something else in its place.
+    """
+    folder = Path(os.path.abspath(folder))
+    refuse_other(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    fresh.mkdir()
+    try:
+        yield fresh
+        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def refuse_other(folder: Path) -> None:
+    """Return if ``folder`` is free for a report: not there, empty, or a report already.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if folder.exists() and not (folder.is_dir() and (is_report(folder) or not any(folder.iterdir()))):
+        raise ConfigurationError(f"{folder} holds something that is no report: name another folder with --dest")
+
+
+def is_report(folder: Path) -> bool:
+    """Whether ``folder`` holds a report."""
+    return (folder / "report.json").is_file() and (folder / "report.html").is_file()
+
+
+def write_table(rows: DataFrame, folder: Path, name: str) -> None:
+    """Write ``rows`` as Parquet; all but the jobs come from one sorted partition, so that they lie in order."""
+    target = folder / "parquet" / name
+    parts = rows if name in PARQUET_ONLY else rows.coalesce(1)
+    parts.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(target.as_uri())
+    for checksum in target.glob(".*.crc"):
+        checksum.unlink()
+
+
+def table(folder: Path, name: str) -> ds.Dataset:
+    """The table ``name`` of the report in ``folder``."""
+    return ds.dataset(folder / "parquet" / name, format="parquet")
+
+
+def rows_of(folder: Path, name: str, limit: int | None = None) -> list[Row]:
+    """The first rows of a table, all without ``limit``."""
+    data = table(folder, name)
+    found: list[Row] = (data.to_table() if limit is None else data.head(limit)).to_pylist()
+    return found
+
+
+def write_csv(folder: Path, name: str) -> None:
+    """Write the table ``name`` as CSV (RFC 4180, UTF-8), row by row."""
+    data = table(folder, name)
+    (folder / "csv").mkdir(exist_ok=True)
+    with (folder / "csv" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\r\n")
+        writer.writerow(data.schema.names)
+        for batch in data.to_batches(batch_size=ROWS_AT_ONCE):
+            writer.writerows([_cell(value) for value in row.values()] for row in batch.to_pylist())
+
+
+def _cell(value: object) -> str:
+    """A value as a spreadsheet may safely read it: text that it would take for a formula gets an apostrophe first."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    if not isinstance(value, str):
+        return str(value)
+    text = visible(value)
+    begins = unicodedata.normalize("NFKC", text.lstrip()[:1])
+    return f"'{text}" if begins.startswith(_FORMULA_BEGINS) or text.startswith(_FORMULA_BEGINS) else text
+
+
+def visible(text: str) -> str:
+    """``text`` with what has no shape of its own, such as controls and changes of direction, as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else f"\\u{{{ord(each):x}}}" for each in text)
+
+
+def rfc3339(moment: datetime) -> str:
+    """A moment of the ledger's clock in RFC 3339."""
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,66 @@
+"""Where the entries of a report come from: places, held open together, and the logs whose chains they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from ledger.errors import SignatureError
+from ledger.events import SYSTEM_TENANT
+from pipeline.archive.source import OpenArchive
+from pipeline.source import OpenPlace
+from pipeline.source import entries as entries_of
+from pipeline.source.bundles import OpenBundle
+from pipeline.source.pieces import Times
+from pipeline.source.postgres import OpenPostgres
+from signing import checkpoint as checkpoints
+from signing import note
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TENANTS_ASKED_MAX: Final = 20
+"""Tenants whose log is looked up; those of one ledger have one log origin nearly always."""
+COLUMNS: Final = (
+    *("tenant_id", "seq", "job_id", "hlc_physical", "hlc_logical", "hlc_node"),
+    *("action", "payload", "payload_digest"),
+)
+_EVENT: Final = [name for name in COLUMNS if name not in ("seq", "payload")]
+"""What makes two entries of different bundles the same event."""
+
+
+def entries(
+    spark: SparkSession, places: Sequence[OpenPlace], tenants: Collection[str] | None, before_ms: int | None
+) -> DataFrame:
+    """The entries of all ``places`` with an HLC before ``before_ms``; an event that several hold comes once."""
+    times = Times(to_ms=None if before_ms is None else before_ms - 1)
+    each = [entries_of(spark, place, tenants=of(place, tenants), columns=COLUMNS, times=times) for place in places]
+    together = reduce(lambda all_before, one: all_before.unionByName(one), each)
+    return together if len(each) == 1 else together.dropDuplicates(_EVENT)
+
+
+def of(place: OpenPlace, tenants: Collection[str] | None) -> list[str]:
+    """The tenants of ``place`` that a report is on: those asked for, else all, without the ledger's own log of keys."""
+    return sorted(tenants or (name for name in place.tenants() if name != SYSTEM_TENANT))
+
+
+def log_origins(places: Sequence[OpenPlace], tenants: Collection[str] | None) -> list[str]:
+    """The origins of the logs in ``places``, without the tenant, as far as the first tenants tell."""
+    found = set()
+    for place in places:
+        for tenant_id in of(place, tenants)[:TENANTS_ASKED_MAX]:
+            found.add(_log_origin(place, tenant_id))
+    return sorted(origin for origin in found if origin is not None)
+
+
+def _log_origin(place: OpenPlace, tenant_id: str) -> str | None:
+    if isinstance(place, OpenArchive):
+        return place.archive(tenant_id).newest.log_origin
+    if isinstance(place, OpenBundle):
+        return place.bundle.manifest.log_origin
+    text = place.checkpoint(tenant_id) if isinstance(place, OpenPostgres) else None
+    try:
+        return None if text is None else checkpoints.parse(note.parse(text).text).origin.removesuffix(f"/{tenant_id}")
+    except SignatureError:
+        return None  # A report does not verify; what is wrong with a checkpoint is for that to say.

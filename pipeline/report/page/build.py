@@ -1,0 +1,68 @@
+"""The page put together: tables read back, plots drawn, the template filled in.
+
+Its size is bounded whatever the ledger holds: at most ``GROUPS_MAX`` rows of tenants or data centres and one for all
+others, ``ROWS_MAX`` of a list, ``WINDOWS_MAX`` windows; a text is cut at ``TEXT_MAX`` characters.
+"""
+
+from __future__ import annotations
+
+import base64
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipeline.report import texts
+from pipeline.report.folder import visible
+from pipeline.report.page import figures, words
+from pipeline.report.page.contents import Contents, contents
+from pipeline.report.period import Clock
+
+TEXT_MAX: Final = 120
+_HERE: Final = Path(__file__).parent
+
+
+def write_page(report: dict[str, Any], folder: Path) -> None:
+    """Write ``report.html`` for the headline numbers ``report`` and the tables in ``folder``."""
+    (folder / "report.html").write_text(page(report, contents(report, folder)), encoding="utf-8")
+
+
+def page(report: dict[str, Any], shown: Contents) -> str:
+    """The page as HTML."""
+    clock = Clock(report["period"]["clock"])
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        amount=texts.amount_text,
+        count=texts.count_text,
+        rate=texts.rate_text,
+        duration=texts.duration_text,
+        width=texts.width_text,
+        moment=lambda at_ms: texts.NOTHING if at_ms is None else texts.short_moment_text(at_ms, clock),
+        text=_text,
+    )
+    style = (_HERE / "style.css").read_text()
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        shown=shown,
+        figures=figures.figures(report, shown),
+        outcome_bar=figures.outcome_bar,
+        on_trace=clock is Clock.TRACE,
+        lead=words.lead(report),
+        tiles=words.tiles(report),
+        stuck_why=words.why_stuck(report),
+        left_out=words.left_out(report),
+        style=Markup(style),  # noqa: S704 (our own file)
+        style_hash=base64.b64encode(sha256(style.encode()).digest()).decode(),
+    )
+
+
+def _text(value: str | None) -> str:
+    """A text from the ledger, cut, with nothing in it that could turn or hide what stands around it."""
+    if value is None:
+        return texts.NOTHING
+    shown = visible(value)
+    return shown if len(shown) <= TEXT_MAX else f"{shown[: TEXT_MAX - 1]}…"

@@ -1,0 +1,97 @@
+"""The sentences and tiles of the page, said from the headline numbers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pipeline.report.lists import ENDED_JOBS_MIN
+from pipeline.report.texts import count_text, duration_text, rate_text
+
+
+class Tile(NamedTuple):
+    """One headline number: what it counts, the number, what more there is to say; ``style`` is its class."""
+
+    what: str
+    number: str
+    more: str
+    style: str = ""
+
+
+def lead(report: dict[str, Any]) -> str:
+    """The report in two or three sentences."""
+    counts, rates, times, at_end = report["in_period"], report["rates"], report["times_s"], report["at_end"]
+    told = [f"{_jobs(counts['created'])} created and {count_text(counts['ended'])} ended in this period."]
+    if counts["ended"]:
+        share = counts["completed"] / counts["ended"]
+        others = [
+            f"{rate_text(rates[name])} {text}"
+            for name, text in (
+                ("failure_rate", "failed"),
+                ("timeout_rate", "timed out"),
+                ("cancellation_rate", "were cancelled"),
+            )
+            if rates[name]
+        ]
+        told.append(f"Of those that ended, {', '.join([f'{rate_text(share)} completed', *others])}.")
+    if times["queue"]["jobs"] and times["run"]["jobs"]:
+        told.append(
+            f"Half of the jobs waited {duration_text(times['queue']['p50'])} or less and ran "
+            f"{duration_text(times['run']['p50'])} or less."
+        )
+    if at_end["stuck"]:
+        told.append(f"{_jobs(at_end['stuck'], 'looks', 'look')} stuck.")
+    return " ".join(told)
+
+
+def tiles(report: dict[str, Any]) -> list[Tile]:
+    """The headline numbers."""
+    counts, rates, times, at_end = report["in_period"], report["rates"], report["times_s"], report["at_end"]
+    share = counts["completed"] / counts["ended"] if counts["ended"] else None
+    queue, run = times["queue"], times["run"]
+    of_ended = "of those that ended"
+    return [
+        Tile("Created", count_text(counts["created"]), f"{count_text(counts['ended'])} ended", "created"),
+        Tile("Completed", count_text(counts["completed"]), f"{rate_text(share)} {of_ended}", "completed"),
+        Tile("Failed", count_text(counts["failed"]), f"{rate_text(rates['failure_rate'])} {of_ended}", "failed"),
+        Tile(
+            "Timed out", count_text(counts["timed_out"]), f"{rate_text(rates['timeout_rate'])} {of_ended}", "timed_out"
+        ),
+        Tile(
+            "Cancelled",
+            count_text(counts["cancelled"]),
+            f"{rate_text(rates['cancellation_rate'])} {of_ended}",
+            "cancelled",
+        ),
+        Tile("Open at the end", count_text(at_end["open"]), f"{count_text(at_end['stuck'])} of them stuck"),
+        Tile("Queue time, median", duration_text(queue["p50"]), f"99 of 100 within {duration_text(queue['p99'])}"),
+        Tile("Run time, median", duration_text(run["p50"]), f"99 of 100 within {duration_text(run['p99'])}"),
+    ]
+
+
+def why_stuck(report: dict[str, Any]) -> str:
+    """Where the threshold for stuck jobs comes from."""
+    if report["at_end"]["stuck_after_is_asked"]:
+        return "that is what --stuck-after asks for."
+    if report["times_s"]["total"]["jobs"] < ENDED_JOBS_MIN:
+        return f"fewer than {ENDED_JOBS_MIN} jobs have ended, too few to tell what is usual."
+    return (
+        "within that time, or an hour if that is longer, 99 of 100 jobs that ended in this period had come from "
+        "creation to their end. --stuck-after sets another."
+    )
+
+
+def left_out(report: dict[str, Any]) -> str:
+    """What is in the ledger and not, or not wholly, in the report."""
+    counts = report["left_out"]
+    texts = (
+        ("private_values", "private values, which are encrypted"),
+        ("jobs_with_times_backwards", "times of jobs that run backwards"),
+        ("jobs_without_time", "jobs without a time of this clock"),
+        ("events_without_trace_time", "times of events without trace_time"),
+    )
+    told = [f"{count_text(counts[name])} {text}" for name, text in texts if counts[name]]
+    return "; ".join(told) or "nothing"
+
+
+def _jobs(count: int, one: str = "was", many: str = "were") -> str:
+    return f"{count_text(count)} {'job' if count == 1 else 'jobs'} {one if count == 1 else many}"

@@ -1,0 +1,176 @@
+"""The period a report is about: its clock, its bounds and the windows it is cut into. Pure.
+
+Two clocks can tell when a thing happened. ``hlc`` is the ledger's own: when an event was recorded. ``trace`` is that of
+a trace that was replayed: ``trace_time`` in the payload, in seconds since the trace began; the ledger's clock then only
+says how fast the replay was. They cannot be mixed on one axis, so a report is wholly on one of them:
+
+- a bound says which: an RFC 3339 time or an HLC is one of the ledger, a plain number one of the trace;
+- else the trace's is taken if every job event carries one, since then nothing was recorded as it happened.
+
+Invariants::
+
+    start_ms < end_ms        1 <= (end_ms - first_window_ms) / window_ms <= WINDOWS_MAX
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from ledger.errors import InvalidInputError
+from ledger.hlc import Hlc
+
+WINDOWS_MAX: Final = 400
+"""Most windows of a report; a plot of more cannot be read."""
+WINDOWS_AIMED: Final = 60
+"""About how many windows are made when the width is not given."""
+
+SECOND_MS: Final = 1000
+MINUTE_MS: Final = 60 * SECOND_MS
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+WEEK_MS: Final = 7 * DAY_MS
+
+_WIDTHS_MS: Final = (
+    *(SECOND_MS * n for n in (1, 2, 5, 10, 30)),
+    *(MINUTE_MS * n for n in (1, 2, 5, 10, 30)),
+    *(HOUR_MS * n for n in (1, 2, 6, 12)),
+    *(DAY_MS * n for n in (1, 2)),
+    *(WEEK_MS * n for n in (1, 2, 4, 13, 52)),
+)
+_MONDAY_MS: Final = 4 * DAY_MS
+"""1970-01-05 was a Monday: windows of whole weeks begin on one."""
+_UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": WEEK_MS}
+_DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,6})?")
+_MOMENT_MAX: Final = 10**17
+
+
+class Clock(StrEnum):
+    """The clock a report is on."""
+
+    HLC = "hlc"
+    TRACE = "trace"
+
+
+class Bound(NamedTuple):
+    """A bound of the period that was asked for."""
+
+    clock: Clock
+    at_ms: int
+
+
+class Asked(NamedTuple):
+    """What of the period was asked for; the rest follows from the data."""
+
+    clock: Clock | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    window_ms: int | None = None
+
+
+class Period(NamedTuple):
+    """``start_ms <= t < end_ms``, in milliseconds since 1970 or since the trace began; windows lie end to end."""
+
+    clock: Clock
+    start_ms: int
+    end_ms: int
+    window_ms: int
+    first_window_ms: int
+
+    @property
+    def windows(self) -> list[int]:
+        """Where each window begins; the first may begin before the period, the last end after it."""
+        return list(range(self.first_window_ms, self.end_ms, self.window_ms))
+
+
+def parse_bound(text: str) -> Bound:
+    """The moment that ``text`` names: an RFC 3339 time, an HLC, or a number of seconds since the trace began.
+
+    Raises:
+        InvalidInputError: it is none of them.
+    """
+    if _NUMBER.fullmatch(text):
+        return Bound(Clock.TRACE, round(float(text) * SECOND_MS))
+    if ":" in text and "-" not in text[:5]:
+        return Bound(Clock.HLC, Hlc.parse(text).physical_ms)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"{text[:100]!r} is no time: write 2026-01-31T00:00:00Z, an HLC, or seconds of a trace"
+        ) from error
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return Bound(Clock.HLC, round(moment.timestamp() * SECOND_MS))
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds of ``text``, such as 90s, 15m, 6h, 1d or 1w.
+
+    Raises:
+        InvalidInputError: it is no duration, or none at all.
+    """
+    match = _DURATION.fullmatch(text)
+    duration_ms = round(float(match[1]) * _UNITS_MS[match[2]]) if match is not None else 0
+    if duration_ms <= 0:
+        raise InvalidInputError(f"{text[:100]!r} is no duration: write it as 90s, 15m, 6h, 1d or 1w")
+    return duration_ms
+
+
+def asked(clock: Clock | None, start: str | None, end: str | None, window: str | None) -> Asked:
+    """What the options ask for; ``clock`` None leaves it to the bounds, or to the data.
+
+    Raises:
+        InvalidInputError: a value is malformed, or the bounds are of two clocks, or of another than ``clock``.
+    """
+    bounds = [None if text is None else parse_bound(text) for text in (start, end)]
+    clocks = {bound.clock for bound in bounds if bound is not None} | ({clock} if clock is not None else set())
+    if len(clocks) > 1:
+        raise InvalidInputError(
+            "the bounds and the clock must agree: RFC 3339 times and HLCs are of --time hlc, plain seconds of "
+            "--time trace"
+        )
+    start_ms, end_ms = (None if bound is None else bound.at_ms for bound in bounds)
+    if start_ms is not None and end_ms is not None and start_ms >= end_ms:
+        raise InvalidInputError("--from must lie before --to")
+    return Asked(next(iter(clocks), None), start_ms, end_ms, None if window is None else parse_duration(window))
+
+
+def choose_clock(asked: Asked, events: int, events_in_trace: int) -> Clock:
+    """The clock asked for, else the trace's if all events carry its time."""
+    if asked.clock is not None:
+        return asked.clock
+    return Clock.TRACE if events and events == events_in_trace else Clock.HLC
+
+
+def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int) -> Period:
+    """The period of a report on events from ``first_ms`` to ``last_ms``; it ends just after the last event.
+
+    Raises:
+        InvalidInputError: the window is so short that there would be more than ``WINDOWS_MAX``, or all events lie
+            outside the bounds.
+    """
+    start_ms = first_ms if asked.start_ms is None else asked.start_ms
+    end_ms = last_ms + 1 if asked.end_ms is None else asked.end_ms
+    if start_ms >= end_ms:
+        raise InvalidInputError("no event of the ledger lies within the period asked for")
+    if max(abs(start_ms), abs(end_ms)) > _MOMENT_MAX:
+        raise InvalidInputError("an event's time is millions of years away; bound the report with --from and --to")
+    window_ms = asked.window_ms or _width_for(end_ms - start_ms)
+    origin_ms = _MONDAY_MS if clock is Clock.HLC and window_ms % WEEK_MS == 0 else 0
+    first_window_ms = start_ms - (start_ms - origin_ms) % window_ms
+    count = -((first_window_ms - end_ms) // window_ms)
+    if count > WINDOWS_MAX:
+        raise InvalidInputError(
+            f"--window makes {count:,} windows of this period, at most {WINDOWS_MAX} can be shown: make it longer"
+        )
+    return Period(clock, start_ms, end_ms, window_ms, first_window_ms)
+
+
+def _width_for(span_ms: int) -> int:
+    for width_ms in _WIDTHS_MS:
+        if span_ms <= width_ms * WINDOWS_AIMED:
+            return width_ms
+    return -(-span_ms // (_WIDTHS_MS[-1] * WINDOWS_AIMED)) * _WIDTHS_MS[-1]

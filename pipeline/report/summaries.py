@@ -1,0 +1,121 @@
+"""What happened in the period, counted: by window, tenant, data centre and hour of the day.
+
+A job counts as created, accepted and ended each in the window where that happened. How long it had queued counts where
+it was accepted, how long it ran, and how long it took in all, where it ended, however it ended. Rates are shares of the
+jobs that ended.
+
+Percentiles are nearest-rank: a time that a job really took. Of groups of over ``PERCENTILE_ACCURACY`` jobs the rank is
+off by at most one part in that many, which bounds the memory of a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from ledger import jobs
+from pipeline.report.jobs import moment
+from pipeline.report.period import DAY_MS, HOUR_MS, Period
+
+PERCENTILE_ACCURACY: Final = 10_000
+PERCENTILES: Final = (50, 90, 99)
+OUTCOMES: Final = {
+    "completed": jobs.COMPLETED,
+    "failed": jobs.FAILED,
+    "cancelled": jobs.CANCELLED,
+    "timed_out": jobs.TIMED_OUT,
+}
+SPANS: Final = {"queue": "accepted", "run": "ended", "total": "ended"}
+"""Durations, and the kind of happening they count with."""
+_KEYS: Final = ("window_ms", "tenant_id", "dc", "hour")
+_SETS: Final = {
+    "tenant_windows": ("window_ms", "tenant_id"),
+    "windows": ("window_ms",),
+    "tenants": ("tenant_id",),
+    "dcs": ("dc",),
+    "hours": ("hour",),
+    "all": (),
+}
+TABLES: Final = tuple(_SETS)
+
+
+def happenings(timed: DataFrame, period: Period) -> DataFrame:
+    """One row for each creation, acceptance and end within the period, with window and hour of the day (UTC)."""
+    kinds = [
+        _happening("created"),
+        _happening("accepted", queue="queue_ms"),
+        _happening("ended", run="run_ms", total="total_ms", status="status"),
+    ]
+    each = timed.select("tenant_id", "dc", F.explode(F.array(*kinds)).alias("is")).select("tenant_id", "dc", "is.*")
+    within = each.where((F.col("at_ms") >= period.start_ms) & (F.col("at_ms") < period.end_ms))
+    offset = F.floor((F.col("at_ms") - period.first_window_ms) / period.window_ms)
+    hour = F.floor(F.pmod(F.col("at_ms"), F.lit(DAY_MS)) / HOUR_MS).cast("int")
+    return within.withColumns({"window_ms": period.first_window_ms + offset * period.window_ms, "hour": hour})
+
+
+def summarise(happenings: DataFrame) -> DataFrame:
+    """Every table of counts at once; ``of`` takes one out."""
+    kind, status = F.col("kind"), F.col("status")
+    counts = [F.count_if(kind == name).alias(name) for name in ("created", "accepted", "ended")]
+    counts += [F.count_if(status == value).alias(name) for name, value in OUTCOMES.items()]
+    percentages = F.array(*(F.lit(each / 100) for each in PERCENTILES))
+    times = [
+        F.percentile_approx(f"{span}_ms", percentages, F.lit(PERCENTILE_ACCURACY)).alias(f"{span}_percentiles")
+        for span in SPANS
+    ]
+    timed = [F.count(f"{span}_ms").alias(f"{span}_jobs") for span in SPANS]
+    sets = [[F.col(key) for key in keys] for keys in _SETS.values()]
+    grouped = happenings.groupingSets(sets, *_KEYS)
+    return grouped.agg(F.grouping_id(*_KEYS).alias("set"), *counts, *timed, *times)
+
+
+def of(summaries: DataFrame, name: str, period: Period) -> DataFrame:
+    """The table ``name``, in order of its keys."""
+    keys = _SETS[name]
+    number = sum(1 << at for at, key in enumerate(reversed(_KEYS)) if key not in keys)
+    rows = summaries.where(F.col("set") == number)
+    if name == "windows":
+        every = rows.sparkSession.createDataFrame([(each,) for each in period.windows], "window_ms long")
+        rows = every.join(rows.drop(*(key for key in _KEYS if key != "window_ms")), "window_ms", "left")
+    if name == "hours":
+        rows = rows.sparkSession.range(24).select(F.col("id").cast("int").alias("hour")).join(rows, "hour", "left")
+    ordered = rows.orderBy(*keys) if keys else rows
+    return ordered.select(*_shown_keys(keys, period), *_counts(), *_rates(), *_times())
+
+
+def _happening(kind: str, **values: str) -> Column:
+    def value(name: str, ddl: str) -> Column:
+        given = F.col(values[name]) if name in values else F.lit(None)
+        return given.cast(ddl).alias(name if name == "status" else f"{name}_ms")
+
+    spans = [value(span, "long") for span in SPANS]
+    return F.struct(F.lit(kind).alias("kind"), F.col(f"{kind}_ms").alias("at_ms"), *spans, value("status", "string"))
+
+
+def _shown_keys(keys: Sequence[str], period: Period) -> list[Column]:
+    return [moment(key, period.clock).alias("window") if key == "window_ms" else F.col(key) for key in keys]
+
+
+def _counts() -> list[Column]:
+    names = ("created", "accepted", "ended", *OUTCOMES)
+    return [F.coalesce(F.col(name), F.lit(0)).alias(name) for name in names]
+
+
+def _rates() -> list[Column]:
+    """Shares of the jobs that ended; None where none did."""
+    ended = F.when(F.col("ended") > 0, F.col("ended"))
+    names = {"failed": "failure_rate", "cancelled": "cancellation_rate", "timed_out": "timeout_rate"}
+    return [F.round(F.col(name) / ended, 6).alias(rate) for name, rate in names.items()]
+
+
+def _times() -> list[Column]:
+    columns = []
+    for span in SPANS:
+        columns.append(F.coalesce(F.col(f"{span}_jobs"), F.lit(0)).alias(f"{span}_jobs"))
+        for at, percentile in enumerate(PERCENTILES):
+            value = F.get(F.col(f"{span}_percentiles"), F.lit(at)) / 1000.0
+            columns.append(value.alias(f"{span}_p{percentile}_s"))
+    return columns
