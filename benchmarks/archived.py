@@ -26,7 +26,7 @@ from ledger.snapshot import SnapshotClaim
 from pipeline.archive import manifest as manifests
 from pipeline.archive.layout import FILE_ROWS_MAX, FileName, manifest_path, month_of
 from pipeline.archive.manifest import ArchivedFile, Manifest
-from pipeline.archive.parquet import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, FileWriter
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
 from pipeline.archive.store import ArchiveStore
 from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint
@@ -76,14 +76,14 @@ def _archive_tenant(folder: str, key: str, tenant_id: str, entries: int) -> None
     for first in range(1, entries + 1, FILE_ROWS_MAX):
         last = min(first + FILE_ROWS_MAX - 1, entries)
         local = io.BytesIO()
-        writer = FileWriter(local, ENTRY_SCHEMA)
+        writer = FileWriter(local, ENTRY_FILE_SCHEMA)
         for batch, signed in chain.extend(last):
             writer.add(batch)
             snapshots += signed
         files.append(_stored(store, FileName(tenant_id, first, last, month), writer, local))
     local = io.BytesIO()
-    writer = FileWriter(local, SNAPSHOT_SCHEMA)
-    writer.add(pa.RecordBatch.from_pylist(snapshots, SNAPSHOT_SCHEMA))
+    writer = FileWriter(local, SNAPSHOT_FILE_SCHEMA)
+    writer.add(pa.RecordBatch.from_pylist(snapshots, SNAPSHOT_FILE_SCHEMA))
     files.append(_stored(store, FileName(tenant_id, 1, entries, None), writer, local))
     root = chain.tree.root()
     note = sign_checkpoint(Checkpoint(f"{LOG_ORIGIN}/{tenant_id}", entries, root), signer)
@@ -173,9 +173,9 @@ class _Chain:
         self._leaves += leaves
         if seqs[0] % ENTRIES_A_SNAPSHOT == 1:
             self._from_link = hexes[0]
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, ENTRY_SCHEMA, strict=True)]
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, ENTRY_FILE_SCHEMA, strict=True)]
         signed = [self._snapshot()] if self.seq % ENTRIES_A_SNAPSHOT == 0 else []
-        return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA), signed
+        return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_FILE_SCHEMA), signed
 
     def _snapshot(self) -> dict[str, object]:
         first = self.seq - ENTRIES_A_SNAPSHOT + 1
@@ -196,7 +196,7 @@ class _Chain:
         )
         self._leaves = []
         envelope, self._previous = sign_snapshot(claim, self._signer)
-        row: dict[str, object] = {name: getattr(claim, name) for name in SNAPSHOT_SCHEMA.names[:-1]}
+        row: dict[str, object] = {name: getattr(claim, name) for name in SNAPSHOT_FILE_SCHEMA.names[:-1]}
         return {**row, "dsse_envelope": canonical.encode(envelope).decode()}
 
 

@@ -1,4 +1,4 @@
-"""What checking one range of a chain leaves for the whole: plain values, about a byte for each row.
+"""What checking one range of a chain leaves for the whole: plain values, about a byte and a half for each row.
 
 A range is all entries with ``from_seq <= seq <= to_seq``; the ranges of a chain follow one another without gap, the
 first takes all that is lower and the last all that is higher::

@@ -12,7 +12,7 @@ from ledger.exit_code import ExitCode, exit_code_of_error
 LINE_CHARACTERS_MAX: Final = 600
 
 _RAISED_BY_TASK = re.compile(r"^(?:ledger\.errors\.)(\w+): (.+)$", re.MULTILINE)
-_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Refused)): ?(.*)$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): ?(.*)$", re.MULTILINE)
 
 
 def told(error: Exception) -> tuple[str, ExitCode]:

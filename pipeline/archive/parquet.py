@@ -49,8 +49,8 @@ def _schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, _TYPES.get(name, pa.string()), name in _OPTIONAL) for name in columns])
 
 
-ENTRY_SCHEMA: Final = _schema(ENTRY_COLUMNS)
-SNAPSHOT_SCHEMA: Final = _schema(SNAPSHOT_COLUMNS)
+ENTRY_FILE_SCHEMA: Final = _schema(ENTRY_COLUMNS)
+SNAPSHOT_FILE_SCHEMA: Final = _schema(SNAPSHOT_COLUMNS)
 
 
 class Written(NamedTuple):
@@ -67,7 +67,7 @@ class FileWriter:
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         self.rows = 0
         self._schema = schema
-        self._group_rows = GROUP_ROWS if schema is ENTRY_SCHEMA else SNAPSHOT_GROUP_ROWS
+        self._group_rows = GROUP_ROWS if schema is ENTRY_FILE_SCHEMA else SNAPSHOT_GROUP_ROWS
         self._target = _Hashed(target)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -96,7 +96,7 @@ class FileWriter:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise InvalidInputError(f"rows are not of the types of their columns: {error}") from error
         if self._position is None:
-            is_entries = self._schema is ENTRY_SCHEMA
+            is_entries = self._schema is ENTRY_FILE_SCHEMA
             self._position = (batch.column(0)[0].as_py() - 1) % self._group_rows if is_entries else 0
         while batch.num_rows:
             count, size, is_end = self._next_group(batch, self._group_rows - self._position)
@@ -253,7 +253,7 @@ def _check_form(found: pq.ParquetFile, file: ArchivedFile, schema: pa.Schema) ->
         raise ArchiveInvalidError(f"{file.name} does not have the columns that it must", seq)
     if metadata.num_rows != file.rows or sum(group.num_rows for group in groups) != file.rows:
         raise ArchiveInvalidError(f"{file.name} does not have the {file.rows} rows that its manifest names", seq)
-    rows_max = GROUP_ROWS if schema is ENTRY_SCHEMA else SNAPSHOT_GROUP_ROWS
+    rows_max = GROUP_ROWS if schema is ENTRY_FILE_SCHEMA else SNAPSHOT_GROUP_ROWS
     if any(not 1 <= group.num_rows <= rows_max for group in groups) or len(groups) > max(FILE_ROWS_MAX, file.rows):
         raise ArchiveInvalidError(f"{file.name} has a row group of a size that none may have", seq)
     for group in groups:

@@ -26,7 +26,7 @@ from pipeline.archive.layout import (
     month_order,
 )
 from pipeline.archive.manifest import ArchivedFile, Manifest, SealedManifest, judge, open_manifest
-from pipeline.archive.parquet import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batches, opened
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.store import ArchiveStore
 from signing.keys import Keyring
 
@@ -167,7 +167,7 @@ class TenantArchive:
             ArchiveUnavailableError: one cannot be read.
         """
         for _, file in self.files(from_seq, to_seq):
-            with opened(self.store, file, ENTRY_SCHEMA) as found:
+            with opened(self.store, file, ENTRY_FILE_SCHEMA) as found:
                 for batch in batches(found, file):
                     check_month(file, batch)
                     rows = [row for row in rows_of(batch) if _lies_in(row[0], from_seq, to_seq)]
@@ -178,14 +178,14 @@ class TenantArchive:
         """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``; raises as ``entry_batches``."""
         for sealed in self.sealed:
             file = sealed.manifest.snapshot_file
-            with opened(self.store, file, SNAPSHOT_SCHEMA) as found:
+            with opened(self.store, file, SNAPSHOT_FILE_SCHEMA) as found:
                 yield from map(rows_of, batches(found, file))
 
     def last_entry(self) -> Head:
         """The last entry there is; raises as ``entry_batches``."""
         file = self.newest.entry_files[-1]
         columns = ("seq", "chain_link", "t_hlc")
-        with opened(self.store, file, ENTRY_SCHEMA) as found:
+        with opened(self.store, file, ENTRY_FILE_SCHEMA) as found:
             *_, last = batches(found, file, columns)
         return Head(*(last.column(name)[-1].as_py() for name in columns))
 

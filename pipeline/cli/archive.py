@@ -17,7 +17,7 @@ from pipeline.signers import open_signer
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
-    from pipeline.archive.run import Archived, FileAll
+    from pipeline.archiving.run import Archived, FileAll
 
 Destination = Annotated[
     str | None,
@@ -66,10 +66,10 @@ def archive(
         raise InvalidInputError("name the place of the archive: --dest URL, or the setting archive.url")
     if not dsn:
         raise InvalidInputError("name the database of the ledger: --dsn postgresql://...")
-    from pipeline.archive.postgres import Ledger
-    from pipeline.archive.run import Run
     from pipeline.archive.store import ArchiveStore
-    from pipeline.archive.tasks import file_on
+    from pipeline.archiving.postgres import Ledger
+    from pipeline.archiving.run import Run
+    from pipeline.archiving.tasks import file_on
     from pipeline.progress import shown
 
     signer = open_signer(signing_key)

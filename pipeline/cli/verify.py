@@ -123,8 +123,8 @@ def _read(path: Path) -> str:
 
 def _verify_place(where: str, request: _Request) -> dict[str, Any]:
     """A database or an archive."""
-    from pipeline.archive.source import OpenArchive
     from pipeline.source import parse_place
+    from pipeline.source.archives import OpenArchive
     from pipeline.verify import verify as verify_ledgers
     from pipeline.verify import verify_archive
 

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 from ledger import merkle, tiles
 from ledger.errors import ChainDamagedError, ConfigurationError, ProofError, SignatureError
 from ledger.merkle import HASH_BYTES
-from pipeline.archive.source import OpenArchive
 from pipeline.diff.chains import Chain
+from pipeline.source.archives import OpenArchive
 from pipeline.source.postgres import OpenPostgres
 from signing import checkpoint as checkpoints
 from signing import note

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PARTITION_BYTES: Final = 32 << 20
 """Bytes of entries that one task sorts and decides, about; the driver holds as much when it links them."""
 PARTITIONS_MAX: Final = 10_000
+"""Ranges, each a task, that entries are cut into at most; above it ranges get longer than ``PARTITION_BYTES``."""
 EVENTS_OF_ONE_TIME_MAX: Final = 100_000
 """A node issues each time once, so these are as many nodes, or conflicts."""
 

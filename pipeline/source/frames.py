@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PIECES_A_TASK_MAX: Final = 256
+"""Pieces that share one task, however few rows they have; each costs its task a statement or a file to open."""
 Read = Callable[[Piece, PieceReader], Iterable[pa.RecordBatch]]
 """What a task does with a piece; it travels to the workers, so it must hold plain values only."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ledger.errors import ConfigurationError
 from pipeline.archive.store import BUCKET_SCHEMES
+from pipeline.source.archives import ArchivePlace
 from pipeline.source.bundles import BundlePlace
 from pipeline.source.pieces import Place
 from pipeline.source.postgres import SCHEMES, Dsn, PostgresPlace
@@ -17,9 +18,6 @@ def parse_place(text: str) -> Place:
     Raises:
         ConfigurationError: it is none.
     """
-    # Imported here: it is made of pieces itself.
-    from pipeline.archive.source import ArchivePlace
-
     scheme, separator, _ = text.partition("://")
     if separator and scheme in SCHEMES:
         return PostgresPlace(Dsn(text))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.source.pieces import BATCH_ROWS_MAX, Piece, PieceReader
 
 NUMBERS: Final = frozenset(
@@ -25,10 +25,8 @@ def _schema(columns: Sequence[str]) -> pa.Schema:
 
 ENTRY_SCHEMA: Final = _schema(ENTRY_COLUMNS)
 SNAPSHOT_SCHEMA: Final = _schema(SNAPSHOT_COLUMNS)
-JOB_SCHEMA: Final = _schema(JOB_COLUMNS)
 
 ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
-ROW_SCHEMA: Final = _schema(ROW_COLUMNS)
 """An entry as a row of a DataFrame; every column may be NULL, for somebody may have damaged it."""
 
 

@@ -67,7 +67,6 @@ SELECT set_config(name, setting, false)
 """
 """A server that ends long statements or idle transactions must not end the one that holds the snapshot."""
 EXPORT_SNAPSHOT: Final = "SELECT pg_catalog.pg_export_snapshot()"
-ANSWERS: Final = "SELECT 1"
 
 
 def literal(text: str) -> str:

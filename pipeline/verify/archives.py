@@ -10,7 +10,7 @@ from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.range_fold import Ends
 from ledger.tree_check import StoredTree, TreeHead
 from pipeline.archive.judging import Judging, broken
-from pipeline.archive.source import OpenArchive
+from pipeline.source.archives import OpenArchive
 from pipeline.verify.job import Verified, check_chains
 from signing.keys import Keyring
 

@@ -17,16 +17,16 @@ from app.embedded import EmbeddedPostgres
 from app.embedded_cluster import DATABASE
 from app.restore import restore_from_wal
 from ledger.exit_code import ExitCode
-from pipeline.archive.postgres import Ledger
-from pipeline.archive.run import Archived, Run
 from pipeline.archive.store import ArchiveStore
-from pipeline.archive.tasks import file_here
+from pipeline.archiving.postgres import Ledger
+from pipeline.archiving.run import Archived, Run
 from signing import key_file
 from signing.keys import Keyring
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created, key
 from tests.conftest import Database, fresh_database
+from tests.pipeline.archived_ledgers import file_here
 
 ROWS = (
     "SELECT tenant_id, seq, t_hlc, job_id, action, link_version, prev_chain_link, chain_link, payload::text,"

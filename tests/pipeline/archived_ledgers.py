@@ -9,10 +9,11 @@ from typing import Any
 
 import asyncpg
 
-from pipeline.archive.postgres import Ledger as PostgresLedger
-from pipeline.archive.run import Archived, Run
+from pipeline.archive.layout import FileName
 from pipeline.archive.store import ArchiveStore
-from pipeline.archive.tasks import file_here
+from pipeline.archiving.postgres import Ledger as PostgresLedger
+from pipeline.archiving.run import Archived, FileAll, Outcome, Run
+from pipeline.archiving.tasks import file_each
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import FileSigner, Keyring
 from tests.app.chain_builder import insert
@@ -97,6 +98,16 @@ async def query(database: Database, statement: str) -> None:
         await connection.execute(statement)
     finally:
         await connection.close()
+
+
+def file_here(dsn: str, url: str) -> FileAll:
+    """Makes the files in this process, in the order given."""
+
+    def file_all(names: Sequence[FileName]) -> Sequence[Outcome]:
+        with PostgresLedger.connected(dsn) as ledger:
+            return list(file_each(names, ledger, ArchiveStore(url)))
+
+    return file_all
 
 
 def archive_here(database: Database, folder: Path, keyring: Keyring = RING) -> list[Archived]:

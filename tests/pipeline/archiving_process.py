@@ -10,12 +10,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pipeline.archive.postgres import Ledger
-from pipeline.archive.run import Run
 from pipeline.archive.store import ArchiveStore
-from pipeline.archive.tasks import file_here
+from pipeline.archiving.postgres import Ledger
+from pipeline.archiving.run import Run
 from signing.keys import Keyring
 from tests.ledger.ledger_in_memory import SIGNER
+from tests.pipeline.archived_ledgers import file_here
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([__name__])

@@ -20,15 +20,16 @@ from ledger import merkle
 from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import ArchiveConflictError, ArchiveUnavailableError, UnknownKeyError
 from ledger.snapshot_check import SNAPSHOT_COLUMNS
-from pipeline.archive import parquet, plan
+from pipeline.archive import parquet
 from pipeline.archive.layout import FileName, month_after, month_of
 from pipeline.archive.manifest import Manifest, open_manifest
-from pipeline.archive.parquet import ENTRY_SCHEMA, FileWriter
-from pipeline.archive.plan import Stretch, cut
-from pipeline.archive.postgres import Ledger as PostgresLedger
-from pipeline.archive.run import Outcome, Run
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.store import ArchiveStore
-from pipeline.archive.tasks import file_each, file_here
+from pipeline.archiving import plan
+from pipeline.archiving.plan import Stretch, cut
+from pipeline.archiving.postgres import Ledger as PostgresLedger
+from pipeline.archiving.run import Outcome, Run
+from pipeline.archiving.tasks import file_each
 from signing.keys import Keyring
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger
@@ -40,6 +41,7 @@ from tests.pipeline.archived_ledgers import (
     archive_here,
     content_of,
     days,
+    file_here,
     ledger_of,
     query,
     store,
@@ -158,7 +160,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_arrive(
     made = set()
     for batch_rows in (1, 7, 64, 1000):
         local = io.BytesIO()
-        writer = FileWriter(local, ENTRY_SCHEMA)
+        writer = FileWriter(local, ENTRY_FILE_SCHEMA)
         for batch in table.to_batches(max_chunksize=batch_rows):
             writer.add(batch)
         written = writer.finish()
@@ -172,7 +174,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_arrive(
 
 async def test_rows_come_from_the_database_a_few_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     await store(database, ledger_of("acme", days(100)))
-    monkeypatch.setattr("pipeline.archive.postgres.BATCH_BYTES_HINT", 4000)
+    monkeypatch.setattr("pipeline.archiving.postgres.BATCH_BYTES_HINT", 4000)
     with PostgresLedger.connected(database.service_url) as ledger:
         counts = [batch.num_rows for batch in ledger.entries("acme", 5, 90)]
         assert (sum(counts), max(counts) < 20) == (86, True)
@@ -406,7 +408,7 @@ async def test_what_a_stranger_archived_is_not_carried_on(database: Database, tm
 async def test_long_histories_are_archived_range_by_range(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.archive.planning.RANGE_ROWS_MAX", 25)
+    monkeypatch.setattr("pipeline.archiving.next_range.RANGE_ROWS_MAX", 25)
     await store(database, ledger_of("acme", days(64)), ledger_of("other", days(31)))
     acme, _ = archive_here(database, tmp_path)
     assert acme.to_seq == 60
@@ -443,8 +445,8 @@ async def test_a_run_that_began_before_another_one_found_more_goes_on_behind_it(
 async def test_a_snapshot_longer_than_a_range_is_archived_whole(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.archive.planning.RANGE_ROWS_MAX", 5)
-    monkeypatch.setattr("pipeline.archive.planning.RANGE_FILES", 1)
+    monkeypatch.setattr("pipeline.archiving.next_range.RANGE_ROWS_MAX", 5)
+    monkeypatch.setattr("pipeline.archiving.next_range.RANGE_FILES", 1)
     ledger: Ledger = ledger_of("acme", days(60), snapshot_rows=30)
     await store(database, ledger)
     archive_here(database, tmp_path)

@@ -21,7 +21,7 @@ from ledger.errors import ConfigurationError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.verdict import Head
 from pipeline.archive.chain_reader import verify_tenant
-from pipeline.archive.parquet import ENTRY_SCHEMA, FileWriter
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.reader import tenants_of
 from pipeline.archive.store import ArchiveStore
 from pipeline.source.frames import open_pieces
@@ -103,7 +103,7 @@ def rewrite(folder: Path, number: int, edit: Callable[[list[dict[str, Any]]], No
     rows = pq.ParquetFile(file).read().to_pylist()
     edit(rows)
     local = io.BytesIO()
-    writer = FileWriter(local, ENTRY_SCHEMA)
+    writer = FileWriter(local, ENTRY_FILE_SCHEMA)
     for batch in pa.Table.from_pylist(rows, schema).to_batches():
         writer.add(batch)
     writer.finish()
@@ -185,12 +185,12 @@ def other_parquet(folder: Path) -> None:
 
 
 def fewer_rows(folder: Path) -> None:
-    rewrite(folder, 0, lambda rows: rows.pop(), ENTRY_SCHEMA)
+    rewrite(folder, 0, lambda rows: rows.pop(), ENTRY_FILE_SCHEMA)
 
 
 def long_repeated(folder: Path) -> None:
     """A text of 4 MB that stands once in the file and in every row."""
-    rewrite(folder, 0, lambda rows: [row.update(job_id="j" * (4 << 20)) for row in rows], ENTRY_SCHEMA)
+    rewrite(folder, 0, lambda rows: [row.update(job_id="j" * (4 << 20)) for row in rows], ENTRY_FILE_SCHEMA)
 
 
 def no_utf8(folder: Path) -> None:
@@ -198,7 +198,7 @@ def no_utf8(folder: Path) -> None:
     table = pq.ParquetFile(file).read()
     payloads = pa.array([b"\xff"] * len(table)).cast(pa.string(), safe=False)
     (batch,) = table.set_column(11, table.schema.field(11), payloads).combine_chunks().to_batches()
-    writer = FileWriter(local, ENTRY_SCHEMA)
+    writer = FileWriter(local, ENTRY_FILE_SCHEMA)
     writer.add(batch)
     writer.finish()
     replace(folder, file, local.getvalue())
@@ -211,7 +211,7 @@ def dictionary_of_payloads(folder: Path) -> None:
 
 
 def later_month(folder: Path) -> None:
-    rewrite(folder, 0, lambda rows: rows[3].update(hlc_physical=JANUARY_MS + 90 * DAY_MS), ENTRY_SCHEMA)
+    rewrite(folder, 0, lambda rows: rows[3].update(hlc_physical=JANUARY_MS + 90 * DAY_MS), ENTRY_FILE_SCHEMA)
 
 
 ARCHIVE_BREAKS: dict[str, tuple[Callable[[Path], object], str, int]] = {
@@ -274,7 +274,7 @@ async def test_rows_that_were_changed_and_signed_again_are_found_as_in_any_ledge
     ledger: Ledger, tmp_path: Path, name: str
 ) -> None:
     number, change, kind, seq = ROW_BREAKS[name]
-    rewrite(tmp_path, number, lambda rows: rows[3].update(change), ENTRY_SCHEMA)
+    rewrite(tmp_path, number, lambda rows: rows[3].update(change), ENTRY_FILE_SCHEMA)
     verdict = await verified(tmp_path)
     assert verdict["verdicts"]["archive"] == "ok"
     assert (verdict["first_break"]["kind"], verdict["first_break"]["seq"]) == (kind, seq), verdict["first_break"]
@@ -291,7 +291,7 @@ async def test_a_history_made_up_anew_is_not_the_one_of_the_tree_heads(ledger: L
             for row in rows:
                 row.update(by_seq[row["seq"]])
 
-        rewrite(tmp_path, number, edit, ENTRY_SCHEMA)
+        rewrite(tmp_path, number, edit, ENTRY_FILE_SCHEMA)
     verdict = await verified(tmp_path)
     assert verdict["breaks"]["rollback"] == 2
     assert verdict["verdicts"]["snapshots"] == verdict["verdicts"]["checkpoint"] == "broken"

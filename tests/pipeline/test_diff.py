@@ -19,10 +19,9 @@ from pyspark.sql import SparkSession
 from app.embedded import EmbeddedPostgres
 from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_error
-from pipeline.archive.postgres import Ledger as PostgresLedger
-from pipeline.archive.run import Run
 from pipeline.archive.store import ArchiveStore
-from pipeline.archive.tasks import file_here
+from pipeline.archiving.postgres import Ledger as PostgresLedger
+from pipeline.archiving.run import Run
 from pipeline.diff.job import Diff, diff
 from pipeline.signers import Signers
 from pipeline.source import parse_place
@@ -36,6 +35,7 @@ from tests.app.importing import fresh, import_all, states
 from tests.app.service_thread import serving
 from tests.app.test_bundle_merge import forked
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build, signer_of
+from tests.pipeline.archived_ledgers import file_here
 
 REPAIRER = signer_of(7)
 SIGNERS = Signers(REPAIRER, REPAIRER)

@@ -91,7 +91,7 @@ def test_a_row_that_no_event_can_be_made_of_has_an_id_all_the_same() -> None:
 
 
 @given(st.integers(0, 2**42), st.integers(0, 2**40), st.integers(0, 10**9))
-def test_a_range_is_some_time(first_ms: int, lasted_ms: int, entries: int) -> None:
+def test_the_time_of_a_range_is_at_least_a_millisecond(first_ms: int, lasted_ms: int, entries: int) -> None:
     assert range_ms(first_ms, first_ms + lasted_ms, entries) >= 1
 
 

@@ -272,7 +272,7 @@ def wait_for_uncommitted_files(child: subprocess.Popen[bytes], dest: Path) -> No
     pytest.fail("it wrote nothing")
 
 
-def test_the_command_takes_durations_and_tells_a_run_in_one_line() -> None:
+def test_durations_have_a_unit_and_a_bound_and_a_run_is_told_in_one_line() -> None:
     assert [duration_s("window", text) for text in ("90s", "10m", "2h", "7d")] == [90, 600, 7200, 604_800]
     for text in ("0s", "8d", "1", "m", "1.5m", "-1s", ""):
         with pytest.raises(ConfigurationError, match="--window"):

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from app.bundle.verify import verify_file
 from ledger.errors import SignatureError
 from pipeline.archive.chain_reader import verify_tenant
-from pipeline.archive.parquet import ENTRY_SCHEMA
-from pipeline.archive.source import ArchivePlace
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA
 from pipeline.archive.store import ArchiveStore
+from pipeline.source.archives import ArchivePlace
 from pipeline.verify import Verified, verify_archive, verify_bundles
 from signing.keys import Keyring
 from tests.conftest import Database
@@ -48,7 +48,7 @@ async def test_an_archive_gets_the_verdict_of_one_process_and_every_break_is_lis
     for name in ("a payload", "a seq"):
         number, change, *_ = ROW_BREAKS[name]
         cases[name] = lambda folder, number=number, change=change: rewrite(
-            folder, number, lambda rows: rows[3].update(change), ENTRY_SCHEMA
+            folder, number, lambda rows: rows[3].update(change), ENTRY_FILE_SCHEMA
         )
     for name, damage in cases.items():
         folder = tmp_path / name.replace(" ", "-")

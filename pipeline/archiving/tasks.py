@@ -1,29 +1,19 @@
-"""The files of a round as tasks: one after another in this process, or one task a file on Spark."""
+"""The files of a round as tasks on Spark, one a file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.archive.filing import FiledEntries, file_entries, file_snapshots
 from pipeline.archive.layout import FileName
-from pipeline.archive.postgres import Ledger
-from pipeline.archive.run import FileAll, Outcome
 from pipeline.archive.store import ArchiveStore
+from pipeline.archiving.filing import FiledEntries, file_entries, file_snapshots
+from pipeline.archiving.postgres import Ledger
+from pipeline.archiving.run import FileAll, Outcome
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import SparkSession
-
-
-def file_here(dsn: str, url: str) -> FileAll:
-    """Makes the files in this process, in the order given."""
-
-    def file_all(names: Sequence[FileName]) -> Sequence[Outcome]:
-        with Ledger.connected(dsn) as ledger:
-            return list(file_each(names, ledger, ArchiveStore(url)))
-
-    return file_all
 
 
 def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> FileAll:
@@ -49,6 +39,6 @@ def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> 
 
 
 def file_each(names: Iterable[FileName], ledger: Ledger, store: ArchiveStore) -> Iterator[Outcome]:
-    """Make these files; raises what making one raises."""
+    """Make these files, one after another in this process; raises what making one raises."""
     for name in names:
         yield (file_snapshots if name.month is None else file_entries)(ledger, store, name)

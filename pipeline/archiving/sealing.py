@@ -10,13 +10,13 @@ from ledger.errors import ArchiveConflictError, ArchiveInvalidError, ProofError,
 from ledger.merkle import Frontier, verify_consistency
 from ledger.subtrees import append_part
 from pipeline.archive import manifest as manifests
-from pipeline.archive.filing import BrokenRangeError, FiledEntries, FiledSnapshots
 from pipeline.archive.layout import MANIFEST_BYTES_MAX, manifest_path, month_of
 from pipeline.archive.manifest import Manifest, SealedManifest
-from pipeline.archive.plan import Plan
-from pipeline.archive.planning import checkpoint_of
-from pipeline.archive.postgres import Ledger
 from pipeline.archive.store import ArchiveStore
+from pipeline.archiving.filing import BrokenRangeError, FiledEntries, FiledSnapshots
+from pipeline.archiving.next_range import checkpoint_of
+from pipeline.archiving.plan import Plan
+from pipeline.archiving.postgres import Ledger
 from signing.keys import Keyring, Signer
 
 

@@ -16,7 +16,7 @@ from ledger.errors import TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, StoredTree
 from pipeline.archive.layout import month_of, month_order
 from pipeline.archive.manifest import ArchivedFile
-from pipeline.archive.parquet import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batches, opened
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.reader import TenantArchive, check_month, tenants_of
 from pipeline.archive.store import ArchiveStore
 from pipeline.source import rows
@@ -86,7 +86,7 @@ class ArchivePieceReader:
         """
         where, (low_ms, high_ms), wanted = self._where, self._piece.times, list(columns)
         read = [name for name in ENTRY_COLUMNS if name in {*wanted, "seq", "hlc_physical"}]
-        with opened(self._store, where.file, ENTRY_SCHEMA) as found:
+        with opened(self._store, where.file, ENTRY_FILE_SCHEMA) as found:
             for batch in batches(found, where.file, read):
                 check_month(where.file, batch)
                 for name, low, high in (
@@ -103,7 +103,7 @@ class ArchivePieceReader:
     def snapshots(self) -> Iterator[pa.RecordBatch]:
         """The snapshots that touch it; raises as ``entries``."""
         first, last = self._piece.bounds
-        with opened(self._store, self._where.snapshots, SNAPSHOT_SCHEMA) as found:
+        with opened(self._store, self._where.snapshots, SNAPSHOT_FILE_SCHEMA) as found:
             for batch in batches(found, self._where.snapshots):
                 touches = pc.and_(
                     pc.less_equal(batch.column("from_seq"), last), pc.greater_equal(batch.column("to_seq"), first)

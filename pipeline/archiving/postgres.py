@@ -19,7 +19,7 @@ from ledger.errors import DatabaseUnavailableError
 from ledger.names import is_readable_tenant
 from ledger.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS
-from pipeline.archive.plan import Stretch
+from pipeline.archiving.plan import Stretch
 from signing.keys import PublicKey
 
 BATCH_BYTES_HINT: Final = 4 << 20

@@ -6,12 +6,12 @@ import io
 from itertools import islice
 
 from ledger.errors import ArchiveConflictError, InvalidInputError, SignatureError
-from pipeline.archive.filing import BrokenRangeError
 from pipeline.archive.layout import FILES_MAX, PLAN_BYTES_MAX, RANGE_FILES, RANGE_ROWS_MAX, FileName, plan_path
 from pipeline.archive.manifest import SealedManifest
-from pipeline.archive.plan import Plan, cut, decode_plan, encode_plan
-from pipeline.archive.postgres import Ledger, Signed
 from pipeline.archive.store import ArchiveStore
+from pipeline.archiving.filing import BrokenRangeError
+from pipeline.archiving.plan import Plan, cut, decode_plan, encode_plan
+from pipeline.archiving.postgres import Ledger, Signed
 from signing import checkpoint as checkpoints
 from signing import note
 from signing.checkpoint import Checkpoint

@@ -5,7 +5,7 @@ In rounds, until nothing is left, each tenant one range at a time::
     1. the last manifest of the tenant says what is archived; it is of this log, signed by a key of it, and the chain
        has its last link
     2. the plan of the next range: one that stands there without its manifest, else a new one, written first
-    3. the files of all plans of the round, wherever and in whatever order (pipeline.archive.filing)
+    3. the files of all plans of the round, wherever and in whatever order (pipeline.archiving.filing)
     4. the range as a whole: files follow one another, months are right, the tree has the root that the last snapshot
        claims, and the newest checkpoint extends it
     5. the manifest, which makes the range a part of the archive
@@ -21,15 +21,15 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from ledger.errors import TenantNotFoundError
-from pipeline.archive.filing import BrokenRangeError, FiledEntries, FiledSnapshots, FoundBreak
 from pipeline.archive.layout import FILES_MAX, FileName
 from pipeline.archive.manifest import SealedManifest
-from pipeline.archive.plan import Plan
-from pipeline.archive.planning import next_plan
-from pipeline.archive.postgres import Ledger, Signed
 from pipeline.archive.reader import newest_manifest
-from pipeline.archive.sealing import manifest_of, write_manifest
 from pipeline.archive.store import ArchiveStore
+from pipeline.archiving.filing import BrokenRangeError, FiledEntries, FiledSnapshots, FoundBreak
+from pipeline.archiving.next_range import next_plan
+from pipeline.archiving.plan import Plan
+from pipeline.archiving.postgres import Ledger, Signed
+from pipeline.archiving.sealing import manifest_of, write_manifest
 from signing.keys import Keyring, Signer
 
 ROUND_FILES_MAX: Final = 4 * FILES_MAX

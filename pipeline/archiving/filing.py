@@ -27,9 +27,9 @@ from ledger.verdict import Findings
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName
 from pipeline.archive.manifest import ArchivedFile
-from pipeline.archive.parquet import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, FileWriter, Written
-from pipeline.archive.postgres import Ledger
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, Written
 from pipeline.archive.store import ArchiveStore
+from pipeline.archiving.postgres import Ledger
 from signing.snapshot import open_snapshot
 
 _FROM_SEQ, _TO_SEQ, _ENVELOPE = (SNAPSHOT_COLUMNS.index(name) for name in ("from_seq", "to_seq", "dsse_envelope"))
@@ -97,7 +97,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
     first: list[Any] = []
     last: list[Any] = []
     highest = 0
-    with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_SCHEMA)) as writer:
+    with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_FILE_SCHEMA)) as writer:
         # 1. Read, checked and written.
         for batch in ledger.entries(tenant_id, from_seq, to_seq):
             columns = [column.to_pylist() for column in batch.columns]
@@ -117,7 +117,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
         if found is not None:
             return FoundBreak(found.seq, found.kind, found.detail)
         # 3. Under their name.
-        file = _put(store, name, local, writer.finish(), ENTRY_SCHEMA)
+        file = _put(store, name, local, writer.finish(), ENTRY_FILE_SCHEMA)
     named_first, named_last = (dict(zip(ENTRY_COLUMNS, row, strict=True)) for row in (first, last))
     return FiledEntries(
         file=file,
@@ -135,7 +135,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
 def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledSnapshots | FoundBreak:
     """Put the snapshots of ``name`` into the archive, which cover its range without gap; raises as ``file_entries``."""
     expected_seq, envelope = name.from_seq, ""
-    with tempfile.TemporaryFile() as local, closing(FileWriter(local, SNAPSHOT_SCHEMA)) as writer:
+    with tempfile.TemporaryFile() as local, closing(FileWriter(local, SNAPSHOT_FILE_SCHEMA)) as writer:
         for batch in ledger.snapshots(name.tenant_id, name.from_seq, name.to_seq):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if row[_FROM_SEQ] != expected_seq:
@@ -151,7 +151,7 @@ def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName) -> Filed
         except SignatureError as error:
             detail = f"the snapshot that ends at {name.to_seq} is malformed: {error}"
             return FoundBreak(name.to_seq, "snapshot-signature", detail)
-        file = _put(store, name, local, writer.finish(), SNAPSHOT_SCHEMA)
+        file = _put(store, name, local, writer.finish(), SNAPSHOT_FILE_SCHEMA)
     return FiledSnapshots(file, claim.node_id, claim.to_chain_link, claim.tree_root)
 
 
