@@ -24,7 +24,7 @@ from pipeline.stats import lines, output, windows
 from pipeline.stats.place import Place
 
 FILES_A_BATCH_MAX: Final = 256
-"""Files that one micro-batch takes at most; more wait for the next, and so does the state of their windows."""
+"""Files that one micro-batch reads at most; more wait for the next one."""
 LOOK_INTERVAL_S: Final = 1
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _SETTINGS: Final = {
