@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from ledger.errors import SignatureError
 from ledger.events import SYSTEM_TENANT
-from pipeline.archive.source import OpenArchive
 from pipeline.source import OpenPlace
 from pipeline.source import entries as entries_of
+from pipeline.source.archives import OpenArchive
 from pipeline.source.bundles import OpenBundle
 from pipeline.source.pieces import Times
 from pipeline.source.postgres import OpenPostgres
