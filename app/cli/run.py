@@ -121,7 +121,7 @@ def _report(job: _Job, ended: process.Ended, as_json: bool) -> None:
             markup=False,
         )
     if as_json:
-        out.print(orjson.dumps(report).decode(), markup=False)
+        print(orjson.dumps(report).decode(), file=out.file)
 
 
 def _text(argument: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 from rich.console import Console
+from rich.text import Text
 
 from ledger.exit_code import ExitCode
+from ledger.printable import printable
 
 
 class CommandExit(SystemExit):
@@ -15,13 +19,24 @@ class CommandExit(SystemExit):
         super().__init__(int(code))
 
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+class PlainConsole(Console):
+    """A console on which every text, in tables too, is shown as it is: no emoji, nothing that a terminal obeys."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+
+    def render_str(self, text: str, **more: Any) -> Text:
+        """As rich has it, of what is left when control characters are written out."""
+        return super().render_str(printable(text), **more)
+
+
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 
 
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
-    out.print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), markup=False)
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), file=out.file)
 
 
 def fail(message: str, code: ExitCode = ExitCode.COULD_NOT_RUN) -> CommandExit:
