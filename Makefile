@@ -44,13 +44,13 @@ torture: $(DEV) debian-tools
 	TORTURE_ROUNDS=$(or $(ROUNDS),200) SEED=$(SEED) $(BIN)/python -m pytest -m torture --timeout=0
 	$(if $(SEED),,TEST_EXAMPLES=2000 $(BIN)/python -m pytest -m hypothesis --timeout=0)
 
-# The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware.
+# The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware; Chromium looks at reports.
 debian-tools:
-	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && exit 0; \
+	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && command -v chromium >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends strace softhsm2 >/dev/null; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends strace softhsm2 chromium >/dev/null; \
 	else \
-	  echo "The tests need strace and softhsm2; install them first, on Debian: sudo apt-get install strace softhsm2" >&2; \
+	  echo "The tests need strace, softhsm2 and chromium; install them first, on Debian: sudo apt-get install strace softhsm2 chromium" >&2; \
 	  exit 1; \
 	fi
 
