@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 import adbc_driver_manager
 import pyarrow as pa
@@ -43,6 +43,7 @@ _SNAPSHOT_GONE: Final = ("42704", "22023")
 _NOT_ALLOWED: Final = ("28", "42501", "3D", "3F", "42P01", "0LP01")
 """SQLSTATEs, or classes of them, of what the operator must put right."""
 _REFUSED_LOGIN: Final = re.compile(r"authentication failed|does not exist|no pg_hba|invalid|permission denied")
+_PASSWORD_OPTION: Final = re.compile(r"[?&](?:ssl)?password=([^&]+)")
 _DATABASE_ERROR: Final = (adbc_driver_manager.Error, OSError)
 
 
@@ -52,21 +53,43 @@ class Dsn:
 
     url: str
 
+    @classmethod
+    def parse(cls, text: str) -> Dsn:
+        """The database that ``text`` names.
+
+        Raises:
+            ConfigurationError: it is no URL of PostgreSQL. What it says is not shown, for it may hold a password.
+        """
+        scheme, separator, _ = text.partition("://")
+        if not separator or scheme not in SCHEMES:
+            raise ConfigurationError("a database is named as postgresql://USER:PASSWORD@HOST/NAME")
+        return cls(text)
+
     @property
     def shown(self) -> str:
         """The URL without password and without options."""
-        parts = urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2]
-        login = f"{parts.username}@" if parts.username else ""
-        return urlunsplit((parts.scheme, login + host, parts.path, "", ""))
+        scheme, _, rest = self.url.partition("://")
+        login, _, place = self._parts(rest)
+        user = login.partition(":")[0]
+        return f"{scheme}://{f'{user}@' if user else ''}{place}"
+
+    @staticmethod
+    def _parts(rest: str) -> tuple[str, str, str]:
+        """Login, ``@`` and the place of what stands behind ``://``; whatever is in front of the last ``@`` is login."""
+        base, _, _ = rest.partition("?")
+        login, at, place = (base if {"@", "/"} & set(base) else rest).rpartition("@")
+        return login, at, place.partition("?")[0]
 
     def __repr__(self) -> str:
         return self.shown
 
     def hide(self, text: str) -> str:
         """``text`` of the driver in one line, without the URL and the password, should it quote them."""
-        password = urlsplit(self.url).password
-        for secret in (self.url, password, unquote(password) if password else None):
+        rest = self.url.partition("://")[2]
+        password = self._parts(rest)[0].partition(":")[2]
+        # The driver takes what is in front of a slash in a password for a port.
+        secrets = [self.url, *_PASSWORD_OPTION.findall(rest), password, *password.split("/")]
+        for secret in (*secrets, *map(unquote, secrets)):
             text = text.replace(secret, "…") if secret else text
         return " ".join(text.split())
 
@@ -84,7 +107,7 @@ class PostgresState:
     @contextmanager
     def session(self) -> Iterator[Session]:
         """A transaction in this state."""
-        with _connection(self.dsn) as connection:
+        with connected(self.dsn) as connection:
             connection.begin(self.snapshot_id)
             yield PostgresSession(connection, dict(self.altered))
 
@@ -141,10 +164,10 @@ class PostgresPlace:
             DatabaseUnavailableError: PostgreSQL does not answer.
             ConfigurationError: it refuses the login, or holds no ledger that this login may read.
         """
-        with _connection(self.dsn) as connection:
+        with connected(self.dsn) as connection:
             connection.begin(None)
             snapshot_id = str(connection.value(statements.EXPORT_SNAPSHOT))
-            yield OpenPostgres(connection, _state(connection, self.dsn, snapshot_id))
+            yield OpenPostgres(connection, state_of(connection, self.dsn, snapshot_id))
 
     @contextmanager
     def join(self, snapshot_id: str | None) -> Iterator[OpenPostgres]:
@@ -153,9 +176,9 @@ class PostgresPlace:
         Raises:
             DatabaseUnavailableError: PostgreSQL does not answer, or that state is gone.
         """
-        with _connection(self.dsn) as connection:
+        with connected(self.dsn) as connection:
             connection.begin(snapshot_id)
-            yield OpenPostgres(connection, _state(connection, self.dsn, snapshot_id))
+            yield OpenPostgres(connection, state_of(connection, self.dsn, snapshot_id))
 
 
 class OpenPostgres:
@@ -250,10 +273,10 @@ class Connection:
 
     def begin(self, snapshot_id: str | None) -> None:
         """Begin the transaction that all reads are in, in the state of ``snapshot_id`` or of now."""
-        self._execute(statements.PREPARE_SESSION)
-        self._execute(statements.BEGIN)
+        self.run(statements.PREPARE_SESSION)
+        self.run(statements.BEGIN)
         if snapshot_id is not None:
-            self._execute(statements.import_snapshot(snapshot_id), imports=True)
+            self.run(statements.import_snapshot(snapshot_id), imports=True)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of what is known to be short."""
@@ -282,7 +305,8 @@ class Connection:
         except _DATABASE_ERROR as error:
             raise _told(error, self._dsn) from None
 
-    def _execute(self, statement: str, *, imports: bool = False) -> None:
+    def run(self, statement: str, *, imports: bool = False) -> None:
+        """Run what gives no rows; ``imports`` for what asks for a snapshot that may be gone."""
         with self._cursor() as cursor:
             try:
                 cursor.execute(statement)
@@ -297,7 +321,13 @@ class Connection:
 
 
 @contextmanager
-def _connection(dsn: Dsn) -> Iterator[Connection]:
+def connected(dsn: Dsn) -> Iterator[Connection]:
+    """A connection that is closed at the end, its session not prepared yet.
+
+    Raises:
+        DatabaseUnavailableError: PostgreSQL does not answer.
+        ConfigurationError: it refuses the login.
+    """
     try:
         raw = dbapi.connect(dsn.url, autocommit=True)
     except _DATABASE_ERROR as error:
@@ -325,7 +355,7 @@ def _told(error: Exception, dsn: Dsn, *, imports: bool = False) -> LedgerError:
     return DatabaseUnavailableError(f"the database {dsn} does not answer: {text}")
 
 
-def _state(connection: Connection, dsn: Dsn, snapshot_id: str | None) -> PostgresState:
+def state_of(connection: Connection, dsn: Dsn, snapshot_id: str | None) -> PostgresState:
     """What tasks need to know of the state that ``connection`` shows.
 
     Raises:

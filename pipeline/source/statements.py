@@ -121,7 +121,7 @@ def unreadable(types: Types) -> str | None:
 # --- what there is --------------------------------------------------------------------------------
 
 
-def _loose(table: str) -> str:
+def tenants_in(table: str) -> str:
     """Every tenant that ``table`` has rows of, by one step of an index each."""
     return f"""
     SELECT tenant_id FROM (
@@ -138,7 +138,7 @@ def _loose(table: str) -> str:
 TENANTS: Final = f"""
 SELECT tenant_id FROM (
     SELECT tenant_id FROM {HEADS} UNION SELECT tenant_id FROM {TREES}
-    UNION {_loose(LOG)} UNION {_loose(SNAPSHOTS)}
+    UNION {tenants_in(LOG)} UNION {tenants_in(SNAPSHOTS)}
 ) AS named WHERE tenant_id IS NOT NULL ORDER BY tenant_id COLLATE "C"
 """
 
@@ -147,7 +147,7 @@ def tenants_among(tenants: Iterable[str]) -> str:
     """Those of ``tenants`` that there is anything of."""
     tables = (HEADS, TREES, LOG, SNAPSHOTS)
     held = " OR ".join(f"EXISTS (SELECT FROM {table} t WHERE t.tenant_id = wanted.tenant_id)" for table in tables)
-    return f'SELECT tenant_id FROM {_wanted(tenants)} WHERE {held} ORDER BY tenant_id COLLATE "C"'
+    return f'SELECT tenant_id FROM {wanted(tenants)} WHERE {held} ORDER BY tenant_id COLLATE "C"'
 
 
 def occupied(tenants: Iterable[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None) -> str:
@@ -156,7 +156,7 @@ def occupied(tenants: Iterable[str], rows_a_piece: int, from_seq: int | None, to
     next_start = f"(greatest(found.seq - 1, 0) / {rows_a_piece} + 1) * {rows_a_piece} + 1"
     return f"""
     SELECT wanted.tenant_id, stretch.seq
-      FROM {_wanted(tenants)}
+      FROM {wanted(tenants)}
      CROSS JOIN LATERAL (
         WITH RECURSIVE found AS (
             SELECT (SELECT l.seq FROM {LOG} l WHERE l.tenant_id = wanted.tenant_id
@@ -187,7 +187,7 @@ def facts(types: Types, tenants: Iterable[str]) -> str:
     tree = ", ".join(f"m.{name}" for name in TREE_COLUMNS)
     return (
         f"SELECT wanted.tenant_id, h.is_there, {heads}, l.is_there, {last}, m.is_there, {tree}"
-        f" FROM {_wanted(tenants)} {joins}"
+        f" FROM {wanted(tenants)} {joins}"
     )
 
 
@@ -245,7 +245,8 @@ def tiles(types: Types, tenant_id: str, level: int, first: int, last: int) -> st
     )
 
 
-def _wanted(tenants: Iterable[str]) -> str:
+def wanted(tenants: Iterable[str]) -> str:
+    """``tenants`` as a table of that name."""
     listed = ", ".join(map(literal, tenants))
     return f"unnest(ARRAY[{listed}]::text[]) AS wanted(tenant_id)"
 

@@ -18,7 +18,7 @@ import pytest
 
 from ledger import merkle
 from ledger.entry_check import ENTRY_COLUMNS
-from ledger.errors import ArchiveConflictError, ArchiveUnavailableError, UnknownKeyError
+from ledger.errors import ArchiveConflictError, ArchiveUnavailableError, ConfigurationError, UnknownKeyError
 from ledger.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName, month_after, month_of
@@ -172,9 +172,28 @@ def test_the_same_rows_give_the_same_bytes_however_they_arrive(
     assert counts == [54, 64, 64, 8] if group_bytes > 1000 else max(counts) < 10
 
 
+async def test_of_the_tenants_asked_for_those_are_signed_that_have_a_snapshot(database: Database) -> None:
+    ledgers = [ledger_of("acme", days(25)), ledger_of("other", days(12)), ledger_of("unsigned", days(3))]
+    await store(database, *ledgers)
+    with PostgresLedger.connected(database.service_url) as ledger:
+        found = {each.tenant_id: each.signed_seq for each in ledger.signed()}
+        assert found == {"acme": 20, "other": 10}
+        assert [each.tenant_id for each in ledger.signed(["other", "unsigned", "nobody"])] == ["other"]
+        assert ledger.signed([]) == []
+
+
+async def test_a_ledger_whose_columns_were_altered_is_not_archived(database: Database, tmp_path: Path) -> None:
+    await store(database, ledger_of("acme", days(20)))
+    await query(database, "DROP VIEW scheduler.log_entries")
+    await query(database, "ALTER TABLE scheduler.scheduler_log ALTER hlc_physical TYPE text")
+    with pytest.raises(ConfigurationError, match=r"column hlc_physical of scheduler.scheduler_log was made type text"):
+        archive_here(database, tmp_path)
+    assert content_of(tmp_path) == {}
+
+
 async def test_rows_come_from_the_database_a_few_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     await store(database, ledger_of("acme", days(100)))
-    monkeypatch.setattr("pipeline.archiving.postgres.BATCH_BYTES_HINT", 4000)
+    monkeypatch.setattr("pipeline.source.postgres.BATCH_BYTES_HINT", 4000)
     with PostgresLedger.connected(database.service_url) as ledger:
         counts = [batch.num_rows for batch in ledger.entries("acme", 5, 90)]
         assert (sum(counts), max(counts) < 20) == (86, True)

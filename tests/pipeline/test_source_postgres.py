@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from app.store.chain_reader import consistent_reader
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS
+from pipeline.archiving.postgres import Ledger
 from pipeline.source import OpenPlace, Piece, Times, entries, in_tasks, open_pieces, parse_place
 from pipeline.source.rows import ROW_COLUMNS
 from tests.app.chain_builder import insert
@@ -271,9 +272,34 @@ def test_a_database_that_cannot_be_opened_is_said_without_its_password(
     database: Database, change: tuple[str, str], kind: type[Exception], said: str
 ) -> None:
     url = database.service_url.replace(*change)
-    with pytest.raises(kind, match=said) as raised, parse_place(url).open():
+    for opened in (parse_place(url).open(), Ledger.connected(url)):
+        with pytest.raises(kind, match=said) as raised, opened:  # type: ignore[attr-defined]
+            pass
+        assert url.split(":")[2].split("@")[0] not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:s3cr%ZZpw@127.0.0.1:1/x",
+        "postgresql://u:s3cr/etpw@127.0.0.1:1/x",
+        "postgresql://u:s3cr?etpw@127.0.0.1:1/x",
+        "postgresql://u:s3cr[etpw@127.0.0.1:1/x",
+        "postgresql://u@127.0.0.1:1/x?password=s3cr%ZZetpw",
+        "mysql://u:s3cretpw@h/x",
+        "u:s3cr%ZZpw@h",
+        "host=h password=s3cretpw",
+    ],
+)
+def test_no_url_that_is_not_understood_is_said_with_its_password(url: str) -> None:
+    with pytest.raises((ConfigurationError, DatabaseUnavailableError)) as raised, parse_place(url).open():
         pass
-    assert url.split(":")[2].split("@")[0] not in str(raised.value)
+    assert "s3cr" not in str(raised.value)
+    assert "etpw" not in str(raised.value)
+    with pytest.raises((ConfigurationError, DatabaseUnavailableError)) as raised, Ledger.connected(url):
+        pass
+    assert "s3cr" not in str(raised.value)
+    assert "etpw" not in str(raised.value)
 
 
 async def test_no_password_is_in_what_pieces_and_places_print(connection: Connection, database: Database) -> None:
