@@ -111,4 +111,7 @@ def _measures_in(what: str, column: str) -> Column:
 def _rounded(amount: Column) -> Column:
     """``amount`` to three significant digits, so that a window has few different ones."""
     unit = fn.greatest(fn.pow(fn.lit(10.0), fn.floor(fn.log10(fn.abs(amount))) - 2), fn.lit(_SMALLEST_UNIT))
-    return fn.when(amount == 0, fn.lit(0.0)).otherwise(fn.rint(amount / unit) * unit)
+    rounded = fn.rint(amount / unit) * unit
+    # Of the largest numbers there are, rounding up would make infinity.
+    is_finite = fn.abs(rounded) < fn.lit(float("inf"))
+    return fn.when(amount == 0, fn.lit(0.0)).when(is_finite, rounded).otherwise(amount)

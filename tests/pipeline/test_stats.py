@@ -75,12 +75,28 @@ def minute(number: int) -> dict[str, Any]:
 
 TORN = '{"tenant_id":"acme","job_id":"jo'
 WRONG = [report(1, weight=0), report(1, time="x"), report(1, counts={"n": 2**70}), report(1, job_id=None)]
-BAD = [TORN, "[]", "\0\0\0", "\udcff\udcfe", "", "{}", *map(json.dumps, WRONG)]
+SOUND = json.dumps(report(1))
+MALFORMED = [
+    *(report(1, tenant_id=name) for name in (5, {"a": 1}, ["a"], "", "\x1b[2J", "acme\n")),
+    *(report(1, dc_id=name) for name in (5, "", "x" * 257)),
+    *(report(1, time=time) for time in (5, "2024-02-30T13:00:00.000Z", "2024-01-15T25:00:00.000Z")),
+    *(
+        report(1, values=values)
+        for values in ({"V": 1.0}, {"v": "NaN"}, dict.fromkeys((f"v{n}" for n in range(33)), 1))
+    ),
+]
+"""Each is a report to Spark, or nearly one."""
+BAD = [
+    *(TORN, "[]", "\0\0\0", "\udcff\udcfe", "", "{}", SOUND * 2, f"{SOUND} trailing", f"\ufeff{SOUND}"),
+    *(SOUND.replace("use1", "\udcff"), SOUND.replace("use1", r"\ud800")),
+    *map(json.dumps, [*WRONG, *MALFORMED]),
+]
 AHEAD, LATE = report(3600 * 24 * 365 * 500), report(-0.001)
 ODD = [
     json.dumps(report(0, tenant_id="odd", values={"v": 1.0}))[:-1] + ',"counts":{"n":1,"n":2},"other":[]}',
     *[report(3, tenant_id="odd", counts={"n": 2**53 - 1}, values={"v": 1e308}, weight=8)] * 3,
     report(4, tenant_id="odd", values={"v": 5e-324}, completed=2**53 - 1),
+    report(5, tenant_id="odd", dc_id="euw1", values={"v": 1.797e308}),
 ]
 
 
@@ -157,7 +173,7 @@ def test_a_second_run_adds_what_is_new_and_counts_what_came_after_its_window(
 
 def test_what_counts_nowhere_is_counted_and_kept_apart_with_the_reason(spark: SparkSession, written: Written) -> None:
     lines = 7 + len(BAD + ODD) + 2
-    assert written.first == Summary(batches=2, lines=lines, bad=len(BAD), ahead=1, late=1, rows=12)
+    assert written.first == Summary(batches=2, lines=lines, bad=len(BAD), ahead=1, late=1, rows=14)
     found = rejected(spark, written.dest).collect()
     assert sorted(row["reason"] for row in found) == ["ahead"] + ["bad"] * len(BAD) + ["late"]
     kept = {row["reason"]: row["line"] for row in found}
@@ -167,10 +183,29 @@ def test_what_counts_nowhere_is_counted_and_kept_apart_with_the_reason(spark: Sp
     assert {Path(row["file"]).name for row in found} == {"4.ndjson"}
 
 
+def test_lines_that_are_no_text_are_kept_so_that_any_reader_can_have_them(written: Written) -> None:
+    files = [str(file) for file in committed_files(Path(written.dest)) if "kind=rejected" in str(file)]
+    table = ds.dataset(files, format="parquet").to_table()
+    table.validate(full=True)
+    assert "\ufffd\ufffd" in table["line"].to_pylist()
+
+
+def test_a_file_from_a_clock_far_ahead_is_told_and_no_other_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+    source, dest = Source(tmp_path), str(tmp_path / "windows")
+    far_s = (datetime.now(UTC) + timedelta(days=1000) - START).total_seconds()
+    source.put("far", far_s, report(far_s), report(1))
+    assert run(spark, str(source.path), dest) == Summary(batches=1, lines=2, ahead=2)
+    source.put("1", 60, report(1), report(2))
+    assert run(spark, str(source.path), dest).lines == 2
+    assert {Path(row["file"]).name for row in rejected(spark, dest).collect()} == {"far.ndjson"}
+
+
 def test_numbers_at_the_end_of_what_they_may_be_do_not_stop_the_stream(spark: SparkSession, written: Written) -> None:
-    odd = rows_of(read(spark, written.dest).where("tenant_id = 'odd'"))
+    (large,) = rows_of(read(spark, written.dest).where("tenant_id = 'odd' AND dc_id = 'euw1' AND what = 'value'"))
+    assert (large["max"], large["p50"], large["p99"]) == (1.797e308,) * 3
+    odd = rows_of(read(spark, written.dest).where("tenant_id = 'odd' AND dc_id = 'use1'"))
     counted = {row["what"]: row["lines"] for row in odd}
-    assert counted == {"reports": len(ODD), "count": 5, "value": len(ODD), "total": 1}
+    assert counted == {"reports": len(ODD) - 1, "count": 5, "value": len(ODD) - 1, "total": 1}
     assert next(row["sum"] for row in odd if row["what"] == "count") == 24.0 * (2**53 - 1)
 
 
