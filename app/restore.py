@@ -52,7 +52,7 @@ from signing import checkpoint as checkpoints_format
 from signing import note
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
-from signing.keys import FileSigner, Keyring
+from signing.keys import Keyring
 from wal import control as wal_control
 from wal import lock as wal_lock
 
@@ -220,11 +220,10 @@ def _keyring(settings: Settings, place: _Place, keys: Path | None) -> Keyring:
 
 
 def own_keys(settings: Settings) -> tuple[str, str]:
-    """The URI of the key that the node signs with now, which need not be that of the settings, and its public keys."""
+    """The URI of the key that the node signs with now, which is made where there is none yet, and its public keys."""
     who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
     keys = node_keys.open_keys(settings.wal_dir / who.node_id, settings)
-    uri = str(keys.signer.path.absolute()) if isinstance(keys.signer, FileSigner) else keys.signer.key_uri
-    return uri, "".join(signer.public_key.public_key_pem for signer in keys.signers())
+    return node_keys.uri_in_use(settings), "".join(signer.public_key.public_key_pem for signer in keys.signers())
 
 
 # --- a fork -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ packages are sent, and under ``spark-submit`` its settings hold. What Spark and 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -16,17 +17,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from ledger.errors import ConfigurationError
 from pipeline.java import find_java_home
 from pipeline.shipping import pack
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 Value = TypeVar("Value")
 
 LOCAL_MASTER: Final = "local[*]"
 SHUFFLE_PARTITIONS_A_CORE: Final = 2
+SHUFFLE_PARTITIONS_MIN: Final = 16
+"""On a cluster, whose workers may still be joining; adaptive execution puts small ones together."""
 ARROW_BATCH_ROWS: Final = 10_000
+
+_LOCAL: Final = re.compile(r"local(?:\[(\*|[1-9]\d{0,3})(?:,\d{1,3})?\])?")
+_CLUSTER: Final = re.compile(r"spark://\S+|k8s://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 _JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Rows are read and checked in Python, so Java should start fast and leave the cores alone."""
@@ -51,8 +60,9 @@ def spark_session(
     ``master`` is None for ``LOCAL_MASTER``, or for what ``spark-submit`` says.
 
     Raises:
-        ConfigurationError: there is no Java for it.
+        ConfigurationError: ``master`` is none, or there is no Java for it.
     """
+    _check_master(master)
     folder = Path(tempfile.mkdtemp(prefix="tally-pipeline-"))
     try:
         with _errors_to(log_file):
@@ -64,6 +74,21 @@ def spark_session(
                 apart(spark.stop)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_master(master: str | None) -> None:
+    if master is not None and not _LOCAL.fullmatch(master) and not _CLUSTER.fullmatch(master):
+        raise ConfigurationError(
+            f"--master {master}: must be local[*], local[N] for N cores of this machine, spark://HOST:PORT, yarn or "
+            "k8s://HOST:PORT"
+        )
+
+
+def shuffle_partitions(configured: SparkConf, cores: int) -> int | None:
+    """Partitions of a shuffle on a cluster of so many cores; None where the settings of Spark say how many."""
+    if configured.contains(_SHUFFLE_PARTITIONS):
+        return None
+    return max(SHUFFLE_PARTITIONS_MIN, SHUFFLE_PARTITIONS_A_CORE * cores)
 
 
 def apart(work: Callable[[], Value]) -> Value:
@@ -81,7 +106,7 @@ def _start(name: str, master: str | None, log_file: Path, folder: Path, settings
     if not is_submitted:
         os.environ["JAVA_HOME"] = str(find_java_home(folder))
     master = master or (None if is_submitted else LOCAL_MASTER)
-    is_local = master is not None and master.startswith("local")
+    is_local = master is not None and _LOCAL.fullmatch(master) is not None
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if is_local or not os.environ.get("PYSPARK_PYTHON"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -97,7 +122,11 @@ def _start(name: str, master: str | None, log_file: Path, folder: Path, settings
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if not is_local:
-        spark.sparkContext.addPyFile(str(pack(folder)))
+        context = spark.sparkContext
+        context.addPyFile(str(pack(folder)))
+        partitions = shuffle_partitions(context.getConf(), context.defaultParallelism)
+        if partitions is not None:
+            spark.conf.set(_SHUFFLE_PARTITIONS, str(partitions))
     return spark
 
 
@@ -106,18 +135,20 @@ def _settings(master: str | None, log4j: Path, folder: Path) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
+        "spark.sql.adaptive.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()} {_JAVA_OPTIONS}",
     }
-    if master is None or not master.startswith("local"):
+    local = None if master is None else _LOCAL.fullmatch(master)
+    if local is None:
         return settings
-    cores = master.removeprefix("local").strip("[]").partition(",")[0] or "1"
+    cores = local[1] or "1"
     count = len(os.sched_getaffinity(0)) if cores == "*" else int(cores)
     return settings | {
         "spark.pyspark.python": sys.executable,
-        "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS_A_CORE * count),
+        _SHUFFLE_PARTITIONS: str(SHUFFLE_PARTITIONS_A_CORE * count),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",

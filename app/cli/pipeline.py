@@ -56,11 +56,13 @@ def _install() -> None:
 
 
 def _known_of(settings: Settings) -> dict[str, str]:
-    """The environment variables of ``pipeline.cli.options`` that the settings, or the embedded PostgreSQL, give."""
+    """The environment variables of the pipeline that the settings, or the embedded PostgreSQL, give."""
     known = {
         "TALLY_PIPELINE_SIGNING_KEY": uri_in_use(settings),
         "TALLY_PIPELINE_LOGS": str(settings.data_dir / "logs"),
     }
+    if settings.signing.pin is not None:
+        known["TALLY_PIPELINE_SIGNING_PIN"] = settings.signing.read_pin()
     if settings.archive.url is not None:
         known["TALLY_PIPELINE_ARCHIVE"] = settings.archive.url
     if settings.database_url is not None:
@@ -69,5 +71,5 @@ def _known_of(settings: Settings) -> dict[str, str]:
 
     try:
         return {**known, "TALLY_PIPELINE_DSN": embedded_postgres(settings.data_dir).service_url()}
-    except (LedgerError, OSError):
-        return known
+    except (LedgerError, OSError) as error:
+        return {**known, "TALLY_PIPELINE_NO_DSN": str(error)}

@@ -10,7 +10,18 @@ import typer
 
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
-from pipeline.cli.options import ARCHIVE_VARIABLE, Dsn, Json, Keys, Master, SigningKey
+from pipeline.cli.options import (
+    ARCHIVE_HELP,
+    ARCHIVE_VARIABLE,
+    Dsn,
+    Json,
+    Keys,
+    Master,
+    SigningKey,
+    Tenants,
+    load_keys,
+    no_dsn,
+)
 from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
 from pipeline.signers import open_signer
@@ -26,7 +37,7 @@ Destination = Annotated[
         metavar="URL",
         envvar=ARCHIVE_VARIABLE,
         show_default="archive.url",
-        help="Where the archive is: a folder, or s3://BUCKET/PATH, gs:// or az://.",
+        help=ARCHIVE_HELP,
     ),
 ]
 
@@ -34,9 +45,7 @@ Destination = Annotated[
 def archive(
     dest: Destination = None,
     dsn: Dsn = None,
-    tenants: Annotated[
-        list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
-    ] = None,
+    tenants: Tenants = None,
     keys: Keys = None,
     signing_key: SigningKey = None,
     master: Master = None,
@@ -65,15 +74,17 @@ def archive(
     if not dest:
         raise InvalidInputError("name the place of the archive: --dest URL, or the setting archive.url")
     if not dsn:
-        raise InvalidInputError("name the database of the ledger: --dsn postgresql://...")
+        raise no_dsn("name the ledger: --dsn postgresql://...")
     from pipeline.archive.store import ArchiveStore
     from pipeline.archiving.postgres import Ledger
     from pipeline.archiving.run import Run
     from pipeline.archiving.tasks import file_on
     from pipeline.progress import shown
+    from pipeline.source import place_of
 
+    place_of("--dsn", dsn)
     signer = open_signer(signing_key)
-    held = [] if keys is None else list(Keyring.load(keys))
+    held = load_keys(keys or ())
     store = ArchiveStore(dest)
     with Ledger.connected(dsn) as ledger, ExitStack() as stack:
         keyring = Keyring([signer.public_key, *ledger.published_keys(), *held])

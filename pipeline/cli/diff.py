@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.exit_code import ExitCode
-from pipeline.cli.options import Json, Master, SigningKey
+from pipeline.cli.options import Json, Master, SigningKey, Tenants
 from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
 from pipeline.signers import open_signers
@@ -24,7 +24,7 @@ A_LEDGER = "postgresql://..., an archive or a bundle file."
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help=A_LEDGER)],
     b: Annotated[str, typer.Argument(metavar="B", help=A_LEDGER)],
-    tenants: Annotated[list[str] | None, typer.Option("--tenant", "-t", help="Compare this tenant; repeat it.")] = None,
+    tenants: Tenants = None,
     output: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Write what each side lacks as bundles: DIR/to-a, DIR/to-b."),

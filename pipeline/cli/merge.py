@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.exit_code import ExitCode
-from pipeline.cli.options import Json, Master, SigningKey
+from pipeline.cli.options import Json, Master, RequiredKeys, SigningKey, load_keys
 from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
 from pipeline.signers import open_signers
-from signing.keys import Keyring
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles, in any order.")],
     output: Annotated[
-        Path,
+        str,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Where the merged bundle goes; a folder when there are several."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles.",
         ),
     ],
-    keys: Annotated[
-        Path,
-        typer.Option("--keys", help="Public keys you trust: a PEM file, a folder, or a saved answer of /v1/keys."),
-    ],
+    keys: RequiredKeys,
     signing_key: SigningKey = None,
     log_origin: Annotated[
         str | None,
@@ -69,7 +68,7 @@ def merge(
     from pipeline.merge.job import SETTINGS, RefusedError
     from pipeline.merge.job import merge as merge_bundles
 
-    keyring, signers = Keyring.load(keys), open_signers(signing_key)
+    keyring, signers = load_keys(keys), open_signers(signing_key)
     with running("merge", master, SETTINGS) as spark:
 
         @contextmanager
@@ -84,8 +83,9 @@ def merge(
                 spark,
                 [os.path.abspath(file) for file in files],
                 keyring,
-                output,
+                Path(output),
                 signers,
+                is_folder=output.endswith(os.sep),
                 log_origin=log_origin,
                 stage=stage,
             )
@@ -111,7 +111,7 @@ def _print_refused(error: RefusedError, *, as_json: bool) -> None:
 def _print(merged: Merged) -> None:
     told = merged.to_json()
     out.print(
-        f"{_count(told['bundles'], 'bundle')}, {told['entries']:,} entries: {told['merged']:,} merged, "
+        f"{_count(len(told['inputs']), 'bundle')}, {told['entries']:,} entries: {told['merged']:,} merged, "
         f"{told['duplicates']:,} in more than one bundle, {_count(told['conflict_count'], 'conflict')}",
         markup=False,
     )
@@ -119,10 +119,10 @@ def _print(merged: Merged) -> None:
         _print_conflict(conflict)
     if unlisted := told["conflict_count"] - len(told["conflicts"]):
         out.print(f"and {unlisted:,} conflicts more", markup=False)
-    for file in told["files"]:
+    for bundle in told["bundles"]:
         out.print(
-            f"{file['file']}: tenant {file['tenant_id']} of log {file['log_origin']}, {file['entry_count']:,} entries, "
-            f"{file['bytes']:,} bytes\nSHA-256 {file['sha256']}",
+            f"{bundle['file']}: tenant {bundle['tenant_id']} of log {bundle['log_origin']}, "
+            f"{bundle['entry_count']:,} entries, {bundle['bytes']:,} bytes\nSHA-256 {bundle['sha256']}",
             markup=False,
         )
 

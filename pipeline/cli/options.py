@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import time
+from collections.abc import Sequence
+from os import environ
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from ledger.errors import InvalidInputError
+from signing.keys import Keyring
+
 DSN_VARIABLE: Final = "TALLY_PIPELINE_DSN"
 """``tally pipeline`` puts the local service's database here."""
+NO_DSN_VARIABLE: Final = "TALLY_PIPELINE_NO_DSN"
+"""Or why there is none here."""
 SIGNING_KEY_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_KEY"
 ARCHIVE_VARIABLE: Final = "TALLY_PIPELINE_ARCHIVE"
-LOG_FOLDER_VARIABLE: Final = "TALLY_PIPELINE_LOGS"
+ARCHIVE_HELP: Final = "Where the archive is: a folder, or s3://BUCKET/PATH, gs:// or az://."
 
 Master = Annotated[
     str | None,
@@ -36,14 +41,33 @@ SigningKey = Annotated[
         help="Key that signs what is written, as signing.key_uri: file:PATH or a signer of an HSM, Vault or cloud.",
     ),
 ]
-Keys = Annotated[
-    Path | None,
-    typer.Option("--keys", help="Public keys you trust: a PEM file, a folder of them, or a saved answer of /v1/keys."),
+Archive = Annotated[
+    str | None,
+    typer.Option("--archive", metavar="URL", envvar=ARCHIVE_VARIABLE, show_default="archive.url", help=ARCHIVE_HELP),
 ]
+Tenants = Annotated[
+    list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
+]
+_KEYS: Final = typer.Option(
+    "--keys",
+    help="Public keys you trust: a PEM file, a folder of them, or a saved answer of /v1/keys; may be repeated.",
+)
+Keys = Annotated[list[Path] | None, _KEYS]
+RequiredKeys = Annotated[list[Path], _KEYS]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
-def log_file(command: str) -> Path:
-    """Where Spark's log of this run goes: the folder the environment names, else the working folder's ``logs``."""
-    folder = Path(os.environ.get(LOG_FOLDER_VARIABLE) or "logs").absolute()
-    return folder / f"pipeline-{command}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.log"
+def load_keys(paths: Sequence[Path]) -> Keyring:
+    """The keys in all of ``paths``.
+
+    Raises:
+        ConfigurationError: one cannot be read, or holds no key.
+    """
+    rings = [Keyring.load(path) for path in paths]
+    return Keyring((key for ring in rings for key in ring), (text for ring in rings for text in ring.log_verifier_keys))
+
+
+def no_dsn(asked: str) -> InvalidInputError:
+    """The error to raise where no database is named; with what is known of why the local service has none."""
+    reason = environ.get(NO_DSN_VARIABLE)
+    return InvalidInputError(f"{asked} ({reason})" if reason else asked)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from ledger.errors import InvalidInputError
-from pipeline.cli.options import Dsn, Json, Master
+from pipeline.cli.options import ARCHIVE_HELP, Dsn, Json, Master, Tenants, no_dsn
 from pipeline.cli.outcome import err, out, print_json
 from pipeline.cli.running import running
 from pipeline.report.period import Asked, Clock, asked, parse_duration
@@ -49,7 +49,7 @@ def report(
     dest: Annotated[
         Path, typer.Option("--dest", metavar="DIR", help="Folder to write to; a report that is there is replaced.")
     ],
-    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
+    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="[--bundle FILE...]")] = None,
     start: Annotated[
         str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, an HLC, or seconds of a trace.")
     ] = None,
@@ -68,13 +68,9 @@ def report(
     stats: Annotated[
         str | None, typer.Option("--stats", metavar="URL", help="What tally pipeline stats wrote: adds its counts.")
     ] = None,
-    tenants: Annotated[
-        list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
-    ] = None,
+    tenants: Tenants = None,
     dsn: Dsn = None,
-    archive: Annotated[
-        str | None, typer.Option("--archive", metavar="URL", help="An archive: a folder, or s3://BUCKET/PATH.")
-    ] = None,
+    archive: Annotated[str | None, typer.Option("--archive", metavar="URL", help=ARCHIVE_HELP)] = None,
     bundles: Annotated[
         list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")
     ] = None,
@@ -103,7 +99,7 @@ def report(
     if bundles and tenants:
         raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
     if not (bundles or archive or dsn):
-        raise InvalidInputError("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
+        raise no_dsn("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
     wanted = asked(clock, start, end, window)
     if stats is not None and wanted.clock is Clock.TRACE:
         raise InvalidInputError("--stats is on the ledger's clock: it goes with --time hlc")
@@ -140,11 +136,11 @@ def _reported(request: _Request) -> dict[str, Any]:
     from pipeline.report.folder import refuse_other
     from pipeline.report.make import make
     from pipeline.report.origins import entries, log_origins
-    from pipeline.source import parse_place
+    from pipeline.source import place_of
     from pipeline.stats import read as read_stats
 
     refuse_other(request.dest)
-    places = [parse_place(name) for name in request.names]
+    places = [place_of(request.kind, name) for name in request.names]
     before_ms = request.asked.end_ms if request.asked.clock is Clock.HLC else None
     with running("report", request.master) as spark, ExitStack() as stack:
         opened = [stack.enter_context(place.open()) for place in places]

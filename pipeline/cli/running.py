@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from ledger.errors import LedgerError
-from pipeline.cli.options import log_file
+from pipeline.cli.logs import log_file
 from pipeline.cli.outcome import CommandExit, err, fail
 from pipeline.failures import told
 from pipeline.spark import spark_session

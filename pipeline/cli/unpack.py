@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ledger.errors import InvalidInputError, TenantNotFoundError
-from pipeline.cli.options import ARCHIVE_VARIABLE, Json, SigningKey
+from pipeline.cli.options import Archive, Json, Keys, SigningKey, Tenants, load_keys
 from pipeline.cli.outcome import out, print_json
 from pipeline.signers import open_signer
 from signing.keys import Keyring
@@ -17,23 +17,9 @@ from signing.keys import Keyring
 
 def unpack(
     output: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder that the bundles go to.")],
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--archive",
-            metavar="URL",
-            envvar=ARCHIVE_VARIABLE,
-            show_default="archive.url",
-            help="Where the archive is.",
-        ),
-    ] = None,
-    tenants: Annotated[
-        list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
-    ] = None,
-    keys: Annotated[
-        list[Path] | None,
-        typer.Option("--keys", help="Public keys you trust, beside --signing-key: PEM, a folder, or a saved /v1/keys."),
-    ] = None,
+    url: Archive = None,
+    tenants: Tenants = None,
+    keys: Keys = None,
     signing_key: SigningKey = None,
     as_json: Json = False,
 ) -> None:
@@ -60,11 +46,8 @@ def unpack(
     from pipeline.archive.unpack import unpack as unpack_tenant
 
     signer, store = open_signer(signing_key), ArchiveStore(url)
-    rings = [Keyring.load(path) for path in keys or ()]
-    keyring = Keyring(
-        [signer.public_key, *(key for ring in rings for key in ring)],
-        (text for ring in rings for text in ring.log_verifier_keys),
-    )
+    held = load_keys(keys or ())
+    keyring = Keyring([signer.public_key, *held], held.log_verifier_keys)
     wanted = tenants or tenants_of(store)
     if not wanted:
         raise TenantNotFoundError(f"there is no archive at {url}")

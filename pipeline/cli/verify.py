@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
-from ledger.exit_code import exit_code_of_bundle, exit_code_of_verdict, gravest
+from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.tree_check import TreeHead
-from pipeline.cli.options import Dsn, Json, Keys, Master
+from pipeline.cli.options import ARCHIVE_HELP, Dsn, Json, Keys, Master, Tenants, load_keys, no_dsn
 from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
 from signing import checkpoint as checkpoints
@@ -36,14 +36,10 @@ _COLOURS = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "b
 
 def verify(
     context: typer.Context,
-    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
-    tenants: Annotated[
-        list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
-    ] = None,
+    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="[--bundle FILE...]")] = None,
+    tenants: Tenants = None,
     dsn: Dsn = None,
-    archive: Annotated[
-        str | None, typer.Option("--archive", metavar="URL", help="An archive: a folder, or s3://BUCKET/PATH.")
-    ] = None,
+    archive: Annotated[str | None, typer.Option("--archive", metavar="URL", help=ARCHIVE_HELP)] = None,
     bundles: Annotated[
         list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")
     ] = None,
@@ -65,7 +61,8 @@ def verify(
     \b
     Exit codes: 0 whole; 2 tampered; 3 nothing wrong found but not everything
     checked, such as an end that no snapshot signs yet; 4 a key is unknown,
-    expired or revoked; 1 could not run.
+    expired or revoked; 1 could not run, or could not read a file. The gravest
+    of all counts.
 
     \b
     Examples:
@@ -82,24 +79,29 @@ def verify(
     if bundles and tenants:
         raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
     if not (bundles or archive or dsn):
-        raise InvalidInputError("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
+        raise no_dsn("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
     request = _Request(
         tenants,
-        Keyring.load(keys) if keys is not None else None,
+        load_keys(keys) if keys else None,
         _read(checkpoint) if checkpoint is not None else None,
         breaks,
         master,
     )
     if bundles:
-        told = _verify_bundles([*bundles, *(more_bundles or ())], request)
+        told, code_of = _verify_bundles([*bundles, *(more_bundles or ())], request)
+    elif archive is not None:
+        told, code_of = _verify_place("--archive", archive, request)
     else:
-        told = _verify_place(archive or dsn or "", request)
+        told, code_of = _verify_place("--dsn", dsn or "", request)
     if as_json:
         print_json(told)
     else:
         _print(told)
-    code_of = exit_code_of_verdict if bundles is None and archive is None else exit_code_of_bundle
     raise CommandExit(gravest(map(code_of, told["tenants"])))
+
+
+_CodeOf = Callable[[Mapping[str, Any]], ExitCode]
+"""Which exit code a verdict object means."""
 
 
 class _Request(NamedTuple):
@@ -121,14 +123,14 @@ def _read(path: Path) -> str:
 # --- where the ledgers are ----------------------------------------------------------------------------
 
 
-def _verify_place(where: str, request: _Request) -> dict[str, Any]:
-    """A database or an archive."""
-    from pipeline.source import parse_place
+def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str, Any], _CodeOf]:
+    """A database or an archive: what is told of it, and what that means for the exit code."""
+    from pipeline.source import place_of
     from pipeline.source.archives import OpenArchive
     from pipeline.verify import verify as verify_ledgers
     from pipeline.verify import verify_archive
 
-    place = parse_place(where)
+    place = place_of(option, where)
     with running("verify", request.master) as spark, place.open() as opened:
         tenants = request.tenants or opened.tenants()
         kept = None if request.kept is None else _Kept.of(request.kept, tenants, request.keyring)
@@ -143,18 +145,24 @@ def _verify_place(where: str, request: _Request) -> dict[str, Any]:
         told = _worked(spark, request, work)
     if kept is not None:
         kept.judge(told["tenants"], request.keyring)
-    return told
+    return told, exit_code_of_bundle if isinstance(opened, OpenArchive) else exit_code_of_verdict
 
 
-def _verify_bundles(files: Sequence[Path], request: _Request) -> dict[str, Any]:
+def _verify_bundles(files: Sequence[Path], request: _Request) -> tuple[dict[str, Any], _CodeOf]:
     from pipeline.verify import verify_bundles
 
     with running("verify", request.master) as spark:
-        return _worked(
+        told = _worked(
             spark,
             request,
             lambda passed: verify_bundles(spark, files, keyring=request.keyring, kept=request.kept, passed=passed),
         )
+    return told, _exit_code_of_file
+
+
+def _exit_code_of_file(verdict: Mapping[str, Any]) -> ExitCode:
+    """As ``exit_code_of_bundle``; there may be no verdict on a file."""
+    return ExitCode.COULD_NOT_RUN if "error" in verdict else exit_code_of_bundle(verdict)
 
 
 def _worked(spark: SparkSession, request: _Request, work: Callable[[Accumulator[int]], Verified]) -> dict[str, Any]:
@@ -228,6 +236,8 @@ def _print(told: dict[str, Any]) -> None:
     for verdict in verdicts:
         state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
         rest = [f"{aspect} [{_COLOURS[said]}]{said}[/]" for aspect, said in verdict["verdicts"].items() if said != "ok"]
+        if "error" in verdict:
+            state, rest = "[bold red]NOT READ[/]", [escape(verdict["error"])]
         name = verdict.get("file") or verdict["tenant_id"]
         table.add_row(escape(name), f"{verdict['entries_checked']:,}", state, ", ".join(rest))
     out.print(table)

@@ -59,13 +59,12 @@ class Merged:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {
-            "bundles": len(self.bundles),
             "entries": sum(bundle.entries for bundle in self.bundles),
             "merged": self.found.placed,
             "duplicates": self.found.duplicates,
             "conflict_count": self.found.conflict_count,
             "conflicts": self.found.conflicts,
-            "files": [_told(bundle) for bundle in self.merged],
+            "bundles": [_told(bundle) for bundle in self.merged],
             "inputs": [bundle.to_json() for bundle in self.bundles],
         }
 
@@ -77,19 +76,21 @@ def merge(
     output: Path,
     signers: Signers,
     *,
+    is_folder: bool = False,
     log_origin: str | None = None,
     stage: Stage = lambda what, counter: nullcontext(),
 ) -> Merged:
     """Merge the bundles in ``files`` into one a tenant.
 
-    ``output`` is the file that comes out; a folder for several of them, and when it is one already. Nothing is written
-    unless every bundle may be merged, and each file is whole once it has its name.
+    ``output`` is the file that comes out; a folder for several of them, where it is one already, and when ``is_folder``
+    says so. Nothing is written unless every bundle may be merged, and each file is whole once it has its name.
 
     Args:
         spark: the session, made with ``SETTINGS``.
         files: paths that the workers reach too.
         keyring: the keys that are trusted.
         output: a file or folder, on the driver's disk.
+        is_folder: ``output`` is a folder, whether it exists or not.
         signers: who signs what comes out.
         log_origin: origin of the merged logs but for ``/`` and the tenant, by default named after what went in.
         stage: shows the work.
@@ -112,7 +113,7 @@ def merge(
     if any(bundle.refusal is not None for bundle in bundles):
         raise RefusedError(bundles)
     tenants = _tenants(bundles)
-    paths = _paths(output, sorted(tenants), files)
+    paths = _paths(output, sorted(tenants), files, is_folder=is_folder)
     # 2. What becomes of each entry.
     raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
     partitions = partitions_of(raw_bytes, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
@@ -169,11 +170,13 @@ def _tenants(bundles: Sequence[TakenBundle]) -> dict[str, list[str]]:
     return tenants
 
 
-def _paths(output: Path, tenants: Sequence[str], files: Sequence[str]) -> dict[str, Path]:
+def _paths(output: Path, tenants: Sequence[str], files: Sequence[str], *, is_folder: bool) -> dict[str, Path]:
     """The file of each tenant's bundle."""
+    if is_folder and output.exists() and not output.is_dir():
+        raise InvalidInputError(f"{output} is a file: name a folder")
     if len(tenants) > 1 and output.exists() and not output.is_dir():
         raise InvalidInputError(f"the bundles are of {len(tenants)} tenants, and {output} is a file: name a folder")
-    is_folder = len(tenants) > 1 or output.is_dir()
+    is_folder = is_folder or len(tenants) > 1 or output.is_dir()
     paths = {tenant: output / (tenant + SUFFIX) if is_folder else output for tenant in tenants}
     inputs = {Path(file).resolve() for file in files}
     for path in paths.values():

@@ -7,7 +7,7 @@ all of them as a DataFrame; ``opened.facts`` is what the place says of a chain a
 
 from pipeline.source.frames import entries, in_tasks, open_pieces, over_pieces
 from pipeline.source.pieces import Facts, OpenPlace, Piece, PieceReader, Place, Times
-from pipeline.source.places import parse_place
+from pipeline.source.places import parse_place, place_of
 
 __all__ = [
     "Facts",
@@ -21,4 +21,5 @@ __all__ = [
     "open_pieces",
     "over_pieces",
     "parse_place",
+    "place_of",
 ]

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 IDLE_S: Final = 1800.0
 """A snapshot keeps PostgreSQL from cleaning up behind it, so it is not held for longer than anybody may come back."""
 HELD_MAX: Final = 16
+REGISTER: Final = "pipeline.source.data_source.register"
+"""What a user must have called."""
 LOOK_INTERVAL_S: Final = 2.0
 REQUEST_BYTES_MAX: Final = 64 << 10
 ANSWER_TIMEOUT_S: Final = 120.0
@@ -123,7 +125,7 @@ def hold(address: str | None, dsn: Dsn) -> str:
         ConfigurationError: there is no such driver.
     """
     if address is None:
-        raise ConfigurationError("nobody holds a snapshot: call pipeline.source.register(spark) before reading")
+        raise ConfigurationError(f"nobody holds a snapshot: call {REGISTER}(spark) before reading")
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(ANSWER_TIMEOUT_S)
@@ -133,8 +135,8 @@ def hold(address: str | None, dsn: Dsn) -> str:
             answer = json.loads(_received(client))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            "the driver that holds snapshots does not answer: call pipeline.source.register(spark) in the program that"
-            f" made the Spark session ({error})"
+            f"the driver that holds snapshots does not answer: call {REGISTER}(spark) in the program that made the "
+            f"Spark session ({error})"
         ) from None
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"])

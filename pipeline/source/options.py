@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from ledger.errors import ConfigurationError
 from pipeline.source.pieces import Place, Times
-from pipeline.source.places import parse_place
+from pipeline.source.places import NAMED_BY, place_of
 from pipeline.source.rows import NUMBERS, ROW_COLUMNS, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-PLACES: Final = ("dsn", "archive", "bundle")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -24,11 +23,11 @@ def places_of(options: Mapping[str, str]) -> list[Place]:
     Raises:
         ConfigurationError: none or several kinds are named, or what is named is none.
     """
-    named = [name for name in PLACES if options.get(name)]
+    named = [name for name in NAMED_BY if options.get(name)]
     if len(named) != 1:
-        raise ConfigurationError(f"say where the ledger is by one of the options {', '.join(PLACES)}")
+        raise ConfigurationError(f"say where the ledger is by one of the options {', '.join(NAMED_BY)}")
     text = options[named[0]]
-    return [parse_place(part.strip()) for part in (text.split(",") if named[0] == "bundle" else [text])]
+    return [place_of(named[0], part.strip()) for part in (text.split(",") if named[0] == "bundle" else [text])]
 
 
 def tenants_of(options: Mapping[str, str]) -> list[str] | None:

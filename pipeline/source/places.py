@@ -1,9 +1,13 @@
-"""What a user names a ledger by: the URL of a database, an archive, or a bundle file."""
+"""What a user names a ledger by: the URL of a database, an archive, or a bundle file.
+
+Where an option says which of them is meant, nothing else is taken for it.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Final
 
 from ledger.errors import ConfigurationError
 from pipeline.archive.store import BUCKET_SCHEMES
@@ -11,6 +15,36 @@ from pipeline.source.archives import ArchivePlace
 from pipeline.source.bundles import BundlePlace
 from pipeline.source.pieces import Place
 from pipeline.source.postgres import SCHEMES, Dsn, PostgresPlace
+
+NAMED_BY: Final = {
+    "dsn": "a database (postgresql://...)",
+    "archive": "an archive (a folder, s3://...)",
+    "bundle": "a bundle file",
+}
+"""What each option names."""
+
+
+def place_of(option: str, text: str) -> Place:
+    """The place that ``option`` names, one of ``NAMED_BY`` with or without dashes. Nothing is opened yet.
+
+    Raises:
+        ConfigurationError: ``text`` is none of that kind.
+    """
+    name = option.lstrip("-")
+    kind = {"dsn": PostgresPlace, "archive": ArchivePlace, "bundle": BundlePlace}[name]
+    # It may hold a password that is no part of a URL.
+    refusal = f"{option} takes {NAMED_BY[name]}, and {_shown(text)} is none"
+    try:
+        place = parse_place(text)
+    except ConfigurationError:
+        raise ConfigurationError(refusal) from None
+    if not isinstance(place, kind):
+        raise ConfigurationError(refusal)
+    return place
+
+
+def _shown(text: str) -> str:
+    return "what it is given" if "=" in text or "@" in text else repr(text)
 
 
 def parse_place(text: str) -> Place:

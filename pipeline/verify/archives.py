@@ -6,10 +6,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
 from ledger.range_fold import Ends
 from ledger.tree_check import StoredTree, TreeHead
 from pipeline.archive.judging import Judging, broken
+from pipeline.source import OpenPlace
 from pipeline.source.archives import OpenArchive
 from pipeline.verify.job import Verified, check_chains
 from signing.keys import Keyring
@@ -21,14 +22,21 @@ if TYPE_CHECKING:
 
 def verify_archive(
     spark: SparkSession,
-    place: OpenArchive,
+    place: OpenPlace,
     *,
     tenants: Collection[str] | None = None,
     keyring: Keyring | None = None,
     checkpoints: Mapping[str, Sequence[TreeHead]] | None = None,
     passed: Accumulator[int] | None = None,
 ) -> Verified:
-    """As ``verify``, of an archive: the objects have the aspect ``archive``, and job states are in none."""
+    """As ``verify``, of an archive: the objects have the aspect ``archive``, and job states are in none.
+
+    Raises:
+        InvalidInputError: ``place`` is no archive.
+        TenantNotFoundError: there is nothing of a tenant that was named.
+    """
+    if not isinstance(place, OpenArchive):
+        raise InvalidInputError("verify_archive is for archives: see verify for a database, verify_bundles for bundles")
     began_s = time.perf_counter()
     wanted = place.tenants() if tenants is None else sorted(set(tenants))
     objects: dict[str, dict[str, Any]] = {}

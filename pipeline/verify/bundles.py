@@ -6,17 +6,19 @@ Files MUST be found under the same path wherever tasks run.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pyarrow as pa
 
 from ledger.errors import BundleInvalidError
+from ledger.exit_code import ExitCode
 from ledger.verdict import Break
 from ledger.verification import verify
 from pipeline.verify.job import Verified
@@ -42,6 +44,7 @@ def verify_bundles(
 ) -> Verified:
     """Verify bundle files; the objects have the aspect ``bundle`` and name their ``file``, in the order given.
 
+    A file that cannot be read has an object too, with ``error`` and ``exit_code`` and no aspect.
     ``kept`` is the text of a checkpoint kept elsewhere, for the bundles of its log.
 
     Raises:
@@ -72,13 +75,36 @@ class _CheckBundles:
 
     def _rows(self, number: int) -> Iterator[Row]:
         breaks: list[Break] = []
-        verdict = _verified(Path(self.files[number]), keyring_of(self.keys), self.kept, breaks).to_json()
+        file = self.files[number]
+        try:
+            verdict = _verified(Path(file), keyring_of(self.keys), self.kept, breaks).to_json()
+        except OSError as error:
+            breaks, verdict = [], _unread(error)
         if self.passed is not None:
             self.passed.add(verdict["entries_checked"])
         tenant_id = verdict["tenant_id"] or ""
         for each in breaks:
             yield Row(tenant_id, BREAK, number, 0, None, encode(each))
-        yield Row(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": self.files[number], **verdict}))
+        yield Row(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": _readable(file), **verdict}))
+
+
+def _unread(error: OSError) -> dict[str, Any]:
+    """Instead of a verdict: nothing was checked, and nothing is said of the file but why."""
+    return {
+        "tenant_id": None,
+        "valid": False,
+        "verdicts": {},
+        "entries_checked": 0,
+        "breaks": {},
+        "first_break": None,
+        "exit_code": int(ExitCode.COULD_NOT_RUN),
+        "error": error.strerror or _readable(str(error)),
+    }
+
+
+def _readable(name: str) -> str:
+    """The text of a file's name; bytes of it that are no UTF-8 are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _verified(file: Path, keyring: Keyring | None, kept: str | None, breaks: list[Break]) -> BundleVerdict:

@@ -11,6 +11,7 @@ import msgspec
 import orjson
 import pyarrow as pa
 
+from ledger.errors import InvalidInputError
 from ledger.projection_check import CHAIN_ASPECTS
 from ledger.range_fold import Ends, tasks
 from ledger.range_summary import RangeTask
@@ -18,6 +19,7 @@ from ledger.tree_check import TreeHead
 from ledger.verdict import KINDS, Verdict
 from pipeline.source import OpenPlace, Piece, over_pieces
 from pipeline.source.pieces import ROWS_A_PIECE
+from pipeline.source.postgres import OpenPostgres
 from pipeline.verify import folding
 from pipeline.verify import jobs as comparing
 from pipeline.verify.folding import Chain, FoldChains
@@ -58,7 +60,7 @@ class Verified:
     def __init__(self, spark: SparkSession, objects: list[dict[str, Any]], found: Sequence[DataFrame]) -> None:
         """``found`` are kept rows of ``pipeline.verify.rows``, among them every break."""
         self.objects = objects
-        """The verdict object of each tenant or file, in their order."""
+        """The verdict object of each tenant or file, in their order; that of a file not read has ``error``."""
         self._spark = spark
         self._found = found
 
@@ -139,8 +141,13 @@ def verify(
         passed: counts entries that were checked.
 
     Raises:
+        InvalidInputError: ``place`` is no database.
         TenantNotFoundError: there is nothing of a tenant that was named.
     """
+    if not isinstance(place, OpenPostgres):
+        raise InvalidInputError(
+            "verify is for databases: see verify_archive for an archive, verify_bundles for bundles"
+        )
     began_s = time.perf_counter()
     pieces = place.pieces(tenants, rows_a_piece=rows_a_piece)
     ends = {}
@@ -244,4 +251,4 @@ def _again(
 
 def _is_chain_whole(verdict: Mapping[str, Any]) -> bool:
     """Whether nothing explains that job states are not those of the entries."""
-    return "broken" not in {verdict["verdicts"][aspect] for aspect in CHAIN_ASPECTS}
+    return "broken" not in {verdict["verdicts"].get(aspect) for aspect in CHAIN_ASPECTS}

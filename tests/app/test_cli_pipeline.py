@@ -10,6 +10,7 @@ import pytest
 from app import identity, node_keys
 from app.cli.pipeline import prepared
 from app.config import Settings
+from app.restore import own_keys
 from signing import key_file
 
 
@@ -51,3 +52,22 @@ def test_a_key_that_the_settings_name_anew_is_handed_over(settings: Settings, tm
         data_dir=tmp_path, database_url="postgresql://ledger@db/ledger", signing={"key_uri": f"file:{new.path}"}
     )
     assert handed_over(changed) == f"file:{new.path}"
+
+
+def test_a_restore_signs_with_the_key_that_is_handed_over(settings: Settings) -> None:
+    settings.wal_dir.mkdir()
+    uri, public = own_keys(settings)
+    assert uri == handed_over(settings)
+    assert key_file.load(uri).public_key_pem in public
+
+
+def test_the_pin_of_an_hsm_is_handed_over_when_there_is_one(settings: Settings, tmp_path: Path) -> None:
+    assert "TALLY_PIPELINE_SIGNING_PIN" not in prepared(settings)
+    with_pin = Settings(data_dir=tmp_path, database_url="postgresql://ledger@db/ledger", signing={"pin": "1234"})
+    assert prepared(with_pin)["TALLY_PIPELINE_SIGNING_PIN"] == "1234"
+
+
+def test_why_there_is_no_database_is_handed_over(tmp_path: Path) -> None:
+    known = prepared(Settings(data_dir=tmp_path))
+    assert "there is no embedded PostgreSQL" in known["TALLY_PIPELINE_NO_DSN"]
+    assert "TALLY_PIPELINE_DSN" not in known

@@ -306,14 +306,17 @@ def test_the_command_merges_and_tells_what_it_did(tmp_path: Path) -> None:
     key.write_bytes(MERGER._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     key.chmod(0o600)
     trusted = store(tmp_path, SIGNER.public_key_pem.encode(), "trusted.pem")
-    output = tmp_path / "merged.tar"
-    options = ["--keys", trusted, "--signing-key", f"file:{key}", "-o", output, "--master", "local[1]", "--json"]
+    output = tmp_path / "merged"
+    options = ["--keys", trusted, "--signing-key", f"file:{key}", "-o", f"{output}/", "--master", "local[1]", "--json"]
     command = [sys.executable, "-m", "pipeline", "merge", *map(str, files), *map(str, options)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
     assert (ran.returncode, ran.stderr) == (0, "")
     told = json.loads(ran.stdout)
     assert told["merged"] + told["duplicates"] == told["entries"]
     assert told["conflict_count"] == len(told["conflicts"]) > 0
-    assert (told["files"][0]["file"], told["files"][0]["entry_count"]) == (str(output), told["merged"])
+    assert (told["bundles"][0]["file"], told["bundles"][0]["entry_count"]) == (
+        str(output / "acme.bundle.tar"),
+        told["merged"],
+    )
     assert {one["file"] for one in told["inputs"]} == set(map(str, files))
-    assert code_of(output) == ExitCode.FINE
+    assert code_of(output / "acme.bundle.tar") == ExitCode.FINE

