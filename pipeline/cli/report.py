@@ -49,7 +49,7 @@ def report(
     dest: Annotated[
         Path, typer.Option("--dest", metavar="DIR", help="Folder to write to; a report that is there is replaced.")
     ],
-    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="[--bundle FILE...]")] = None,
+    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="--bundle FILE")] = None,
     start: Annotated[
         str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, an HLC, or seconds of a trace.")
     ] = None,

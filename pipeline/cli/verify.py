@@ -36,7 +36,7 @@ _COLOURS = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "b
 
 def verify(
     context: typer.Context,
-    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="[--bundle FILE...]")] = None,
+    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="--bundle FILE")] = None,
     tenants: Tenants = None,
     dsn: Dsn = None,
     archive: Annotated[str | None, typer.Option("--archive", metavar="URL", help=ARCHIVE_HELP)] = None,

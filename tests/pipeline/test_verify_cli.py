@@ -102,4 +102,4 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_verified(tmp_path
 
 
 def test_the_help_speaks_of_files_as_a_user_names_them(tmp_path: Path) -> None:
-    assert "verify [OPTIONS] [--bundle FILE...]" in run("--help", cwd=tmp_path).stdout
+    assert "verify [OPTIONS] [--bundle FILE]..." in run("--help", cwd=tmp_path).stdout

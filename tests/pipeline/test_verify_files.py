@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_read_stands_among_the_verdicts(spark: SparkSessio
     files = drawn_sites(tmp_path, 5, conflicts=False)[:1]
     verified = verify_bundles(spark, [tmp_path / "gone.tar", tmp_path, *files], keyring=RING)
     gone, folder, whole = verified.objects
-    assert (gone["error"], folder["error"]) == ("No such file or directory", "Is a directory")
+    assert (gone["error"], folder["error"]) == ("No such file or directory", f"{tmp_path} is not a regular file")
     assert (gone["exit_code"], gone["verdicts"], "error" in whole) == (1, {}, False)
     assert [row.entries_checked > 0 for row in verified.verdicts().collect()] == [False, False, True]
     assert verified.breaks().count() == 0
