@@ -44,13 +44,15 @@ torture: $(DEV) debian-tools
 	TORTURE_ROUNDS=$(or $(ROUNDS),200) SEED=$(SEED) $(BIN)/python -m pytest -m torture --timeout=0
 	$(if $(SEED),,TEST_EXAMPLES=2000 $(BIN)/python -m pytest -m hypothesis --timeout=0)
 
-# The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware; Chromium looks at reports.
+# The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware; Chromium looks
+# at the page of a report.
+DEBIAN := strace softhsm2 chromium
 debian-tools:
 	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && command -v chromium >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends strace softhsm2 chromium >/dev/null; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null; \
 	else \
-	  echo "The tests need strace, softhsm2 and chromium; install them first, on Debian: sudo apt-get install strace softhsm2 chromium" >&2; \
+	  echo "The tests need $(DEBIAN); install them first, on Debian: sudo apt-get install $(DEBIAN)" >&2; \
 	  exit 1; \
 	fi
 
