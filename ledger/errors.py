@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ledger.events import Durability
+    from ledger.verdict import Break
 
 
 class LedgerError(Exception):
@@ -272,6 +275,23 @@ class ArchiveInvalidError(LedgerError):
 
 class ArchiveSignatureError(ArchiveInvalidError):
     """The signature of an archive's manifest does not hold, although it names a key that is held."""
+
+
+class BrokenRangeError(LedgerError):
+    """Rows of a range do not hold, so it is not archived; ``found`` says which."""
+
+    def __init__(self, found: Break) -> None:
+        super().__init__(f"{found.kind} at seq {found.seq}: {found.detail}")
+        self.found = found
+
+
+class MergeRefusedError(LedgerError):
+    """Some of the bundles may not be merged, so none was; ``bundles`` is the verdict object of each of these, with its
+    ``file``, ``exit_code`` and ``error``."""
+
+    def __init__(self, bundles: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__("; ".join(bundle["error"] for bundle in bundles))
+        self.bundles = bundles
 
 
 class ArchiveConflictError(LedgerError):

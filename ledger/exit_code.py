@@ -11,6 +11,7 @@ from typing import Any
 
 from ledger.errors import (
     ArchiveInvalidError,
+    BrokenRangeError,
     BundleInvalidError,
     ChainDamagedError,
     LedgerError,
@@ -42,7 +43,14 @@ _GRAVEST_FIRST = (
     ExitCode.FINE,
 )
 
-_TAMPERED = (ArchiveInvalidError, BundleInvalidError, ChainDamagedError, SignatureError, WalCorruptError)
+_TAMPERED = (
+    ArchiveInvalidError,
+    BrokenRangeError,
+    BundleInvalidError,
+    ChainDamagedError,
+    SignatureError,
+    WalCorruptError,
+)
 """Errors that say so."""
 
 

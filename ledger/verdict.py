@@ -52,8 +52,8 @@ class Break(NamedTuple):
     seq: int
     kind: str
     detail: str
-    expected: str | int | None
-    actual: str | int | None
+    expected: str | int | None = None
+    actual: str | int | None = None
 
 
 class Found(NamedTuple):

@@ -23,7 +23,8 @@ from ledger import merkle
 from ledger.entry_check import ENTRY_COLUMNS, EntryChecker
 from ledger.errors import ArchiveConflictError, ArchiveInvalidError, InvalidInputError, SignatureError
 from ledger.snapshot_check import SNAPSHOT_COLUMNS
-from ledger.verdict import Findings
+from ledger.subtrees import GrowingPart
+from ledger.verdict import Break, Findings
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName
 from pipeline.archive.manifest import ArchivedFile
@@ -34,22 +35,6 @@ from signing.snapshot import open_snapshot
 
 _FROM_SEQ, _TO_SEQ, _ENVELOPE = (SNAPSHOT_COLUMNS.index(name) for name in ("from_seq", "to_seq", "dsse_envelope"))
 _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
-
-
-class FoundBreak(NamedTuple):
-    """The first place where rows are not what they must be, as in a verdict."""
-
-    seq: int
-    kind: str
-    detail: str
-
-
-class BrokenRangeError(Exception):
-    """Rows of a range do not hold; ``found`` says which."""
-
-    def __init__(self, seq: int, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.found = FoundBreak(seq, kind, detail)
 
 
 class FiledEntries(NamedTuple):
@@ -76,7 +61,7 @@ class FiledSnapshots(NamedTuple):
     tree_root: str
 
 
-def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEntries | FoundBreak:
+def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEntries | Break:
     """Put the entries of ``name`` into the archive; what is wrong with them, if anything is.
 
     Raises:
@@ -93,7 +78,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
         prev_link=before.chain_link,
         may_be_v1=before.link_version in (None, 1),
     )
-    subtrees = _Subtrees(from_seq - 1)
+    subtrees = GrowingPart(from_seq - 1)
     first: list[Any] = []
     last: list[Any] = []
     highest = 0
@@ -104,7 +89,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
             runs = checker.check_columns(columns)
             if findings.first_break() is not None:
                 continue
-            subtrees.extend([merkle.leaf_hash(link) for run in runs for link in run.links])
+            subtrees.append([merkle.leaf_hash(link) for run in runs for link in run.links])
             highest = max(highest, max(columns[_PHYSICAL]))
             first = first or [column[0] for column in columns]
             last = [column[-1] for column in columns]
@@ -115,7 +100,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
             findings.add("gap", checker.last_seq + 1, missing)
         found = findings.first_break()
         if found is not None:
-            return FoundBreak(found.seq, found.kind, found.detail)
+            return found
         # 3. Under their name.
         file = _put(store, name, local, writer.finish(), ENTRY_FILE_SCHEMA)
     named_first, named_last = (dict(zip(ENTRY_COLUMNS, row, strict=True)) for row in (first, last))
@@ -132,7 +117,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
     )
 
 
-def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledSnapshots | FoundBreak:
+def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledSnapshots | Break:
     """Put the snapshots of ``name`` into the archive, which cover its range without gap; raises as ``file_entries``."""
     expected_seq, envelope = name.from_seq, ""
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, SNAPSHOT_FILE_SCHEMA)) as writer:
@@ -140,17 +125,17 @@ def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName) -> Filed
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if row[_FROM_SEQ] != expected_seq:
                     detail = f"a snapshot begins at {row[_FROM_SEQ]} where one from {expected_seq} must follow"
-                    return FoundBreak(expected_seq, "snapshot-chain", detail)
+                    return Break(expected_seq, "snapshot-chain", detail)
                 expected_seq, envelope = row[_TO_SEQ] + 1, row[_ENVELOPE]
             writer.add(batch)
         if expected_seq != name.to_seq + 1:
             detail = f"the snapshots end at {expected_seq - 1} and not at {name.to_seq}"
-            return FoundBreak(expected_seq, "snapshot-chain", detail)
+            return Break(expected_seq, "snapshot-chain", detail)
         try:
             claim = open_snapshot(envelope, None).claim
         except SignatureError as error:
             detail = f"the snapshot that ends at {name.to_seq} is malformed: {error}"
-            return FoundBreak(name.to_seq, "snapshot-signature", detail)
+            return Break(name.to_seq, "snapshot-signature", detail)
         file = _put(store, name, local, writer.finish(), SNAPSHOT_FILE_SCHEMA)
     return FiledSnapshots(file, claim.node_id, claim.to_chain_link, claim.tree_root)
 
@@ -180,25 +165,3 @@ def _has_rows_of(store: ArchiveStore, standing: ArchivedFile, local: Any, schema
             return all(theirs is not None and theirs.equals(ours) for theirs, ours in both)
     except (ArchiveInvalidError, InvalidInputError):
         return False
-
-
-class _Subtrees:
-    """The perfect subtrees of a tree that some leaves of it fall into, the first of which is leaf ``begin``."""
-
-    def __init__(self, begin: int) -> None:
-        self._next = begin
-        self._roots: list[tuple[int, bytes]] = []
-
-    def extend(self, leaf_hashes: list[bytes]) -> None:
-        """Append leaves."""
-        for leaf_hash in leaf_hashes:
-            level, root = 0, leaf_hash
-            while self._roots and self._roots[-1][0] == level and self._next >> level & 1:
-                root = merkle.node_hash(self._roots.pop()[1], root)
-                level += 1
-            self._roots.append((level, root))
-            self._next += 1
-
-    def roots(self) -> list[bytes]:
-        """Root of each, from left to right, as ``ledger.subtrees.append_part`` takes them."""
-        return [root for _, root in self._roots]

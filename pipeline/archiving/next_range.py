@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from itertools import islice
 
-from ledger.errors import ArchiveConflictError, InvalidInputError, SignatureError
+from ledger.errors import ArchiveConflictError, BrokenRangeError, InvalidInputError, SignatureError
+from ledger.verdict import Break
 from pipeline.archive.layout import FILES_MAX, PLAN_BYTES_MAX, RANGE_FILES, RANGE_ROWS_MAX, FileName, plan_path
 from pipeline.archive.manifest import SealedManifest
 from pipeline.archive.store import ArchiveStore
-from pipeline.archiving.filing import BrokenRangeError
 from pipeline.archiving.plan import Plan, cut, decode_plan, encode_plan
 from pipeline.archiving.postgres import Ledger, Signed
 from signing import checkpoint as checkpoints
@@ -62,9 +62,9 @@ def checkpoint_of(log_origin: str, tenant_id: str, text: str) -> Checkpoint:
     try:
         checkpoint = checkpoints.parse(note.parse(text).text)
     except SignatureError as error:
-        raise BrokenRangeError(1, "tree", f"the newest checkpoint is malformed: {error}") from error
+        raise BrokenRangeError(Break(1, "tree", f"the newest checkpoint is malformed: {error}")) from error
     if checkpoint.origin != f"{log_origin}/{tenant_id}":
-        raise BrokenRangeError(1, "tree", f"the newest checkpoint is of log {checkpoint.origin[:200]!r}")
+        raise BrokenRangeError(Break(1, "tree", f"the newest checkpoint is of log {checkpoint.origin[:200]!r}"))
     return checkpoint
 
 
@@ -86,7 +86,7 @@ def _check_follows(ledger: Ledger, log_origin: str, last: SealedManifest) -> Non
     link = ledger.entry_before(manifest.tenant_id, manifest.to_seq + 1).chain_link
     if link != manifest.to_chain_link:
         detail = f"the archive has the link {manifest.to_chain_link} at seq {manifest.to_seq}, the chain {link}"
-        raise BrokenRangeError(manifest.to_seq, "rollback", detail)
+        raise BrokenRangeError(Break(manifest.to_seq, "rollback", detail))
 
 
 def _new_plan(
@@ -104,7 +104,7 @@ def _new_plan(
         raise InvalidInputError(f"a snapshot of {tenant_id} up to seq {to_seq} needs over {FILES_MAX} files")
     if not files or files[0].from_seq != from_seq or files[-1].to_seq != to_seq:
         at = files[-1].to_seq + 1 if files and files[0].from_seq == from_seq else from_seq
-        raise BrokenRangeError(at, "gap", f"entries from seq {at} on are missing, and a snapshot covers them")
+        raise BrokenRangeError(Break(at, "gap", f"entries from seq {at} on are missing, and a snapshot covers them"))
     snapshots = FileName(tenant_id, from_seq, to_seq, None)
     previous = None if last is None else last.digest
     return Plan(log_origin, tenant_id, from_seq, to_seq, previous, (*files, snapshots))

@@ -20,12 +20,13 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from ledger.errors import TenantNotFoundError
+from ledger.errors import BrokenRangeError, TenantNotFoundError
+from ledger.verdict import Break
 from pipeline.archive.layout import FILES_MAX, FileName
 from pipeline.archive.manifest import SealedManifest
 from pipeline.archive.reader import newest_manifest
 from pipeline.archive.store import ArchiveStore
-from pipeline.archiving.filing import BrokenRangeError, FiledEntries, FiledSnapshots, FoundBreak
+from pipeline.archiving.filing import FiledEntries, FiledSnapshots
 from pipeline.archiving.next_range import next_plan
 from pipeline.archiving.plan import Plan
 from pipeline.archiving.postgres import Ledger, Signed
@@ -35,7 +36,7 @@ from signing.keys import Keyring, Signer
 ROUND_FILES_MAX: Final = 4 * FILES_MAX
 """A round is closed by the plan that takes it to so many files."""
 
-Outcome = FiledEntries | FiledSnapshots | FoundBreak
+Outcome = FiledEntries | FiledSnapshots | Break
 FileAll = Callable[[Sequence[FileName]], Sequence[Outcome]]
 """Makes files, in any order, and gives what came of each."""
 
@@ -48,7 +49,7 @@ class Archived(NamedTuple):
     to_seq: int
     files: int
     bytes: int
-    first_break: FoundBreak | None
+    first_break: Break | None
     """What is wrong with the rows behind ``to_seq``; none of those is archived."""
 
 
@@ -113,9 +114,9 @@ class Run:
                 self._give_up(plan.tenant_id, broken.found, waiting)
 
     def _finish(self, plan: Plan, filed: Sequence[Outcome]) -> None:
-        found = min((each for each in filed if isinstance(each, FoundBreak)), key=lambda each: each.seq, default=None)
+        found = min((each for each in filed if isinstance(each, Break)), key=lambda each: each.seq, default=None)
         if found is not None:
-            raise BrokenRangeError(*found[:3])
+            raise BrokenRangeError(found)
         entries = [each for each in filed if isinstance(each, FiledEntries)]
         (snapshots,) = (each for each in filed if isinstance(each, FiledSnapshots))
         manifest = manifest_of(self._ledger, plan, self._last[plan.tenant_id], entries, snapshots)
@@ -125,6 +126,6 @@ class Run:
             to_seq=manifest.to_seq, files=done.files + len(manifest.files), bytes=done.bytes + size
         )
 
-    def _give_up(self, tenant_id: str, found: FoundBreak, waiting: dict[str, Signed]) -> None:
+    def _give_up(self, tenant_id: str, found: Break, waiting: dict[str, Signed]) -> None:
         self._done[tenant_id] = self._done[tenant_id]._replace(first_break=found)
         del waiting[tenant_id]

@@ -6,14 +6,15 @@ import io
 from collections.abc import Sequence
 
 from ledger import tiles
-from ledger.errors import ArchiveConflictError, ArchiveInvalidError, ProofError, UnknownKeyError
+from ledger.errors import ArchiveConflictError, ArchiveInvalidError, BrokenRangeError, ProofError, UnknownKeyError
 from ledger.merkle import Frontier, verify_consistency
 from ledger.subtrees import append_part
+from ledger.verdict import Break
 from pipeline.archive import manifest as manifests
 from pipeline.archive.layout import MANIFEST_BYTES_MAX, manifest_path, month_of
 from pipeline.archive.manifest import Manifest, SealedManifest
 from pipeline.archive.store import ArchiveStore
-from pipeline.archiving.filing import BrokenRangeError, FiledEntries, FiledSnapshots
+from pipeline.archiving.filing import FiledEntries, FiledSnapshots
 from pipeline.archiving.next_range import checkpoint_of
 from pipeline.archiving.plan import Plan
 from pipeline.archiving.postgres import Ledger
@@ -41,7 +42,7 @@ def manifest_of(
     for name, filed in zip(plan.entry_files, entries, strict=True):
         if filed.prev_chain_link != link:
             detail = f"seq {name.from_seq} does not name the link of seq {name.from_seq - 1} as the one before it"
-            raise BrokenRangeError(name.from_seq, "prev-link", detail)
+            raise BrokenRangeError(Break(name.from_seq, "prev-link", detail))
         months = {month_of(max(highest, each)) for each in (filed.first_physical_ms, filed.highest_physical_ms)}
         if months != {name.month}:
             raise ArchiveConflictError(f"the plan of {name.path()} does not fit the entries: {sorted(months)}")
@@ -50,7 +51,7 @@ def manifest_of(
     root = frontier.root()
     if (snapshots.to_chain_link, snapshots.tree_root) != (link, root.hex()):
         detail = f"the snapshot that ends at {plan.to_seq} is not of these entries"
-        raise BrokenRangeError(plan.to_seq, "snapshot-root", detail)
+        raise BrokenRangeError(Break(plan.to_seq, "snapshot-root", detail))
     checkpoint, proof = _checkpoint(ledger, plan, root)
     return Manifest(
         node_id=snapshots.node_id,
@@ -108,12 +109,12 @@ def _checkpoint(ledger: Ledger, plan: Plan, root: bytes) -> tuple[str, list[byte
         text = ledger.checkpoint(tenant_id)
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text)
         if text is None or checkpoint is None or checkpoint.size < size:
-            raise BrokenRangeError(size, "tree", f"the newest checkpoint does not cover seq {size} any more")
+            raise BrokenRangeError(Break(size, "tree", f"the newest checkpoint does not cover seq {size} any more"))
         stored = ledger.tiles(tenant_id, sorted(tiles.consistency_tiles(size, checkpoint.size)))
     try:
         proof = tiles.consistency_proof(size, checkpoint.size, lambda level, index: stored.get((level, index), b""))
         verify_consistency(size, checkpoint.size, root, checkpoint.root, proof)
     except ProofError as error:
         detail = f"the newest checkpoint is not shown to extend these entries: {error}"
-        raise BrokenRangeError(size, "tree", detail) from error
+        raise BrokenRangeError(Break(size, "tree", detail)) from error
     return text, proof

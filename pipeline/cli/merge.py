@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.exit_code import ExitCode
+from ledger.errors import MergeRefusedError
+from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.options import Json, Master, RequiredKeys, SigningKey, load_keys
 from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
@@ -19,7 +20,7 @@ from pipeline.signers import open_signers
 if TYPE_CHECKING:
     from pyspark import Accumulator
 
-    from pipeline.merge.job import Merged, RefusedError
+    from pipeline.merge.job import Merged
 
 
 def merge(
@@ -65,7 +66,7 @@ def merge(
       tally pipeline merge sites/*.tar --keys trusted/ -o all.bundle.tar
       tally pipeline merge tenants/*/*.tar --keys trusted/ -o merged/ --json
     """
-    from pipeline.merge.job import SETTINGS, RefusedError
+    from pipeline.merge.job import SETTINGS
     from pipeline.merge.job import merge as merge_bundles
 
     keyring, signers = load_keys(keys), open_signers(signing_key)
@@ -89,9 +90,9 @@ def merge(
                 log_origin=log_origin,
                 stage=stage,
             )
-        except RefusedError as error:
+        except MergeRefusedError as error:
             _print_refused(error, as_json=as_json)
-            raise CommandExit(error.exit_code) from None
+            raise CommandExit(gravest(ExitCode(bundle["exit_code"]) for bundle in error.bundles)) from None
     if as_json:
         print_json(merged.to_json())
     else:
@@ -99,12 +100,12 @@ def merge(
     raise CommandExit(ExitCode.FINE)
 
 
-def _print_refused(error: RefusedError, *, as_json: bool) -> None:
+def _print_refused(error: MergeRefusedError, *, as_json: bool) -> None:
     if as_json:
-        print_json({"refused": [bundle.to_json() for bundle in error.bundles]})
+        print_json({"refused": list(error.bundles)})
     for bundle in error.bundles:
         err.print("[bold red]refused:[/] ", end="")
-        err.print(bundle.refusal, markup=False)
+        err.print(bundle["error"], markup=False)
     err.print("nothing was written")
 
 

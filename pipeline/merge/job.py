@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger.bundle.incoming import set_digest
-from ledger.errors import InvalidInputError, LedgerError
-from ledger.exit_code import ExitCode, gravest
+from ledger.errors import InvalidInputError, MergeRefusedError
 from pipeline.merge.deciding import decided, partitions_of
 from pipeline.merge.linking import Found, MergedBundle, link
 from pipeline.merge.taking import TakenBundle, bundles_of, take
@@ -32,20 +31,6 @@ SETTINGS: Final[Mapping[str, str]] = {"spark.sql.execution.arrow.maxBytesPerBatc
 
 Stage = Callable[[str, "Accumulator[int] | None"], AbstractContextManager[None]]
 """Shows one stage of the work while it is entered."""
-
-
-class RefusedError(LedgerError):
-    """Some of the bundles may not be merged, so none was; ``bundles`` says of each why."""
-
-    def __init__(self, bundles: Sequence[TakenBundle]) -> None:
-        refused = [bundle for bundle in bundles if bundle.refusal is not None]
-        super().__init__("; ".join(bundle.refusal or "" for bundle in refused))
-        self.bundles = refused
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The gravest of all."""
-        return gravest(ExitCode(bundle.exit_code) for bundle in self.bundles)
 
 
 @dataclass(frozen=True)
@@ -96,7 +81,7 @@ def merge(
         stage: shows the work.
 
     Raises:
-        RefusedError: a bundle may not be merged.
+        MergeRefusedError: a bundle may not be merged.
         InvalidInputError: chains of an older link version stand in each other's way, or several tenants are to go into
             one file.
         SigningUnavailableError: the signer cannot be reached.
@@ -110,8 +95,9 @@ def merge(
     taken = take(spark, files, keyring, counter).persist(StorageLevel.DISK_ONLY)
     with stage("verifying", counter):
         bundles = _each_once(bundles_of(taken))
-    if any(bundle.refusal is not None for bundle in bundles):
-        raise RefusedError(bundles)
+    refused = [bundle.to_json() for bundle in bundles if bundle.refusal is not None]
+    if refused:
+        raise MergeRefusedError(refused)
     tenants = _tenants(bundles)
     paths = _paths(output, sorted(tenants), files, is_folder=is_folder)
     # 2. What becomes of each entry.

@@ -18,12 +18,18 @@ from pyspark.sql import SparkSession
 
 from app.bundle.verify import verify_file
 from app.embedded import EmbeddedPostgres
-from ledger.errors import BundleRefusedError, InvalidInputError, SigningUnavailableError, UntrustedKeyError
+from ledger.errors import (
+    BundleRefusedError,
+    InvalidInputError,
+    MergeRefusedError,
+    SigningUnavailableError,
+    UntrustedKeyError,
+)
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.hlc import Hlc
 from pipeline.cli.merge import _print_refused
 from pipeline.merge.deciding import conflicts, decided
-from pipeline.merge.job import SETTINGS, Merged, RefusedError, merge
+from pipeline.merge.job import SETTINGS, Merged, merge
 from pipeline.merge.taking import TakenBundle, _taken, take
 from pipeline.signers import Signers
 from signing.bundle.judging import refuse_unless_trusted
@@ -189,10 +195,10 @@ def test_what_an_import_refuses_of_version_1_is_refused_and_nothing_is_written(
         old.snapshots = []
         files = [store(tmp_path, bundle_of(old), "twice.tar")]
     output = tmp_path / "out" / "merged.tar"
-    with pytest.raises((InvalidInputError, RefusedError), match=r"version|HLC") as raised:
+    with pytest.raises((InvalidInputError, MergeRefusedError), match=r"version|HLC") as raised:
         merged(spark, files, output)
-    if isinstance(raised.value, RefusedError):
-        assert raised.value.exit_code == ExitCode.COULD_NOT_RUN
+    if isinstance(raised.value, MergeRefusedError):
+        assert {bundle["exit_code"] for bundle in raised.value.bundles} == {ExitCode.COULD_NOT_RUN}
     assert not output.exists()
     assert list(tmp_path.glob("out/*")) == []
 
@@ -256,17 +262,16 @@ def test_one_bundle_that_does_not_hold_leaves_nothing_and_each_such_one_is_told(
     system = store(tmp_path, bundle_of(build(5, tenant_id="_system", snapshots_to=(5,))), "system.tar")
     missing = tmp_path / "missing.tar"
     output = tmp_path / "out" / "merged.tar"
-    with pytest.raises(RefusedError) as raised:
+    with pytest.raises(MergeRefusedError) as raised:
         merged(spark, [good, theirs, cut, system, missing], output)
-    told = {Path(bundle.file).name: (bundle.exit_code, bundle.refusal) for bundle in raised.value.bundles}
+    told = {Path(bundle["file"]).name: (bundle["exit_code"], bundle["error"]) for bundle in raised.value.bundles}
     assert {name: code for name, (code, _) in told.items()} == {
         "theirs.tar": ExitCode.UNKNOWN_KEY,
         "cut.tar": ExitCode.TAMPERED,
         "system.tar": ExitCode.COULD_NOT_RUN,
         "missing.tar": ExitCode.COULD_NOT_RUN,
     }
-    assert all(why is not None and name in why for name, (_, why) in told.items())
-    assert raised.value.exit_code == ExitCode.TAMPERED
+    assert all(name in why for name, (_, why) in told.items())
     assert not output.parent.exists()
     _print_refused(raised.value, as_json=True)
     printed = capsys.readouterr()
