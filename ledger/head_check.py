@@ -9,11 +9,11 @@ from ledger.verdict import Findings, Head, is_number
 def readable_ends(
     head: Head | None, tree: StoredTree | None, last: Head, findings: Findings
 ) -> tuple[Head | None, StoredTree | None]:
-    """Head and stored tree, None for one that says no number; that is a break."""
+    """Head and stored tree, None for one whose seq or size is none; that is a break."""
     if head is not None and not is_number(head.seq):
         findings.add("head", last.seq, f"the head stands at seq {head.seq!r}", expected=last.seq, actual=head.seq)
         head = None
-    if tree is not None and not is_number(tree.size):
+    if tree is not None and (not is_number(tree.size) or tree.size < 0):
         findings.add("tree", max(last.seq, 1), f"the stored tree has size {tree.size!r}", actual=tree.size)
         tree = None
     return head, tree

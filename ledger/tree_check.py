@@ -1,7 +1,8 @@
 """Checking the stored Merkle tree and given checkpoints against the entries.
 
 The tree is grown again from the chain links. Every stored tile of the stored tree is compared with it, where tiles
-are stored (:mod:`ledger.tile_check`), and its root. The stored tree may be behind the chain; it is never ahead. A break
+are stored (:mod:`ledger.tile_check`), and its root. The stored tree may be behind the chain, as far as without entries,
+which leaves it not checked; it is never ahead, and its size is never below 0. A break
 is reported at the first seq under the first hash that differs (``tree``), and a checkpoint at its size (``rollback``).
 What does not fit because the chain below already breaks is left undecided.
 """
@@ -9,10 +10,13 @@ What does not fit because the chain below already breaks is left undecided.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from ledger.merkle import EMPTY_ROOT
 from ledger.tile_check import TileBreak
 from ledger.verdict import Anchored, Findings
+
+_EMPTY: Final = EMPTY_ROOT.hex()
 
 
 class TreeHead(NamedTuple):
@@ -131,6 +135,9 @@ class TreeChecker:
             else:
                 self._anchored.append(anchor.found("not_checked", "the entries up to there were not all read"))
         self._anchors.clear()
+        if self._stored is not None and self._stored.size == 0 and self._stored.root != _EMPTY:
+            detail = "the stored root is not that of a tree without entries"
+            self._findings.add("tree", 1, detail, expected=_EMPTY, actual=self._stored.root)
         if not self._is_tree_compared and last_seq > 0:
             self._findings.leave_undecided("tree")
 

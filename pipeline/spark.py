@@ -66,7 +66,7 @@ def spark_session(
     folder = Path(tempfile.mkdtemp(prefix="tally-pipeline-"))
     try:
         with _errors_to(log_file):
-            spark = _start(name, master, log_file, folder, settings or {})
+            spark = _whole(lambda: _start(name, master, log_file, folder, settings or {}))
         try:
             yield spark
         finally:
@@ -99,6 +99,21 @@ def apart(work: Callable[[], Value]) -> Value:
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()
+
+
+def _whole(start: Callable[[], SparkSession]) -> SparkSession:
+    """What ``start`` gives, which comes to its end in a thread of its own, whatever a signal's handler raises here.
+
+    A Java that is left in the middle of its start waits for ever for somebody who asks it something.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(start)
+        try:
+            return starting.result()
+        except BaseException:
+            if starting.exception() is None:
+                thread.submit(starting.result().stop).result()
+            raise
 
 
 def _start(name: str, master: str | None, log_file: Path, folder: Path, settings: Mapping[str, str]) -> SparkSession:

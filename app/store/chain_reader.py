@@ -1,7 +1,8 @@
 """The reader that verification reads a tenant's ledger through, on PostgreSQL.
 
 One REPEATABLE READ transaction shows one state of all tables. Rows come through server-side cursors, a batch at
-a time; while one batch is being checked the next is already on its way.
+a time; while one batch is being checked the next is already on its way. Rows whose place is the same, once nothing
+forbids that, come in order of storage, so that all who verify see one order.
 """
 
 from __future__ import annotations
@@ -35,26 +36,28 @@ FETCH_TIMEOUT_S = 600.0
 
 _SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
 
+_HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid"
+_TREE = "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _ENTRIES = (
     f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
-    " WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq"
+    " WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq, ctid"
 )
 _LAST_ENTRY = (
     "SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq IS NOT NULL"
-    " ORDER BY seq DESC LIMIT 1"
+    " ORDER BY seq DESC, ctid DESC LIMIT 1"
 )
 _SNAPSHOTS = (
     f"SELECT {', '.join(SNAPSHOT_COLUMNS)} FROM scheduler.batch_snapshot"
     " WHERE tenant_id = $1 AND (from_seq >= $2 AND to_seq <= $3 OR from_seq IS NULL OR to_seq IS NULL)"
     " ORDER BY from_seq, to_seq, id"
 )
-_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1 ORDER BY job_id"
+_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1 ORDER BY job_id, ctid"
 _ENTRIES_BY_JOB = (
-    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY job_id, seq"
+    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY job_id, seq, ctid"
 )
 _TILES = (
     "SELECT tile_index, hashes FROM scheduler.merkle_tile"
-    " WHERE tenant_id = $1 AND level = $2 AND tile_index BETWEEN $3 AND $4"
+    " WHERE tenant_id = $1 AND level = $2 AND tile_index BETWEEN $3 AND $4 ORDER BY ctid"
 )
 
 
@@ -69,8 +72,7 @@ class PostgresChainReader:
 
     async def head(self) -> Head | None:
         """The row of ``chain_heads``."""
-        query = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1"
-        row = await self._row(query)
+        row = await self._row(_HEAD)
         return Head(*row) if row is not None else None
 
     async def last_entry(self) -> Head | None:
@@ -80,7 +82,7 @@ class PostgresChainReader:
 
     async def tree(self) -> StoredTree | None:
         """The stored tree's size and root."""
-        row = await self._row("SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1")
+        row = await self._row(_TREE)
         return StoredTree(*row) if row is not None else None
 
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:

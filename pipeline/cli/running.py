@@ -77,7 +77,6 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
     try:
         with spark_session(f"tally pipeline {command}", master=master, log_file=log, settings=settings) as spark:
             _interruption.spark = spark
-            unwind_on_signals()  # Spark has put its own handler in the place of ours.
             try:
                 yield spark
             except InterruptedBySignalError:
@@ -86,12 +85,14 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 _interruption.spark = None
-    except (LedgerError, OSError):
-        raise
     except Exception as error:
-        if _interruption.exit_code:  # A job that was cancelled ends in an error.
+        if (
+            _interruption.exit_code
+        ):  # A job that was cancelled ends in an error, and a Java that was sent the signal too.
             err.print("stopping ...")
             raise InterruptedBySignalError(_interruption.exit_code) from None
+        if isinstance(error, (LedgerError, OSError)):
+            raise
         message, code = told(error)
         raise fail(f"{message} (Spark's log: {log})", code) from None
 
@@ -108,5 +109,5 @@ def _is_waiting_for_a_job(frame: FrameType | None) -> bool:
 def _cancel_jobs(spark: SparkSession) -> None:
     from py4j.protocol import Py4JError
 
-    with suppress(Py4JError):  # Spark is stopping already.
+    with suppress(Py4JError, OSError):  # Spark is stopping already, or has ended.
         spark.sparkContext.cancelAllJobs()

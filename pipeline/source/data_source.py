@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from pipeline.source.frames import in_tasks, open_pieces
 from pipeline.source.holder import IDLE_S, hold, holder_of
-from pipeline.source.options import columns_of, number_of, places_of, tenants_of, times_of
+from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of, times_of
 from pipeline.source.pieces import ROWS_A_PIECE, OpenPlace, Place
 from pipeline.source.postgres import PostgresPlace
 from pipeline.source.rows import ddl, rows_of
@@ -68,6 +68,7 @@ class LedgerReader(DataSourceReader):
     """One read of a ledger, all of it in the state that it had when it was planned."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, holder_address: str | None) -> None:
+        refuse_unknown(options)
         self._places, self._tenants = places_of(options), tenants_of(options)
         self._from_seq, self._to_seq = number_of(options, "from_seq"), number_of(options, "to_seq")
         self._times = times_of(options)

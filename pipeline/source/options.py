@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,9 @@ from pipeline.source.rows import NUMBERS, ROW_COLUMNS, ddl
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+BOUNDS: Final = ("tenant", "from_seq", "to_seq", "from_time", "to_time")
+SIZES: Final = ("rows_a_piece", "rows_a_batch")
+_NUMBER: Final = re.compile(r"[0-9]+")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -30,6 +34,18 @@ def places_of(options: Mapping[str, str]) -> list[Place]:
     return [place_of(named[0], part.strip()) for part in (text.split(",") if named[0] == "bundle" else [text])]
 
 
+def refuse_unknown(options: Mapping[str, str]) -> None:
+    """Refuse options that the Data Source does not have: one that is misspelt would read what was not asked for.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    known = (*NAMED_BY, *BOUNDS, *SIZES)
+    for name in options:
+        if name.lower() not in known:
+            raise ConfigurationError(f"there is no option {name!r}; there are {', '.join(known)}")
+
+
 def tenants_of(options: Mapping[str, str]) -> list[str] | None:
     """The tenants that the option names, None for all."""
     named = options.get("tenant")
@@ -43,7 +59,7 @@ def number_of(options: Mapping[str, str], name: str) -> int | None:
         ConfigurationError: it is none.
     """
     text = options.get(name)
-    if text is not None and not (text.isdecimal() and int(text) >= 1):
+    if text is not None and not (_NUMBER.fullmatch(text) and int(text) >= 1):
         raise ConfigurationError(f"option {name} must be a number, at least 1, and is {text!r}")
     return None if text is None else int(text)
 

@@ -44,6 +44,8 @@ _NOT_ALLOWED: Final = ("28", "42501", "3D", "3F", "42P01", "0LP01")
 """SQLSTATEs, or classes of them, of what the operator must put right."""
 _REFUSED_LOGIN: Final = re.compile(r"authentication failed|does not exist|no pg_hba|invalid|permission denied")
 _PASSWORD_OPTION: Final = re.compile(r"[?&](?:ssl)?password=([^&]+)")
+_AS_URLS_SPELL: Final = re.compile(r"(?:[^%/?#@\[\]:]|%[0-9A-Fa-f]{2})*")
+_QUOTED: Final = re.compile(r'"[^"]*"')
 _DATABASE_ERROR: Final = (adbc_driver_manager.Error, OSError)
 
 
@@ -84,13 +86,17 @@ class Dsn:
         return self.shown
 
     def hide(self, text: str) -> str:
-        """``text`` of the driver in one line, without the URL and the password, should it quote them."""
+        """``text`` of the driver in one line, without the URL and anything of the password, should it quote them.
+
+        Where the password is not spelt as URLs spell it, libpq quotes pieces of it, so nothing that it quotes is told.
+        """
         rest = self.url.partition("://")[2]
         password = self._parts(rest)[0].partition(":")[2]
-        # The driver takes what is in front of a slash in a password for a port.
-        secrets = [self.url, *_PASSWORD_OPTION.findall(rest), password, *password.split("/")]
+        secrets = [self.url, *_PASSWORD_OPTION.findall(rest), password]
         for secret in (*secrets, *map(unquote, secrets)):
             text = text.replace(secret, "…") if secret else text
+        if not _AS_URLS_SPELL.fullmatch(password):
+            text = _QUOTED.sub('"…"', text)
         return " ".join(text.split())
 
 
@@ -197,7 +203,7 @@ class OpenPostgres:
         return self.state.snapshot_id
 
     def tenants(self) -> list[str]:
-        """Every tenant with a head, a tree, snapshots or entries."""
+        """Every tenant that any table names."""
         return [row[0] for row in self._connection.rows(statements.TENANTS)]
 
     def pieces(

@@ -51,10 +51,18 @@ Types = Mapping[tuple[str, str], str]
 """PostgreSQL's name of the type of (table, column); those that are left out are as declared."""
 
 COLUMN_TYPES: Final = f"""
-SELECT t.name, a.attname::text, format_type(a.atttypid, NULL)
+SELECT t.name, a.attname::text, format_type(base.type_id, NULL)
   FROM unnest(ARRAY[{", ".join(f"'{table}'" for table in COLUMNS)}]) AS t(name)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = to_regclass(t.name) AND a.attnum > 0 AND NOT a.attisdropped
+ CROSS JOIN LATERAL (
+    WITH RECURSIVE over AS (
+        SELECT a.atttypid AS type_id
+        UNION ALL
+        SELECT d.typbasetype FROM over JOIN pg_catalog.pg_type d ON d.oid = over.type_id AND d.typtype = 'd'
+    ) SELECT over.type_id FROM over JOIN pg_catalog.pg_type y ON y.oid = over.type_id AND y.typtype <> 'd'
+ ) AS base
 """
+"""A domain counts as the type that it is over, as which its values are sent."""
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 PREPARE_SESSION: Final = """
@@ -138,14 +146,14 @@ def tenants_in(table: str) -> str:
 TENANTS: Final = f"""
 SELECT tenant_id FROM (
     SELECT tenant_id FROM {HEADS} UNION SELECT tenant_id FROM {TREES}
-    UNION {tenants_in(LOG)} UNION {tenants_in(SNAPSHOTS)}
+    UNION {tenants_in(LOG)} UNION {tenants_in(SNAPSHOTS)} UNION {tenants_in(JOBS)} UNION {tenants_in(TILES)}
 ) AS named WHERE tenant_id IS NOT NULL ORDER BY tenant_id COLLATE "C"
 """
 
 
 def tenants_among(tenants: Iterable[str]) -> str:
     """Those of ``tenants`` that there is anything of."""
-    tables = (HEADS, TREES, LOG, SNAPSHOTS)
+    tables = COLUMNS
     held = " OR ".join(f"EXISTS (SELECT FROM {table} t WHERE t.tenant_id = wanted.tenant_id)" for table in tables)
     return f'SELECT tenant_id FROM {wanted(tenants)} WHERE {held} ORDER BY tenant_id COLLATE "C"'
 
@@ -153,7 +161,7 @@ def tenants_among(tenants: Iterable[str]) -> str:
 def occupied(tenants: Iterable[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None) -> str:
     """(tenant, seq) of the lowest stored seq of every stretch that holds any, by one step of an index each."""
     lowest, highest = SEQ_MIN if from_seq is None else from_seq, SEQ_MAX if to_seq is None else to_seq
-    next_start = f"(greatest(found.seq - 1, 0) / {rows_a_piece} + 1) * {rows_a_piece} + 1"
+    next_start = f"((greatest(found.seq, 1) - 1) / {rows_a_piece} + 1) * {rows_a_piece} + 1"
     return f"""
     SELECT wanted.tenant_id, stretch.seq
       FROM {wanted(tenants)}
@@ -176,11 +184,12 @@ def facts(types: Types, tenants: Iterable[str]) -> str:
     last_columns = ("seq", "chain_link", "t_hlc")
     parts = [
         f"(SELECT {select_list(types, HEADS, HEAD_COLUMNS)}, true AS is_there FROM {HEADS}"
-        " WHERE tenant_id = wanted.tenant_id LIMIT 1) AS h",
+        " WHERE tenant_id = wanted.tenant_id ORDER BY ctid LIMIT 1) AS h",
         f"(SELECT {select_list(types, LOG, last_columns)}, true AS is_there FROM {LOG}"
-        f" WHERE tenant_id = wanted.tenant_id AND {LOG}.seq IS NOT NULL ORDER BY {LOG}.seq DESC LIMIT 1) AS l",
+        f" WHERE tenant_id = wanted.tenant_id AND {LOG}.seq IS NOT NULL"
+        f" ORDER BY {LOG}.seq DESC, {LOG}.ctid DESC LIMIT 1) AS l",
         f"(SELECT {select_list(types, TREES, TREE_COLUMNS)}, true AS is_there FROM {TREES}"
-        " WHERE tenant_id = wanted.tenant_id LIMIT 1) AS m",
+        " WHERE tenant_id = wanted.tenant_id ORDER BY ctid LIMIT 1) AS m",
     ]
     joins = " ".join(f"LEFT JOIN LATERAL {part} ON true" for part in parts)
     heads, last = ", ".join(f"h.{name}" for name in HEAD_COLUMNS), ", ".join(f"l.{name}" for name in last_columns)
@@ -193,7 +202,7 @@ def facts(types: Types, tenants: Iterable[str]) -> str:
 
 def checkpoint(tenant_id: str) -> str:
     """The newest checkpoint of a tenant's log."""
-    return f"SELECT checkpoint::text FROM {TREES} WHERE tenant_id = {literal(tenant_id)} LIMIT 1"
+    return f"SELECT checkpoint::text FROM {TREES} WHERE tenant_id = {literal(tenant_id)} ORDER BY ctid LIMIT 1"
 
 
 def seqs_in(tenant_id: str, times: Times, rows_max: int) -> str:
@@ -209,11 +218,11 @@ def seqs_in(tenant_id: str, times: Times, rows_max: int) -> str:
 
 
 def entries(types: Types, piece: Piece, columns: Sequence[str]) -> str:
-    """The piece's entries by seq."""
+    """The piece's entries by seq, in order of storage where seqs repeat."""
     first, last = piece.bounds
     return (
         f"SELECT {select_list(types, LOG, columns)} FROM {LOG} WHERE tenant_id = {literal(piece.tenant_id)}"
-        f" AND {LOG}.seq >= {first} AND {LOG}.seq <= {last}{_within(piece.times)} ORDER BY {LOG}.seq"
+        f" AND {LOG}.seq >= {first} AND {LOG}.seq <= {last}{_within(piece.times)} ORDER BY {LOG}.seq, {LOG}.ctid"
     )
 
 
@@ -233,7 +242,7 @@ def jobs(types: Types, tenant_id: str) -> str:
     """All stored jobs of a tenant by job id."""
     return (
         f"SELECT {select_list(types, JOBS, JOB_COLUMNS)} FROM {JOBS} j WHERE tenant_id = {literal(tenant_id)}"
-        " ORDER BY j.job_id"
+        " ORDER BY j.job_id, j.ctid"
     )
 
 
@@ -242,6 +251,7 @@ def tiles(types: Types, tenant_id: str, level: int, first: int, last: int) -> st
     return (
         f"SELECT {select_list(types, TILES, ('tile_index', 'hashes'))} FROM {TILES} t"
         f" WHERE tenant_id = {literal(tenant_id)} AND t.level = {level} AND t.tile_index BETWEEN {first} AND {last}"
+        " ORDER BY t.ctid"
     )
 
 

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from ledger.errors import ConfigurationError, DatabaseWentBackError
 from ledger.verdict import is_number
 from pipeline.source.frames import in_tasks, open_pieces
-from pipeline.source.options import columns_of, number_of, places_of, tenants_of
+from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of
 from pipeline.source.pieces import ROWS_A_PIECE, Facts, Piece
 from pipeline.source.postgres import Dsn, OpenPostgres, PostgresPlace
 from pipeline.source.rows import rows_of
@@ -43,6 +43,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a ledger in PostgreSQL. Spark's driver has one at work, and tasks copies that only ``read``."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        refuse_unknown(options)
         places = places_of(options)
         if len(places) != 1 or not isinstance(places[0], PostgresPlace):
             raise ConfigurationError("only a ledger in PostgreSQL, option dsn, can be read as a stream")

@@ -91,7 +91,7 @@ def _links_when_in_order(entries: EntryChecker, batch: pa.RecordBatch) -> list[b
     spelt_links = _digits(stored)
     raw_links = _raw(spelt_links, count)
     raw_last = _raw(last_link.encode(), 1) if isinstance(last_link, str) else None
-    if raw_links is None or raw_last is None:
+    if raw_links is None or raw_last is None or raw_last.hex() != last_link:
         return None
     fields = _fields(seq, hlc, job, action, raw_last + raw_links[:-HASH_BYTES], raw_digests, origin)
     prefix = pa.scalar(Linker(entries.tenant_id).prefix, pa.binary())

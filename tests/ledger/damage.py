@@ -69,6 +69,15 @@ def _remove_entries(ledger: Ledger, at: int, how: int) -> None:
     del ledger.entries[at : at + 1 + how % 5]
 
 
+def _spell_link(ledger: Ledger, at: int, how: int) -> None:
+    """A link spelt as none is, and named so by the entry behind it."""
+    at %= len(ledger.entries)
+    row = ledger.entries[at]
+    link = row["chain_link"]
+    row["chain_link"] = (link.upper(), f"{link} ", link[:-1], f"\\x{link}")[how % 4]
+    ledger.entries[at + 1]["prev_chain_link"] = row["chain_link"]
+
+
 def _cut_tail(ledger: Ledger, at: int, how: int) -> None:
     del ledger.entries[at % len(ledger.entries) :]
     if how % 2:
@@ -220,6 +229,7 @@ DAMAGE: Sequence[Callable[[Ledger, int, int], None]] = (
     _edit_entry,
     _edit_entry,
     _remove_entries,
+    _spell_link,
     _cut_tail,
     _repeat_entry,
     _swap_entries,

@@ -185,6 +185,8 @@ def test_a_bundle_is_read_too_and_several_at_once(tmp_path: Path) -> None:
         ({"bundle": "/none.tar"}, "'/none.tar' is no ledger"),
         ({"bundle": __file__}, "not one of a plain file"),
         ({"bundle": __file__, "from_seq": "0"}, "option from_seq must be a number, at least 1"),
+        ({"bundle": __file__, "from_seq": "٣"}, "option from_seq must be a number, at least 1"),
+        ({"bundle": __file__, "from_sequence": "7"}, "no option 'from_sequence'; there are .* from_seq,"),
         ({"bundle": __file__, "to_time": "2026-01-01"}, "option to_time must be a time such as"),
     ],
 )
@@ -236,7 +238,9 @@ async def test_snapshots_are_let_go_when_no_job_runs_when_many_are_held_and_when
 # --- a stream -------------------------------------------------------------------------------------
 
 
-def stream(notebook: SparkSession, database: Database, folder: Path, **options: str) -> list[list[tuple[str, int]]]:
+def stream(
+    notebook: SparkSession, database: Database, folder: Path, fail_at: int | None = None, **options: str
+) -> list[list[tuple[str, int]]]:
     """Run the stream until nothing is left, keeping what it has done in ``folder``; the entries of each batch."""
     batches: list[list[tuple[str, int]]] = []
     reader = notebook.readStream.format("tallystick").option("dsn", database.service_url)
@@ -245,7 +249,7 @@ def stream(notebook: SparkSession, database: Database, folder: Path, **options: 
 
     def keep(frame: DataFrame, number: int) -> None:
         batches.append(keys(frame.collect()))
-        if options.get("fail_at") == str(number):
+        if number == fail_at:
             raise RuntimeError("no room for the batch")
 
     query = writer.foreachBatch(keep).start()
@@ -257,7 +261,7 @@ async def test_a_stream_gives_each_entry_once_in_bounded_batches_across_restarts
     notebook: SparkSession, connection: asyncpg.Connection, database: Database, tmp_path: Path
 ) -> None:
     with pytest.raises(Exception, match="no room for the batch"):
-        stream(notebook, database, tmp_path, rows_a_batch="45", fail_at="1")
+        stream(notebook, database, tmp_path, rows_a_batch="45", fail_at=1)
     # Batch 0 is done, batch 1 is not: it comes again, the same as it was planned.
     read = stream(notebook, database, tmp_path, rows_a_batch="45")
     assert [sorted(batch) for batch in read] == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ledger.entry_check import EntryColumns
@@ -17,7 +17,7 @@ from ledger.verdict import Break
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.source.rows import ENTRY_SCHEMA
 from pipeline.verify import columns as by_columns
-from tests.ledger.damage import DAMAGE, damage
+from tests.ledger.damage import DAMAGE, _spell_link, damage
 from tests.ledger.ledger_in_memory import Ledger, build
 
 
@@ -57,10 +57,18 @@ def found(ledger: Ledger, border: int, cuts: list[int], *, by_rows: bool) -> tup
     st.sampled_from([0, 0, 0, 7, 30]),
     st.integers(2, 30),
     st.lists(st.integers(1, 30), max_size=2),
+    st.booleans(),
 )
+@example([(DAMAGE.index(_spell_link), 6, 0)], 0, 2, [], True)
 def test_columns_are_judged_as_rows_are(
-    damages: list[tuple[int, int, int]], version_1_until: int, border: int, cuts: list[int]
+    damages: list[tuple[int, int, int]],
+    version_1_until: int,
+    border: int,
+    cuts: list[int],
+    is_damaged_before_border: bool,
 ) -> None:
+    if is_damaged_before_border and damages:
+        border = damages[0][1] % 29 + 2
     ledger = build(30, version_1_until=version_1_until)
     ledger.entry(9)["origin"] = '{"seq":1}'
     with suppress(ValueError):
