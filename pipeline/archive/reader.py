@@ -1,7 +1,9 @@
 """Reading an archive that may come from anybody: manifests first, and files only as these name them.
 
 Nothing is parsed before its digest, or its signature, was compared; what nobody signed, names of objects included, only
-says where to look. Memory holds one manifest at a time for as many as there are, and one row group of a file.
+says where to look. Memory holds one row group of a file, and all manifests of a tenant with what was signed: each file
+has at most ``MANIFEST_BYTES_MAX`` bytes, and about 200 for each file it names; a run makes one, and one more for every
+``RANGE_ROWS_MAX`` entries.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Where an option says which of them is meant, nothing else is taken for it.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final
 
@@ -61,15 +60,6 @@ def parse_place(text: str) -> Place:
     if (separator and scheme in ("file", *BUCKET_SCHEMES)) or (text and not separator and Path(text).is_dir()):
         return ArchivePlace(text)
     raise ConfigurationError(
-        f"{_without_password(text)!r} is no ledger: name a database (postgresql://...), an "
+        f"{_shown(text)} is no ledger: name a database (postgresql://...), an "
         "archive (a folder, s3://...) or a bundle file"
     )
-
-
-def _without_password(text: str) -> str:
-    """``text`` without what may be a login, or follows the word."""
-    head, at, tail = text.rpartition("@")
-    scheme, separator, _ = head.partition("://")
-    shown = f"{scheme if separator else ''}{separator}…@{tail}" if at else text
-    found = re.search("password", shown, re.IGNORECASE)
-    return f"{shown[: found.end()]}…" if found else shown

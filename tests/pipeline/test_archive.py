@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
@@ -221,23 +222,33 @@ async def test_killed_at_any_point_and_run_again_the_archive_is_the_same(databas
         assert not list((folder / ".writing").iterdir())
 
 
-async def test_two_runs_at_once_make_one_archive(database: Database, tmp_path: Path) -> None:
+class MeetingStore(ArchiveStore):
+    """A store that writes the first objects of each run only once every run is about to write its own."""
+
+    def __init__(self, url: str, meeting: threading.Barrier, times: int) -> None:
+        super().__init__(url)
+        self._meeting, self._left = meeting, times
+
+    def create(self, name: str, source: IO[bytes]) -> bool:
+        if self._left:
+            self._left -= 1
+            self._meeting.wait(60)
+        return super().create(name, source)
+
+
+async def test_runs_at_once_make_one_archive(database: Database, tmp_path: Path) -> None:
     await store(database, *(ledger_of(f"tenant-{number}", days(25)) for number in range(6)))
     archive_here(database, tmp_path / "alone")
-    failed: list[BaseException] = []
+    meeting = threading.Barrier(3)
 
     def run() -> None:
-        try:
-            archive_here(database, tmp_path / "both")
-        except BaseException as error:
-            failed.append(error)
+        both = MeetingStore(str(tmp_path / "both"), meeting, 3)
+        with PostgresLedger.connected(database.service_url) as ledger:
+            Run(ledger, both, SIGNER, RING, lambda names: list(file_each(names, ledger, both))).archive()
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    with ThreadPoolExecutor(meeting.parties) as threads:
+        for ended in [threads.submit(run) for _ in range(meeting.parties)]:
+            ended.result()
     assert content_of(tmp_path / "both") == content_of(tmp_path / "alone")
 
 

