@@ -13,6 +13,9 @@ from pipeline.cli import commands, logs
 from pipeline.cli.options import NO_DSN_VARIABLE, load_keys, no_dsn
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 
+ENDED = 1 << 30
+"""No process has this id."""
+
 
 def test_keys_of_several_places_are_one_ring(tmp_path: Path) -> None:
     paths = [tmp_path / "a.pem", tmp_path / "b.pem"]
@@ -45,12 +48,15 @@ def test_the_newest_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(logs.FOLDER_VARIABLE, str(tmp_path / "logs"))
     monkeypatch.setattr(logs, "LOG_FILES_MAX", 3)
     assert logs.log_file("verify").parent == tmp_path / "logs"
-    for number, name in enumerate(("pipeline-merge-1.log", "pipeline-verify-2.log", "pipeline-diff-0.log")):
+    running = f"pipeline-stats-{os.getpid()}.log"
+    names = (running, f"pipeline-merge-{ENDED}.log", "pipeline-verify-x.log", "pipeline-diff-y.log")
+    for number, name in enumerate(names):
         file = tmp_path / "logs" / name
         file.touch()
         os.utime(file, (1000 + number, 1000 + number))
     (tmp_path / "logs" / "postgres.log").touch()
     logs.log_file("verify").touch()
     kept = {file.name for file in (tmp_path / "logs").iterdir()}
-    assert {"pipeline-verify-2.log", "pipeline-diff-0.log", "postgres.log"} < kept
-    assert (len(kept), "pipeline-merge-1.log" in kept) == (4, False)
+    assert {running, "pipeline-diff-y.log", "postgres.log"} < kept
+    assert not {f"pipeline-merge-{ENDED}.log", "pipeline-verify-x.log"} & kept
+    assert len(kept) == 4

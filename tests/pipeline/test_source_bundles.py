@@ -11,6 +11,7 @@ import pytest
 from ledger.errors import BundleInvalidError, ConfigurationError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.source import Times, open_pieces, parse_place
+from pipeline.source.options import places_of
 from tests.app.bundles import bundle_of, reseal, rows_of, with_rows
 from tests.ledger.ledger_in_memory import build
 from tests.pipeline.test_source_postgres import rows_of as rows_in
@@ -109,3 +110,11 @@ def test_what_is_no_ledger_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no bundle")
     with pytest.raises(BundleInvalidError, match="cut short"), parse_place(str(tmp_path / "text")).open():
         pass
+
+
+def test_an_option_of_the_data_source_takes_the_kind_of_place_that_it_names(bundle: Path, tmp_path: Path) -> None:
+    (named,) = places_of({"bundle": str(bundle)})
+    assert str(named) == str(bundle)
+    for option, text in (("dsn", bundle), ("archive", bundle), ("bundle", tmp_path), ("dsn", tmp_path)):
+        with pytest.raises(ConfigurationError, match=f"^{option} takes a"):
+            places_of({option: str(text)})
