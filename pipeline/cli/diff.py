@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.exit_code import ExitCode
 from pipeline.cli.options import Json, Master, SigningKey, Tenants
 from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
@@ -44,8 +43,9 @@ def diff(
     bundles: imported there, the two have the same events.
 
     \b
-    Exit codes: 0 the same events; 3 one side lacks some; 2 rows that were to
-    leave as a bundle are damaged; 1 anything else.
+    Exit codes: 0 the same events; 3 one side lacks some; 2 both are one log
+    and part all the same, or rows that were to leave as a bundle are damaged;
+    1 anything else.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def diff(
         print_json({"a": str(places[0]), "b": str(places[1]), **found.to_json()})
     else:
         _print(found)
-    raise CommandExit(ExitCode.FINE if found.is_equal else ExitCode.INCOMPLETE)
+    raise CommandExit(found.exit_code)
 
 
 def _print(found: Diff) -> None:
@@ -103,6 +103,12 @@ def _print_tenant(tenant: dict[str, Any]) -> None:
     first = tenant["first_difference"]
     if first is not None and first["seq"] > 1:
         out.print(f"  the chains are the same up to seq {first['seq'] - 1:,}, and differ from there on", markup=False)
+    if tenant["forked_log"] is not None:
+        out.print(
+            f"  both are the log {tenant['forked_log']}: one of the two was rewritten or went on from a copy, which no "
+            "import mends, so no bundle is written",
+            markup=False,
+        )
     for conflict in tenant["conflicts"]:
         out.print(
             f"  conflict: two events have HLC {conflict['hlc']}, seq {conflict['seq_a']:,} of a and "

@@ -86,7 +86,8 @@ class Chain:
         self._piece = first
         self._tiles: dict[tiles.TileCoordinates, bytes] = {}
         self._row_tiles: RowTiles | None = None
-        self._stores_tiles: bool | None = None
+        # Where no tree is stored yet there are no tiles either.
+        self._stores_tiles: bool | None = None if self.tree.size else False
         if first is None:
             self.first_seq = min(piece.bounds[0] for piece in side.place.pieces([tenant_id]))
 

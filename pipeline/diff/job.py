@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import InvalidInputError, TenantNotFoundError
 from ledger.events import SYSTEM_TENANT
+from ledger.exit_code import ExitCode
 from ledger.hlc import Hlc
 from pipeline.diff.chains import Chain, Meeting, Side, meet
 from pipeline.diff.cover import GAP_MAX, Range, cover
 from pipeline.diff.events import conflicts, differences, events, range_ms
+from pipeline.diff.logs import forked_log
 from pipeline.diff.repair import Written, write_bundles
 from pipeline.signers import Signers
 from pipeline.source import OpenPlace, Piece
@@ -45,6 +47,8 @@ class TenantDiff:
     """Events that claim one HLC, one on each side; the first ``CONFLICTS_LISTED_MAX`` of all tenants."""
     missing: dict[str, list[Range]] = field(default_factory=lambda: {side: [] for side in SIDES})
     """Seqs of the chain of this side that hold what only it has, and little more."""
+    forked_log: str | None = None
+    """The log that both are of when they part all the same: one of them was rewritten, or went on from a copy."""
     left: int = 0
     """Entries that only one side has and that no bundle was written of, because no checkpoint covers them yet."""
 
@@ -63,6 +67,7 @@ class TenantDiff:
             "conflict_count": self.conflict_count,
             "conflicts": self.conflicts,
             "first_difference": self.first_difference,
+            "forked_log": self.forked_log,
             "unsigned": self.left,
         }
 
@@ -78,6 +83,13 @@ class Diff:
     def is_equal(self) -> bool:
         """Whether both ledgers have the same events of every tenant."""
         return all(tenant.is_equal for tenant in self.tenants)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """TAMPERED where one log has two histories, INCOMPLETE where a side lacks events."""
+        if any(tenant.forked_log is not None for tenant in self.tenants):
+            return ExitCode.TAMPERED
+        return ExitCode.FINE if self.is_equal else ExitCode.INCOMPLETE
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -107,17 +119,22 @@ def diff(
         b: the other.
         tenants: those to compare; all that one of them has when there are none.
         by_rows: do not believe stored trees and digests: compute them from the rows.
-        output: a folder; ``to-a`` and ``to-b`` are made in it.
+        output: a folder; ``to-a`` and ``to-b`` are made in it, and may hold nothing before.
         signers: who signs the bundles; needed with ``output``.
         stage: shows the work.
 
     Raises:
         TenantNotFoundError: neither has a tenant that was named.
+        InvalidInputError: ``to-a`` or ``to-b`` holds something already, or there are no ``signers``.
         ProofError: a stored tree lacks tiles.
         ChainDamagedError: rows of which a bundle was to be made do not hold.
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
     """
+    if output is not None:
+        _refuse_used(output)
+        if signers is None:
+            raise InvalidInputError("bundles need a key to be signed with")
     with Side(spark, a, by_rows=by_rows) as side_a, Side(spark, b, by_rows=by_rows) as side_b:
         names = _names(a, b, tenants)
         chains = {"a": side_a.chains(names), "b": side_b.chains(names)}
@@ -128,12 +145,20 @@ def diff(
                 _by_events(spark, {"a": side_a, "b": side_b}, chains, apart)
         tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
         written: list[Written] = []
-        if output is not None:
-            if signers is None:
-                raise InvalidInputError("bundles need a key to be signed with")
+        if output is not None and signers is not None:
             with stage("writing bundles"):
                 written = _write(tenants_found, chains, output, signers)
     return Diff(tenants_found, written)
+
+
+def _refuse_used(output: Path) -> None:
+    """Bundles of an earlier comparison would be imported with those of this one."""
+    for side in SIDES:
+        folder = output / f"to-{side}"
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidInputError(
+                f"{folder} is there already and not an empty folder: name another --out, or empty it"
+            )
 
 
 Apart = dict[str, tuple[TenantDiff, int]]
@@ -173,6 +198,7 @@ def _by_trees(names: Sequence[str], chains: Chains) -> tuple[list[TenantDiff], A
                 found.append(tenant)
         else:
             tenant.compared = "hlc-ranges"
+            tenant.forked_log = forked_log(a, b, meeting)
             apart[name] = tenant, meeting.common
     return found, apart
 
@@ -263,7 +289,7 @@ def _physical_ms(hlc: str | None) -> int:
 def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signers: Signers) -> list[Written]:
     written: list[Written] = []
     for tenant in tenants:
-        if tenant.tenant_id == SYSTEM_TENANT:
+        if tenant.tenant_id == SYSTEM_TENANT or tenant.forked_log is not None:
             continue
         for side, lacking in (("a", "b"), ("b", "a")):
             if tenant.missing[side]:

@@ -234,6 +234,11 @@ class OpenPostgres:
         self.read_facts([tenant_id])
         return self._facts[tenant_id]
 
+    def log_origin(self) -> str | None:
+        """The origin of this ledger's logs but for the tenant; None when it never said one."""
+        rows = self._connection.rows(statements.LOG_ORIGIN)
+        return rows[0][0] if rows else None
+
     def checkpoint(self, tenant_id: str) -> str | None:
         """The newest checkpoint that was signed for a tenant's log, as stored; None before the first."""
         rows = self._connection.rows(statements.checkpoint(tenant_id))

@@ -200,6 +200,9 @@ def facts(types: Types, tenants: Iterable[str]) -> str:
     )
 
 
+LOG_ORIGIN: Final = "SELECT log_origin::text FROM scheduler.ledger_identity LIMIT 1"
+
+
 def checkpoint(tenant_id: str) -> str:
     """The newest checkpoint of a tenant's log."""
     return f"SELECT checkpoint::text FROM {TREES} WHERE tenant_id = {literal(tenant_id)} ORDER BY ctid LIMIT 1"

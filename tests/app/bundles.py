@@ -29,10 +29,12 @@ ENTRIES = "entries/000001.ndjson.gz"
 Members = dict[str, bytes]
 
 
-def checkpoint_of(ledger: Ledger, size: int | None = None, signer: FileSigner = SIGNER) -> str:
+def checkpoint_of(
+    ledger: Ledger, size: int | None = None, signer: FileSigner = SIGNER, log_origin: str = LOG_ORIGIN
+) -> str:
     """The note that the ledger's log would sign at ``size``, by default now."""
     head = ledger.checkpoint(size)
-    return note_of(Checkpoint(f"{LOG_ORIGIN}/{ledger.tenant_id}", head.size, head.root), signer)
+    return note_of(Checkpoint(f"{log_origin}/{ledger.tenant_id}", head.size, head.root), signer)
 
 
 def note_of(checkpoint: Checkpoint, signer: FileSigner = SIGNER) -> str:
@@ -47,18 +49,19 @@ def bundle_of(
     *,
     signer: FileSigner = SIGNER,
     checkpoint: str | None = None,
+    log_origin: str = LOG_ORIGIN,
     **replaced: Any,
 ) -> bytes:
     """The bundle of a range; ``replaced`` are fields of its ``End``."""
     to_seq = len(ledger.entries) if to_seq is None else to_seq
-    writer = BundleWriter(tenant_id=ledger.tenant_id, node_id="node-1", log_origin=LOG_ORIGIN)
+    writer = BundleWriter(tenant_id=ledger.tenant_id, node_id="node-1", log_origin=log_origin)
     entries = [row for row in ledger.entries if from_seq <= row["seq"] <= to_seq]
     snapshots = [row for row in ledger.snapshots if from_seq <= row["from_seq"] and row["to_seq"] <= to_seq]
     written = writer.add_entries(_tuples(entries, ENTRY_COLUMNS))
     writer.add_snapshots(_tuples(snapshots, SNAPSHOT_COLUMNS))
     end = End(
         tree_root=merkle.root(ledger.leaf_hashes(1, to_seq)).hex(),
-        checkpoint=checkpoint_of(ledger) if checkpoint is None else checkpoint,
+        checkpoint=checkpoint_of(ledger, log_origin=log_origin) if checkpoint is None else checkpoint,
         consistency=_consistency(ledger, to_seq),
         keys=Keyring([SIGNER.public_key]),
     )

@@ -209,6 +209,45 @@ def test_ledgers_that_conflict_are_alike_once_each_has_what_the_other_had(
     assert told(again)["first_difference"]["seq"] == 9
 
 
+def test_two_histories_of_one_log_are_told_and_no_bundle_is_made_of_them(
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    one, other = build(12, snapshots_to=(12,)), forked(9, fence_token=5)
+    other.store_head()
+    other.store_tree()
+    away = [build(9, tenant_id="away"), build(4, tenant_id="away")]
+    with stored(postgres, one, away[0]) as (a, run_a), stored(postgres, other, away[1]) as (b, run_b):
+        for run in (run_a, run_b):
+            run("INSERT INTO scheduler.ledger_identity VALUES (true, 'log.example')")
+        found = compared(spark, a, b, output=tmp_path)
+        assert (told(found)["forked_log"], found.exit_code) == ("log.example", ExitCode.TAMPERED)
+        assert [(each.tenant_id, each.lacking) for each in found.written] == [("away", "b")]
+        assert told(found, "away")["forked_log"] is None
+        assert compared(spark, a, b, tenants=["away"]).exit_code == ExitCode.INCOMPLETE
+
+
+def test_bundles_are_not_laid_beside_those_of_another_comparison(spark: SparkSession, tmp_path: Path) -> None:
+    a = store(tmp_path, bundle_of(build(12)), "a.tar")
+    (tmp_path / "out" / "to-b").mkdir(parents=True)
+    assert compared(spark, a, a, output=tmp_path / "out").is_equal
+    (tmp_path / "out" / "to-b" / "old.tar").touch()
+    with pytest.raises(InvalidInputError, match="out/to-b is there already"):
+        compared(spark, a, a, output=tmp_path / "out")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "to-a").touch()
+    with pytest.raises(InvalidInputError, match="other/to-a is there already"):
+        compared(spark, a, a, output=tmp_path / "other")
+
+
+def test_a_tenant_whose_tree_is_not_stored_yet_is_compared_by_its_rows(
+    spark: SparkSession, postgres: EmbeddedPostgres
+) -> None:
+    with stored(postgres, build(300)) as (a, _), stored(postgres, build(310)) as (b, run):
+        run("DELETE FROM scheduler.merkle_tile; DELETE FROM scheduler.merkle_head")
+        for each, counts in ((compared(spark, a, b), (0, 10)), (compared(spark, b, a), (10, 0))):
+            assert (told(each)["only_in_a"], told(each)["only_in_b"], told(each)["compared"]) == (*counts, "merkle")
+
+
 def test_what_a_range_of_another_log_lacks_comes_out_in_few_bundles(
     spark: SparkSession, postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
 ) -> None:
@@ -437,7 +476,7 @@ def folded(postgres: EmbeddedPostgres, name: str) -> dict[str, Any]:
 
 def test_the_command_tells_what_differs_and_writes_what_is_lacking(tmp_path: Path) -> None:
     a = store(tmp_path, bundle_of(build(30)), "a.tar")
-    b = store(tmp_path, bundle_of(forked(9, fence_token=5)), "b.tar")
+    b = store(tmp_path, bundle_of(forked(9, fence_token=5), log_origin="other.example"), "b.tar")
     key_file.generate(tmp_path / "key.pem")
     command = [sys.executable, "-m", "pipeline", "diff", str(a), str(b), "--json", "--master", "local[1]"]
     more = ["--out", str(tmp_path / "out"), "--signing-key", f"file:{tmp_path / 'key.pem'}"]
