@@ -18,8 +18,9 @@ import pytest
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
-from ledger.errors import BundleInvalidError, ConfigurationError
+from ledger.errors import BrokenRangeError, BundleInvalidError, ConfigurationError
 from ledger.exit_code import ExitCode
+from ledger.verdict import Break
 from pipeline import java
 from pipeline.failures import told
 from pipeline.spark import SHUFFLE_PARTITIONS_MIN, apart, shuffle_partitions, spark_session
@@ -73,6 +74,12 @@ def test_an_error_of_ours_in_a_task_is_told_as_one_line_with_its_exit_code(spark
     with pytest.raises(Exception, match="cut short") as raised:
         spark.range(1).mapInArrow(refuse, "id long").collect()
     assert told(raised.value) == ("acme.bundle.tar is cut short at byte 12", ExitCode.TAMPERED)
+
+
+def test_rows_that_do_not_hold_end_a_command_as_tampered_wherever_they_are_found() -> None:
+    error = BrokenRangeError(Break(7, "gap", "entries from seq 7 on are missing"))
+    of_a_task = Exception(f"Traceback (most recent call last):\n{type(error).__module__}.BrokenRangeError: {error}\n")
+    assert told(of_a_task) == ("gap at seq 7: entries from seq 7 on are missing", ExitCode.TAMPERED)
 
 
 def test_another_error_in_a_task_is_told_as_one_line(spark: SparkSession) -> None:
