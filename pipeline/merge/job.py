@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ledger.errors import InvalidInputError, MergeRefusedError
 from pipeline.merge.deciding import decided, partitions_of
 from pipeline.merge.linking import Found, MergedBundle, link
 from pipeline.merge.taking import TakenBundle, bundles_of, take
+from pipeline.merge.workplace import refuse_unless_a_folder_can_be, refuse_unless_files_can_be, workplace
 from pipeline.signers import Signers
 from signing.bundle.manifest import LOG_ORIGIN
 from signing.keys import Keyring
@@ -82,14 +82,15 @@ def merge(
 
     Raises:
         MergeRefusedError: a bundle may not be merged.
-        InvalidInputError: chains of an older link version stand in each other's way, or several tenants are to go into
-            one file.
+        InvalidInputError: chains of an older link version stand in each other's way, several tenants are to go into
+            one file, or something stands where a file or folder is to be.
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
     """
     from pyspark import StorageLevel
 
     _check_origin(log_origin)
+    refuse_unless_a_folder_can_be(output)
     counter = spark.sparkContext.accumulator(0)
     # 1. Every bundle is verified wholly; its entries wait on the workers' disks.
     taken = take(spark, files, keyring, counter).persist(StorageLevel.DISK_ONLY)
@@ -100,25 +101,31 @@ def merge(
         raise MergeRefusedError(refused)
     tenants = _tenants(bundles)
     paths = _paths(output, sorted(tenants), files, is_folder=is_folder)
-    # 2. What becomes of each entry.
-    raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
-    partitions = partitions_of(raw_bytes, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-    placed = decided(_of(taken, bundles), partitions).persist(StorageLevel.DISK_ONLY)
-    with stage("sorting", None):
-        placed.count()
-    # 3. One chain a tenant.
-    origins = {tenant: log_origin or ORIGIN_PREFIX + set_digest(digests) for tenant, digests in tenants.items()}
-    folder = next(iter(paths.values())).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    linked = spark.sparkContext.accumulator(0)
-    with tempfile.TemporaryDirectory(prefix=".merge-", dir=folder) as work, stage("linking", linked):
-        merged, found = link(placed, lambda tenant: Path(work) / (tenant + SUFFIX), origins, signers, linked.add)
-        for number, bundle in enumerate(merged):
-            bundle.file.replace(paths[bundle.tenant_id])
-            merged[number] = bundle._replace(file=paths[bundle.tenant_id])
+    refuse_unless_files_can_be(list(paths.values()))
+    with workplace(next(iter(paths.values())).parent) as work:
+        # 2. What becomes of each entry.
+        raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
+        partitions = partitions_of(raw_bytes, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+        placed = decided(_of(taken, bundles), partitions).persist(StorageLevel.DISK_ONLY)
+        with stage("sorting", None):
+            placed.count()
+        # 3. One chain a tenant.
+        origins = {tenant: log_origin or ORIGIN_PREFIX + set_digest(digests) for tenant, digests in tenants.items()}
+        linked = spark.sparkContext.accumulator(0)
+        with stage("linking", linked):
+            merged, found = link(placed, lambda tenant: work / (tenant + SUFFIX), origins, signers, linked.add)
+        merged = _named(merged, paths)
     for frame in (placed, taken):
         frame.unpersist()
     return Merged(bundles, merged, found)
+
+
+def _named(merged: Sequence[MergedBundle], paths: Mapping[str, Path]) -> list[MergedBundle]:
+    """The bundles under the names they are to have; nobody may have taken one since it was looked at."""
+    refuse_unless_files_can_be(list(paths.values()))
+    for bundle in merged:
+        bundle.file.replace(paths[bundle.tenant_id])
+    return [bundle._replace(file=paths[bundle.tenant_id]) for bundle in merged]
 
 
 def _check_origin(log_origin: str | None) -> None:

@@ -31,6 +31,7 @@ from pipeline.cli.merge import _print_refused
 from pipeline.merge.deciding import conflicts, decided
 from pipeline.merge.job import SETTINGS, Merged, merge
 from pipeline.merge.taking import TakenBundle, _taken, take
+from pipeline.merge.workplace import workplace
 from pipeline.signers import Signers
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
@@ -300,6 +301,50 @@ def test_the_merged_bundle_does_not_take_the_place_of_one_of_the_bundles(spark: 
     for origin in ("", "a b", "a+b", "x" * 301):
         with pytest.raises(InvalidInputError, match="no origin of a log"):
             merged(spark, [good], tmp_path / "merged.tar", log_origin=origin)
+
+
+def test_what_stands_in_the_way_is_named_before_the_work_and_nothing_is_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    files = [
+        store(tmp_path, bundle_of(build(12, snapshots_to=(12,), tenant_id=tenant)), f"{tenant}.tar")
+        for tenant in ("acme", "zeta")
+    ]
+    output = tmp_path / "out"
+    (output / "zeta.bundle.tar").mkdir(parents=True)
+    with pytest.raises(InvalidInputError, match=r"out/zeta\.bundle\.tar is there already and no file"):
+        merged(spark, files, output)
+    assert [path.name for path in output.iterdir()] == ["zeta.bundle.tar"]
+    with pytest.raises(InvalidInputError, match=r"acme\.tar is no folder"):
+        merged(spark, [tmp_path / "none.tar"], files[0] / "sub" / "merged.tar")
+
+
+def test_a_run_that_was_killed_leaves_nothing_for_ever_and_one_that_lives_keeps_its_folder(tmp_path: Path) -> None:
+    dead = tmp_path / ".merge-dead"
+    dead.mkdir()
+    (dead / "acme.bundle.tar").write_bytes(b"half")
+    foreign = store(tmp_path, b"", ".merge-file")
+    with workplace(tmp_path) as one, workplace(tmp_path) as other:
+        assert not dead.exists()
+        assert sorted(tmp_path.iterdir()) == sorted([one, other, foreign])
+    assert list(tmp_path.iterdir()) == [foreign]
+    program = (
+        "import os, signal, sys; from pathlib import Path; from pipeline.merge.workplace import workplace\n"
+        "with workplace(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
+    assert len(list(tmp_path.glob(".merge-*"))) == 2
+    with workplace(tmp_path) as alone:
+        assert sorted(tmp_path.iterdir()) == sorted([alone, foreign])
+
+
+def test_a_file_that_cannot_be_written_is_told_of_the_folder_that_was_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file") as missing, workplace(tmp_path) as work:
+        (work / "none" / "acme.bundle.tar").touch()
+    assert missing.value.filename == str(tmp_path)
+    with pytest.raises(OSError, match="No space") as full, workplace(tmp_path), Path("/dev/full").open("wb") as file:
+        file.write(b"x" * 100_000)
+    assert full.value.filename == str(tmp_path)
 
 
 # --- the command --------------------------------------------------------------------------------------
