@@ -55,6 +55,7 @@ from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from wal import control as wal_control
 from wal import lock as wal_lock
+from wal.segment import FOLDER_MODE
 
 log = structlog.get_logger()
 
@@ -220,7 +221,11 @@ def _keyring(settings: Settings, place: _Place, keys: Path | None) -> Keyring:
 
 
 def own_keys(settings: Settings) -> tuple[str, str]:
-    """The URI of the key that the node signs with now, which is made where there is none yet, and its public keys."""
+    """The URI of the key that the node signs with now, made where there is none yet, and its public keys.
+
+    The folder of the WAL is made if it is gone with all else: the node that begins there is a new one.
+    """
+    settings.wal_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
     keys = node_keys.open_keys(settings.wal_dir / who.node_id, settings)
     return node_keys.uri_in_use(settings), "".join(signer.public_key.public_key_pem for signer in keys.signers())

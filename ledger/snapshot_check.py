@@ -175,8 +175,16 @@ class SnapshotChecker:
     ``cut``, and, where ``ends_at`` says so, gives what the entries of the range say themselves.
     """
 
-    def __init__(self, tenant_id: str, findings: Findings, open_row: OpenRow, *, is_from_start: bool) -> None:
-        """``open_row`` opens what is given to ``add``."""
+    def __init__(
+        self,
+        tenant_id: str,
+        findings: Findings,
+        open_row: OpenRow,
+        *,
+        is_from_start: bool,
+        follows: tuple[int, str] | None = None,
+    ) -> None:
+        """``open_row`` opens what is given to ``add``; ``follows``: last seq and digest of the snapshot before."""
         self._tenant_id = tenant_id
         self._findings = findings
         self._open_row = open_row
@@ -184,6 +192,8 @@ class SnapshotChecker:
         self._expected_from = 1 if is_from_start else None
         self._previous_digest: str | None = None
         self._is_previous_known = is_from_start
+        if follows is not None:
+            self._expected_from, self._previous_digest, self._is_previous_known = follows[0] + 1, follows[1], True
         self._active: OpenedRow | None = None
         self.signed_to: Head | None = None
         self.highest_seq = 0

@@ -34,12 +34,13 @@ from signing.keys import Keyring
 
 
 def tenants_of(store: ArchiveStore) -> list[str]:
-    """Every tenant that the archive has manifests of, by name.
+    """Every tenant that the archive has manifests of, by name; an empty folder says nothing, as buckets have none.
 
     Raises:
         ArchiveUnavailableError: it cannot be read.
     """
-    return [name for name in store.folders(MANIFESTS) if is_readable_tenant(name)]
+    names = filter(is_readable_tenant, store.folders(MANIFESTS))
+    return [name for name in names if store.objects(manifests_of(name))]
 
 
 def ranges_of(store: ArchiveStore, tenant_id: str) -> list[tuple[int, int]]:

@@ -84,8 +84,10 @@ class ArchiveStore:
         Where it was taken nothing is written, and what stands there MUST be compared.
 
         Raises:
+            ArchiveInvalidError: a folder stands there.
             ArchiveUnavailableError: it cannot be written.
         """
+        self._refuse_folder(name)
         source.seek(0)
         with self._told(name):
             if self._folder is not None:
@@ -102,9 +104,10 @@ class ArchiveStore:
         """The object, None when there is none.
 
         Raises:
-            ArchiveInvalidError: it is larger than ``bytes_max``.
+            ArchiveInvalidError: it is larger than ``bytes_max``, or a folder.
             ArchiveUnavailableError: it cannot be read.
         """
+        self._refuse_folder(name)
         with self._told(name):
             try:
                 found = obstore.get(self._store(), name)
@@ -118,9 +121,10 @@ class ArchiveStore:
         """The object, about ``READ_BYTES`` at a time.
 
         Raises:
-            ArchiveInvalidError: there is none.
+            ArchiveInvalidError: there is none, or a folder.
             ArchiveUnavailableError: it cannot be read.
         """
+        self._refuse_folder(name)
         with self._told(name):
             try:
                 found = obstore.get(self._store(), name)
@@ -166,6 +170,10 @@ class ArchiveStore:
             except BaseError as error:
                 raise ConfigurationError(f"{self.url} cannot be used: {_first_line(error)}") from error
         return self._opened
+
+    def _refuse_folder(self, name: str) -> None:
+        if self._folder is not None and (self._folder / name).is_dir():
+            raise ArchiveInvalidError(f"{name} of the archive is a folder")
 
     @contextlib.contextmanager
     def _told(self, name: str) -> Iterator[None]:

@@ -21,8 +21,14 @@ import pyarrow as pa
 
 from ledger import merkle
 from ledger.entry_check import ENTRY_COLUMNS, EntryChecker
-from ledger.errors import ArchiveConflictError, ArchiveInvalidError, InvalidInputError, SignatureError
-from ledger.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.errors import (
+    ArchiveConflictError,
+    ArchiveInvalidError,
+    ArchiveSignatureError,
+    InvalidInputError,
+    LedgerError,
+    UnknownKeyError,
+)
 from ledger.subtrees import GrowingPart
 from ledger.verdict import Break, Findings
 from pipeline.archive import parquet
@@ -30,11 +36,26 @@ from pipeline.archive.layout import FileName
 from pipeline.archive.manifest import ArchivedFile
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, Written
 from pipeline.archive.store import ArchiveStore
+from pipeline.archiving.covered import Covered, Ground, UnjudgedBreak, worst
 from pipeline.archiving.postgres import Ledger
-from signing.snapshot import open_snapshot
 
-_FROM_SEQ, _TO_SEQ, _ENVELOPE = (SNAPSHOT_COLUMNS.index(name) for name in ("from_seq", "to_seq", "dsse_envelope"))
 _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
+
+
+class FileTask(NamedTuple):
+    """One file to be made; ``ground`` of a file of snapshots alone."""
+
+    name: FileName
+    ground: Ground | None = None
+
+
+def found_in(error: LedgerError, seq: int) -> Break:
+    """What is wrong with one tenant of the archive, from an error that says so; ``seq`` where the error names none."""
+    if isinstance(error, UnknownKeyError):
+        return UnjudgedBreak(seq, "archive-signature", str(error), None, None)
+    at = error.seq if isinstance(error, ArchiveInvalidError) and error.seq else seq
+    kind = "archive-signature" if isinstance(error, ArchiveSignatureError) else "archive"
+    return Break(at, kind, str(error), None, None)
 
 
 class FiledEntries(NamedTuple):
@@ -53,12 +74,15 @@ class FiledEntries(NamedTuple):
 
 
 class FiledSnapshots(NamedTuple):
-    """A file of snapshots that stands in the archive, and what the last of them claims; its signature is not judged."""
+    """A file of snapshots that stands in the archive, and what the entries under them come to."""
 
     file: ArchivedFile
     node_id: str
     to_chain_link: str
     tree_root: str
+
+
+Outcome = FiledEntries | FiledSnapshots | Break
 
 
 def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEntries | Break:
@@ -117,27 +141,21 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
     )
 
 
-def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledSnapshots | Break:
-    """Put the snapshots of ``name`` into the archive, which cover its range without gap; raises as ``file_entries``."""
-    expected_seq, envelope = name.from_seq, ""
+def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName, ground: Ground) -> FiledSnapshots | Break:
+    """Put the snapshots of ``name`` into the archive, which cover its range without gap, are those of its entries, and
+    were signed by keys that are held; raises as ``file_entries``."""
+    findings = Findings()
+    covered = Covered(ledger, name, ground, findings)
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, SNAPSHOT_FILE_SCHEMA)) as writer:
-        for batch in ledger.snapshots(name.tenant_id, name.from_seq, name.to_seq):
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                if row[_FROM_SEQ] != expected_seq:
-                    detail = f"a snapshot begins at {row[_FROM_SEQ]} where one from {expected_seq} must follow"
-                    return Break(expected_seq, "snapshot-chain", detail)
-                expected_seq, envelope = row[_TO_SEQ] + 1, row[_ENVELOPE]
+        for batch in covered.batches():
             writer.add(batch)
-        if expected_seq != name.to_seq + 1:
-            detail = f"the snapshots end at {expected_seq - 1} and not at {name.to_seq}"
-            return Break(expected_seq, "snapshot-chain", detail)
-        try:
-            claim = open_snapshot(envelope, None).claim
-        except SignatureError as error:
-            detail = f"the snapshot that ends at {name.to_seq} is malformed: {error}"
-            return Break(name.to_seq, "snapshot-signature", detail)
+        found = worst(findings)
+        if found is not None:
+            return found
         file = _put(store, name, local, writer.finish(), SNAPSHOT_FILE_SCHEMA)
-    return FiledSnapshots(file, claim.node_id, claim.to_chain_link, claim.tree_root)
+    claim = None if covered.last is None else covered.last.claim
+    assert claim is not None
+    return FiledSnapshots(file, claim.node_id, claim.to_chain_link, covered.frontier.root().hex())
 
 
 def _put(store: ArchiveStore, name: FileName, local: Any, written: Written, schema: pa.Schema) -> ArchivedFile:

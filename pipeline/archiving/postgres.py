@@ -7,13 +7,14 @@ change is found by its links. What must agree with one another is read in one tr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from ledger.entry_check import ENTRY_COLUMNS
-from ledger.errors import ConfigurationError
+from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
 from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS
 from pipeline.archiving import statements
@@ -32,6 +33,9 @@ class Signed(NamedTuple):
 
     tenant_id: str
     signed_seq: int
+    last_seq: int
+    """Of the last entry, 0 when there is none."""
+    has_tree: bool
     checkpoint: str | None
 
 
@@ -81,12 +85,24 @@ class Ledger:
     # --- the ledger as a whole ------------------------------------------------------------------------
 
     def log_origin(self) -> str:
-        """What the origins of its logs begin with."""
-        return str(self._connection.value(statements.LOG_ORIGIN))
+        """What the origins of its logs begin with.
+
+        Raises:
+            ConfigurationError: the database does not say.
+        """
+        rows = self._connection.rows(statements.LOG_ORIGIN)
+        if not rows:
+            raise ConfigurationError("the database names no log in scheduler.ledger_identity, so it is no whole ledger")
+        return str(rows[0][0])
 
     def published_keys(self) -> list[PublicKey]:
-        """Every key that signed for this ledger and is not revoked, by its own word."""
-        return [PublicKey.of(row[0]) for row in self._connection.rows(statements.PUBLISHED_KEYS)]
+        """Every key that signed for this ledger, by its own word, while it held; rows without a key are left out."""
+        keys = []
+        for pem, begin, end, revoked in self._connection.rows(statements.PUBLISHED_KEYS):
+            with suppress(InvalidInputError):
+                until = None if revoked is None else Hlc.parse(str(revoked))
+                keys.append(PublicKey.of(str(pem), not_before=begin, not_after=end, revoked_from_hlc=until))
+        return keys
 
     def signed(self, tenants: Collection[str] | None = None) -> list[Signed]:
         """Every tenant that has a snapshot, by name, or those of these that do."""
@@ -130,10 +146,13 @@ class Ledger:
         return (rows[0][0], rows[0][1]) if rows else None
 
     def stretches(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[Stretch]:
-        """The entries of the range by ``STRETCH_ROWS``, or one by one where those are too long for one file."""
+        """The entries of the range by ``STRETCH_ROWS``, or one by one where those are too long for one file.
+
+        Where guards are gone and a column is NULL in all of a stretch, so is what is said of it.
+        """
         for row in self._connection.rows(statements.stretches(tenant_id, from_seq, to_seq, STRETCH_ROWS)):
             stretch = Stretch(*row)
-            if stretch.stored_bytes <= FILE_STORED_BYTES:
+            if row[2] is None or row[2] <= FILE_STORED_BYTES:
                 yield stretch
             else:
                 each = self._connection.rows(statements.one_by_one(tenant_id, stretch.from_seq, stretch.to_seq))
@@ -145,6 +164,11 @@ class Ledger:
         """Batches of ``ENTRY_COLUMNS`` by seq."""
         piece = Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self._state)
         return self._connection.batches(reading.entries({}, piece, ENTRY_COLUMNS))
+
+    def links(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
+        """Batches of seq, chain link and HLC of each entry by seq."""
+        piece = Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self._state)
+        return self._connection.batches(reading.entries({}, piece, ("seq", "chain_link", "t_hlc")))
 
     def snapshots(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
         """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots that end in the range."""

@@ -27,9 +27,10 @@ def manifest_of(
     last: SealedManifest | None,
     entries: Sequence[FiledEntries],
     snapshots: FiledSnapshots,
+    keyring: Keyring,
 ) -> Manifest:
     """The manifest of the range of ``plan``, which follows on ``last``: its files follow one another, their months are
-    right, the tree has the root that the last snapshot claims, and the newest checkpoint extends it.
+    right, the tree has the root that the snapshots were compared with, and the newest checkpoint extends it.
 
     Raises:
         BrokenRangeError: one of these is not so.
@@ -52,7 +53,7 @@ def manifest_of(
     if (snapshots.to_chain_link, snapshots.tree_root) != (link, root.hex()):
         detail = f"the snapshot that ends at {plan.to_seq} is not of these entries"
         raise BrokenRangeError(Break(plan.to_seq, "snapshot-root", detail))
-    checkpoint, proof = _checkpoint(ledger, plan, root)
+    checkpoint, proof = _checkpoint(ledger, plan, root, keyring)
     return Manifest(
         node_id=snapshots.node_id,
         log_origin=plan.log_origin,
@@ -102,12 +103,12 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
     return theirs
 
 
-def _checkpoint(ledger: Ledger, plan: Plan, root: bytes) -> tuple[str, list[bytes]]:
+def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tuple[str, list[bytes]]:
     """The newest checkpoint, and the proof that it extends the tree under ``root``, which ends with the range."""
     tenant_id, size = plan.tenant_id, plan.to_seq
     with ledger.at_one_time():
         text = ledger.checkpoint(tenant_id)
-        checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text)
+        checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
             raise BrokenRangeError(Break(size, "tree", f"the newest checkpoint does not cover seq {size} any more"))
         stored = ledger.tiles(tenant_id, sorted(tiles.consistency_tiles(size, checkpoint.size)))

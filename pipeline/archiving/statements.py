@@ -16,16 +16,19 @@ READ_ONLY: Final = "SET default_transaction_read_only = on"
 END: Final = "ROLLBACK"
 
 LOG_ORIGIN: Final = "SELECT log_origin FROM scheduler.ledger_identity"
-PUBLISHED_KEYS: Final = "SELECT public_key_pem FROM scheduler.signing_keys WHERE revoked_from_hlc IS NULL"
+PUBLISHED_KEYS: Final = "SELECT public_key_pem, not_before, not_after, revoked_from_hlc FROM scheduler.signing_keys"
 
 _STORED_BYTES: Final = "pg_column_size(payload)::bigint + coalesce(pg_column_size(origin), 0)"
 
 
 def signed(tenants: Collection[str] | None) -> str:
-    """(tenant, end of its last snapshot, newest checkpoint) of each of ``tenants``, or of all, that has a snapshot."""
+    """(tenant, end of its last snapshot, last seq, whether it has a tree, newest checkpoint) of each of ``tenants``, or
+    of all, that has a snapshot."""
     among = f"({tenants_in(SNAPSHOTS)}) AS wanted" if tenants is None else wanted(tenants)
     return f"""
-    SELECT wanted.tenant_id, s.signed_seq, m.checkpoint
+    SELECT wanted.tenant_id, s.signed_seq,
+           coalesce((SELECT max(seq) FROM {LOG} l WHERE l.tenant_id = wanted.tenant_id), 0) AS last_seq,
+           m.tenant_id IS NOT NULL AS has_tree, m.checkpoint
       FROM {among}
      CROSS JOIN LATERAL (SELECT max(to_seq) AS signed_seq FROM {SNAPSHOTS} WHERE tenant_id = wanted.tenant_id) AS s
       LEFT JOIN {TREES} m ON m.tenant_id = wanted.tenant_id

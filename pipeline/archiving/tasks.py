@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.archive.layout import FileName
+from ledger.errors import ArchiveConflictError, ArchiveInvalidError, InvalidInputError
 from pipeline.archive.store import ArchiveStore
-from pipeline.archiving.filing import FiledEntries, file_entries, file_snapshots
+from pipeline.archiving.filing import FiledEntries, FileTask, Outcome, file_entries, file_snapshots, found_in
 from pipeline.archiving.postgres import Ledger
-from pipeline.archiving.run import FileAll, Outcome
+from pipeline.archiving.run import FileAll
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -22,14 +22,14 @@ def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> 
     A task that fails is tried again, as Spark has it, and finds its file there or not.
     """
 
-    def task(names: Iterable[FileName]) -> Iterator[Outcome]:
+    def task(names: Iterable[FileTask]) -> Iterator[Outcome]:
         with Ledger.connected(dsn) as ledger:
             for outcome in file_each(names, ledger, ArchiveStore(url)):
                 if isinstance(outcome, FiledEntries):
                     rows.add(outcome.file.rows)
                 yield outcome
 
-    def file_all(names: Sequence[FileName]) -> Sequence[Outcome]:
+    def file_all(names: Sequence[FileTask]) -> Sequence[Outcome]:
         if not names:
             return []
         each = spark.sparkContext.parallelize(names, len(names))
@@ -38,7 +38,17 @@ def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> 
     return file_all
 
 
-def file_each(names: Iterable[FileName], ledger: Ledger, store: ArchiveStore) -> Iterator[Outcome]:
-    """Make these files, one after another in this process; raises what making one raises."""
-    for name in names:
-        yield (file_snapshots if name.month is None else file_entries)(ledger, store, name)
+def file_each(tasks: Iterable[FileTask], ledger: Ledger, store: ArchiveStore) -> Iterator[Outcome]:
+    """Make these files. What is wrong with one tenant, in the archive too, is an outcome and stops no other.
+
+    Raises:
+        ArchiveUnavailableError, DatabaseUnavailableError: one of the two does not answer.
+    """
+    for name, ground in tasks:
+        try:
+            if ground is None:
+                yield file_entries(ledger, store, name)
+            else:
+                yield file_snapshots(ledger, store, name, ground)
+        except (ArchiveConflictError, ArchiveInvalidError, InvalidInputError) as error:
+            yield found_in(error, name.from_seq)

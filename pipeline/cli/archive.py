@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger.errors import InvalidInputError
-from ledger.exit_code import ExitCode
+from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.options import (
     ARCHIVE_HELP,
     ARCHIVE_VARIABLE,
@@ -28,6 +28,7 @@ from pipeline.signers import open_signer
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
+    from ledger.verdict import Break
     from pipeline.archiving.run import Archived, FileAll
 
 Destination = Annotated[
@@ -59,12 +60,12 @@ def archive(
     Nothing is ever overwritten. A run that was killed is finished by the next.
 
     Credentials of a bucket come from the environment, such as
-    AWS_ACCESS_KEY_ID. --keys names keys that signed what is archived already,
-    where the ledger does not publish them any more.
+    AWS_ACCESS_KEY_ID. Snapshots and checkpoints must be signed by a key of
+    --keys or --signing-key; without --keys, by one that the ledger publishes.
 
     \b
     Exit codes: 0 all is archived; 2 rows, or the archive, do not hold;
-    4 what is archived was signed by a key that is not known; 1 anything else.
+    4 something was signed by a key that is not known; 1 anything else.
 
     \b
     Examples:
@@ -84,10 +85,12 @@ def archive(
 
     place_of("--dsn", dsn)
     signer = open_signer(signing_key)
-    held = load_keys(keys or ())
+    held = load_keys(keys) if keys else None
     store = ArchiveStore(dest)
     with Ledger.connected(dsn) as ledger, ExitStack() as stack:
-        keyring = Keyring([signer.public_key, *ledger.published_keys(), *held])
+        # Whoever names keys believes no other: those in the database may be anybody's who can write there.
+        trusted = held if held is not None else ledger.published_keys()
+        keyring = Keyring([signer.public_key, *trusted], held.log_verifier_keys if held is not None else ())
 
         @cache
         def start() -> FileAll:
@@ -102,7 +105,15 @@ def archive(
         print_json({"archive": dest, "tenants": [_to_json(each) for each in done]})
     else:
         _print(done)
-    raise CommandExit(ExitCode.TAMPERED if any(each.first_break for each in done) else ExitCode.FINE)
+    raise CommandExit(gravest(_exit_code(each.first_break) for each in done))
+
+
+def _exit_code(found: Break | None) -> ExitCode:
+    from pipeline.archiving.covered import UnjudgedBreak
+
+    if found is None:
+        return ExitCode.FINE
+    return ExitCode.UNKNOWN_KEY if isinstance(found, UnjudgedBreak) else ExitCode.TAMPERED
 
 
 def _to_json(done: Archived) -> dict[str, Any]:

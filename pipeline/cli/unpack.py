@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ledger.errors import InvalidInputError, TenantNotFoundError
+from ledger.errors import ArchiveInvalidError, InvalidInputError, TenantNotFoundError, UnknownKeyError
+from ledger.exit_code import ExitCode, exit_code_of_error, gravest
 from pipeline.cli.options import Archive, Json, Keys, SigningKey, Tenants, load_keys
-from pipeline.cli.outcome import out, print_json
+from pipeline.cli.outcome import CommandExit, fail, out, print_json
 from pipeline.signers import open_signer
 from signing.keys import Keyring
 
@@ -26,9 +27,9 @@ def unpack(
     """Turn an archive into bundles, TENANT.bundle.tar each.
 
     Every tenant is verified first, against --keys and --signing-key; what does
-    not hold, or was signed by another key, is not written. A bundle has the
-    rows, links and snapshots of the archive, and a manifest that
-    --signing-key signs. It needs no Spark.
+    not hold, or was signed by another key, is named and not written; the others
+    are. A bundle has the rows, links and snapshots of the archive, and a
+    manifest that --signing-key signs. It needs no Spark.
 
     \b
     Exit codes: 0 written; 2 the archive does not hold; 4 a key that signed it
@@ -52,9 +53,14 @@ def unpack(
     if not wanted:
         raise TenantNotFoundError(f"there is no archive at {url}")
     output.mkdir(parents=True, exist_ok=True)
-    written = []
+    written, codes = [], [ExitCode.FINE]
     for tenant_id in wanted:
-        each = asyncio.run(unpack_tenant(store, tenant_id, output, keyring, signer))
+        try:
+            each = asyncio.run(unpack_tenant(store, tenant_id, output, keyring, signer))
+        except (ArchiveInvalidError, TenantNotFoundError, UnknownKeyError) as error:
+            codes.append(exit_code_of_error(error))
+            fail(str(error))
+            continue
         written.append(each)
         if not as_json:
             out.print(
@@ -62,3 +68,4 @@ def unpack(
             )
     if as_json:
         print_json({"bundles": [{**each._asdict(), "file": str(each.file)} for each in written]})
+    raise CommandExit(gravest(codes))

@@ -21,8 +21,8 @@ from ledger.errors import BundleInvalidError
 from ledger.exit_code import ExitCode
 from ledger.verdict import Break
 from ledger.verification import verify
+from pipeline.sent_keys import keyring_of, sent
 from pipeline.verify.job import Verified
-from pipeline.verify.keys import keyring_of, sent
 from pipeline.verify.rows import BREAK, DDL, VERDICT, Row, batched, encode
 from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, Judging, open_kept, refused

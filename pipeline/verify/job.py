@@ -17,13 +17,13 @@ from ledger.range_fold import Ends, tasks
 from ledger.range_summary import RangeTask
 from ledger.tree_check import TreeHead
 from ledger.verdict import KINDS, Verdict
+from pipeline.sent_keys import sent
 from pipeline.source import OpenPlace, Piece, over_pieces
 from pipeline.source.pieces import ROWS_A_PIECE
 from pipeline.source.postgres import OpenPostgres
 from pipeline.verify import folding
 from pipeline.verify import jobs as comparing
 from pipeline.verify.folding import Chain, FoldChains
-from pipeline.verify.keys import sent
 from pipeline.verify.ranges import CheckRanges, read_jobs
 from pipeline.verify.rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_of
 from signing.keys import Keyring

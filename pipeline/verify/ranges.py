@@ -17,9 +17,9 @@ from ledger.range_check import RangeChecker
 from ledger.range_summary import RangeTask
 from ledger.verdict import Break, Findings
 from ledger.verification import ENTRY_COLUMNS
+from pipeline.sent_keys import keyring_of
 from pipeline.source import Piece, PieceReader
 from pipeline.verify.columns import check_batch
-from pipeline.verify.keys import keyring_of
 from pipeline.verify.rows import BREAK, JOBS, PART, REFUSED, STORED, SUMMARY, Refusal, Row, batched, encode
 from signing.snapshot import open_snapshot
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import asyncpg
 
-from pipeline.archive.layout import FileName
 from pipeline.archive.store import ArchiveStore
+from pipeline.archiving.filing import FileTask, Outcome
 from pipeline.archiving.postgres import Ledger as PostgresLedger
-from pipeline.archiving.run import Archived, FileAll, Outcome, Run
+from pipeline.archiving.run import Archived, FileAll, Run
 from pipeline.archiving.tasks import file_each
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import FileSigner, Keyring
@@ -103,7 +103,7 @@ async def query(database: Database, statement: str) -> None:
 def file_here(dsn: str, url: str) -> FileAll:
     """Makes the files in this process, in the order given."""
 
-    def file_all(names: Sequence[FileName]) -> Sequence[Outcome]:
+    def file_all(names: Sequence[FileTask]) -> Sequence[Outcome]:
         with PostgresLedger.connected(dsn) as ledger:
             return list(file_each(names, ledger, ArchiveStore(url)))
 

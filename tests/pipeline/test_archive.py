@@ -7,7 +7,7 @@ import io
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 
 from ledger import merkle
 from ledger.entry_check import ENTRY_COLUMNS
-from ledger.errors import ArchiveConflictError, ArchiveUnavailableError, ConfigurationError, UnknownKeyError
+from ledger.errors import ArchiveUnavailableError, ConfigurationError
 from ledger.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName, month_after, month_of
@@ -27,16 +27,20 @@ from pipeline.archive.manifest import Manifest, open_manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving import plan
+from pipeline.archiving.covered import UnjudgedBreak
+from pipeline.archiving.filing import FileTask, Outcome
 from pipeline.archiving.plan import Stretch, cut
 from pipeline.archiving.postgres import Ledger as PostgresLedger
-from pipeline.archiving.run import Outcome, Run
+from pipeline.archiving.run import Run
 from pipeline.archiving.tasks import file_each
+from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from tests.conftest import Database
-from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, payload_digest
 from tests.pipeline.archived_ledgers import (
     DAY_MS,
     JANUARY_MS,
+    LOG_ORIGIN,
     RING,
     archive_at,
     archive_here,
@@ -281,7 +285,7 @@ async def test_a_store_that_fails_in_the_middle_ends_the_run_and_the_next_one_fi
         with PostgresLedger.connected(database.service_url) as ledger:
 
             def file_all(
-                names: Sequence[FileName], ledger: PostgresLedger = ledger, failing: FailingStore = failing
+                names: Sequence[FileTask], ledger: PostgresLedger = ledger, failing: FailingStore = failing
             ) -> list[Outcome]:
                 return list(file_each(names, ledger, failing))
 
@@ -342,8 +346,9 @@ async def test_a_file_that_is_another_is_never_overwritten(database: Database, t
     standing = tmp_path / "a" / name
     standing.parent.mkdir(parents=True)
     standing.write_bytes(b"somebody's")
-    with pytest.raises(ArchiveConflictError, match="nothing was overwritten"):
-        archive_here(database, tmp_path / "a")
+    (acme,) = archive_here(database, tmp_path / "a")
+    assert acme.first_break is not None
+    assert "nothing was overwritten" in acme.first_break.detail
     assert standing.read_bytes() == b"somebody's"
     assert not (tmp_path / "a" / "manifests").exists()
 
@@ -368,6 +373,10 @@ async def test_a_file_with_the_same_rows_by_another_writer_is_taken(
     assert manifest.files[0].sha256 == sha256(other).hexdigest()
 
 
+NOBODYS_SIGNATURE = (
+    "jsonb_set(dsse_envelope::jsonb, '{signatures,0,sig}',"
+    " to_jsonb(replace(encode(decode(repeat('00', 64), 'hex'), 'base64'), E'\\n', '')))::json"
+)
 BREAKS = {
     "payload": ("UPDATE scheduler.scheduler_log SET payload = '{}' WHERE seq = 7", "payload-digest", 7),
     "link": ("UPDATE scheduler.scheduler_log SET job_id = 'x' WHERE seq = 20", "link", 20),
@@ -376,6 +385,69 @@ BREAKS = {
     "all removed": ("DELETE FROM scheduler.scheduler_log", "gap", 1),
     "end removed": ("DELETE FROM scheduler.scheduler_log WHERE seq >= 18", "gap", 18),
     "snapshot removed": ("DELETE FROM scheduler.batch_snapshot WHERE from_seq = 11", "snapshot-chain", 11),
+    "time beyond all calendars": (
+        "UPDATE scheduler.scheduler_log SET hlc_physical = 9223372036854775807 WHERE seq = 20",
+        "hlc-columns",
+        1,
+    ),
+    "times gone": (
+        "ALTER TABLE scheduler.scheduler_log ALTER hlc_physical DROP NOT NULL;"
+        "UPDATE scheduler.scheduler_log SET hlc_physical = NULL",
+        "hlc-columns",
+        1,
+    ),
+    "payloads gone": (
+        "ALTER TABLE scheduler.scheduler_log ALTER payload DROP NOT NULL;"
+        "UPDATE scheduler.scheduler_log SET payload = NULL",
+        "payload-digest",
+        1,
+    ),
+    "first snapshot's signature": (
+        f"UPDATE scheduler.batch_snapshot SET dsse_envelope = {NOBODYS_SIGNATURE} WHERE from_seq = 1",
+        "snapshot-signature",
+        10,
+    ),
+    "root of a snapshot": (
+        "UPDATE scheduler.batch_snapshot SET merkle_root = repeat('0', 64) WHERE from_seq = 11",
+        "snapshot-root",
+        20,
+    ),
+    "root gone": (
+        "ALTER TABLE scheduler.batch_snapshot ALTER merkle_root DROP NOT NULL;"
+        "UPDATE scheduler.batch_snapshot SET merkle_root = NULL WHERE from_seq = 11",
+        "snapshot-root",
+        20,
+    ),
+    "envelope of another tenant": (
+        "UPDATE scheduler.batch_snapshot SET dsse_envelope ="
+        " (SELECT dsse_envelope FROM scheduler.batch_snapshot WHERE tenant_id = 'other') WHERE from_seq = 1",
+        "snapshot-root",
+        10,
+    ),
+    "empty envelope": (
+        "UPDATE scheduler.batch_snapshot SET dsse_envelope = '{}' WHERE from_seq = 1",
+        "snapshot-signature",
+        10,
+    ),
+    "envelope gone": (
+        "ALTER TABLE scheduler.batch_snapshot ALTER dsse_envelope DROP NOT NULL;"
+        "UPDATE scheduler.batch_snapshot SET dsse_envelope = NULL WHERE from_seq = 11",
+        "snapshot-signature",
+        20,
+    ),
+    "snapshot without end": (
+        "ALTER TABLE scheduler.batch_snapshot DROP CONSTRAINT IF EXISTS batch_snapshot_check;"
+        "UPDATE scheduler.batch_snapshot SET to_seq = 9223372036854775807 WHERE from_seq = 21",
+        "gap",
+        36,
+    ),
+    "checkpoint's signature": (
+        "UPDATE scheduler.merkle_head SET checkpoint ="
+        " regexp_replace(checkpoint, '(— \\S+ \\S{20})\\S{20}', '\\1AAAAAAAAAAAAAAAAAAAA') WHERE true",
+        "tree",
+        1,
+    ),
+    "tree gone": ("DELETE FROM scheduler.merkle_head", "tree", 30),
     "tiles": ("UPDATE scheduler.merkle_tile SET hashes = substr(hashes, 33) || substr(hashes, 1, 32)", "tree", 30),
 }
 
@@ -386,7 +458,8 @@ async def test_rows_that_do_not_hold_get_no_manifest_and_other_tenants_theirs(
 ) -> None:
     statement, kind, seq = BREAKS[name]
     await store(database, ledger_of("acme", days(35)), ledger_of("other", days(10)))
-    await query(database, f"{statement}{' AND' if 'WHERE' in statement else ' WHERE'} tenant_id = 'acme'")
+    before, _, last = statement.rpartition(";")
+    await query(database, f"{before}; {last}{' AND' if 'WHERE' in last else ' WHERE'} tenant_id = 'acme'")
     acme, other = archive_here(database, tmp_path)
     assert acme.first_break is not None
     assert (acme.first_break.kind, acme.first_break.seq, acme.to_seq) == (kind, seq, 0)
@@ -404,7 +477,7 @@ async def test_entries_that_were_relinked_are_not_those_of_the_signed_snapshot(
     await store(database, ledger)
     (acme,) = archive_here(database, tmp_path)
     assert acme.first_break is not None
-    assert (acme.first_break.kind, acme.first_break.seq) == ("snapshot-root", 20)
+    assert (acme.first_break.kind, acme.first_break.seq) == ("snapshot-root", 10)
 
 
 async def test_a_ledger_that_went_back_or_is_another_is_refused(database: Database, tmp_path: Path) -> None:
@@ -419,8 +492,9 @@ async def test_a_ledger_that_went_back_or_is_another_is_refused(database: Databa
         assert each.first_break is not None
         assert (each.first_break.kind, each.first_break.seq, each.to_seq) == ("rollback", 40, 40)
     await query(database, "UPDATE scheduler.ledger_identity SET log_origin = 'fork.example'")
-    with pytest.raises(ArchiveConflictError, match="archive to another place"):
-        archive_here(database, tmp_path)
+    (another,) = archive_here(database, tmp_path)
+    assert another.first_break is not None
+    assert "archive to another place" in another.first_break.detail
 
 
 async def test_what_a_stranger_archived_is_not_carried_on(database: Database, tmp_path: Path) -> None:
@@ -428,11 +502,161 @@ async def test_what_a_stranger_archived_is_not_carried_on(database: Database, tm
     url = str(tmp_path)
     with PostgresLedger.connected(database.service_url) as ledger:
         Run(ledger, ArchiveStore(url), STRANGER, RING, file_here(database.service_url, url)).archive()
-    with pytest.raises(UnknownKeyError, match="--keys"):
-        archive_here(database, tmp_path)
+    (acme,) = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, isinstance(acme.first_break, UnjudgedBreak)) == ("archive-signature", True)
+    assert "--keys" in acme.first_break.detail
     held = Keyring([SIGNER.public_key, STRANGER.public_key])
     (nothing,) = archive_here(database, tmp_path, held)
     assert nothing.to_seq == 20
+
+
+async def test_a_chain_that_a_stranger_signed_is_not_archived(database: Database, tmp_path: Path) -> None:
+    ledger, honest = ledger_of("acme", days(20)), ledger_of("other", days(10))
+    ledger.snapshots.clear()
+    ledger.sign(10)
+    ledger.sign(20, STRANGER)
+    await store(database, ledger, honest)
+    acme, other = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq) == ("snapshot-signature", 20)
+    assert isinstance(acme.first_break, UnjudgedBreak)
+    assert (acme.to_seq, other.to_seq, other.first_break) == (0, 10, None)
+
+
+async def test_a_checkpoint_that_a_stranger_signed_is_not_archived(database: Database, tmp_path: Path) -> None:
+    ledger = ledger_of("acme", days(20))
+    await store(database, ledger)
+    root = ledger.checkpoint().root
+    note = sign_checkpoint(Checkpoint(f"{LOG_ORIGIN}/acme", 20, root), STRANGER)
+    await query(database, f"UPDATE scheduler.merkle_head SET checkpoint = $note${note}$note$")
+    (acme,) = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, isinstance(acme.first_break, UnjudgedBreak), acme.to_seq) == ("tree", True, 0)
+
+
+async def test_the_snapshots_of_a_later_range_follow_on_those_that_are_archived(
+    database: Database, tmp_path: Path
+) -> None:
+    ledger = ledger_of("acme", days(20))
+    await store(database, ledger)
+    archive_here(database, tmp_path)
+    grown = ledger_of("acme", days(20, 20), start=ledger)
+    sound = list(grown.snapshots)
+    grown.snapshots[2] = grown.signed(21, 30, "ab" * 32)
+    await store(database, grown)
+    (acme,) = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq, acme.to_seq) == ("snapshot-chain", 21, 20)
+    grown.snapshots[:] = [*sound[:3], grown.signed(31, 40, payload_digest(sound[2]), tree_root="cd" * 32)]
+    await store(database, grown)
+    (acme,) = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq, acme.to_seq) == ("snapshot-root", 40, 20)
+    grown.snapshots[:] = sound
+    await store(database, grown)
+    (acme,) = archive_here(database, tmp_path)
+    assert (acme.first_break, acme.to_seq) == (None, 40)
+
+
+async def test_snapshots_are_compared_a_window_at_a_time(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store(database, ledger_of("acme", days(64)))
+    archive_here(database, tmp_path / "whole")
+    monkeypatch.setattr("pipeline.archiving.covered.WINDOW_ROWS", 7)
+    archive_here(database, tmp_path / "windows")
+    assert content_of(tmp_path / "windows") == content_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("table", ["scheduler_log", "batch_snapshot"])
+async def test_a_tenant_that_vanished_from_the_ledger_is_named(database: Database, tmp_path: Path, table: str) -> None:
+    await store(database, ledger_of("acme", days(20)), ledger_of("other", days(10)))
+    archive_here(database, tmp_path)
+    (tmp_path / "manifests" / "nobody").mkdir()
+    await query(database, f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
+    acme, other = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq, other.first_break) == ("rollback", 20, None)
+
+
+async def test_an_archive_ahead_of_what_is_signed_is_named(database: Database, tmp_path: Path) -> None:
+    await store(database, ledger_of("acme", days(20)))
+    archive_here(database, tmp_path)
+    await query(database, "DELETE FROM scheduler.batch_snapshot WHERE to_seq = 20")
+    (acme,) = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq) == ("rollback", 20)
+
+
+def empty_plan(folder: Path) -> None:
+    (folder / "manifests" / "acme").rename(folder / "gone")
+    for plan_file in (folder / "plans" / "acme").iterdir():
+        plan_file.write_bytes(b"")
+
+
+def stray_file(folder: Path) -> None:
+    (folder / "manifests" / "acme" / ".DS_Store").write_bytes(b"x")
+
+
+def flipped_manifest(folder: Path) -> None:
+    (file,) = (folder / "manifests" / "acme").iterdir()
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+
+
+def manifest_of_another(folder: Path) -> None:
+    (file,) = (folder / "manifests" / "acme").iterdir()
+    (other,) = (folder / "manifests" / "other").iterdir()
+    file.write_bytes(other.read_bytes())
+
+
+def folder_for_a_manifest(folder: Path) -> None:
+    (file,) = (folder / "manifests" / "acme").iterdir()
+    file.unlink()
+    file.mkdir()
+
+
+def damaged_snapshots(folder: Path) -> None:
+    (file,) = (folder / "snapshots" / "tenant_id=acme").iterdir()
+    file.write_bytes(b"x" + file.read_bytes()[1:])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [empty_plan, stray_file, flipped_manifest, manifest_of_another, folder_for_a_manifest, damaged_snapshots],
+)
+async def test_what_is_wrong_with_one_tenant_of_the_archive_stops_no_other(
+    database: Database, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    acme, other = ledger_of("acme", days(10)), ledger_of("other", days(10))
+    await store(database, acme, other)
+    archive_here(database, tmp_path)
+    await store(database, ledger_of("acme", days(10, 10), start=acme), ledger_of("other", days(10, 10), start=other))
+    damage(tmp_path)
+    first, second = archive_here(database, tmp_path)
+    assert first.first_break is not None
+    assert first.first_break.kind == "archive"
+    assert (second.to_seq, second.first_break) == (20, None)
+
+
+async def test_keys_that_a_database_publishes_count_while_they_hold_and_garbage_among_them_does_not(
+    database: Database,
+) -> None:
+    await store(database)
+    rows = [(SIGNER.key_id, SIGNER.public_key_pem, "NULL"), (STRANGER.key_id, STRANGER.public_key_pem, "'5:0:node-1'")]
+    for key_id, pem, revoked in [*rows, ("0" * 16, "garbage", "NULL")]:
+        await query(
+            database,
+            "INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id,"
+            f" revoked_from_hlc) VALUES ('{key_id}', 'ed25519', '{pem}', now(), 'node-1', {revoked})",
+        )
+    with PostgresLedger.connected(database.service_url) as ledger:
+        published = {key.key_id: key.revoked_from_hlc for key in ledger.published_keys()}
+    assert published.keys() == {SIGNER.key_id, STRANGER.key_id}
+    assert (published[SIGNER.key_id], str(published[STRANGER.key_id])) == (None, "5:0:node-1")
+    await query(database, "DELETE FROM scheduler.ledger_identity")
+    with PostgresLedger.connected(database.service_url) as ledger, pytest.raises(ConfigurationError, match="no log"):
+        ledger.log_origin()
 
 
 async def test_long_histories_are_archived_range_by_range(
@@ -455,7 +679,7 @@ async def test_a_run_that_began_before_another_one_found_more_goes_on_behind_it(
         make = file_here(database.service_url, url)
         is_overtaken = False
 
-        def overtaken(names: Sequence[FileName]) -> Sequence[Outcome]:
+        def overtaken(names: Sequence[FileTask]) -> Sequence[Outcome]:
             nonlocal is_overtaken
             if not is_overtaken:
                 is_overtaken = True

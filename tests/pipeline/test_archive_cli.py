@@ -41,10 +41,51 @@ async def test_archive_says_what_it_lacks_and_what_is_wrong_with_rows(database: 
     assert told.stderr.startswith("broken: acme: gap at seq 1")
 
 
+async def test_keys_of_the_database_are_not_believed_beside_those_that_are_named(
+    database: Database, tmp_path: Path
+) -> None:
+    await store(database, ledger_of("acme", days(10)))
+    await query(
+        database,
+        "INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id) VALUES"
+        f" ('{SIGNER.key_id}', 'ed25519', '{SIGNER.public_key_pem}', '2020-01-01', 'node-1')",
+    )
+    mine = key_file.generate(tmp_path / "key.pem")
+    (tmp_path / "trusted.pem").write_text(mine.public_key_pem)
+    refused = run(
+        *("archive", "--dest", str(tmp_path / "archive"), "--dsn", database.service_url, "--json"),
+        *("--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "trusted.pem")),
+    )
+    assert refused.returncode == ExitCode.UNKNOWN_KEY, refused.stderr
+    (acme,) = json.loads(refused.stdout)["tenants"]
+    assert (acme["first_break"]["kind"], acme["to_seq"]) == ("tree", 0)
+    assert not (tmp_path / "archive" / "plans").exists()
+
+
+async def test_unpack_goes_on_past_a_tenant_that_does_not_hold(database: Database, tmp_path: Path) -> None:
+    await store(database, ledger_of("acme", days(10)), ledger_of("other", days(20)))
+    archive_at(database, str(tmp_path / "archive"))
+    (manifest,) = (tmp_path / "archive" / "manifests" / "acme").iterdir()
+    manifest.unlink()
+    manifest.mkdir()
+    (manifest / "stray").touch()
+    (tmp_path / "archive" / "manifests" / "aaa").mkdir()
+    key_file.generate(tmp_path / "key.pem")
+    (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
+    unpacked = run(
+        *("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"), "--json"),
+        *("--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")),
+    )
+    assert unpacked.returncode == ExitCode.TAMPERED, unpacked.stderr
+    assert [each["tenant_id"] for each in json.loads(unpacked.stdout)["bundles"]] == ["other"]
+    assert "acme" in unpacked.stderr
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["other.bundle.tar"]
+
+
 async def test_unpack_writes_what_held_keys_signed_and_nothing_else(database: Database, tmp_path: Path) -> None:
     await store(database, ledger_of("acme", days(10)), ledger_of("other", days(20)))
     signer = key_file.generate(tmp_path / "key.pem")
-    archive_at(database, str(tmp_path / "archive"), Keyring([signer.public_key]), signer)
+    archive_at(database, str(tmp_path / "archive"), Keyring([signer.public_key, SIGNER.public_key]), signer)
     arguments = ("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"))
     unknown = run(*arguments, "--signing-key", str(tmp_path / "key.pem"))
     assert (unknown.returncode, "--keys" in unknown.stderr) == (ExitCode.UNKNOWN_KEY, True), unknown.stderr

@@ -40,7 +40,7 @@ async def test_spark_makes_the_archive_that_one_process_makes(
 def started(database: Database, folder: Path, key: Path) -> subprocess.Popen[str]:
     """The command, in a process group of its own with all that Spark starts."""
     command = [sys.executable, "-m", "pipeline", "archive", "--dest", str(folder), "--dsn", database.service_url]
-    command += ["--signing-key", str(key), "--master", "local[2]", "--json"]
+    command += ["--signing-key", str(key), "--keys", str(key.with_name("ledger.pem")), "--master", "local[2]", "--json"]
     environment = {**os.environ, "TALLY_PIPELINE_LOGS": str(key.parent)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -49,9 +49,10 @@ async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next
     database: Database, tmp_path: Path
 ) -> None:
     signer = key_file.generate(tmp_path / "key.pem")
+    (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
     ledgers = [ledger_of(f"tenant-{number}", days(40)) for number in range(6)]
     await store(database, *ledgers)
-    archive_at(database, str(tmp_path / "whole"), Keyring([signer.public_key]), signer)
+    archive_at(database, str(tmp_path / "whole"), Keyring([signer.public_key, SIGNER.public_key]), signer)
     whole, killed = content_of(tmp_path / "whole"), tmp_path / "killed"
 
     process = started(database, killed, tmp_path / "key.pem")
