@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ledger.errors import TenantNotFoundError
+from ledger.errors import BundleInvalidError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Head, StoredTree
 from pipeline.source.pieces import EVER, ROWS_A_PIECE, Facts, OpenPlace, Piece, PieceReader, Session, Times
 from pipeline.source.rows import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batch_of
@@ -39,10 +39,14 @@ class BundlePlace:
         """Read it through once: container, digests, manifest.
 
         Raises:
-            BundleInvalidError: it is not a bundle, or not whole.
+            BundleInvalidError: it is not a bundle, or not whole; it names the file.
             OSError: it cannot be read.
         """
-        with BundleReader.open(self.path) as reader:
+        try:
+            bundle = BundleReader.open(self.path)
+        except BundleInvalidError as error:
+            raise type(error)(f"{self.path}: {error}") from error
+        with bundle as reader:
             yield OpenBundle(self.path, reader)
 
 
