@@ -45,6 +45,8 @@ class Ends(NamedTuple):
     first_seq: int = 1
     """The first entry that is verified."""
     are_signatures_judged: bool = True
+    is_left_over: bool = False
+    """Whether the ledger names the tenant, and has neither a head nor an entry of it."""
 
 
 class JobsFound(NamedTuple):
@@ -119,6 +121,8 @@ def fold(
     # 4. The rest.
     findings.begin("head")
     check_head(findings, head, last, max(snapshots.highest_seq, tree.size if tree is not None else 0))
+    if ends.is_left_over and "tail-truncated" not in findings.counts():
+        findings.add("tail-truncated", 1, "other tables name the tenant; neither head nor entries of it are left")
     if jobs is not None:
         conclude(*jobs, findings)
     if again.changed:

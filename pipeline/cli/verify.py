@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
+from ledger.errors import InvalidInputError, SignatureError, TenantNotFoundError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.tree_check import TreeHead
 from pipeline.cli.options import ARCHIVE_HELP, Dsn, Json, Keys, Master, Tenants, load_keys, no_dsn
@@ -88,20 +88,16 @@ def verify(
         master,
     )
     if bundles:
-        told, code_of = _verify_bundles([*bundles, *(more_bundles or ())], request)
+        told, codes = _verify_bundles([*bundles, *(more_bundles or ())], request)
     elif archive is not None:
-        told, code_of = _verify_place("--archive", archive, request)
+        told, codes = _verify_place("--archive", archive, request)
     else:
-        told, code_of = _verify_place("--dsn", dsn or "", request)
+        told, codes = _verify_place("--dsn", dsn or "", request)
     if as_json:
         print_json(told)
     else:
         _print(told)
-    raise CommandExit(gravest(map(code_of, told["tenants"])))
-
-
-_CodeOf = Callable[[Mapping[str, Any]], ExitCode]
-"""Which exit code a verdict object means."""
+    raise CommandExit(gravest(codes))
 
 
 class _Request(NamedTuple):
@@ -123,32 +119,47 @@ def _read(path: Path) -> str:
 # --- where the ledgers are ----------------------------------------------------------------------------
 
 
-def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str, Any], _CodeOf]:
-    """A database or an archive: what is told of it, and what that means for the exit code."""
+def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
+    """A database or an archive: what is told of it, and the exit codes that it means.
+
+    Raises:
+        TenantNotFoundError: there is nothing to verify.
+    """
     from pipeline.source import place_of
     from pipeline.source.archives import OpenArchive
     from pipeline.verify import verify as verify_ledgers
     from pipeline.verify import verify_archive
 
     place = place_of(option, where)
-    with running("verify", request.master) as spark, place.open() as opened:
-        tenants = request.tenants or opened.tenants()
-        kept = None if request.kept is None else _Kept.of(request.kept, tenants, request.keyring)
+    with place.open() as opened:
+        held = opened.tenants()
+        tenants = held if request.tenants is None else [each for each in request.tenants if each in held]
+        missing = sorted({*(request.tenants or ())} - {*held})
+        if not tenants:
+            said = f"no tenant {', '.join(map(repr, missing))}" if missing else "nothing to verify"
+            raise TenantNotFoundError(f"there is {said} in {place}")
+        with running("verify", request.master) as spark:
+            kept = None if request.kept is None else _Kept.of(request.kept, tenants, request.keyring)
 
-        def work(passed: Accumulator[int]) -> Verified:
-            heads = {} if kept is None or kept.unknown is not None else {kept.tenant: [kept.head]}
-            keyring = request.keyring
-            if isinstance(opened, OpenArchive):
-                return verify_archive(spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed)
-            return verify_ledgers(spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed)
+            def work(passed: Accumulator[int]) -> Verified:
+                heads = {} if kept is None or kept.unknown is not None else {kept.tenant: [kept.head]}
+                keyring = request.keyring
+                if isinstance(opened, OpenArchive):
+                    return verify_archive(
+                        spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed
+                    )
+                return verify_ledgers(spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed)
 
-        told = _worked(spark, request, work)
+            told = _worked(spark, request, work)
     if kept is not None:
         kept.judge(told["tenants"], request.keyring)
-    return told, exit_code_of_bundle if isinstance(opened, OpenArchive) else exit_code_of_verdict
+    for tenant in missing:
+        err.print(f"there is no tenant {tenant!r} in {place}", markup=False)
+    code_of = exit_code_of_bundle if isinstance(opened, OpenArchive) else exit_code_of_verdict
+    return told, [*map(code_of, told["tenants"]), *(ExitCode.COULD_NOT_RUN for _ in missing)]
 
 
-def _verify_bundles(files: Sequence[Path], request: _Request) -> tuple[dict[str, Any], _CodeOf]:
+def _verify_bundles(files: Sequence[Path], request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
     from pipeline.verify import verify_bundles
 
     with running("verify", request.master) as spark:
@@ -157,7 +168,7 @@ def _verify_bundles(files: Sequence[Path], request: _Request) -> tuple[dict[str,
             request,
             lambda passed: verify_bundles(spark, files, keyring=request.keyring, kept=request.kept, passed=passed),
         )
-    return told, _exit_code_of_file
+    return told, [*map(_exit_code_of_file, told["tenants"])]
 
 
 def _exit_code_of_file(verdict: Mapping[str, Any]) -> ExitCode:

@@ -131,6 +131,8 @@ def verify(
 ) -> Verified:
     """Verify the ledgers of ``place``, which MUST stay open until the breaks were read.
 
+    A tenant that has neither head nor entries, and that some table still names, is one whose chain was removed.
+
     Args:
         spark: the session.
         place: where they are: a database. For archives see ``verify_archive``, for bundles ``verify_bundles``.
@@ -153,7 +155,9 @@ def verify(
     ends = {}
     for tenant in dict.fromkeys(piece.tenant_id for piece in pieces):
         facts = place.facts(tenant)
-        ends[tenant] = Ends(tenant, facts.head, facts.tree, (checkpoints or {}).get(tenant, ()))
+        is_left_over = facts.head is None and facts.last is None
+        kept = (checkpoints or {}).get(tenant, ())
+        ends[tenant] = Ends(tenant, facts.head, facts.tree, kept, is_left_over=is_left_over)
     checked = check_chains(spark, pieces, ends, keyring=keyring, with_jobs=True, passed=passed)
     duration_ms = (time.perf_counter() - began_s) * 1000
     objects = [checked.verdicts[tenant].to_json(duration_ms) for tenant in ends]

@@ -103,3 +103,27 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_verified(tmp_path
 
 def test_the_help_speaks_of_files_as_a_user_names_them(tmp_path: Path) -> None:
     assert "verify [OPTIONS] [--bundle FILE]..." in run("--help", cwd=tmp_path).stdout
+
+
+async def test_a_tenant_that_is_not_there_is_told_and_the_others_are_verified(
+    database: Database, tmp_path: Path
+) -> None:
+    whole = ledger_of("acme", days(20))
+    whole.store_jobs()
+    await store(database, whole)
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
+    found = run(
+        *("--keys", "keys.pem", "--tenant", "nobody", "--tenant", "acme", "--json", "--master", "local[2]"),
+        cwd=tmp_path,
+        dsn=database.service_url,
+    )
+    assert (found.returncode, "no tenant 'nobody' in postgresql://" in found.stderr) == (1, True), found.stderr
+    assert [each["tenant_id"] for each in json.loads(found.stdout)["tenants"]] == ["acme"]
+
+
+def test_a_place_without_any_tenant_is_not_fine(database: Database, tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    for place in (("--archive", "archive"), ("--dsn", database.service_url)):
+        found = run(*place, cwd=tmp_path)
+        assert (found.returncode, found.stdout) == (ExitCode.COULD_NOT_RUN, "")
+        assert "there is nothing to verify in" in found.stderr

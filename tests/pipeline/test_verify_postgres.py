@@ -215,7 +215,13 @@ async def by_the_service(connection: Connection, tenant: str, heads: list[TreeHe
 STORED_TENANTS = """
     SELECT tenant_id FROM scheduler.chain_heads UNION SELECT tenant_id FROM scheduler.merkle_head
     UNION SELECT tenant_id FROM scheduler.batch_snapshot UNION SELECT tenant_id FROM scheduler.scheduler_log
+    UNION SELECT tenant_id FROM scheduler.jobs UNION SELECT tenant_id FROM scheduler.merkle_tile
 """
+
+
+async def is_unknown_to_the_service(connection: Connection, tenant: str) -> bool:
+    async with consistent_reader(connection, tenant) as reader:
+        return await reader.head() is None and await reader.last_entry() is None
 
 
 async def without_guards(superuser: Connection) -> Connection:
@@ -292,8 +298,29 @@ async def test_ledgers_damaged_at_random_get_the_verdict_of_the_service(
     assert not any(heads[tenant] for tenant in absent)
     broken = 0
     for tenant in heads.keys() - absent:
+        if await is_unknown_to_the_service(connection, tenant):
+            assert found[tenant]["breaks"]["tail-truncated"] == 1
+            continue
         service = await by_the_service(connection, tenant, heads[tenant])
         broken += not service.is_valid
         assert found[tenant] == service.to_json(0), tenant
         assert listed[tenant] == Counter(service.breaks), tenant
     assert broken > 20
+
+
+async def test_a_tenant_of_which_anything_but_its_chain_is_left_is_told_as_cut(
+    spark: SparkSession, superuser: Connection, database: Database
+) -> None:
+    connection = await without_guards(superuser)
+    parts = ("snapshots", "jobs", "tiles", "tree")
+    for kept in parts:
+        ledger = build(COUNT, tenant_id=kept, snapshots_to=(18, 45))
+        ledger.entries, ledger.head = [], None
+        for part in {*parts} - {kept}:
+            setattr(ledger, part, {"tiles": {}, "tree": None}.get(part, []))
+        await insert(connection, ledger)
+    verified, listed = on_spark(spark, database, {})
+    assert {each["tenant_id"] for each in verified.objects} == {*parts}
+    for verdict in verified.objects:
+        assert not verdict["valid"]
+        assert verdict["breaks"]["tail-truncated"] == listed[verdict["tenant_id"]]["tail-truncated"] == 1
