@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,19 @@ async def test_an_archive_brings_a_lost_database_back_and_the_wal_what_came_afte
         await connection.close()
     heads = "SELECT tenant_id, seq, chain_link FROM scheduler.scheduler_log ORDER BY tenant_id, seq"
     assert set(await rows(database, heads)) < set(await rows(new_database, heads))
+
+
+async def test_an_archive_comes_back_where_nothing_is_left_but_the_key(
+    run_node: RunNode, settings: Settings, database: Database, new_database: Database, tmp_path: Path
+) -> None:
+    await write(run_node, settings, database, 1)
+    archive(database, settings, tmp_path / "archive")
+    shutil.copytree(settings.data_dir / "keys", tmp_path / "keys")
+    shutil.rmtree(settings.data_dir)
+    shutil.copytree(tmp_path / "keys", settings.data_dir / "keys")
+    restored = restore(settings, new_database, str(tmp_path / "archive"))
+    assert restored.returncode == 0, restored.stderr
+    assert await rows(new_database) == await rows(database)
 
 
 async def test_an_archive_that_does_not_hold_or_that_nobody_vouches_for_brings_nothing_back(
