@@ -12,6 +12,7 @@ import typer
 from app.cli.options import Json
 from app.cli.outcome import CommandExit, out, print_json
 from ledger.exit_code import ExitCode, gravest
+from ledger.printable import printable
 from wal import inspect
 
 wal = typer.Typer(no_args_is_help=True, help="Write-ahead logs, read only.")
@@ -37,7 +38,7 @@ def dump(
     is_damaged = False
     for item in inspect.dump(folder):
         is_damaged = is_damaged or "error" in item
-        sys.stdout.write((orjson.dumps(item).decode() if as_json else _line(item)) + "\n")
+        sys.stdout.write((orjson.dumps(item).decode() if as_json else printable(_line(item))) + "\n")
     raise CommandExit(ExitCode.TAMPERED if is_damaged else ExitCode.FINE)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from rich.table import Table
 
 from app.cli import outcome as of_tally
+from app.cli import wal
 from ledger.exit_code import ExitCode
 from pipeline.cli import outcome as of_pipeline
 
@@ -44,6 +46,16 @@ def test_what_a_terminal_would_obey_is_written_out(outcome: ModuleType, capsys: 
     said = capsys.readouterr()
     assert said.out.count(SHOWN) == 2
     assert said.err == f"error: {SHOWN}\n"
+
+
+def test_what_a_log_holds_is_written_out_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn = {"segment": "1.wal\x1b[2J", "offset": 7, "error": "cut"}
+    monkeypatch.setattr(wal.inspect, "dump", lambda folder: [torn])
+    with pytest.raises(SystemExit):
+        wal.dump(tmp_path)
+    assert capsys.readouterr().out == "1.wal\\x1b[2J at byte 7: cut\n"
 
 
 def test_json_is_not_wrapped_or_styled(outcome: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
