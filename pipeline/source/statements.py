@@ -68,12 +68,15 @@ BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 PREPARE_SESSION: Final = """
 SELECT set_config(name, setting, false)
   FROM (VALUES ('client_encoding', 'UTF8'), ('standard_conforming_strings', 'on'), ('jit', 'off'),
-               ('bytea_output', 'hex'), ('search_path', 'pg_catalog'),
+               ('enable_sort', 'off'), ('bytea_output', 'hex'), ('search_path', 'pg_catalog'),
                ('statement_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'),
                ('idle_in_transaction_session_timeout', '0')) AS wanted(name, setting)
  WHERE name IN (SELECT s.name FROM pg_catalog.pg_settings s)
 """
-"""A server that ends long statements or idle transactions must not end the one that holds the snapshot."""
+"""A server that ends long statements or idle transactions must not end the one that holds the snapshot.
+
+Rows of a piece come by the index, sorted only where seqs repeat, and not all at once on the server's disk.
+"""
 EXPORT_SNAPSHOT: Final = "SELECT pg_catalog.pg_export_snapshot()"
 
 
