@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 IDLE_S: Final = 1800.0
 """A snapshot keeps PostgreSQL from cleaning up behind it, so it is not held for longer than anybody may come back."""
 HELD_MAX: Final = 16
+"""Snapshots held at once, each a connection; the oldest goes when another is asked for."""
 REGISTER: Final = "pipeline.source.data_source.register"
 """What a user must have called."""
 LOOK_INTERVAL_S: Final = 2.0
 REQUEST_BYTES_MAX: Final = 64 << 10
+"""Most bytes of one request that are read."""
 ANSWER_TIMEOUT_S: Final = 120.0
 
 
