@@ -26,7 +26,7 @@ MEMORY_BYTES_MIN = 2 << 30
 SETTINGS = {"fsync": "off", "max_wal_size": "128MB", "min_wal_size": "32MB"}
 """Of that PostgreSQL. Tests that kill the server have one of their own; here nothing is asked of its disk."""
 
-EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 50)
+EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 25)
 """Examples of each property that names no number of its own; `make torture` draws many."""
 settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")

@@ -54,8 +54,6 @@ with running("wait", "local[1]"):
 
 def has_begun(moment: str, folder: Path) -> bool:
     """Whether a start of Spark whose temporary files are in ``folder`` has come so far."""
-    if moment == "folder":
-        return any(folder.glob("tally-pipeline-*"))
     return bool(processes_of(folder, "org.apache.spark.deploy.SparkSubmit")) and (
         moment == "java" or any(folder.glob("tally-pipeline-*/blockmgr-*"))
     )
@@ -70,7 +68,7 @@ def processes_of(folder: Path, word: str = "") -> list[str]:
     return [line for line in found if str(folder) in line and word in line]
 
 
-@pytest.mark.parametrize("moment", ["folder", "java", "context"])
+@pytest.mark.parametrize("moment", ["java", "context"])
 def test_a_signal_while_spark_starts_leaves_no_java_and_no_folder(tmp_path: Path, moment: str) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TALLY_PIPELINE_LOGS": str(tmp_path / "logs")}
     command = subprocess.Popen(
