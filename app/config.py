@@ -51,7 +51,7 @@ from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 
 ENV_PREFIX = "TALLY_"
 ENV_OF_PIPELINE = frozenset(
-    f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "SIGNING_KEY", "SIGNING_PIN")
+    f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
 )
 ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"}) | ENV_OF_PIPELINE
 """Variables with our prefix that are read elsewhere: this file's own path, the client's target, the pipeline's own."""

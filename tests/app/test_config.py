@@ -11,7 +11,7 @@ import pytest
 from app.config import ENV_OF_PIPELINE, load_settings
 from ledger.errors import ConfigurationError
 from pipeline import signers
-from pipeline.cli import options
+from pipeline.cli import logs, options
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,10 @@ def test_a_wrong_setting_stops_the_start_with_its_name_and_what_is_allowed(
 
 def test_the_variables_of_the_pipeline_are_no_settings_and_all_known(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
-        value for module in (options, signers) for name, value in vars(module).items() if name.endswith("_VARIABLE")
+        value
+        for module in (logs, options, signers)
+        for name, value in vars(module).items()
+        if name.endswith("_VARIABLE")
     }
     assert variables == ENV_OF_PIPELINE
     for name in variables:
