@@ -21,7 +21,7 @@ from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.serve_process import WAIT_S
 from tests.crash.writer import writer
 
-ROUNDS = 6
+ROUNDS = 3
 SETTINGS = {"chain__batch_size": 50, "chain__batch_interval": "300ms", "write__timeout": "500ms"}
 
 

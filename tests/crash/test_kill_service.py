@@ -34,7 +34,7 @@ SETTINGS = {
 }
 """So small that a second of load meets segment ends, torn requests, snapshots and control files."""
 
-ROUNDS = 6
+ROUNDS = 3
 KEYED_REPEATED = 5
 """Answered keyed requests that each round sends again."""
 START_S = 1.2

@@ -53,7 +53,7 @@ from tests.pipeline.archived_ledgers import (
 )
 from tests.pipeline.archiving_process import archive_and_die
 
-ROUNDS = int(os.environ.get("TORTURE_ROUNDS") or 6)
+ROUNDS = int(os.environ.get("TORTURE_ROUNDS") or 3)
 
 
 def manifests_of(folder: Path, tenant_id: str = "acme") -> list[Manifest]:

@@ -16,7 +16,7 @@ from wal.lock import acquire
 from wal.recovery import recover
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("TORTURE_ROUNDS") or 4)
+ROUNDS = int(os.environ.get("TORTURE_ROUNDS") or 3)
 SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
 
 
