@@ -236,7 +236,11 @@ class EmbeddedPostgres:
             return
         os.kill(pid, how)
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while self._living_pid() is not None and time.monotonic() < deadline:
+        data = find_data(self.data_dir)
+        # It removes its pid file a moment before it ends.
+        while self._living_pid() is not None or (data is not None and _serves(pid, data)):
+            if time.monotonic() >= deadline:
+                return
             time.sleep(_POLL_S)
 
     def _living_pid(self) -> int | None:
