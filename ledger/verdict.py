@@ -181,7 +181,7 @@ def is_number(value: object) -> bool:
 
 def _order(found: Break) -> tuple[int, str, str, str]:
     """Lowest seq first; breaks of one kind and seq by what they say, so that it never matters which was found first."""
-    return found.seq, found.detail, str(found.expected), str(found.actual)
+    return found.seq, found.detail, repr(found.expected), repr(found.actual)
 
 
 def _shortened(value: object) -> str | int | None:

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ledger import merkle
@@ -588,6 +588,7 @@ _BREAKS = st.tuples(
 
 
 @given(st.lists(_BREAKS, max_size=12), st.integers(0, 12), st.randoms())
+@example([("gap", 1, "b", "1"), ("gap", 1, "b", 1)], 0, Random(3))
 def test_findings_do_not_depend_on_their_order_nor_on_who_made_them(
     breaks: list[tuple[str, int, str, Any]], cut: int, random: Random
 ) -> None:
