@@ -37,10 +37,11 @@ from app.node import Node
 from app.read import verified_positions
 from app.start_checks import check_chain
 from app.start_wal import find_wal
-from app.store import chaining, migrate, schema_guards
+from app.store import chaining, schema_guards
 from app.store import node as node_store
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
+from app.store.schema_version import check_schema
 from app.write.appender import BATCH_ENTRIES_MAX, Appender
 from app.write.backlog import Backlog, Pending
 from app.write.checkpoints import CheckpointFolder
@@ -325,7 +326,7 @@ async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Place]
     try:
         connection = await start.connect(database_url, start.CONNECT_WAIT_S)
         try:
-            await migrate.check_schema(connection)
+            await check_schema(connection)
             await schema_guards.check(connection)
             yield _Place(who, settings.wal_dir / who.node_id, connection)
         except DATABASE_FAULTS as error:

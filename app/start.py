@@ -39,11 +39,12 @@ from app.node import Node
 from app.node_keys import NodeKeys, last_signed_ms
 from app.start_checks import chain_holds, check_chain
 from app.start_wal import FoundWal, find_wal, to_its_end
-from app.store import chaining, migrate, schema_guards
+from app.store import chaining, schema_guards
 from app.store import keys as key_store
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
+from app.store.schema_version import check_schema
 from app.write import quarantine
 from app.write.backlog import Pending
 from app.write.checkpoints import CheckpointFolder
@@ -213,7 +214,7 @@ async def _start_locked(
     accept_lost_wal: bool,
 ) -> StartedNode:
     # 2. the database
-    await migrate.check_schema(connection)
+    await check_schema(connection)
     await schema_guards.check(connection)
     who = await _claim_job_ids(connection, settings, who)
     async with connection.transaction():

@@ -50,13 +50,16 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
       tally dev
       TALLY_DATA_DIR=/srv/tally TALLY_PORT=9000 tally dev
     """
-    from app.store import migrate as migrations
+    from app.store.schema_version import is_newest
 
     stop = _StopWhileStarting()
     settings = load_settings()
     configure_logs()
     with running_postgres(settings.data_dir) as postgres:
-        migrations.migrate(postgres.owner_url())
+        if not asyncio.run(is_newest(postgres.owner_url())):
+            from app.store.migrate import migrate
+
+            migrate(postgres.owner_url())
         stop.unwind_if_asked()
         code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal))
     raise CommandExit(code)
@@ -89,12 +92,12 @@ def migrate(as_json: Json = False) -> None:
     Examples:
       TALLY_MIGRATE_URL=postgresql://tallystick_owner@db/tallystick tally migrate
     """
-    from app.store import migrate as migrations
+    from app.store.migrate import migrate
 
     settings = load_settings()
     if settings.migrate_url is None:
         raise ConfigurationError("migrate_url is not set: name the database with its owner in TALLY_MIGRATE_URL")
-    migrations.migrate(settings.migrate_url)
+    migrate(settings.migrate_url)
     if as_json:
         print_json({"migrated": True})
         return

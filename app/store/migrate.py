@@ -1,4 +1,4 @@
-"""Bring a database to the schema this version knows, and check that it is there.
+"""Bring a database to the schema this version knows.
 
 One migration run is one transaction under an advisory lock: two at once do not meet, and a run that fails
 leaves nothing. The SQL of each revision is a file in ``migrations/sql``.
@@ -7,14 +7,11 @@ leaves nothing. The SQL of each revision is a file in ``migrations/sql``.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 import structlog
 from alembic import command, context, op
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -22,17 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
-import app
+from app.store.schema_version import MIGRATIONS
 from app.store.tables import SCHEMA, metadata
 from ledger.errors import StartRefusedError
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 log = structlog.get_logger()
 
 SERVER_VERSION_MIN = 15
-MIGRATIONS = Path(app.__file__).parent.parent / "migrations"
 _LOCK = 0x7A11_5C4E_3A
 """Key of the advisory lock, one for each database."""
 
@@ -52,30 +45,6 @@ def migrate(url: str) -> None:
         command.upgrade(config, "head")
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, DBAPIError) as error:
         raise StartRefusedError(f"the database could not be migrated: {_described(error)}") from error
-
-
-async def check_schema(connection: Connection) -> None:
-    """Raises StartRefusedError unless the database has exactly the schema this version knows."""
-    known = ScriptDirectory.from_config(_config()).get_current_head()
-    try:
-        found = await connection.fetchval(f"SELECT version_num FROM {SCHEMA}.alembic_version")
-    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-        found = None
-    except asyncpg.InsufficientPrivilegeError as error:
-        raise StartRefusedError(
-            f"the database login may not read schema {SCHEMA}: make it a member of tallystick_service"
-        ) from error
-    if found == known:
-        return
-    if found is None:
-        raise StartRefusedError(
-            "the database has no schema of ours: run `tally migrate` with the owner's URL in "
-            f"TALLY_MIGRATE_URL (this version knows revision {known})"
-        )
-    raise StartRefusedError(
-        f"the database has schema revision {found} and this version knows {known}: run `tally migrate` if "
-        "the database is older, or a newer Tallystick if it is newer"
-    )
 
 
 def check_server(version_num: int, encoding: str) -> None:

@@ -13,11 +13,13 @@ from typing import Protocol
 
 import asyncpg
 import pytest
+from alembic.script import ScriptDirectory
 
 from app.embedded import EmbeddedPostgres
 from app.embedded_account import find_package
 from app.embedded_cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
-from app.store.migrate import check_schema, check_server, migrate
+from app.store.migrate import check_server, migrate
+from app.store.schema_version import MIGRATIONS, check_schema, is_newest, newest_revision
 from ledger.errors import StartRefusedError
 
 ROLES_SQL = Path(__file__).parents[2] / "deploy" / "postgres" / "roles.sql"
@@ -66,7 +68,14 @@ async def test_a_server_that_cannot_be_reached_is_named_as_the_reason() -> None:
         await asyncio.to_thread(migrate, "postgresql://nobody@127.0.0.1:1/nothing")
 
 
-async def test_a_database_without_the_schema_is_refused(empty_database: Urls) -> None:
+def test_the_newest_revision_is_the_head_of_the_migrations() -> None:
+    script = ScriptDirectory(str(MIGRATIONS))
+    assert script.get_heads() == [newest_revision()]
+
+
+async def test_a_database_without_the_schema_is_refused(empty_database: Urls, database: Urls) -> None:
+    assert not await is_newest(empty_database.owner_url)
+    assert await is_newest(database.owner_url)
     connection = await asyncpg.connect(empty_database.service_url)
     try:
         with pytest.raises(StartRefusedError, match="tally migrate"):
