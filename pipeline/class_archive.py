@@ -1,0 +1,74 @@
+"""Java's archive of the classes of Spark, with which it starts in half the time: ``python -m pipeline.class_archive``.
+
+Loading and checking some ten thousand classes is most of what the start of a small job costs. Java keeps them ready to
+be mapped into memory in a file (dynamic class data sharing, https://openjdk.org/jeps/350), which is made once, beside
+the packages of this Python environment. Java itself passes the file over where it does not belong to that Java or to
+those jars, and starts as it does without one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pipeline.java import CLASS_ARCHIVE, SILENT
+from pipeline.spark import spark_session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_EXIT_TIMEOUT_S: Final = 300.0
+
+
+def make() -> bool:
+    """Make the file, from the classes that a small job of each kind loads; whether this Java can."""
+    CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CLASS_ARCHIVE.parent) as folder:
+        fresh = Path(folder) / CLASS_ARCHIVE.name
+        options = f'"-XX:ArchiveClassesAtExit={fresh}" {SILENT}'
+        with spark_session(
+            "classes", master="local[1]", log_file=Path(folder) / "spark.log", java_options=options
+        ) as spark:
+            gateway = spark.sparkContext._gateway
+            assert gateway is not None
+            _work(spark, Path(folder))
+        # It ends, and writes the file, when nobody is left to ask it for something.
+        gateway.proc.stdin.close()
+        gateway.proc.wait(_EXIT_TIMEOUT_S)
+        if fresh.exists():
+            # Java believes the size that the file says it has, so it must be there whole.
+            with fresh.open("rb") as file:
+                os.fsync(file)
+            fresh.replace(CLASS_ARCHIVE)
+            return True
+    return False
+
+
+def _work(spark: SparkSession, folder: Path) -> None:
+    """Read, map in Arrow, shuffle, aggregate, write and stream a few rows."""
+    from pyspark.sql import functions as F  # noqa: N812 (the name everyone uses)
+
+    rows = spark.range(100).mapInArrow(_same, "id long").withColumn("kind", F.col("id") % 3)
+    rows.write.partitionBy("kind").parquet(str(folder / "rows"))
+    written = spark.read.schema("id long, kind long").parquet(str(folder / "rows"))
+    written.groupBy("kind").agg(F.count("*"), F.max_by("id", "kind"), F.percentile_approx("id", 0.5)).orderBy(
+        "kind"
+    ).collect()
+    spark.sparkContext.parallelize(range(10), 2).mapPartitions(lambda part: part).collect()
+    stream = spark.readStream.schema("id long, kind long").parquet(str(folder / "rows")).groupBy("kind").count()
+    query = stream.writeStream.outputMode("complete").format("memory").queryName("counted").trigger(availableNow=True)
+    query.option("checkpointLocation", str(folder / "stream")).start().awaitTermination()
+
+
+def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+if __name__ == "__main__":
+    if not make():
+        print("This Java keeps no archive of classes; Spark starts without one.", file=sys.stderr)
