@@ -28,6 +28,7 @@ from pipeline.archive.layout import FILE_ROWS_MAX, FileName, manifest_path, mont
 from pipeline.archive.manifest import ArchivedFile, Manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
 from pipeline.archive.store import ArchiveStore
+from pipeline.arrow import batch_of_columns
 from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_file import FileSigner
@@ -173,9 +174,8 @@ class _Chain:
         self._leaves += leaves
         if seqs[0] % ENTRIES_A_SNAPSHOT == 1:
             self._from_link = hexes[0]
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, ENTRY_FILE_SCHEMA, strict=True)]
         signed = [self._snapshot()] if self.seq % ENTRIES_A_SNAPSHOT == 0 else []
-        return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_FILE_SCHEMA), signed
+        return batch_of_columns(columns, ENTRY_FILE_SCHEMA), signed
 
     def _snapshot(self) -> dict[str, object]:
         first = self.seq - ENTRIES_A_SNAPSHOT + 1

@@ -16,8 +16,9 @@ from ledger.tree_check import StoredTree
 from ledger.verdict import Head
 from ledger.verification import verify
 from pipeline.archive.judging import Judging, broken
-from pipeline.archive.reader import Row, TenantArchive
+from pipeline.archive.reader import TenantArchive
 from pipeline.archive.store import ArchiveStore
+from pipeline.arrow import Row
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 

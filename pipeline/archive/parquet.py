@@ -23,6 +23,7 @@ from ledger.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.archive.layout import FILE_BYTES_MAX, FILE_ROWS_MAX, GROUP_BYTES_MAX, GROUP_ROWS
 from pipeline.archive.manifest import ArchivedFile
 from pipeline.archive.store import ArchiveStore
+from pipeline.arrow import schema_of
 
 ZSTD_LEVEL: Final = 3
 BATCH_ROWS: Final = 4_096
@@ -39,18 +40,17 @@ _COUNTED: Final = ("seq", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "
 """Columns whose lowest and highest value stands beside each row group."""
 _LONG: Final = ("payload", "origin", "dsse_envelope")
 
-_TYPES: Final = {
-    **dict.fromkeys(("seq", "hlc_physical", "hlc_logical", "from_seq", "to_seq", "entry_count"), pa.int64()),
-    "link_version": pa.int16(),
-}
+_NARROW: Final = {"link_version": pa.int16()}
 
 
-def _schema(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([pa.field(name, _TYPES.get(name, pa.string()), name in _OPTIONAL) for name in columns])
+def _file_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema(
+        [pa.field(each.name, _NARROW.get(each.name, each.type), each.name in _OPTIONAL) for each in schema_of(columns)]
+    )
 
 
-ENTRY_FILE_SCHEMA: Final = _schema(ENTRY_COLUMNS)
-SNAPSHOT_FILE_SCHEMA: Final = _schema(SNAPSHOT_COLUMNS)
+ENTRY_FILE_SCHEMA: Final = _file_schema(ENTRY_COLUMNS)
+SNAPSHOT_FILE_SCHEMA: Final = _file_schema(SNAPSHOT_COLUMNS)
 
 
 class Written(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +29,7 @@ from pipeline.archive.layout import (
 from pipeline.archive.manifest import ArchivedFile, Manifest, SealedManifest, judge, open_manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.store import ArchiveStore
+from pipeline.arrow import Row, rows_of
 from signing.keys import Keyring
 
 
@@ -126,9 +126,6 @@ def _check_follows(before: SealedManifest, sealed: SealedManifest) -> None:
         raise ArchiveInvalidError(f"{name} goes back in time from the one before it")
 
 
-Row = tuple[Any, ...]
-
-
 @dataclass(frozen=True)
 class TenantArchive:
     """All that is archived of one tenant, as its manifests say; who signed them is not judged."""
@@ -182,7 +179,8 @@ class TenantArchive:
         for sealed in self.sealed:
             file = sealed.manifest.snapshot_file
             with opened(self.store, file, SNAPSHOT_FILE_SCHEMA) as found:
-                yield from map(rows_of, batches(found, file))
+                for batch in batches(found, file):
+                    yield list(rows_of(batch))
 
     def last_entry(self) -> Head:
         """The last entry there is; raises as ``entry_batches``."""
@@ -203,11 +201,6 @@ def check_month(file: ArchivedFile, batch: pa.RecordBatch) -> None:
     latest = pc.max(batch.column("hlc_physical")).as_py()
     if month_order(month_of(latest)) > month_order(month or ""):
         raise ArchiveInvalidError(f"{file.name} holds an entry of a later month", seq)
-
-
-def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """The rows of a batch as tuples."""
-    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def _lies_in(seq: int, from_seq: int | None, to_seq: int | None) -> bool:

@@ -18,6 +18,7 @@ from ledger.snapshot_check import OpenedRow, RangeTree, Recomputed, SnapshotChec
 from ledger.verdict import Break, Findings
 from pipeline.archive.layout import FileName
 from pipeline.archiving.postgres import Ledger
+from pipeline.arrow import lists_of, rows_of
 from pipeline.sent_keys import keyring_of
 from signing.snapshot import open_snapshot
 
@@ -71,7 +72,7 @@ class Covered:
                 return
             batches = list(self._ledger.snapshots(tenant_id, seq, end))
             for batch in batches:
-                self._checker.add(list(zip(*(column.to_pylist() for column in batch.columns), strict=True)))
+                self._checker.add(list(rows_of(batch)))
             self._pass(seq, end)
             if end == to_seq:
                 self._checker.finish()
@@ -87,7 +88,7 @@ class Covered:
         """Take the entries of a window past the snapshots that cover them."""
         next_seq = from_seq
         for batch in self._ledger.links(self._name.tenant_id, from_seq, to_seq):
-            seqs, links, hlcs = (column.to_pylist() for column in batch.columns)
+            seqs, links, hlcs = lists_of(batch)
             for seq, link in zip(seqs, links, strict=True):
                 if seq != next_seq:
                     self._findings.add("gap", next_seq, f"seq {seq} stands where {next_seq} must follow")

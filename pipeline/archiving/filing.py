@@ -38,6 +38,7 @@ from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, Fi
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.covered import Covered, Ground, UnjudgedBreak, worst
 from pipeline.archiving.postgres import Ledger
+from pipeline.arrow import lists_of
 
 _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 
@@ -109,7 +110,7 @@ def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEn
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_FILE_SCHEMA)) as writer:
         # 1. Read, checked and written.
         for batch in ledger.entries(tenant_id, from_seq, to_seq):
-            columns = [column.to_pylist() for column in batch.columns]
+            columns = lists_of(batch)
             runs = checker.check_columns(columns)
             if findings.first_break() is not None:
                 continue

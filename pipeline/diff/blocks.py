@@ -18,6 +18,7 @@ from ledger.chain import Linker, link_v1
 from ledger.errors import LedgerError, ProofError
 from ledger.merkle import HASH_BYTES
 from ledger.tiles import TILE_BYTES, TILE_WIDTH
+from pipeline.arrow import batch_of, ddl_of, rows_of
 from pipeline.source import OpenPlace, Piece, PieceReader, open_pieces, over_pieces
 
 if TYPE_CHECKING:
@@ -30,11 +31,10 @@ WHOLE_ROW: Final = (
     *("hlc_physical", "hlc_logical", "hlc_node"),
 )
 """Columns of which leaves are made when each link is computed from its row."""
-SCHEMA: Final = "block bigint, is_whole boolean, hashes binary"
-"""A block's hash, or the leaves of a piece of one, 32 zeros where the piece has none."""
 NO_LEAF: Final = bytes(HASH_BYTES)
 
-_ARROW: Final = pa.schema([("block", pa.int64()), ("is_whole", pa.bool_()), ("hashes", pa.binary())])
+_BLOCKS: Final = pa.schema([("block", pa.int64()), ("is_whole", pa.bool_()), ("hashes", pa.binary())])
+"""A block's hash, or the leaves of a piece of one, 32 zeros where the piece has none."""
 Leaf = tuple[int, bytes]
 """(seq, leaf hash)."""
 
@@ -86,7 +86,7 @@ def row_tiles(spark: SparkSession, place: OpenPlace, tenant_id: str, size: int, 
     if not whole:
         return RowTiles(size, b"", read_leaves)
     pieces = place.pieces([tenant_id], from_seq=1, to_seq=whole)
-    found = over_pieces(spark, pieces, read, SCHEMA)
+    found = over_pieces(spark, pieces, read, ddl_of(_BLOCKS))
     # Collected at once: an iterator over partitions would run one task after the other.
     return RowTiles(size, joined(whole // TILE_WIDTH, map(tuple, found.collect())), read_leaves)
 
@@ -95,7 +95,7 @@ def leaves_of(tenant_id: str, reader: PieceReader, columns: Sequence[str]) -> It
     """The leaf of each row of a piece; a row of which none can be made has ``NO_LEAF``."""
     linker, is_stored = Linker(tenant_id), columns == STORED_LINK
     for batch in reader.entries(columns):
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for row in rows_of(batch):
             yield row[0], _leaf(row[1]) if is_stored else _computed(linker, row)
 
 
@@ -132,10 +132,7 @@ def blocks_of(leaves: Iterable[Leaf]) -> Iterator[pa.RecordBatch]:
         _put(held, (seq - 1) % TILE_WIDTH, leaf)
     rows += _row(block, held)
     if rows:
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), _ARROW, strict=True)],
-            schema=_ARROW,
-        )
+        yield batch_of(rows, _BLOCKS)
 
 
 def _row(block: int, held: bytearray) -> list[tuple[int, bool, bytes]]:

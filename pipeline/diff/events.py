@@ -29,6 +29,7 @@ from ledger.conflict import NODE_DIGITS, NODE_PREFIX, Event
 from ledger.errors import LedgerError
 from ledger.events import SystemAction
 from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX
+from pipeline.arrow import batch_of, ddl_of, lists_of, rows_of
 from pipeline.source import Piece, PieceReader, over_pieces
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ ROWS_A_RANGE: Final = 2048
 COLUMNS: Final = ("seq", "t_hlc", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action", "payload_digest")
 COLUMNS_BY_ROWS: Final = (*COLUMNS[:-1], "payload")
 """What is read where stored digests are not believed."""
-EVENTS_SCHEMA: Final = "tenant_id string, hlc_range bigint, id binary, seq bigint, t_hlc string"
-DIGESTS_SCHEMA: Final = "tenant_id string, hlc_range bigint, entries bigint, root binary"
 
 _EVENTS: Final = pa.schema(
     [
@@ -54,6 +53,9 @@ _EVENTS: Final = pa.schema(
 _DIGESTS: Final = pa.schema(
     [("tenant_id", pa.string()), ("hlc_range", pa.int64()), ("entries", pa.int64()), ("root", pa.binary())]
 )
+EVENTS_SCHEMA: Final = ddl_of(_EVENTS)
+DIGESTS_SCHEMA: Final = ddl_of(_DIGESTS)
+
 _TIME: Final = struct.Struct(">QQ")
 _DIGITS: Final = frozenset("0123456789abcdef")
 
@@ -107,7 +109,7 @@ def events(
     def read(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
         length_ms, after = lengths[piece.tenant_id], beginnings.get(piece.tenant_id, 0)
         for batch in reader.entries(columns):
-            listed = [column.to_pylist() for column in batch.columns]
+            listed = lists_of(batch)
             if by_rows:
                 listed[-1] = [sha256(str(payload).encode()).hexdigest() for payload in listed[-1]]
             rows = [
@@ -116,7 +118,7 @@ def events(
                 if row[0] > after
             ]
             if rows:
-                yield _batch(rows, _EVENTS)
+                yield batch_of(rows, _EVENTS)
 
     return over_pieces(spark, pieces, read, EVENTS_SCHEMA)
 
@@ -175,7 +177,7 @@ def _fold(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     tree, last = merkle.Frontier(), b""
     for batch in batches:
         done: list[tuple[Any, ...]] = []
-        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        rows = rows_of(batch)
         for found, of_range in groupby(rows, key=lambda row: row[:2]):
             if found != key:
                 if key is not None:
@@ -187,13 +189,6 @@ def _fold(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             tree.extend(map(merkle.leaf_hash, ids))
             last = ids[-1] if ids else last
         if done:
-            yield _batch(done, _DIGESTS)
+            yield batch_of(done, _DIGESTS)
     if key is not None:
-        yield _batch([(*key, tree.size, tree.root())], _DIGESTS)
-
-
-def _batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+        yield batch_of([(*key, tree.size, tree.root())], _DIGESTS)

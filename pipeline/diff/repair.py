@@ -20,6 +20,7 @@ from ledger.entry_check import EntryChecker
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.verdict import Findings
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from pipeline.arrow import Row, rows_of
 from pipeline.diff.chains import Chain
 from pipeline.diff.cover import Range, cover
 from pipeline.diff.endings import Ending, endings_of
@@ -34,7 +35,6 @@ from signing.whole_file import whole_file
 NODE_ID: Final = "diff"
 """What these bundles name as the node that exported them: none did."""
 
-Row = tuple[Any, ...]
 _SEQ, _LINK = ENTRY_COLUMNS.index("seq"), ENTRY_COLUMNS.index("chain_link")
 _FROM_SEQ, _TO_SEQ = SNAPSHOT_COLUMNS.index("from_seq"), SNAPSHOT_COLUMNS.index("to_seq")
 
@@ -143,7 +143,7 @@ def _checked(chain: Chain, within: Range, leaf: bytes | None) -> Iterator[list[R
     pieces = chain.side.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
     for _, reader in open_pieces(pieces):
         for batch in reader.entries(ENTRY_COLUMNS):
-            rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            rows = list(rows_of(batch))
             checker.check(rows)
             _refuse_broken(chain, findings)
             last = rows[-1]
@@ -169,7 +169,7 @@ def _snapshots(chain: Chain, within: Range) -> Iterator[Row]:
     after_seq = within.from_seq - 1
     for _, reader in open_pieces(replace(piece, is_first=False) for piece in pieces):
         for batch in reader.snapshots():
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            for row in rows_of(batch):
                 if after_seq < row[_FROM_SEQ] and row[_TO_SEQ] <= within.to_seq:
                     after_seq = row[_FROM_SEQ]
                     yield row

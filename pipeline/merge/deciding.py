@@ -22,6 +22,7 @@ from ledger.bundle.incoming import Incoming, decode_incoming
 from ledger.bundle.placing import Decided, decide
 from ledger.conflict import Event
 from ledger.errors import InvalidInputError
+from pipeline.arrow import ddl_of, rows_of, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,19 +34,8 @@ PARTITIONS_MAX: Final = 10_000
 EVENTS_OF_ONE_TIME_MAX: Final = 100_000
 """A node issues each time once, so these are as many nodes, or conflicts."""
 
-CONFLICT_SCHEMA: Final = (
-    "tenant_id string, hlc string, job_id string, action string, digest string, kept_digest string, conflict_hlc string"
-)
-SCHEMA: Final = (
-    "tenant_id string, rank int, log string, seq long, bundle_digest string, placed binary, placed_count long, "
-    f"duplicates long, conflicts array<struct<{CONFLICT_SCHEMA.replace(' string', ': string')}>>"
-)
-"""What became of some entries that follow one another: those that are placed, as ``decode_placed`` reads them, how many
-were there already, and the conflicts among them. Each placed entry of rank 0 has a row of its own, with what it is
-sorted by."""
-
 _ORDER: Final = ("tenant_id", "physical_ms", "logical", "rank", "key_node", "log", "seq", "bundle_digest", "entry")
-_CONFLICT: Final = pa.struct([(column.split()[0], pa.string()) for column in CONFLICT_SCHEMA.split(", ")])
+_CONFLICT: Final = schema_of(("tenant_id", "hlc", "job_id", "action", "digest", "kept_digest", "conflict_hlc"))
 _ARROW: Final = pa.schema(
     [
         ("tenant_id", pa.string()),
@@ -56,9 +46,14 @@ _ARROW: Final = pa.schema(
         ("placed", pa.binary()),
         ("placed_count", pa.int64()),
         ("duplicates", pa.int64()),
-        ("conflicts", pa.list_(_CONFLICT)),
+        ("conflicts", pa.list_(pa.struct(list(_CONFLICT)))),
     ]
 )
+CONFLICT_SCHEMA: Final = ddl_of(_CONFLICT)
+SCHEMA: Final = ddl_of(_ARROW)
+"""What became of some entries that follow one another: those that are placed, as ``decode_placed`` reads them, how many
+were there already, and the conflicts among them. Each placed entry of rank 0 has a row of its own, with what it is
+sorted by."""
 
 Placed = tuple[Incoming, str | None]
 """An entry to be chained; with the payload digest of the one beside which it is kept, when that has its HLC."""
@@ -92,8 +87,7 @@ def conflicts(decided: DataFrame) -> DataFrame:
 def _decide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     time, standing = None, dict[str, Event]()
     for batch in batches:
-        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-        for tenant_id, of_tenant in groupby(rows, key=lambda row: row[0]):
+        for tenant_id, of_tenant in groupby(rows_of(batch), key=lambda row: row[0]):
             found = list(of_tenant)
             if time != found[0][:3]:
                 standing = {}

@@ -10,8 +10,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,6 +23,8 @@ from ledger.events import SYSTEM_TENANT
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
 from ledger.hlc import Hlc
 from ledger.verification import verify
+from pipeline.arrow import batch_of_columns, ddl_of
+from pipeline.source import over_numbers
 from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, Judging, refuse_unless_trusted, refused
 from signing.bundle.reader import BundleReader, digest_of
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import DataFrame, SparkSession
 
-SCHEMA: Final = (
-    "tenant_id string, physical_ms long, logical long, rank int, key_node string, log string, seq long, "
-    "bundle_digest string, entry binary, file int, about string"
-)
-"""An entry, ``entry``, behind what it is sorted by; or ``about``, what came of a bundle; of the file of that number.
-HLCs are those of the entries, also where ``rank`` is 0 and a merge does not go by them."""
 BATCH_ENTRIES_MAX: Final = 2000
 BATCH_BYTES_MAX: Final = 4 << 20
 """Bytes of entries in one batch, but for an entry that is longer by itself."""
@@ -58,6 +53,9 @@ _ARROW: Final = pa.schema(
         ("about", pa.string()),
     ]
 )
+SCHEMA: Final = ddl_of(_ARROW)
+"""An entry, ``entry``, behind what it is sorted by; or ``about``, what came of a bundle; of the file of that number.
+HLCs are those of the entries, also where ``rank`` is 0 and a merge does not go by them."""
 
 
 class TakenBundle(NamedTuple):
@@ -99,27 +97,18 @@ def take(
         keyring: the keys that are trusted.
         counter: grows by the entries that tasks which ended have read.
     """
-    take_all = partial(_take, files=list(files), keys=keyring.to_json(), counter=counter)
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(take_all, SCHEMA)
+    names, keys = list(files), keyring.to_json()
+
+    def work(number: int) -> Iterator[pa.RecordBatch]:
+        return _taken(names[number], number, Keyring.from_json(keys), counter)
+
+    return over_numbers(spark, len(names), work, SCHEMA)
 
 
 def bundles_of(taken: DataFrame) -> list[TakenBundle]:
     """What came of each bundle, in the order that their files were given."""
     rows = taken.where("about IS NOT NULL").select("about").collect()
     return sorted((TakenBundle(**json.loads(row[0])) for row in rows), key=lambda bundle: bundle.number)
-
-
-def _take(
-    batches: Iterable[pa.RecordBatch],
-    *,
-    files: Sequence[str],
-    keys: Mapping[str, Any],
-    counter: Accumulator[int] | None,
-) -> Iterator[pa.RecordBatch]:
-    keyring = Keyring.from_json(keys)
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield from _taken(files[number], number, keyring, counter)
 
 
 def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] | None) -> Iterator[pa.RecordBatch]:
@@ -213,7 +202,7 @@ def _batches(entries: Iterable[Incoming]) -> Iterator[list[Incoming]]:
 def _arrow(entries: Sequence[Incoming], number: int) -> pa.RecordBatch:
     hlcs = [Hlc.parse(entry.t_hlc) for entry in entries]
     ranks, _, _, nodes, logs, seqs, digests = zip(*(entry.key for entry in entries), strict=True)
-    columns = [
+    columns: list[Sequence[Any]] = [
         [entry.tenant_id for entry in entries],
         [hlc.physical_ms for hlc in hlcs],
         [hlc.logical for hlc in hlcs],
@@ -222,5 +211,4 @@ def _arrow(entries: Sequence[Incoming], number: int) -> pa.RecordBatch:
         [number] * len(entries),
         [None] * len(entries),
     ]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
+    return batch_of_columns(columns, _ARROW)

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from ledger.errors import BundleInvalidError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Head, StoredTree
+from pipeline.arrow import batch_of
 from pipeline.source.pieces import EVER, ROWS_A_PIECE, Facts, OpenPlace, Piece, PieceReader, Session, Times
-from pipeline.source.rows import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batch_of
+from pipeline.source.rows import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from signing.bundle.reader import BundleReader, Scanned
 
 SNAPSHOTS_A_BATCH = 50

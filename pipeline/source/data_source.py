@@ -29,7 +29,7 @@ from pipeline.source.holder import IDLE_S, hold, holder_of
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of, times_of
 from pipeline.source.pieces import ROWS_A_PIECE, OpenPlace, Place
 from pipeline.source.postgres import PostgresPlace
-from pipeline.source.rows import ddl, rows_of
+from pipeline.source.rows import ddl, entry_rows
 from pipeline.source.stream import LedgerStreamReader, PiecePartition
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class LedgerReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The entries of its pieces."""
         for piece, reader in open_pieces(partition.value or ()):
-            yield from rows_of(piece, reader, self._columns)
+            yield from entry_rows(piece, reader, self._columns)
 
     def _partitions_of(self, place: Place) -> list[InputPartition]:
         if isinstance(place, PostgresPlace):

@@ -1,4 +1,4 @@
-"""Pieces at work in tasks of Spark: a function applied to each, and all entries as a DataFrame."""
+"""Pieces at work in tasks of Spark: a function applied to each, and all entries as a DataFrame; tasks by number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from pipeline.source.pieces import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, Session, Times, Where
-from pipeline.source.rows import ROW_COLUMNS, ddl, rows_of
+from pipeline.source.rows import ROW_COLUMNS, ddl, entry_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ def entries(
     names = tuple(columns)
 
     def read(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
-        return rows_of(piece, reader, names)
+        return entry_rows(piece, reader, names)
 
     return over_pieces(spark, pieces, read, ddl(names), rows_a_piece)
 
@@ -55,13 +55,24 @@ def over_pieces(
     if not groups:
         return spark.createDataFrame([], schema)
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def work(number: int) -> Iterator[pa.RecordBatch]:
+        for piece, reader in open_pieces(groups[number]):
+            yield from read(piece, reader)
+
+    return over_numbers(spark, len(groups), work, schema)
+
+
+def over_numbers(
+    spark: SparkSession, count: int, work: Callable[[int], Iterable[pa.RecordBatch]], schema: str
+) -> DataFrame:
+    """What ``work`` gives of each number below ``count``, each in a task of its own, as a DataFrame of ``schema``."""
+
+    def of_numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for piece, reader in open_pieces(groups[number]):
-                    yield from read(piece, reader)
+                yield from work(number)
 
-    return spark.range(0, len(groups), 1, len(groups)).mapInArrow(work, schema)
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(of_numbers, schema)
 
 
 def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[list[Piece]]:

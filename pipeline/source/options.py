@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from ledger.errors import ConfigurationError
+from pipeline.arrow import INTEGERS
 from pipeline.source.pieces import Place, Times
 from pipeline.source.places import NAMED_BY, place_of
-from pipeline.source.rows import NUMBERS, ROW_COLUMNS, ddl
+from pipeline.source.rows import ROW_COLUMNS, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -94,7 +95,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
         ConfigurationError: one is no column of an entry, or is of another type.
     """
     for field in schema.fields:
-        kind = "bigint" if field.name in NUMBERS else "string"
+        kind = "bigint" if field.name in INTEGERS else "string"
         if field.name not in ROW_COLUMNS or field.dataType.simpleString() != kind:
             raise ConfigurationError(f"an entry has no column {field.name} {field.dataType.simpleString()}: {ddl()}")
     return tuple(schema.fieldNames())

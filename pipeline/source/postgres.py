@@ -19,6 +19,7 @@ from adbc_driver_postgresql import StatementOptions, dbapi
 
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
+from pipeline.arrow import rows_of
 from pipeline.source import statements
 from pipeline.source.pieces import (
     BATCH_BYTES_HINT,
@@ -291,8 +292,7 @@ class Connection:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of what is known to be short."""
-        lists = ([column.to_pylist() for column in batch.columns] for batch in self.batches(query))
-        return [row for columns in lists for row in zip(*columns, strict=True)]
+        return [row for batch in self.batches(query) for row in rows_of(batch)]
 
     def row(self, query: str) -> tuple[Any, ...]:
         """The one row there is."""

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from pipeline.arrow import ddl_of, schema_of
 from pipeline.source.pieces import BATCH_ROWS_MAX, Piece, PieceReader
 
-NUMBERS: Final = frozenset(
-    (
-        *("seq", "hlc_physical", "hlc_logical", "link_version", "from_seq", "to_seq", "entry_count", "last_seq"),
-        *("created_physical", "created_logical", "head_seq", "tree_size", "level", "tile_index"),
-    )
-)
-"""Columns that hold integers; all others hold text, but for the hashes of a tile."""
-
-
-def _schema(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([(name, pa.int64() if name in NUMBERS else pa.string()) for name in columns])
-
-
-ENTRY_SCHEMA: Final = _schema(ENTRY_COLUMNS)
-SNAPSHOT_SCHEMA: Final = _schema(SNAPSHOT_COLUMNS)
+ENTRY_SCHEMA: Final = schema_of(ENTRY_COLUMNS)
+SNAPSHOT_SCHEMA: Final = schema_of(SNAPSHOT_COLUMNS)
 
 ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
 """An entry as a row of a DataFrame; every column may be NULL, for somebody may have damaged it."""
@@ -32,12 +20,12 @@ ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
 
 def ddl(columns: Sequence[str] = ROW_COLUMNS) -> str:
     """The schema of a DataFrame with these columns of ``ROW_COLUMNS``."""
-    return ", ".join(f"{name} {'bigint' if name in NUMBERS else 'string'}" for name in columns)
+    return ddl_of(schema_of(columns))
 
 
-def rows_of(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_COLUMNS) -> Iterator[pa.RecordBatch]:
+def entry_rows(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_COLUMNS) -> Iterator[pa.RecordBatch]:
     """The entries of a piece as rows of a DataFrame with these columns of ``ROW_COLUMNS``."""
-    schema = _schema(columns)
+    schema = schema_of(columns)
     # A read without columns would have no rows to count.
     read = [name for name in columns if name != "tenant_id"] or ["seq"]
     for batch in reader.entries(read):
@@ -46,14 +34,6 @@ def rows_of(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_COLU
             for name, field in zip(columns, schema, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def batch_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """``rows``, at least one, in the order of ``schema``."""
-    columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
 
 
 def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

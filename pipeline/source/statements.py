@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
+from pipeline.arrow import INTEGERS
 from pipeline.source.pieces import SEQ_MAX, SEQ_MIN, Piece, Times
-from pipeline.source.rows import NUMBERS
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
@@ -28,7 +28,7 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
 }
 """What is read, table by table."""
 
-_INTEGERS: Final = frozenset(("smallint", "integer", "bigint"))
+_NUMBERS: Final = frozenset(("smallint", "integer", "bigint"))
 _TEXTS: Final = frozenset(("text", "character varying", "character", "name"))
 _SPELT: Final = frozenset(("json", "jsonb", "xml"))
 """Types whose values are text to every reader, once cast."""
@@ -42,7 +42,7 @@ _FOUND_BY: Final = {
 }
 
 _DECLARED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(NUMBERS, "bigint"),
+    **dict.fromkeys(INTEGERS, "bigint"),
     **dict.fromkeys(("payload", "origin", "dsse_envelope", "state"), "json"),
     "hashes": "bytea",
 }
@@ -97,7 +97,7 @@ def select_list(types: Types, table: str, columns: Iterable[str]) -> str:
 
 def _given(altered: str | None, column: str) -> str:
     type_name = altered or _DECLARED.get(column, "text")
-    if type_name in _INTEGERS:
+    if type_name in _NUMBERS:
         return f"{column}::bigint"
     if type_name in _SPELT:
         return f"{column}::text"
@@ -124,7 +124,7 @@ def unreadable(types: Types) -> str | None:
             type_name = types.get((table, column))
             if type_name is None:
                 return f"column {column} of {table} is missing"
-            if (table, column) in _FOUND_BY and type_name not in (_INTEGERS if column in NUMBERS else _TEXTS):
+            if (table, column) in _FOUND_BY and type_name not in (_NUMBERS if column in INTEGERS else _TEXTS):
                 return f"column {column} of {table} is of type {type_name}: its rows cannot be found by it"
     return None
 

@@ -20,7 +20,7 @@ from pipeline.source.frames import in_tasks, open_pieces
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of
 from pipeline.source.pieces import ROWS_A_PIECE, Facts, Piece
 from pipeline.source.postgres import Dsn, OpenPostgres, PostgresPlace
-from pipeline.source.rows import rows_of
+from pipeline.source.rows import entry_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +98,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The entries of its pieces."""
         for piece, reader in open_pieces(partition.value):
-            yield from rows_of(piece, reader, self._columns)
+            yield from entry_rows(piece, reader, self._columns)
 
     def _ends(self) -> Offset:
         with self._opened() as opened:

@@ -22,6 +22,7 @@ from ledger.exit_code import ExitCode
 from ledger.verdict import Break
 from ledger.verification import verify
 from pipeline.sent_keys import keyring_of, sent
+from pipeline.source import over_numbers
 from pipeline.verify.job import Verified
 from pipeline.verify.rows import BREAK, DDL, VERDICT, Row, batched, encode
 from signing.bundle.chain_reader import BundleChainReader
@@ -54,7 +55,7 @@ def verify_bundles(
         open_kept(kept, keyring)
     keys = sent(keyring)
     check = _CheckBundles(tuple(str(file.absolute()) for file in files), keys, kept, passed)
-    found = spark.range(0, len(files), 1, max(1, len(files))).mapInArrow(check, DDL).persist()
+    found = over_numbers(spark, len(files), check, DDL).persist()
     verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()
     return Verified(spark, [orjson.loads(bytes(row.data)) for row in verdicts], [found])
 
@@ -68,10 +69,8 @@ class _CheckBundles:
     kept: str | None
     passed: Accumulator[int] | None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from batched(self._rows(number))
+    def __call__(self, number: int) -> Iterator[pa.RecordBatch]:
+        return batched(self._rows(number))
 
     def _rows(self, number: int) -> Iterator[Row]:
         breaks: list[Break] = []

@@ -21,11 +21,11 @@ from ledger.merkle import HASH_BYTES
 from ledger.range_check import RangeChecker
 from ledger.verdict import Head
 from ledger.verification import ENTRY_COLUMNS
+from pipeline.arrow import INTEGERS, lists_of
 
 _LINK_DIGITS: Final = 2 * HASH_BYTES
 _LENGTH: Final = np.dtype(">u4")
 _LINK_LENGTH: Final = np.frombuffer(HASH_BYTES.to_bytes(4), np.uint8)
-_INTEGERS: Final = frozenset(("seq", "hlc_physical", "hlc_logical", "link_version"))
 _MAY_BE_NULL: Final = frozenset(("prev_chain_link", "origin"))
 _NOTHING: Final = pa.scalar(b"", pa.binary())
 
@@ -40,7 +40,7 @@ def check_batch(checker: RangeChecker, batch: pa.RecordBatch) -> None:
         batch = batch.slice(1)
     links = _links_when_in_order(entries, batch)
     if links is None:
-        checker.check_columns([column.to_pylist() for column in batch.columns])
+        checker.check_columns(lists_of(batch))
         return
     seq, hlc, link = (batch.column(at)[-1].as_py() for at in (0, 1, 9))
     checker.take(entries.pass_over(links, _Texts(batch.column(1)), link), Head(seq, link, hlc))
@@ -101,7 +101,7 @@ def _links_when_in_order(entries: EntryChecker, batch: pa.RecordBatch) -> list[b
 
 def _are_well_formed(batch: pa.RecordBatch) -> bool:
     return all(
-        (pa.types.is_signed_integer(column.type) if name in _INTEGERS else column.type == pa.string())
+        (pa.types.is_signed_integer(column.type) if name in INTEGERS else column.type == pa.string())
         and (name in _MAY_BE_NULL or not column.null_count)
         for name, column in zip(ENTRY_COLUMNS, batch.columns, strict=True)
     )

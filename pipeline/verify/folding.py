@@ -13,7 +13,7 @@ import pyarrow as pa
 from ledger.range_fold import CheckAgain, Ends, JobsFound, fold
 from ledger.range_summary import RangeSummary, RangeTask
 from ledger.verdict import Break, Findings
-from pipeline.verify.rows import AGAIN, BREAK, JOBS, REFUSED, SUMMARY, VERDICT, Row, batched, encode, rows_of
+from pipeline.verify.rows import AGAIN, BREAK, JOBS, REFUSED, SUMMARY, VERDICT, Row, batched, encode, rows_in
 
 SORTED_BY: Final = ("tenant_id", "kind", "number")
 FOLDED: Final = (SUMMARY, JOBS, REFUSED)
@@ -35,7 +35,7 @@ class FoldChains:
     chains: Mapping[str, Chain]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return batched(self._rows(rows_of(batches)))
+        return batched(self._rows(rows_in(batches)))
 
     def _rows(self, rows: Iterator[Row]) -> Iterator[Row]:
         for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):

@@ -17,6 +17,7 @@ from ledger.range_fold import Ends, tasks
 from ledger.range_summary import RangeTask
 from ledger.tree_check import TreeHead
 from ledger.verdict import KINDS, Verdict
+from pipeline.arrow import batch_of_columns, ddl_of
 from pipeline.sent_keys import sent
 from pipeline.source import OpenPlace, Piece, over_pieces
 from pipeline.source.pieces import ROWS_A_PIECE
@@ -25,7 +26,7 @@ from pipeline.verify import folding
 from pipeline.verify import jobs as comparing
 from pipeline.verify.folding import Chain, FoldChains
 from pipeline.verify.ranges import CheckRanges, read_jobs
-from pipeline.verify.rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_of
+from pipeline.verify.rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_in
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 ROUNDS_MAX: Final = 5
 """Times that ranges may have to be checked again: each round knows what the one before was missing."""
 
-BREAKS_DDL: Final = "tenant_id string, seq bigint, kind string, detail string, expected string, actual string"
 _BREAKS_SCHEMA: Final = pa.schema(
     [("tenant_id", pa.string()), ("seq", pa.int64())]
     + [(name, pa.string()) for name in ("kind", "detail", "expected", "actual")]
 )
+BREAKS_DDL: Final = ddl_of(_BREAKS_SCHEMA)
 VERDICTS_DDL: Final = "tenant_id string, valid boolean, entries_checked bigint, verdict string"
 _TASK_DECODER: Final = msgspec.msgpack.Decoder(RangeTask)
 _VERDICT_DECODER: Final = msgspec.msgpack.Decoder(Verdict)
@@ -105,14 +106,13 @@ class _TellBreaks:
         for batch in batches:
             rows = [
                 (row.tenant_id, *decode_break(row.data))
-                for row in rows_of([batch])
+                for row in rows_in([batch])
                 if row.tenant_id not in self.refused and (row.kind == BREAK or row.tenant_id in self.whole)
             ]
             if rows:
                 tenants, seqs, kinds, details, expected, actual = zip(*rows, strict=True)
                 columns = (tenants, seqs, kinds, details, [*map(_text, expected)], [*map(_text, actual)])
-                arrays = [pa.array(values, field.type) for values, field in zip(columns, _BREAKS_SCHEMA, strict=True)]
-                yield pa.RecordBatch.from_arrays(arrays, schema=_BREAKS_SCHEMA)
+                yield batch_of_columns(columns, _BREAKS_SCHEMA)
 
 
 def _text(value: object) -> str | None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ledger import job_parts
 from ledger.projection_check import JobJudge, StoredJob
 from ledger.verdict import Break
-from pipeline.verify.rows import BREAK, CANDIDATE, JOBS, PART, STORED, Row, batched, encode, rows_of
+from pipeline.verify.rows import BREAK, CANDIDATE, JOBS, PART, STORED, Row, batched, encode, rows_in
 
 SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
 """Parts come in chain order, stored jobs in the order that they are stored in."""
@@ -23,7 +23,7 @@ SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
 
 def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of one partition, which has all rows of every job in it, sorted by ``SORTED_BY``."""
-    return batched(_compared(rows_of(batches)))
+    return batched(_compared(rows_in(batches)))
 
 
 def _compared(rows: Iterator[Row]) -> Iterator[Row]:

@@ -17,6 +17,7 @@ from ledger.range_check import RangeChecker
 from ledger.range_summary import RangeTask
 from ledger.verdict import Break, Findings
 from ledger.verification import ENTRY_COLUMNS
+from pipeline.arrow import rows_of
 from pipeline.sent_keys import keyring_of
 from pipeline.source import Piece, PieceReader
 from pipeline.verify.columns import check_batch
@@ -57,7 +58,7 @@ class CheckRanges:
     def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[Row]:
         breaks: list[Break] = []
         opener = partial(open_snapshot, keyring=keyring_of(self.keys))
-        snapshots = [row for batch in reader.snapshots() for row in zip(*_lists(batch), strict=True)]
+        snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
         checker = RangeChecker(task, snapshots, opener, breaks.append)
         jobs, place = JobParts(), 0
         for batch in reader.entries():
@@ -89,7 +90,7 @@ def _stored(tenant_id: str, reader: PieceReader) -> Iterator[Row]:
     yield Row(tenant_id, JOBS, -1, 0, None, encode((nothing, nothing)))
     place = 0
     for batch in batches:
-        for row in zip(*_lists(batch), strict=True):
+        for row in rows_of(batch):
             job_id = row[0] if isinstance(row[0], str) else None
             yield Row(tenant_id, STORED, 0, place, job_id, encode(row))
             place += 1
@@ -105,10 +106,6 @@ def _breaks(task: RangeTask, breaks: list[Break]) -> Iterator[Row]:
     found, breaks[:] = [*breaks], []
     for each in found:
         yield Row(task.tenant_id, BREAK, task.number, 0, None, encode(each))
-
-
-def _lists(batch: pa.RecordBatch) -> list[list[object]]:
-    return [column.to_pylist() for column in batch.columns]
 
 
 def _column(name: str, batch: pa.RecordBatch) -> list[object]:

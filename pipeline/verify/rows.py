@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from ledger.verdict import Break
+from pipeline.arrow import batch_of, ddl_of, lists_of
 
 ROWS_A_BATCH: Final = 1000
 """Rows handed on together."""
@@ -36,7 +37,6 @@ REFUSED: Final = "refused"
 AGAIN: Final = "again"
 """A ``RangeTask`` to be done again before there can be a verdict."""
 
-DDL: Final = "tenant_id string, kind string, number bigint, place bigint, job_id string, data binary"
 _SCHEMA: Final = pa.schema(
     [
         ("tenant_id", pa.string()),
@@ -47,6 +47,7 @@ _SCHEMA: Final = pa.schema(
         ("data", pa.binary()),
     ]
 )
+DDL: Final = ddl_of(_SCHEMA)
 
 _BREAK_DECODER: Final = msgspec.msgpack.Decoder(Break)
 
@@ -78,22 +79,16 @@ def batched(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
         held.append(row)
         size_bytes += len(row.data)
         if len(held) == ROWS_A_BATCH or size_bytes >= BYTES_A_BATCH:
-            yield _batch(held)
+            yield batch_of(held, _SCHEMA)
             held, size_bytes = [], 0
     if held:
-        yield _batch(held)
+        yield batch_of(held, _SCHEMA)
 
 
-def _batch(rows: list[Row]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, _SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
-
-
-def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+def rows_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     """The rows of batches that Spark hands to a task."""
     for batch in batches:
-        yield from map(Row, *(column.to_pylist() for column in batch.columns))
+        yield from map(Row, *lists_of(batch))
 
 
 def encode(value: Any) -> bytes:

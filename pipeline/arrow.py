@@ -1,0 +1,69 @@
+"""A ledger's rows as Arrow has them: into batches, out of them, and what Spark is told of their columns.
+
+What a batch is made of is said once, as an Arrow schema. Tasks take and give batches, so all of this is plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+INTEGERS: Final = frozenset(
+    (
+        *("seq", "hlc_physical", "hlc_logical", "link_version", "from_seq", "to_seq", "entry_count", "last_seq"),
+        *("created_physical", "created_logical", "head_seq", "tree_size", "level", "tile_index"),
+    )
+)
+"""Columns of a ledger that hold integers; all others hold text, but for the hashes of a tile."""
+
+Row = tuple[Any, ...]
+"""Plain values, column by column."""
+
+_SPARK: Final = {
+    pa.bool_(): "boolean",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.binary(): "binary",
+}
+
+
+def schema_of(columns: Iterable[str]) -> pa.Schema:
+    """These columns of a ledger."""
+    return pa.schema([(name, pa.int64() if name in INTEGERS else pa.string()) for name in columns])
+
+
+def ddl_of(schema: pa.Schema) -> str:
+    """The columns of ``schema`` as Spark spells them."""
+    return ", ".join(f"{field.name} {_spelt(field.type)}" for field in schema)
+
+
+def _spelt(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"array<{_spelt(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name}: {_spelt(field.type)}' for field in kind)}>"
+    return _SPARK[kind]
+
+
+def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """``rows``, at least one, in the order of ``schema``."""
+    return batch_of_columns(zip(*rows, strict=True), schema)
+
+
+def batch_of_columns(columns: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """``columns``, all of one length, in the order of ``schema``."""
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def lists_of(batch: pa.RecordBatch) -> list[list[Any]]:
+    """The columns of a batch as plain values."""
+    return [column.to_pylist() for column in batch.columns]
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    """The rows of a batch as plain values."""
+    return zip(*lists_of(batch), strict=True)
