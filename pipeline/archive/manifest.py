@@ -1,12 +1,7 @@
 """The manifest of an archived range: a signed statement of what the range holds and which files make it up.
 
-The payload is canonical JSON of an in-toto Statement, in a DSSE envelope that is canonical JSON itself and has exactly
-one signature, as that of a bundle (docs/formats/archive.md)::
-
-    _type          https://in-toto.io/Statement/v1
-    subject        one: name "{tenant_id}/{from_seq}-{to_seq}", digest sha256 over the 32-byte digests of all files
-    predicateType  https://tallystick.dev/archive/v1
-    predicate      the fields of Manifest
+Spelled and signed as ``signing.range_manifest`` has it, with predicate type ``https://tallystick.dev/archive/v1``. The
+digests that its subject covers are those of all files (docs/formats/archive.md).
 
 Each manifest has one spelling: what was read is written again and compared. Invariants::
 
@@ -25,21 +20,11 @@ import msgspec
 from msgspec import Meta
 
 from ledger import canonical
-from ledger.bundle.format import INTEGER_MAX
-from ledger.errors import (
-    ArchiveInvalidError,
-    ArchiveSignatureError,
-    BundleInvalidError,
-    BundleSignatureError,
-    InvalidInputError,
-)
-from ledger.hlc import Hlc
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
 from ledger.merkle import Frontier
-from ledger.names import NODE_ID, READABLE_TENANT_ID
 from ledger.verdict import Head
 from pipeline.archive.layout import (
     CHECKPOINT_CHARACTERS_MAX,
-    CONSISTENCY_HASHES_MAX,
     FILE_BYTES_MAX,
     FILES_MAX,
     FORMAT_VERSION,
@@ -49,18 +34,11 @@ from pipeline.archive.layout import (
     month_order,
 )
 from signing import envelope
-from signing.bundle import manifest as bundle_manifest
-from signing.bundle.manifest import HLC_CHARACTERS_MAX, Signed
 from signing.envelope import Envelope
 from signing.keys import Keyring, Signer
-from signing.snapshot import STATEMENT_TYPE
+from signing.range_manifest import Count, Hash, ManifestForm, RangePredicate, Seq, Statement
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/archive/v1"
-
-_Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-_HlcText = Annotated[str, Meta(max_length=HLC_CHARACTERS_MAX)]
-_Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
-_Seq = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
 
 
 class ArchivedFile(NamedTuple):
@@ -142,27 +120,47 @@ class SealedManifest(NamedTuple):
         return sha256(self.envelope.payload).hexdigest()
 
 
+class _FileItem(msgspec.Struct, forbid_unknown_fields=True):
+    bytes: Annotated[int, Meta(ge=1, le=FILE_BYTES_MAX)]
+    name: Annotated[str, Meta(max_length=200)]
+    rows: Seq
+    sha256: Hash
+
+
+class _Predicate(RangePredicate, forbid_unknown_fields=True):
+    format_version: Literal[1]
+    from_chain_link: Hash
+    highest_physical_ms: Count
+    snapshot_count: Seq
+    frontier: Annotated[list[Hash], Meta(min_length=1, max_length=FRONTIER_HASHES_MAX)]
+    checkpoint: Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
+    previous_manifest: Hash | None
+    files: Annotated[list[_FileItem], Meta(min_length=2, max_length=FILES_MAX)]
+
+
+_FORM: Final = ManifestForm(
+    Statement[_Predicate],
+    PREDICATE_TYPE,
+    version=FORMAT_VERSION,
+    invalid=ArchiveInvalidError,
+    forged=ArchiveSignatureError,
+)
+judge = _FORM.judge
+
+
 def statement(manifest: Manifest) -> bytes:
     """The bytes that are signed for ``manifest``.
 
     Raises:
         CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
     """
-    predicate: dict[str, object] = {
+    predicate = {
         **manifest._asdict(),
-        "format_version": FORMAT_VERSION,
         "frontier": list(manifest.frontier),
         "consistency": list(manifest.consistency),
         "files": [file._asdict() for file in manifest.files],
     }
-    return canonical.encode(
-        {
-            "_type": STATEMENT_TYPE,
-            "subject": [_subject(manifest)],
-            "predicateType": PREDICATE_TYPE,
-            "predicate": predicate,
-        }
-    )
+    return _FORM.statement(predicate, (file.sha256 for file in manifest.files))
 
 
 def seal(manifest: Manifest, signer: Signer) -> bytes:
@@ -186,73 +184,9 @@ def open_manifest(data: bytes, keyring: Keyring | None = None) -> SealedManifest
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise ArchiveInvalidError(f"a manifest is over {MANIFEST_BYTES_MAX} bytes")
-    try:
-        opened = bundle_manifest.open_envelope(data)
-    except BundleInvalidError as error:
-        raise ArchiveInvalidError(str(error)) from error
+    opened = _FORM.open_envelope(data)
     judge(opened, keyring)
     return SealedManifest(read_manifest(opened.payload), opened)
-
-
-def judge(opened: Envelope, keyring: Keyring | None) -> Signed:
-    """Who signed, by the keys of ``keyring``.
-
-    Raises:
-        ArchiveSignatureError: a held key is named that did not sign it.
-    """
-    try:
-        return bundle_manifest.judge(opened, keyring)
-    except BundleSignatureError as error:
-        raise ArchiveSignatureError(str(error)) from error
-
-
-class _FileItem(msgspec.Struct, forbid_unknown_fields=True):
-    bytes: Annotated[int, Meta(ge=1, le=FILE_BYTES_MAX)]
-    name: Annotated[str, Meta(max_length=200)]
-    rows: _Seq
-    sha256: _Hash
-
-
-class _Predicate(msgspec.Struct, forbid_unknown_fields=True):
-    format_version: Literal[1]
-    node_id: Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
-    log_origin: Annotated[str, Meta(pattern=r"^[!-*,-~]{1,300}\Z")]
-    tenant_id: Annotated[str, Meta(pattern=rf"^(?:{READABLE_TENANT_ID})\Z")]
-    from_seq: _Seq
-    to_seq: _Seq
-    from_chain_link: _Hash
-    to_chain_link: _Hash
-    first_hlc: _HlcText
-    last_hlc: _HlcText
-    highest_physical_ms: _Count
-    entry_count: _Seq
-    snapshot_count: _Seq
-    tree_size: _Seq
-    tree_root: _Hash
-    frontier: Annotated[list[_Hash], Meta(min_length=1, max_length=FRONTIER_HASHES_MAX)]
-    checkpoint: Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
-    consistency: Annotated[list[_Hash], Meta(max_length=CONSISTENCY_HASHES_MAX)]
-    previous_manifest: _Hash | None
-    files: Annotated[list[_FileItem], Meta(min_length=2, max_length=FILES_MAX)]
-
-
-class _Digest(msgspec.Struct, forbid_unknown_fields=True):
-    sha256: _Hash
-
-
-class _Subject(msgspec.Struct, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(max_length=200)]
-    digest: _Digest
-
-
-class _Statement(msgspec.Struct, forbid_unknown_fields=True):
-    type_: Annotated[str, Meta(max_length=200)] = msgspec.field(name="_type")
-    subject: tuple[_Subject]
-    predicate_type: Annotated[str, Meta(max_length=200)] = msgspec.field(name="predicateType")
-    predicate: _Predicate
-
-
-_decode = msgspec.json.Decoder(_Statement).decode
 
 
 def read_manifest(payload: bytes) -> Manifest:
@@ -261,12 +195,7 @@ def read_manifest(payload: bytes) -> Manifest:
     Raises:
         ArchiveInvalidError: malformed, at odds with itself, or of another version.
     """
-    try:
-        said = _decode(payload).predicate
-        for hlc in (said.first_hlc, said.last_hlc):
-            Hlc.parse(hlc)
-    except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
-        raise ArchiveInvalidError(f"a manifest is malformed, or not of version {FORMAT_VERSION}: {error}") from error
+    said = _FORM.predicate(payload)
     values = {name: getattr(said, name) for name in Manifest._fields}
     values |= {
         "frontier": tuple(said.frontier),
@@ -315,8 +244,3 @@ def _check(manifest: Manifest) -> None:
     snapshots = FileName(manifest.tenant_id, manifest.from_seq, manifest.to_seq, None)
     if manifest.snapshot_file.parsed != snapshots or manifest.snapshot_file.rows != manifest.snapshot_count:
         raise ArchiveInvalidError("the last file of a manifest is not that of its snapshots")
-
-
-def _subject(manifest: Manifest) -> dict[str, object]:
-    digest = sha256(b"".join(bytes.fromhex(file.sha256) for file in manifest.files)).hexdigest()
-    return {"name": f"{manifest.tenant_id}/{manifest.from_seq}-{manifest.to_seq}", "digest": {"sha256": digest}}

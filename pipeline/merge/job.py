@@ -16,8 +16,8 @@ from pipeline.merge.linking import Found, MergedBundle, link
 from pipeline.merge.taking import TakenBundle, bundles_of, take
 from pipeline.merge.workplace import refuse_unless_a_folder_can_be, refuse_unless_files_can_be, workplace
 from pipeline.signers import Signers
-from signing.bundle.manifest import LOG_ORIGIN
 from signing.keys import Keyring
+from signing.range_manifest import LOG_ORIGIN
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
