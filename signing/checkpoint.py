@@ -109,6 +109,28 @@ def open_checkpoint(
     return checkpoint
 
 
+class JudgedCheckpoint(NamedTuple):
+    """A checkpoint, and why no held key vouches for it; None when one does, and where no keys are held at all."""
+
+    checkpoint: Checkpoint
+    unknown: str | None
+
+
+def judge_checkpoint(text: str, keyring: Keyring | None) -> JudgedCheckpoint:
+    """The checkpoint in a signed note, by the keys of ``keyring``; without it nobody vouches.
+
+    Raises:
+        SignatureError: malformed, or a held key is named that did not sign it.
+    """
+    parsed = parse(note.parse(text).text)
+    if keyring is None:
+        return JudgedCheckpoint(parsed, None)
+    try:
+        return JudgedCheckpoint(open_checkpoint(text, keyring), None)
+    except UnknownKeyError as error:
+        return JudgedCheckpoint(parsed, str(error))
+
+
 def open_own(text: str | bytes, log_key: PublicKey, origin: str) -> Checkpoint:
     """A checkpoint that the reader itself has kept, signed by its key ``log_key`` or by an earlier one.
 

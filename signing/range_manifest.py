@@ -13,9 +13,9 @@ one signature, so each has one spelling and a reader compares bytes::
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Annotated, Final, Generic, NamedTuple, TypeVar
+from typing import Annotated, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,8 +24,11 @@ from ledger import canonical
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError, LedgerError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
+from ledger.merkle import verify_consistency
 from ledger.names import NODE_ID, READABLE_TENANT_ID
-from signing import envelope
+from signing import envelope, note
+from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
+from signing.checkpoint import parse as parse_checkpoint
 from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature
 from signing.keys import Keyring
 from signing.snapshot import STATEMENT_TYPE
@@ -86,6 +89,42 @@ class Statement(msgspec.Struct, Generic[P], forbid_unknown_fields=True):
     subject: tuple[_Subject]
     predicate_type: _Name = msgspec.field(name="predicateType")
     predicate: P
+
+
+class Manifest(Protocol):
+    """What a manifest of any form says of the tree at the end of its range; hashes in hex."""
+
+    @property
+    def origin(self) -> str:
+        """Origin of the tenant's log."""
+
+    @property
+    def tree_size(self) -> int:
+        """How many leaves the tree has."""
+
+    @property
+    def tree_root(self) -> str:
+        """Its root."""
+
+    @property
+    def consistency(self) -> Sequence[str]:
+        """Proof that the tree of the checkpoint extends it."""
+
+
+def judge_own_checkpoint(manifest: Manifest, text: str, keyring: Keyring | None) -> JudgedCheckpoint:
+    """The checkpoint that goes with a manifest: of its log, and of a tree that begins with the manifest's.
+
+    Raises:
+        SignatureError: malformed, of another log, or a held key is named that did not sign it.
+        ProofError: the manifest's proof does not lead to it.
+    """
+    checkpoint = parse_checkpoint(note.parse(text).text)
+    if checkpoint.origin != manifest.origin:
+        raise SignatureError(f"it is of log {checkpoint.origin[:200]!r}, not of {manifest.origin!r}")
+    judged = judge_checkpoint(text, keyring)
+    root, hashes = bytes.fromhex(manifest.tree_root), [bytes.fromhex(each) for each in manifest.consistency]
+    verify_consistency(manifest.tree_size, checkpoint.size, root, checkpoint.root, hashes)
+    return judged
 
 
 class Signed(NamedTuple):

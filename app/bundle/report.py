@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ledger.hlc import Hlc
-from signing.bundle.judging import BUNDLE, BundleVerdict, KeptCheckpoint, tree_head_json
+from signing.bundle.judging import BUNDLE, BundleVerdict, tree_head_json
+from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
 
 OUTCOMES: Final = {
@@ -60,7 +61,7 @@ class Against:
     keys_from: str | None
     keyring: Keyring | None
     checkpoint_from: str | None
-    kept: KeptCheckpoint | None
+    kept: JudgedCheckpoint | None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

@@ -13,17 +13,19 @@ Where 1 to 3 are broken nothing else is looked at. Keys come from the caller alo
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 from app.bundle.chain_reader import ReadingAhead
 from ledger.errors import BundleInvalidError
 from ledger.verification import verify
-from signing.bundle.judging import BundleVerdict, Judging, KeptCheckpoint, refused
+from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleReader, digest_of
+from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
 
 
-async def verify_file(path: Path, keyring: Keyring | None, kept: KeptCheckpoint | None = None) -> BundleVerdict:
+async def verify_file(path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None = None) -> BundleVerdict:
     """The verdict on the file; whatever it holds, nothing but this is the outcome.
 
     Raises:
@@ -38,23 +40,10 @@ async def verify_file(path: Path, keyring: Keyring | None, kept: KeptCheckpoint 
 
 
 async def verify_bundle(
-    reader: BundleReader, keyring: Keyring | None, kept: KeptCheckpoint | None = None
+    reader: BundleReader, keyring: Keyring | None, kept: JudgedCheckpoint | None = None
 ) -> BundleVerdict:
     """The verdict on an open bundle, against the keys of ``keyring`` and a checkpoint kept elsewhere.
 
     Without ``keyring`` no signature is judged, and nothing vouches for what else is found.
     """
-    began_s = time.perf_counter()
-    judging = Judging(reader, keyring, kept)
-    try:
-        found = await verify(
-            ReadingAhead(reader),
-            tenant_id=reader.manifest.tenant_id,
-            from_seq=judging.from_seq,
-            open_snapshot=judging.open_snapshot,
-            checkpoints=judging.judge(),
-            projection=False,
-        )
-    except BundleInvalidError as error:
-        return judging.broken(error, time.perf_counter() - began_s)
-    return judging.verdict(found, time.perf_counter() - began_s)
+    return await judged(reader, keyring, kept, partial(verify, ReadingAhead(reader)))

@@ -19,7 +19,7 @@ from app.cli.options import Checkpoint, Json, Keys
 from app.cli.outcome import CommandExit, out, print_json
 from app.cli.verdict_text import print_first_break, print_verdicts, read_checkpoint
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
-from signing.bundle.judging import KeptCheckpoint, open_kept
+from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
@@ -69,7 +69,7 @@ def verify_bundle(
     raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
 
 
-def _verify(path: Path, keyring: Keyring | None, kept: KeptCheckpoint | None) -> Verified:
+def _verify(path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None) -> Verified:
     try:
         outcome = asyncio.run(verify_file(path, keyring, kept))
     except OSError as error:
@@ -77,8 +77,8 @@ def _verify(path: Path, keyring: Keyring | None, kept: KeptCheckpoint | None) ->
     return Verified(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
 
 
-def _kept(path: Path, keyring: Keyring | None) -> KeptCheckpoint:
-    return open_kept(read_checkpoint(path), keyring)
+def _kept(path: Path, keyring: Keyring | None) -> JudgedCheckpoint:
+    return judge_checkpoint(read_checkpoint(path), keyring)
 
 
 def _name(path: Path | None) -> str | None:

@@ -15,7 +15,7 @@ from ledger.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.tree_check import StoredTree
 from ledger.verdict import Head
 from ledger.verification import verify
-from pipeline.archive.judging import Judging, broken
+from pipeline.archive.judging import ArchiveJudge, broken
 from pipeline.archive.reader import TenantArchive
 from pipeline.archive.store import ArchiveStore
 from pipeline.arrow import Row
@@ -36,17 +36,17 @@ async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | 
     began_s = time.perf_counter()
     try:
         archive = TenantArchive.read(store, tenant_id, keyring)
-        judging = Judging(archive, keyring)
+        judge = ArchiveJudge(archive, keyring)
         found = await verify(
             ArchiveChainReader(archive),
             tenant_id=tenant_id,
             open_snapshot=partial(open_snapshot, keyring=keyring),
-            checkpoints=judging.judge(),
+            checkpoints=judge.judge(),
             projection=False,
         )
     except ArchiveInvalidError as error:
         return broken(tenant_id, error, time.perf_counter() - began_s)
-    return judging.verdict(found.to_json((time.perf_counter() - began_s) * 1000))
+    return judge.verdict(found.to_json((time.perf_counter() - began_s) * 1000))
 
 
 class ArchiveChainReader:

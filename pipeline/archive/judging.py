@@ -1,7 +1,7 @@
 """What an archive says of itself, judged by the keys of whoever verifies it: the manifests and their checkpoints.
 
-A verification of one tenant begins with ``Judging.judge``, has the rows verified in whatever way, as
-``ledger.verification`` does it, and ends with ``Judging.verdict``. The verdict object is that of a chain with one
+A verification of one tenant begins with ``ArchiveJudge.judge``, has the rows verified in whatever way, as
+``ledger.verification`` does it, and ends with ``ArchiveJudge.verdict``. The verdict object is that of a chain with one
 aspect more, ``archive``: manifests, digests, files and checkpoints. Where that is broken nothing else is said.
 Keys come from the caller alone; there are none in an archive.
 """
@@ -16,17 +16,14 @@ from ledger.errors import (
     LedgerError,
     ProofError,
     SignatureError,
-    UnknownKeyError,
 )
-from ledger.merkle import verify_consistency
 from ledger.tree_check import TreeHead
 from ledger.verdict import ASPECTS, Head
 from pipeline.archive.manifest import Manifest, judge
 from pipeline.archive.reader import TenantArchive
-from signing import checkpoint as checkpoints
-from signing import note
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
+from signing.range_manifest import judge_own_checkpoint
 
 ARCHIVE: Final = "archive"
 """The aspect that archives have besides those of a chain, the kind of a break in it, and what ``compared_with`` calls
@@ -35,7 +32,7 @@ ARCHIVE_SIGNATURE: Final = "archive-signature"
 """The kind of a break in a manifest's signature."""
 
 
-class Judging:
+class ArchiveJudge:
     """The verification of one tenant of an archive, around that of its rows."""
 
     def __init__(self, archive: TenantArchive, keyring: Keyring | None) -> None:
@@ -87,19 +84,11 @@ class Judging:
     def _judge_checkpoint(self, manifest: Manifest) -> None:
         at = f"the checkpoint in the manifest of seq {manifest.from_seq} to {manifest.to_seq}"
         try:
-            checkpoint = checkpoints.parse(note.parse(manifest.checkpoint).text)
-            if checkpoint.origin != manifest.origin:
-                raise SignatureError(f"it is of log {checkpoint.origin[:200]!r}, not of {manifest.origin!r}")
-            hashes = [bytes.fromhex(each) for each in manifest.consistency]
-            root = bytes.fromhex(manifest.tree_root)
-            verify_consistency(manifest.tree_size, checkpoint.size, root, checkpoint.root, hashes)
-            if self._keyring is not None:
-                checkpoints.open_checkpoint(manifest.checkpoint, self._keyring, origin=manifest.origin)
-        except UnknownKeyError as error:
-            self._unknown_checkpoint = self._unknown_checkpoint or f"{at}: {error}"
+            self._newest, unknown = judge_own_checkpoint(manifest, manifest.checkpoint, self._keyring)
         except (SignatureError, ProofError) as error:
             raise ArchiveInvalidError(f"{at} does not hold: {error}", manifest.to_seq) from error
-        self._newest = checkpoint
+        if unknown is not None and self._unknown_checkpoint is None:
+            self._unknown_checkpoint = f"{at}: {unknown}"
 
     def _not_checked(self) -> list[str]:
         left = []

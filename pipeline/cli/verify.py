@@ -11,14 +11,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ledger.errors import InvalidInputError, SignatureError, TenantNotFoundError, UnknownKeyError
+from ledger.errors import InvalidInputError, SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.tree_check import TreeHead
 from pipeline.cli.options import ARCHIVE_HELP, Dsn, Json, Keys, Master, Tenants, load_keys, no_dsn
 from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
-from signing import checkpoint as checkpoints
-from signing import note
+from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -213,14 +212,9 @@ class _Kept(NamedTuple):
         Raises:
             SignatureError: malformed, not signed by the key it names, or of another log.
         """
-        unknown = None
-        found = checkpoints.parse(note.parse(text).text)
-        if keyring is not None:
-            try:
-                checkpoints.open_checkpoint(text, keyring)
-            except UnknownKeyError as error:
-                unknown = str(error)
-                err.print(f"the checkpoint proves nothing: {error}", markup=False)
+        found, unknown = judge_checkpoint(text, keyring)
+        if unknown is not None:
+            err.print(f"the checkpoint proves nothing: {unknown}", markup=False)
         tenant = found.origin.rpartition("/")[2]
         if tenant not in tenants:
             raise SignatureError(f"the checkpoint is of log {found.origin!r}, of none of the tenants to be verified")

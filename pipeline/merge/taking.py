@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
 from pipeline.source import over_numbers
 from signing.bundle.chain_reader import BundleChainReader
-from signing.bundle.judging import BundleVerdict, Judging, refuse_unless_trusted, refused
+from signing.bundle.judging import BundleVerdict, judged, refuse_unless_trusted, refused
 from signing.bundle.reader import BundleReader, digest_of
 from signing.keys import Keyring
 
@@ -119,7 +120,7 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
     began_s = time.perf_counter()
     try:
         with BundleReader.open(file, keyring) as reader:
-            found = _verified(reader, keyring)
+            found = asyncio.run(judged(reader, keyring, None, partial(verify, BundleChainReader(reader))))
             taken = _about(taken, reader, found)
             refuse_unless_trusted(name, found, "--keys")
             if taken.tenant_id == SYSTEM_TENANT:
@@ -146,24 +147,6 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
     except OSError as error:
         taken = taken._replace(exit_code=ExitCode.COULD_NOT_RUN, refusal=f"{name}: {error.strerror or error}")
     yield pa.RecordBatch.from_pylist([{"file": number, "about": json.dumps(taken._asdict())}], _ARROW)
-
-
-def _verified(reader: BundleReader, keyring: Keyring) -> BundleVerdict:
-    began_s = time.perf_counter()
-    judging = Judging(reader, keyring)
-    try:
-        rows = verify(
-            BundleChainReader(reader),
-            tenant_id=reader.manifest.tenant_id,
-            from_seq=judging.from_seq,
-            open_snapshot=judging.open_snapshot,
-            checkpoints=judging.judge(),
-            projection=False,
-        )
-        found = asyncio.run(rows)
-    except BundleInvalidError as error:
-        return judging.broken(error, time.perf_counter() - began_s)
-    return judging.verdict(found, time.perf_counter() - began_s)
 
 
 def _about(taken: TakenBundle, reader: BundleReader, found: BundleVerdict) -> TakenBundle:

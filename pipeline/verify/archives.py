@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
 from ledger.range_fold import Ends
 from ledger.tree_check import StoredTree, TreeHead
-from pipeline.archive.judging import Judging, broken
+from pipeline.archive.judging import ArchiveJudge, broken
 from pipeline.source import OpenPlace
 from pipeline.source.archives import OpenArchive
 from pipeline.verify.job import Verified, check_chains
@@ -40,22 +40,22 @@ def verify_archive(
     began_s = time.perf_counter()
     wanted = place.tenants() if tenants is None else sorted(set(tenants))
     objects: dict[str, dict[str, Any]] = {}
-    judging: dict[str, Judging] = {}
+    judges: dict[str, ArchiveJudge] = {}
     ends: dict[str, Ends] = {}
     for tenant in wanted:
         try:
             archive = place.archive(tenant, keyring)
-            judge = Judging(archive, keyring)
+            judge = ArchiveJudge(archive, keyring)
             heads = [*judge.judge(), *(checkpoints or {}).get(tenant, ())]
         except ArchiveInvalidError as error:
             objects[tenant] = broken(tenant, error, time.perf_counter() - began_s)
             continue
         tree = StoredTree(archive.newest.tree_size, archive.newest.tree_root)
-        judging[tenant], ends[tenant] = judge, Ends(tenant, archive.newest.last, tree, heads)
+        judges[tenant], ends[tenant] = judge, Ends(tenant, archive.newest.last, tree, heads)
     checked = check_chains(spark, place.pieces([*ends]), ends, keyring=keyring, with_jobs=False, passed=passed)
     seconds = time.perf_counter() - began_s
     for tenant, verdict in checked.verdicts.items():
-        objects[tenant] = judging[tenant].verdict(verdict.to_json(seconds * 1000))
+        objects[tenant] = judges[tenant].verdict(verdict.to_json(seconds * 1000))
     for tenant, refusal in checked.refused.items():
         kind = ArchiveSignatureError if refusal.is_signature else ArchiveInvalidError
         objects[tenant] = broken(tenant, kind(refusal.message, refusal.seq), seconds)

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import file_digest
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,9 @@ from pipeline.source import over_numbers
 from pipeline.verify.job import Verified
 from pipeline.verify.rows import BREAK, DDL, VERDICT, Row, batched, encode
 from signing.bundle.chain_reader import BundleChainReader
-from signing.bundle.judging import BundleVerdict, Judging, open_kept, refused
-from signing.bundle.reader import BundleReader
+from signing.bundle.judging import BundleVerdict, judged, refused
+from signing.bundle.reader import BundleReader, digest_of
+from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def verify_bundles(
         SignatureError: ``kept`` does not hold.
     """
     if kept is not None:
-        open_kept(kept, keyring)
+        judge_checkpoint(kept, keyring)
     keys = sent(keyring)
     check = _CheckBundles(tuple(str(file.absolute()) for file in files), keys, kept, passed)
     found = over_numbers(spark, len(files), check, DDL).persist()
@@ -110,32 +111,15 @@ def _verified(file: Path, keyring: Keyring | None, kept: str | None, breaks: lis
     began_s = time.perf_counter()
     try:
         with BundleReader.open(file, keyring) as reader:
-            return _verified_rows(reader, keyring, kept, breaks)
+            verify_rows = partial(verify, BundleChainReader(reader), on_break=breaks.append)
+            return asyncio.run(judged(reader, keyring, _kept_of_log(reader, kept, keyring), verify_rows))
     except BundleInvalidError as error:
-        with file.open("rb") as stream:
-            digest, size = file_digest(stream, "sha256").hexdigest(), stream.tell()
-        return refused(error, digest, size, time.perf_counter() - began_s)
+        return refused(error, *digest_of(file), time.perf_counter() - began_s)
 
 
-def _verified_rows(
-    reader: BundleReader, keyring: Keyring | None, kept: str | None, breaks: list[Break]
-) -> BundleVerdict:
-    began_s = time.perf_counter()
-    checkpoint = open_kept(kept, keyring) if kept is not None else None
-    if checkpoint is not None and checkpoint.checkpoint.origin != reader.manifest.origin:
-        checkpoint = None
-    judging = Judging(reader, keyring, checkpoint)
-    try:
-        rows = verify(
-            BundleChainReader(reader),
-            tenant_id=reader.manifest.tenant_id,
-            from_seq=judging.from_seq,
-            open_snapshot=judging.open_snapshot,
-            checkpoints=judging.judge(),
-            projection=False,
-            on_break=breaks.append,
-        )
-        found = asyncio.run(rows)
-    except BundleInvalidError as error:
-        return judging.broken(error, time.perf_counter() - began_s)
-    return judging.verdict(found, time.perf_counter() - began_s)
+def _kept_of_log(reader: BundleReader, kept: str | None, keyring: Keyring | None) -> JudgedCheckpoint | None:
+    """The checkpoint kept elsewhere, where it is of the bundle's log."""
+    if kept is None:
+        return None
+    found = judge_checkpoint(kept, keyring)
+    return found if found.checkpoint.origin == reader.manifest.origin else None

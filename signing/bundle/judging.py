@@ -1,7 +1,7 @@
 """What a bundle says of itself, judged by the keys of whoever verifies it: the manifest and the checkpoints.
 
-A verification begins with ``Judging.judge``, has the rows verified in whatever way, as ``ledger.verification`` does it,
-and ends with ``Judging.verdict``, which puts both together::
+``judged`` is the whole verification of an open bundle. It begins with ``BundleJudge.judge``, has the rows verified by
+``ledger.verification``, and ends with ``BundleJudge.verdict``, which puts both together::
 
     1. container and digests          signing.bundle.reader
     2. the manifest's signature       here
@@ -15,10 +15,11 @@ is broken nothing else is looked at. Keys come from the caller alone; those insi
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ledger.errors import (
     BundleInvalidError,
@@ -26,18 +27,15 @@ from ledger.errors import (
     BundleSignatureError,
     ProofError,
     SignatureError,
-    UnknownKeyError,
     UntrustedKeyError,
 )
-from ledger.merkle import verify_consistency
 from ledger.tree_check import TreeHead
 from ledger.verdict import ASPECTS, Head, Verdict
-from signing import checkpoint as checkpoints
-from signing import note
 from signing.bundle.manifest import Manifest, judge
 from signing.bundle.reader import BundleReader
-from signing.checkpoint import Checkpoint
+from signing.checkpoint import Checkpoint, JudgedCheckpoint
 from signing.keys import Keyring
+from signing.range_manifest import judge_own_checkpoint
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
 BUNDLE: Final = "bundle"
@@ -46,16 +44,6 @@ BUNDLE_SIGNATURE: Final = "bundle-signature"
 """The kind of a break in the manifest's signature."""
 OWN, KEPT = "bundle", "file"
 """What ``compared_with`` calls the bundle's own checkpoint and one kept elsewhere."""
-
-
-class KeptCheckpoint(NamedTuple):
-    """A checkpoint kept outside the bundle; ``unknown`` says why no held key vouches for it, None when one does.
-
-    Without keys nobody vouches, and ``unknown`` is None as well.
-    """
-
-    checkpoint: Checkpoint
-    unknown: str | None
 
 
 @dataclass
@@ -110,26 +98,11 @@ def tree_head_json(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"origin": checkpoint.origin, "size": checkpoint.size, "root": checkpoint.root.hex()}
 
 
-def open_kept(text: str, keyring: Keyring | None) -> KeptCheckpoint:
-    """A checkpoint that was kept elsewhere.
-
-    Raises:
-        SignatureError: malformed, or a held key is named that did not sign it.
-    """
-    parsed = checkpoints.parse(note.parse(text).text)
-    if keyring is None:
-        return KeptCheckpoint(parsed, None)
-    try:
-        return KeptCheckpoint(checkpoints.open_checkpoint(text, keyring), None)
-    except UnknownKeyError as error:
-        return KeptCheckpoint(parsed, str(error))
-
-
-class Judging:
+class BundleJudge:
     """The verification of one open bundle, around that of its rows. Calls in order: ``judge``, then ``verdict``; or
     ``broken``, when anything on the way refused the bundle."""
 
-    def __init__(self, reader: BundleReader, keyring: Keyring | None, kept: KeptCheckpoint | None = None) -> None:
+    def __init__(self, reader: BundleReader, keyring: Keyring | None, kept: JudgedCheckpoint | None = None) -> None:
         """Without ``keyring`` no signature is judged, and nothing vouches for what else is found."""
         self._reader = reader
         self._keyring = keyring
@@ -151,7 +124,7 @@ class Judging:
         # 1. Who signed the manifest.
         self._signed, self._why, self._result.manifest_keys = judge(self._reader.envelope, self._keyring)
         # 2. The checkpoints: the bundle's own, then the one kept elsewhere.
-        self._own = _Own.of(self._reader, self._keyring)
+        self._own = _own_checkpoint(self._reader, self._keyring)
         self._result.checkpoint = self._own.checkpoint
         heads, self._undecided = _heads(self._reader.manifest, self._own, self._kept)
         return heads
@@ -180,6 +153,32 @@ class Judging:
         return _broken(self._result, _kind_of(error), str(error), seconds)
 
 
+async def judged(
+    reader: BundleReader,
+    keyring: Keyring | None,
+    kept: JudgedCheckpoint | None,
+    verify_rows: Callable[..., Awaitable[Verdict]],
+) -> BundleVerdict:
+    """The verdict on an open bundle, against the keys of ``keyring`` and a checkpoint kept elsewhere.
+
+    Without ``keyring`` no signature is judged, and nothing vouches for what else is found. ``verify_rows`` is
+    ``ledger.verification.verify`` over the bundle's rows.
+    """
+    began_s = time.perf_counter()
+    whole = BundleJudge(reader, keyring, kept)
+    try:
+        found = await verify_rows(
+            tenant_id=reader.manifest.tenant_id,
+            from_seq=whole.from_seq,
+            open_snapshot=whole.open_snapshot,
+            checkpoints=whole.judge(),
+            projection=False,
+        )
+    except BundleInvalidError as error:
+        return whole.broken(error, time.perf_counter() - began_s)
+    return whole.verdict(found, time.perf_counter() - began_s)
+
+
 def refused(error: BundleInvalidError, digest: str, size_bytes: int, seconds: float = 0) -> BundleVerdict:
     """The verdict on a file of this SHA-256 and size that cannot be opened as a bundle, for the reason given."""
     return _broken(BundleVerdict({}, digest, size_bytes), _kind_of(error), str(error), seconds)
@@ -205,42 +204,25 @@ def refuse_unless_trusted(name: str, found: BundleVerdict, trusted_by: str = "bu
         raise UntrustedKeyError(f"{name}: {why}; {trusted_by} names who is trusted", found.to_json(), name)
 
 
-class _Own(NamedTuple):
-    """The bundle's own checkpoint; ``unknown`` says why no held key vouches for it."""
+def _own_checkpoint(reader: BundleReader, keyring: Keyring | None) -> JudgedCheckpoint:
+    """The bundle's own checkpoint.
 
-    checkpoint: Checkpoint
-    unknown: str | None
-
-    @classmethod
-    def of(cls, reader: BundleReader, keyring: Keyring | None) -> _Own:
-        """The checkpoint, once it is one of this log that covers the range.
-
-        Raises:
-            BundleInvalidError: it is not, or the manifest's proof does not lead to it.
-        """
-        manifest, text, unknown = reader.manifest, reader.checkpoint(), None
-        try:
-            checkpoint = checkpoints.parse(note.parse(text).text)
-            if checkpoint.origin != manifest.origin:
-                raise SignatureError(f"it is of log {checkpoint.origin[:200]!r}, not of {manifest.origin!r}")
-            if keyring is not None:
-                checkpoints.open_checkpoint(text, keyring, origin=manifest.origin)
-        except UnknownKeyError as error:
-            unknown = str(error)
-        except SignatureError as error:
-            raise BundleInvalidError(f"the bundle's checkpoint does not hold: {error}") from error
-        root = bytes.fromhex(manifest.tree_root)
-        hashes = [bytes.fromhex(text) for text in manifest.consistency]
-        try:
-            verify_consistency(manifest.tree_size, checkpoint.size, root, checkpoint.root, hashes)
-        except ProofError as error:
-            raise BundleInvalidError(
-                f"the bundle's checkpoint is not of a log that begins with its entries: {error}"
-            ) from error
-        return cls(checkpoint, unknown)
+    Raises:
+        BundleInvalidError: it is none of this log that covers the range.
+    """
+    try:
+        return judge_own_checkpoint(reader.manifest, reader.checkpoint(), keyring)
+    except SignatureError as error:
+        raise BundleInvalidError(f"the bundle's checkpoint does not hold: {error}") from error
+    except ProofError as error:
+        raise BundleInvalidError(
+            f"the bundle's checkpoint is not of a log that begins with its entries: {error}"
+        ) from error
 
 
-def _heads(manifest: Manifest, own: _Own, kept: KeptCheckpoint | None) -> tuple[list[TreeHead], str | None]:
+def _heads(
+    manifest: Manifest, own: JudgedCheckpoint, kept: JudgedCheckpoint | None
+) -> tuple[list[TreeHead], str | None]:
     """The tree heads that the entries can be compared with, and why the kept one cannot."""
     heads = []
     if own.unknown is None:
@@ -267,7 +249,11 @@ def _add_manifest(verdict: dict[str, Any], signed: str, why: str | None) -> None
 
 
 def _add_checkpoints(
-    verdict: dict[str, Any], own: _Own, kept: KeptCheckpoint | None, keyring: Keyring | None, undecided: str | None
+    verdict: dict[str, Any],
+    own: JudgedCheckpoint,
+    kept: JudgedCheckpoint | None,
+    keyring: Keyring | None,
+    undecided: str | None,
 ) -> None:
     """The verdict on checkpoints, where more than the comparison of roots decides it. What is broken stays so."""
     verdicts = verdict["verdicts"]
@@ -280,7 +266,7 @@ def _add_checkpoints(
         verdicts["checkpoint"] = "not_checked"
 
 
-def _unjudged(own: _Own, kept: KeptCheckpoint | None, undecided: str | None) -> list[str]:
+def _unjudged(own: JudgedCheckpoint, kept: JudgedCheckpoint | None, undecided: str | None) -> list[str]:
     """Which checkpoints say nothing here, and why."""
     left = []
     if own.unknown is not None:

@@ -20,8 +20,9 @@ from app.bundle.verify import verify_file
 from ledger import canonical
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
-from signing.bundle.judging import BundleVerdict, open_kept
+from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader
+from signing.checkpoint import judge_checkpoint
 from signing.envelope import PAYLOAD_TYPE
 from signing.keys import FileSigner, Keyring, PublicKey
 from signing.snapshot import open_snapshot
@@ -40,7 +41,7 @@ Twin = Callable[..., int]
 def product(path: Path, keyring: Keyring | None, kept: str | None = None) -> int:
     """Exit code of the product."""
     try:
-        checkpoint = open_kept(kept, keyring) if kept is not None else None
+        checkpoint = judge_checkpoint(kept, keyring) if kept is not None else None
     except SignatureError:
         return 2
     return exit_code(asyncio.run(verify_file(path, keyring, checkpoint)))
