@@ -6,11 +6,12 @@ What is awaited here never waits; it reads files. Memory holds a row group.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ledger.errors import ArchiveInvalidError
+from ledger.rows_alone import RowsAlone
 from ledger.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.tree_check import StoredTree
 from ledger.verdict import Head
@@ -23,7 +24,6 @@ from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 
 _FROM_SEQ, _TO_SEQ = map(SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq"))
-_NO_ROWS: Final[Sequence[Sequence[Row]]] = ()
 
 
 async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> dict[str, Any]:
@@ -49,7 +49,7 @@ async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | 
     return judge.verdict(found.to_json((time.perf_counter() - began_s) * 1000))
 
 
-class ArchiveChainReader:
+class ArchiveChainReader(RowsAlone):
     """One tenant of an archive as a ``ledger.verification.ChainReader``; belongs to one task at a time."""
 
     def __init__(self, archive: TenantArchive) -> None:
@@ -67,10 +67,6 @@ class ArchiveChainReader:
         """The tree as the newest manifest names it."""
         return StoredTree(self._archive.newest.tree_size, self._archive.newest.tree_root)
 
-    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
-        """None: archives hold no tiles."""
-        return None
-
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``ENTRY_COLUMNS`` as they stand."""
         for rows in self._archive.entry_batches(from_seq, to_seq):
@@ -82,13 +78,3 @@ class ArchiveChainReader:
             wanted = [row for row in rows if row[_FROM_SEQ] >= from_seq and (to_seq is None or row[_TO_SEQ] <= to_seq)]
             if wanted:
                 yield wanted
-
-    async def jobs(self) -> AsyncIterator[Sequence[Row]]:
-        """Nothing: archives hold no job states; they follow from the entries."""
-        for batch in _NO_ROWS:
-            yield batch
-
-    async def entries_by_job(self) -> AsyncIterator[Sequence[Row]]:
-        """Nothing, since there are no job states to compare with."""
-        for batch in _NO_ROWS:
-            yield batch

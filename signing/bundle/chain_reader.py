@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from ledger.rows_alone import RowsAlone
 from ledger.tree_check import StoredTree
 from ledger.verdict import Head
 from signing.bundle.reader import BundleReader, Row
@@ -12,10 +13,8 @@ from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 
 SNAPSHOTS_A_BATCH: Final = 50
 
-_NO_ROWS: Final[Sequence[Sequence[Row]]] = ()
 
-
-class BundleChainReader:
+class BundleChainReader(RowsAlone):
     """An open bundle as a ``ledger.verification.ChainReader``; belongs to one task at a time."""
 
     def __init__(self, bundle: BundleReader) -> None:
@@ -34,10 +33,6 @@ class BundleChainReader:
         """The tree as the manifest names it."""
         return StoredTree(self._bundle.manifest.tree_size, self._bundle.manifest.tree_root)
 
-    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
-        """None: bundles hold no tiles."""
-        return None
-
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches."""
         for batch in self._bundle.entry_batches(from_seq, to_seq):
@@ -53,14 +48,4 @@ class BundleChainReader:
                 yield batch
                 batch = []
         if batch:
-            yield batch
-
-    async def jobs(self) -> AsyncIterator[Sequence[Row]]:
-        """Nothing: bundles hold no job states; they follow from the entries."""
-        for batch in _NO_ROWS:
-            yield batch
-
-    async def entries_by_job(self) -> AsyncIterator[Sequence[Row]]:
-        """Nothing, since there are no job states to compare with."""
-        for batch in _NO_ROWS:
             yield batch

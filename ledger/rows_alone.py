@@ -1,0 +1,26 @@
+"""A ledger that is rows alone, as bundles and archives are: what it answers where a database would look into tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+_NO_BATCHES: Final[Sequence[Sequence[Any]]] = ()
+
+
+class RowsAlone:
+    """The part of a ``ledger.verification.ChainReader`` that is about tables besides entries and snapshots."""
+
+    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
+        """None: there are no stored tiles."""
+        return None
+
+    async def jobs(self) -> AsyncIterator[Sequence[Any]]:
+        """Nothing: there are no job states; they follow from the entries."""
+        for batch in _NO_BATCHES:
+            yield batch
+
+    async def entries_by_job(self) -> AsyncIterator[Sequence[Any]]:
+        """Nothing, since there are no job states to compare with."""
+        for batch in _NO_BATCHES:
+            yield batch
