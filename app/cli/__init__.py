@@ -12,12 +12,7 @@ from typing import NoReturn
 import typer
 
 from app.cli.on_demand import OnDemandGroup, Place
-from app.cli.outcome import CommandExit, fail
-from ledger.errors import LedgerError
-from ledger.exit_code import ExitCode, exit_code_of_error
-
-_USAGE_ERROR = 2
-"""Typer's code for a wrong command line; 2 says tampered here, so it becomes 1."""
+from console.program import EXIT_CODES, run
 
 
 class Commands(OnDemandGroup):
@@ -53,8 +48,7 @@ tally = typer.Typer(
     cls=Commands,
     name="tally",
     help="Tallystick: a tamper-evident job ledger.",
-    epilog="Exit codes: 0 fine, 1 could not run, 2 tampered or corrupt, 3 incomplete, "
-    "4 unknown, expired or revoked key.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -68,15 +62,5 @@ def _all_commands() -> None:
 
 
 def main() -> NoReturn:
-    """Run ``tally`` with the arguments of this process; every error becomes one line and an exit code."""
-    try:
-        tally()
-    except CommandExit:
-        raise
-    except SystemExit as ended:
-        raise SystemExit(ExitCode.COULD_NOT_RUN if ended.code == _USAGE_ERROR else ended.code) from None
-    except LedgerError as error:
-        raise fail(str(error), exit_code_of_error(error)) from None
-    except OSError as error:
-        raise fail(str(error)) from None
-    raise CommandExit(ExitCode.FINE)
+    """Run ``tally`` with the arguments of this process."""
+    run(tally)

@@ -11,9 +11,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from app import node_keys
 from app.bundle.from_wal import export_from_wal, survey
 from app.cli.client import LedgerClient, RequestRefusedError
-from app.cli.options import Json, Tenant, Url
-from app.cli.outcome import err, fail, out, print_json
+from app.cli.options import Tenant, Url
 from app.config import load_settings
+from console.options import Json
+from console.outcome import err, fail, out, print_json
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
 from signing.bundle.reader import BundleReader

@@ -10,8 +10,9 @@ from urllib.parse import quote
 import typer
 
 from app.cli.client import LedgerClient
-from app.cli.options import Json, Url
-from app.cli.outcome import out, print_json
+from app.cli.options import Url
+from console.options import Json
+from console.outcome import out, print_json
 from signing.keys import generate
 
 keys = typer.Typer(no_args_is_help=True, help="Signing keys.")

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from console.options import KEYS_HELP
+
 
 def local_url() -> str:
     """Address of the service on this machine, on the port that ``TALLY_PORT`` says, else 8080."""
@@ -25,10 +27,9 @@ Url = Annotated[
     ),
 ]
 Tenant = Annotated[str, typer.Option("--tenant", "-t", help="Tenant whose chain this is about.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Keys = Annotated[
     Path | None,
-    typer.Option("--keys", help="Public keys you trust: a PEM file, a folder of them, or a saved answer of /v1/keys."),
+    typer.Option("--keys", help=f"{KEYS_HELP}."),
 ]
 Checkpoint = Annotated[
     Path | None,

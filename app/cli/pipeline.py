@@ -15,9 +15,9 @@ from typing import Final
 
 import typer
 
-from app.cli.outcome import err, fail
 from app.config import Settings, load_settings
 from app.node_keys import uri_in_use
+from console.outcome import err, fail
 from ledger.errors import LedgerError
 
 PACKAGES: Final = ("adbc_driver_postgresql", "jinja2", "obstore", "pandas", "pyarrow", "pyspark")

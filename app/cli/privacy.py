@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.client import LedgerClient
-from app.cli.options import Json, Tenant, Url
-from app.cli.outcome import out, print_json
+from app.cli.options import Tenant, Url
 from app.config import load_settings
+from console.options import Json
+from console.outcome import out, print_json
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
 
 CONNECT_TIMEOUT_S = 10.0

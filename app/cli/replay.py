@@ -32,8 +32,9 @@ from rich.text import Text
 
 from app.cli.client import LedgerClient
 from app.cli.event_files import Chunk, EventFile, FileFormat, Mapping
-from app.cli.options import Json, Tenant, Url
-from app.cli.outcome import err, out, print_json
+from app.cli.options import Tenant, Url
+from console.options import Json
+from console.outcome import err, out, print_json
 from ledger.errors import LedgerError
 
 Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]

@@ -15,12 +15,13 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from app.cli.options import Json, Keys
-from app.cli.outcome import CommandExit, err, out, print_json
+from app.cli.options import Keys
 from app.cli.pipeline import prepared
 from app.cli.serve import running_postgres
 from app.config import Settings, load_settings
 from app.logs import configure_logs
+from console.options import Json
+from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
 
 

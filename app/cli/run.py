@@ -12,8 +12,9 @@ import typer
 
 from app.cli import process
 from app.cli.client import LedgerClient
-from app.cli.options import Json, Tenant, Url
-from app.cli.outcome import CommandExit, err, fail, out
+from app.cli.options import Tenant, Url
+from console.options import Json
+from console.outcome import CommandExit, err, fail, out
 from ledger.errors import LedgerError
 from ledger.exit_code import ExitCode
 

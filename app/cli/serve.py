@@ -15,10 +15,10 @@ import structlog
 import typer
 import uvloop
 
-from app.cli.options import Json
-from app.cli.outcome import CommandExit, err, out, print_json
 from app.config import Settings, load_settings
 from app.logs import configure_logs
+from console.options import Json
+from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from app.cli.client import LedgerClient
-from app.cli.options import Json, Tenant, Url
-from app.cli.outcome import out, print_json
+from app.cli.options import Tenant, Url
+from console.options import Json
+from console.outcome import out, print_json
 
 
 def snapshot(tenant: Tenant, url: Url, as_json: Json = False) -> None:

@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from app.cli.client import LedgerClient
-from app.cli.options import Json
-from app.cli.outcome import CommandExit, err, out, print_json
 from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
+from console.options import Json
+from console.outcome import CommandExit, err, out, print_json
 from ledger.exit_code import ExitCode
 
 if TYPE_CHECKING:

@@ -1,36 +1,22 @@
-"""What both verifying commands read and show alike: a kept checkpoint, verdicts, the first break."""
+"""What both verifying commands of ``tally`` show alike: verdicts, the first break."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from app.cli.outcome import out
-
-CHECKPOINT_BYTES_MAX = 1 << 20
-"""A kept checkpoint is read so far."""
-_COLOURS = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "broken": "red"}
-
-
-def read_checkpoint(path: Path) -> str:
-    """The text of a kept checkpoint; bytes that are no text do not open as one.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        return file.read(CHECKPOINT_BYTES_MAX).decode("utf-8", "replace")
+from console.outcome import out
+from console.verifying import coloured
 
 
 def print_verdicts(verdicts: Mapping[str, str]) -> None:
     """One row for each aspect that was checked."""
     table = Table("checked", "verdict")
     for aspect, result in verdicts.items():
-        table.add_row(aspect, f"[{_COLOURS[result]}]{result}[/]")
+        table.add_row(aspect, coloured(result))
     out.print(table)
 
 

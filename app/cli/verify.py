@@ -11,11 +11,13 @@ import typer
 from app.anchors import RFC_3161, WITNESS, as_of
 from app.cli import verify_anchors
 from app.cli.client import LedgerClient, RequestRefusedError
-from app.cli.options import Checkpoint, Json, Keys, Tenant, Url
-from app.cli.outcome import CommandExit, err, out, print_json
-from app.cli.verdict_text import print_first_break, print_verdicts, read_checkpoint
+from app.cli.options import Checkpoint, Keys, Tenant, Url
+from app.cli.verdict_text import print_first_break, print_verdicts
 from app.cli.verify_anchors import Outsiders
 from app.cli.verify_request import Request
+from console.options import Json
+from console.outcome import CommandExit, err, out, print_json
+from console.verifying import read_checkpoint
 from ledger.errors import ProofError, UnknownKeyError
 from ledger.exit_code import exit_code_of_verdict
 from ledger.merkle import verify_consistency

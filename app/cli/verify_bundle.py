@@ -15,9 +15,11 @@ from rich.markup import escape
 from app.bundle import report
 from app.bundle.report import Against, Verified
 from app.bundle.verify import verify_file
-from app.cli.options import Checkpoint, Json, Keys
-from app.cli.outcome import CommandExit, out, print_json
-from app.cli.verdict_text import print_first_break, print_verdicts, read_checkpoint
+from app.cli.options import Checkpoint, Keys
+from app.cli.verdict_text import print_first_break, print_verdicts
+from console.options import Json
+from console.outcome import CommandExit, out, print_json
+from console.verifying import read_checkpoint
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring

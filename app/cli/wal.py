@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from app.cli.options import Json
-from app.cli.outcome import CommandExit, out, print_json
+from console.options import Json
+from console.outcome import CommandExit, out, print_json
 from ledger.exit_code import ExitCode, gravest
 from ledger.printable import printable
 from wal import inspect

@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from app.cli.client import LedgerClient
-from app.cli.options import Json, Tenant, Url
-from app.cli.outcome import out, print_json
+from app.cli.options import Tenant, Url
+from console.options import Json
+from console.outcome import out, print_json
 from ledger.errors import UnknownKeyError
 from signing import note as notes
 from signing.cosignature import WitnessKey, cosignatures_of

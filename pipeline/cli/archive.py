@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from console.options import Json
+from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.options import (
     ARCHIVE_HELP,
     ARCHIVE_VARIABLE,
     Dsn,
-    Json,
     Keys,
     Master,
     SigningKey,
@@ -22,7 +23,6 @@ from pipeline.cli.options import (
     load_keys,
     no_dsn,
 )
-from pipeline.cli.outcome import CommandExit, err, out, print_json
 from pipeline.cli.running import running
 from pipeline.signers import open_signer
 from signing.keys import Keyring

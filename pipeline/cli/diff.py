@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.options import Json, Master, SigningKey, Tenants
-from pipeline.cli.outcome import CommandExit, err, out, print_json
+from console.options import Json
+from console.outcome import CommandExit, err, out, print_json
+from pipeline.cli.options import Master, SigningKey, Tenants
 from pipeline.cli.running import running
 from pipeline.signers import open_signers
 

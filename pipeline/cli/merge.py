@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from console.options import Json
+from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import MergeRefusedError
 from ledger.exit_code import ExitCode, gravest
-from pipeline.cli.options import Json, Master, RequiredKeys, SigningKey, load_keys
-from pipeline.cli.outcome import CommandExit, err, out, print_json
+from pipeline.cli.options import Master, RequiredKeys, SigningKey, load_keys
 from pipeline.cli.running import running
 from pipeline.signers import open_signers
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from console.options import KEYS_HELP
 from ledger.errors import InvalidInputError
 from signing.keys import Keyring
 
@@ -50,11 +51,10 @@ Tenants = Annotated[
 ]
 _KEYS: Final = typer.Option(
     "--keys",
-    help="Public keys you trust: a PEM file, a folder of them, or a saved answer of /v1/keys; may be repeated.",
+    help=f"{KEYS_HELP}; may be repeated.",
 )
 Keys = Annotated[list[Path] | None, _KEYS]
 RequiredKeys = Annotated[list[Path], _KEYS]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
 def load_keys(paths: Sequence[Path]) -> Keyring:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from console.options import Json
+from console.outcome import err, out, print_json
 from ledger.errors import InvalidInputError
-from pipeline.cli.options import ARCHIVE_HELP, Dsn, Json, Master, Tenants, no_dsn
-from pipeline.cli.outcome import err, out, print_json
+from pipeline.cli.options import ARCHIVE_HELP, Dsn, Master, Tenants, no_dsn
 from pipeline.cli.running import running
 from pipeline.report.period import Asked, Clock, asked, parse_duration
 from pipeline.report.texts import duration_text, width_text

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from console.outcome import CommandExit, err, fail
 from ledger.errors import LedgerError
 from pipeline.cli.logs import log_file
-from pipeline.cli.outcome import CommandExit, err, fail
 from pipeline.failures import told
 from pipeline.spark import spark_session
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from console.options import Json
+from console.outcome import err, out, print_json
 from ledger.errors import ConfigurationError
-from pipeline.cli.options import Json, Master
-from pipeline.cli.outcome import err, out, print_json
+from pipeline.cli.options import Master
 from pipeline.cli.running import InterruptedBySignalError, running
 
 if TYPE_CHECKING:

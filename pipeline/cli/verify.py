@@ -11,11 +11,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from console.options import Json
+from console.outcome import CommandExit, err, out, print_json
+from console.verifying import coloured, read_checkpoint
 from ledger.errors import InvalidInputError, SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.tree_check import TreeHead
-from pipeline.cli.options import ARCHIVE_HELP, Dsn, Json, Keys, Master, Tenants, load_keys, no_dsn
-from pipeline.cli.outcome import CommandExit, err, out, print_json
+from pipeline.cli.options import ARCHIVE_HELP, Dsn, Keys, Master, Tenants, load_keys, no_dsn
 from pipeline.cli.running import running
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
@@ -26,11 +28,8 @@ if TYPE_CHECKING:
 
     from pipeline.verify import Verified
 
-CHECKPOINT_BYTES_MAX = 1 << 20
-"""A kept checkpoint is read so far."""
 SOURCE = "file"
 """What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
-_COLOURS = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "broken": "red"}
 
 
 def verify(
@@ -82,7 +81,7 @@ def verify(
     request = _Request(
         tenants,
         load_keys(keys) if keys else None,
-        _read(checkpoint) if checkpoint is not None else None,
+        read_checkpoint(checkpoint) if checkpoint is not None else None,
         breaks,
         master,
     )
@@ -108,11 +107,6 @@ class _Request(NamedTuple):
     """The text of a checkpoint kept elsewhere."""
     breaks: str | None
     master: str | None
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(CHECKPOINT_BYTES_MAX).decode("utf-8", "replace")
 
 
 # --- where the ledgers are ----------------------------------------------------------------------------
@@ -240,7 +234,7 @@ def _print(told: dict[str, Any]) -> None:
     table = Table("tenant" if not verdicts or "file" not in verdicts[0] else "file", "entries", "verdict", "not ok")
     for verdict in verdicts:
         state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
-        rest = [f"{aspect} [{_COLOURS[said]}]{said}[/]" for aspect, said in verdict["verdicts"].items() if said != "ok"]
+        rest = [f"{aspect} {coloured(said)}" for aspect, said in verdict["verdicts"].items() if said != "ok"]
         if "error" in verdict:
             state, rest = "[bold red]NOT READ[/]", [escape(verdict["error"])]
         name = verdict.get("file") or verdict["tenant_id"]

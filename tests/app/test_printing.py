@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from rich.table import Table
 
-from app.cli import outcome as of_tally
 from app.cli import wal
+from console import outcome
 from ledger.exit_code import ExitCode
-from pipeline.cli import outcome as of_pipeline
 
 HLC = "1704931200000:100:node-x"
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\x9b31m\r\u202e\udcff.tar"
 SHOWN = r"a\x1b[2J\x1b]0;owned\x07b\x9b31m\x0d\u202e\udcff.tar"
 
 
-@pytest.fixture(params=[of_tally, of_pipeline], ids=["tally", "pipeline"])
-def outcome(request: pytest.FixtureRequest) -> ModuleType:
-    module: ModuleType = request.param
-    return module
-
-
-def test_text_json_and_tables_hold_no_emoji(outcome: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_json_and_tables_hold_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("hlc")
     table.add_row(HLC)
     outcome.out.print(f"at {HLC}", markup=False)
@@ -37,7 +29,7 @@ def test_text_json_and_tables_hold_no_emoji(outcome: ModuleType, capsys: pytest.
     assert said.err.count(HLC) == 1
 
 
-def test_what_a_terminal_would_obey_is_written_out(outcome: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_terminal_would_obey_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("file")
     table.add_row(HOSTILE)
     outcome.out.print(HOSTILE, markup=False)
@@ -58,7 +50,7 @@ def test_what_a_log_holds_is_written_out_too(
     assert capsys.readouterr().out == "1.wal\\x1b[2J at byte 7: cut\n"
 
 
-def test_json_is_not_wrapped_or_styled(outcome: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_not_wrapped_or_styled(capsys: pytest.CaptureFixture[str]) -> None:
     value = {"text": "[bold]" + "x y " * 100 + "\x1b"}
     outcome.print_json(value)
     assert json.loads(capsys.readouterr().out) == value

@@ -1,4 +1,8 @@
-"""How text and JSON get out of a pipeline command, and how it ends: as those of ``tally`` do."""
+"""How text and JSON get out of a command, and how it ends.
+
+Results go to standard output, everything else (progress, warnings, errors) to standard error, so that
+``--json`` output can be piped.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,33 @@
+"""A program of typer commands: how it ends, and what its exit codes mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from console.outcome import CommandExit, fail
+from ledger.errors import LedgerError
+from ledger.exit_code import ExitCode, exit_code_of_error
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 fine, 1 could not run, 2 tampered or corrupt, 3 incomplete, 4 unknown, expired or revoked key."
+)
+"""To be shown under the list of commands."""
+
+_USAGE_ERROR: Final = 2
+"""Typer's code for a wrong command line; 2 says tampered here, so it becomes 1."""
+
+
+def run(commands: Callable[[], object]) -> NoReturn:
+    """Run a command with the arguments of this process; every error becomes one line and an exit code."""
+    try:
+        commands()
+    except CommandExit:
+        raise
+    except SystemExit as ended:
+        raise SystemExit(ExitCode.COULD_NOT_RUN if ended.code == _USAGE_ERROR else ended.code) from None
+    except LedgerError as error:
+        raise fail(str(error), exit_code_of_error(error)) from None
+    except OSError as error:
+        raise fail(str(error)) from None
+    raise CommandExit(ExitCode.FINE)
