@@ -26,7 +26,7 @@ NAME = "ended-keys"
 log = structlog.get_logger()
 
 
-class Bounds(NamedTuple):
+class KeyBounds(NamedTuple):
     """The earliest end and the earliest revocation of one key."""
 
     not_after: datetime | None
@@ -47,8 +47,8 @@ class EndedKeys:
         """``keys`` by id, none of which counts longer than it ever did; how long they do is remembered from now on."""
         narrow = {key_id: self.bounded(key) for key_id, key in keys.items()}
         for key_id, key in narrow.items():
-            bounds = Bounds(key.not_after, key.revoked_from_hlc)
-            if bounds != self._bounds.get(key_id, Bounds(None, None)):
+            bounds = KeyBounds(key.not_after, key.revoked_from_hlc)
+            if bounds != self._bounds.get(key_id, KeyBounds(None, None)):
                 self._bounds[key_id], self._is_stored = bounds, False
         async with self._storing:
             if not self._is_stored:
@@ -79,10 +79,10 @@ class EndedKeys:
             log.error("ended_keys_not_stored", error=str(error))
 
 
-def _load(path: Path) -> dict[str, Bounds]:
+def _load(path: Path) -> dict[str, KeyBounds]:
     try:
         return {
-            key_id: Bounds(
+            key_id: KeyBounds(
                 datetime.fromisoformat(item["not_after"]) if item["not_after"] else None,
                 Hlc.parse(item["revoked_from_hlc"]) if item["revoked_from_hlc"] else None,
             )

@@ -15,11 +15,11 @@ from wal.segment import store_file, sync_folder
 
 NAME = "lost.json"
 
-Range = tuple[int, int]
+LsnRange = tuple[int, int]
 """First and last LSN; the last is below the first when nobody knows how much there was."""
 
 
-def load(wal_folder: Path) -> list[Range]:
+def load(wal_folder: Path) -> list[LsnRange]:
     """The ranges that are still to be recorded.
 
     Raises:
@@ -37,7 +37,7 @@ def load(wal_folder: Path) -> list[Range]:
         raise StartRefusedError(f"{path} cannot be read: {error}; restore it, or move it away") from error
 
 
-def store(wal_folder: Path, ranges: list[Range]) -> None:
+def store(wal_folder: Path, ranges: list[LsnRange]) -> None:
     """Keep these ranges and no others; durable when this returns."""
     path = wal_folder / NAME
     if ranges:

@@ -87,7 +87,7 @@ class StartedNode:
     keys: NodeKeys
     key_chain: KeyChain
     log_origin: str
-    lost: list[lost_wal.Range]
+    lost: list[lost_wal.LsnRange]
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
     fork: log_fork.Fork | None
     """A fork of the log that ``_system`` does not record yet."""
@@ -407,8 +407,8 @@ async def _unrecorded_fork(
 
 
 async def _unrecorded(
-    connection: asyncpg.Connection[asyncpg.Record], node_id: str, lost: list[lost_wal.Range], pending: list[Pending]
-) -> list[lost_wal.Range]:
+    connection: asyncpg.Connection[asyncpg.Record], node_id: str, lost: list[lost_wal.LsnRange], pending: list[Pending]
+) -> list[lost_wal.LsnRange]:
     """Which of these ranges neither ``_system`` nor the backlog records."""
     if not lost:
         return []

@@ -51,7 +51,7 @@ class FoundWal:
     """Last LSN that is held here or chained."""
     last_lsn: int
     """Last LSN that was ever known durable: new ones go on above."""
-    lost: list[lost_wal.Range]
+    lost: list[lost_wal.LsnRange]
     held: dict[str, Damage]
     """By tenant, what earlier processes could not chain."""
 
@@ -154,7 +154,7 @@ async def find_wal(
 
 def _give_up_held(
     held: dict[str, Damage], recovered: Recovered, node_id: str, *, accept_lost_wal: bool
-) -> list[lost_wal.Range]:
+) -> list[lost_wal.LsnRange]:
     """The ranges of records held back that are in the WAL no more, given up when the operator accepts that."""
     found = range(recovered.first_lsn, recovered.last_lsn + 1)
     gone = [lsn for damage in held.values() for lsn in damage.lsns if lsn not in found]
@@ -169,9 +169,9 @@ def _give_up_held(
     return _ranges(gone)
 
 
-def _ranges(lsns: Iterable[int]) -> list[lost_wal.Range]:
+def _ranges(lsns: Iterable[int]) -> list[lost_wal.LsnRange]:
     """``lsns`` as ranges, each as long as can be."""
-    ranges: list[lost_wal.Range] = []
+    ranges: list[lost_wal.LsnRange] = []
     for lsn in sorted(lsns):
         if ranges and lsn == ranges[-1][1] + 1:
             ranges[-1] = (ranges[-1][0], lsn)

@@ -65,7 +65,7 @@ EntryColumns = Sequence[Sequence[Any]]
 """The values of each of ``ENTRY_COLUMNS``, as many of one as of the other."""
 
 
-class Run(NamedTuple):
+class EntryRun(NamedTuple):
     """Entries that follow one another without gap: their raw links, and ``t_hlc`` of each as it is stored."""
 
     first_seq: int
@@ -127,27 +127,27 @@ class EntryChecker:
         """Link of the last entry passed as it is stored; what was given when there is none."""
         return self._prev_hex
 
-    def check(self, rows: Sequence[EntryRow]) -> list[Run]:
+    def check(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
         """Judge the next rows, at least one; returns them without duplicates, parted where entries are missing."""
         return self._run_when_in_order([*zip(*rows, strict=True)]) or self._check_one_by_one(rows)
 
-    def check_columns(self, columns: EntryColumns) -> list[Run]:
+    def check_columns(self, columns: EntryColumns) -> list[EntryRun]:
         """As ``check``, of rows that are given by their columns."""
         return self._run_when_in_order(columns) or self._check_one_by_one([*zip(*columns, strict=True)])
 
-    def pass_over(self, links: list[bytes], hlcs: Sequence[Any], last_link: str) -> list[Run]:
+    def pass_over(self, links: list[bytes], hlcs: Sequence[Any], last_link: str) -> list[EntryRun]:
         """Take the next entries, which the caller has found to be in order, all of version 2, and to have these links.
 
         ``last_link`` is the last of them in hex. What is in order: :meth:`check_columns`.
         """
-        run = Run(self._next_seq, links, hlcs)
+        run = EntryRun(self._next_seq, links, hlcs)
         self.entries_checked += len(links)
         self._next_seq += len(links)
         self._prev_hex, self._prev_raw, self._is_prev_known = last_link, links[-1], True
         self.may_be_v1 = False
         return [run]
 
-    def _run_when_in_order(self, columns: EntryColumns) -> list[Run] | None:
+    def _run_when_in_order(self, columns: EntryColumns) -> list[EntryRun] | None:
         try:
             links = self._links_when_in_order(columns)
         except (TypeError, ValueError, AttributeError, LedgerError):
@@ -178,9 +178,9 @@ class EntryChecker:
         links = self._linker.links(self._next_seq, self._prev_raw, hlcs, jobs, actions, raw_digests, sources)
         return links if _spelt(links) == _SEPARATOR.join(stored) else None
 
-    def _check_one_by_one(self, rows: Sequence[EntryRow]) -> list[Run]:
+    def _check_one_by_one(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
         self.entries_checked += len(rows)
-        runs: list[Run] = []
+        runs: list[EntryRun] = []
         links: list[bytes] = []
         hlcs: list[Any] = []
         first_seq = self._next_seq
@@ -190,12 +190,12 @@ class EntryChecker:
             if link is None:
                 continue
             if row[0] != expected_seq:
-                runs.append(Run(first_seq, links, hlcs))
+                runs.append(EntryRun(first_seq, links, hlcs))
                 first_seq, links, hlcs = row[0], [], []
             links.append(link)
             hlcs.append(row[1])
             self._next_seq += 1
-        runs.append(Run(first_seq, links, hlcs))
+        runs.append(EntryRun(first_seq, links, hlcs))
         return [run for run in runs if run.links]
 
     def _examine(self, row: EntryRow) -> bytes | None:

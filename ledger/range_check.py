@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 
-from ledger.entry_check import EntryChecker, EntryColumns, EntryRow, Run, is_malformed
-from ledger.range_summary import Border, Mark, Part, RangeSummary, RangeTask, Tile, TileNodes
+from ledger.entry_check import EntryChecker, EntryColumns, EntryRow, EntryRun, is_malformed
+from ledger.range_summary import Border, IntervalPart, Mark, RangeSummary, RangeTask, Tile, TileNodes
 from ledger.snapshot_check import OpenSnapshot, SnapshotRow, has_place, open_row
 from ledger.subtrees import PartOfTree
 from ledger.tile_check import TILES_AT_ONCE, TileBreak, tile_break
@@ -88,7 +88,7 @@ class RangeChecker:
             )
         return self._entries
 
-    def take(self, runs: Sequence[Run], last_row: Head) -> None:
+    def take(self, runs: Sequence[EntryRun], last_row: Head) -> None:
         """What the checker of ``entries`` gave for the next rows, and the last of them."""
         for run in runs:
             if not self._runs or self._runs[-1].end != run.first_seq - 1:
@@ -97,7 +97,7 @@ class RangeChecker:
             self._mark(run)
         self._last_row = last_row
 
-    def _mark(self, run: Run) -> None:
+    def _mark(self, run: EntryRun) -> None:
         end = run.first_seq + len(run.links)
         for seq in self._to_mark[bisect_left(self._to_mark, run.first_seq) : bisect_left(self._to_mark, end)]:
             at = seq - run.first_seq
@@ -131,7 +131,7 @@ class RangeChecker:
             found=self._findings.found(),
         )
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[IntervalPart]:
         """For each interval its part in this range, where no entry of that is missing."""
         task = self.task
         for from_seq, to_seq in self._intervals:
@@ -140,7 +140,7 @@ class RangeChecker:
             for run in self._runs:
                 if run.begin < begin and end <= run.end:
                     hashes = run.part(begin - 1, end, origin=from_seq - 1)
-                    yield Part((from_seq, to_seq), begin, end, hashes)
+                    yield IntervalPart((from_seq, to_seq), begin, end, hashes)
 
     def _segments(self, tree: PartOfTree) -> Iterator[tuple[int, list[bytes]]]:
         cuts = {tree.begin, tree.end, *self.task.sizes, *(to_seq for _, to_seq in self._intervals)}

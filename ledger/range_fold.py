@@ -24,7 +24,7 @@ from ledger.entry_check import report_duplicate, report_gap, report_prev_link
 from ledger.head_check import check_head, readable_ends
 from ledger.merkle import HASH_BYTES, Frontier
 from ledger.projection_check import conclude
-from ledger.range_summary import Interval, Mark, Part, RangeSummary, RangeTask
+from ledger.range_summary import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.snapshot_check import OpenedRow, SnapshotChecker
 from ledger.subtrees import append_part
 from ledger.tile_check import tile_break
@@ -203,7 +203,7 @@ class _KnownLeaves:
     def __init__(self, summaries: Sequence[RangeSummary], again: _Again) -> None:
         self._again = again
         self._marks: dict[int, Mark] = {}
-        self._parts: dict[Interval, list[Part]] = {}
+        self._parts: dict[Interval, list[IntervalPart]] = {}
         for summary in summaries:
             self._marks.update(summary.marks)
             for part in summary.parts:

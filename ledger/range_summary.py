@@ -71,7 +71,7 @@ class Mark(NamedTuple):
     hlc: Any
 
 
-class Part(NamedTuple):
+class IntervalPart(NamedTuple):
     """Roots of the subtrees that entries ``begin..end`` fall into, in the tree over an interval alone."""
 
     interval: Interval
@@ -111,7 +111,7 @@ class RangeSummary(NamedTuple):
     """Whether all entries so far may still have version 1."""
     runs: list[Interval]
     marks: dict[int, Mark]
-    parts: list[Part]
+    parts: list[IntervalPart]
     """Of each interval, what is here of it."""
     segments: list[tuple[int, list[bytes]]]
     """Roots of the subtrees that the entries up to each size fall into, in the tree over all entries."""

@@ -16,11 +16,11 @@ from hashlib import sha256
 
 from ledger.merkle import Frontier, node_hash
 
-Node = tuple[int, int]
+TreeNode = tuple[int, int]
 """(level, index) of the perfect subtree over leaves index << level and the following 2^level - 1."""
 
 
-def subtrees(begin: int, end: int) -> Iterator[Node]:
+def subtrees(begin: int, end: int) -> Iterator[TreeNode]:
     """The perfect subtrees that leaves ``begin..end - 1`` fall into, from left to right."""
     while begin < end:
         level = (end - begin).bit_length() - 1

@@ -16,7 +16,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Protocol
 
-from ledger.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow, Run
+from ledger.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow, EntryRun
 from ledger.head_check import check_head, readable_ends
 from ledger.merkle import Frontier
 from ledger.projection_check import FOLD_COLUMNS, JOB_COLUMNS, Rows, check_projection
@@ -211,7 +211,7 @@ class _Verification:
 class _GrownLeaves:
     """Hashes the entries as they stream by, into one tree and the tree of the range that a snapshot covers."""
 
-    run: Run
+    run: EntryRun
     """The entries that the walk is passing."""
 
     def __init__(self, tiles: TileWalk) -> None:

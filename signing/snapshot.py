@@ -17,6 +17,7 @@ import re
 from typing import Literal, NamedTuple
 
 from ledger import canonical
+from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from ledger.names import NODE_ID, READABLE_TENANT_ID
@@ -28,9 +29,8 @@ from signing.strict import parse_json
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://tallystick.dev/batch-snapshot/v1"
 
-Verdict = Literal["ok", "broken", "unknown_key", "not_checked"]
+SignatureVerdict = Literal["ok", "broken", "unknown_key", "not_checked"]
 
-_INTEGER_MAX = 2**53 - 1
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATTERNS = {
     "tenant_id": re.compile(READABLE_TENANT_ID),
@@ -57,7 +57,7 @@ class OpenedSnapshot(NamedTuple):
 
     claim: SnapshotClaim
     payload_sha256: str
-    verdict: Verdict
+    verdict: SignatureVerdict
     detail: str | None
 
 
@@ -111,7 +111,9 @@ def open_snapshot(envelope_json: str, keyring: Keyring | None) -> OpenedSnapshot
     return OpenedSnapshot(claim, hashlib.sha256(parsed.payload).hexdigest(), verdict, detail)
 
 
-def _judge(parsed: envelope.Envelope, claim: SnapshotClaim, keyring: Keyring | None) -> tuple[Verdict, str | None]:
+def _judge(
+    parsed: envelope.Envelope, claim: SnapshotClaim, keyring: Keyring | None
+) -> tuple[SignatureVerdict, str | None]:
     if keyring is None:
         return "not_checked", "no key was given to check the signature with"
     try:
@@ -158,7 +160,7 @@ def _check(predicate: dict[str, object]) -> SnapshotClaim:
             raise SignatureError(f"{name} of the snapshot is missing or malformed")
     for name in _INTEGERS:
         number = predicate.get(name)
-        if type(number) is not int or not 1 <= number <= _INTEGER_MAX:
+        if type(number) is not int or not 1 <= number <= INTEGER_MAX:
             raise SignatureError(f"{name} of the snapshot is missing or not a positive integer")
     previous = predicate.get("previous_snapshot", "")
     if previous is not None and not (isinstance(previous, str) and _DIGEST.fullmatch(previous)):

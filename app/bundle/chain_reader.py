@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 
+from ledger.bundle.rows import Row
 from ledger.verdict import Head
 from signing.bundle.chain_reader import BundleChainReader
-from signing.bundle.reader import BundleReader, Row
+from signing.bundle.reader import BundleReader
 
 
 class ReadingAhead(BundleChainReader):

@@ -40,7 +40,7 @@ from ledger.errors import (
 from ledger.verdict import Findings
 from signing import checkpoint as checkpoints
 from signing import note
-from signing.bundle.writer import BundleWriter, End
+from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _choose(head: chain_reads.HeadRow | None, tenant_id: str, from_seq: int | No
     return _Range(first, last, head.checkpoint, size)
 
 
-async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> End:
+async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> BundleEnd:
     """Root and proof at the end of the range, out of the stored tiles."""
     first, second = chosen.to_seq, chosen.checkpoint_size
     wanted = tiles.root_tiles(first) | tiles.consistency_tiles(first, second)
@@ -199,7 +199,7 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
         proof = tiles.consistency_proof(first, second, get_tile)
     except ProofError as error:
         raise ChainBrokenError(f"the stored tree of tenant {tenant_id} is incomplete: {error}") from error
-    return End(root.hex(), chosen.checkpoint, proof, keys)
+    return BundleEnd(root.hex(), chosen.checkpoint, proof, keys)
 
 
 def _refuse_broken(tenant_id: str, findings: Findings) -> None:

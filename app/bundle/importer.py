@@ -42,7 +42,7 @@ from app.store import chaining, imports
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Grower, Growth, Job, head_of
-from app.store.imports import Progress
+from app.store.imports import ImportProgress
 from app.store.notary import read_link
 from app.store.standing import find_standing
 from ledger import jobs
@@ -282,7 +282,7 @@ class BundleImporter:
             )
         if progress.has_ended:
             seqs = {tenant: head.seq for tenant, head in heads.items()}
-            progress = Progress(seqs, 0, 0, 0, 0, (), has_ended=True)
+            progress = ImportProgress(seqs, 0, 0, 0, 0, (), has_ended=True)
         outcome = Imported(bundles.bundles, bundles.entries, heads=heads)
         outcome.imported, outcome.duplicates = progress.imported, progress.duplicates
         outcome.jobs_changed, outcome.conflicts = progress.jobs_changed, list(progress.conflicts)
@@ -300,7 +300,7 @@ class BundleImporter:
             raise NotReadyError(f"tenant {tenant_id} could not begin; import the same bundles again") from error
 
     async def _store_batch(
-        self, set_digest: str, progress: Progress, outcome: Imported, batch: Sequence[Incoming]
+        self, set_digest: str, progress: ImportProgress, outcome: Imported, batch: Sequence[Incoming]
     ) -> None:
         growth = Growth()
         async with self._pool.acquire() as connection, connection.transaction():

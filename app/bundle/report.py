@@ -39,7 +39,7 @@ _MEANINGS: Final = {
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedFile:
     """One file and what came of it; ``error`` instead of ``outcome`` when it could not be read."""
 
     name: str
@@ -70,7 +70,7 @@ class Against:
         return {"keys_from": self.keys_from, "keys": keys, "checkpoint": kept}
 
 
-def to_json(files: Sequence[Verified], against: Against, verified_at: datetime, tool: str) -> dict[str, Any]:
+def to_json(files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str) -> dict[str, Any]:
     """The report as one JSON object; of a single file its verdict's members stand at the top as well."""
     items = [file.to_json() for file in files]
     return {
@@ -82,7 +82,7 @@ def to_json(files: Sequence[Verified], against: Against, verified_at: datetime, 
     }
 
 
-def to_markdown(files: Sequence[Verified], against: Against, verified_at: datetime, tool: str) -> str:
+def to_markdown(files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str) -> str:
     """The report as text."""
     lines = [
         "# Verification of " + ("a ledger bundle" if len(files) == 1 else f"{len(files)} ledger bundles"),
@@ -95,7 +95,7 @@ def to_markdown(files: Sequence[Verified], against: Against, verified_at: dateti
     return "\n".join([*lines, *_keys(against), "", *_checkpoint(against), "", *_again(files, against), ""])
 
 
-def _about(file: Verified) -> Iterator[str]:
+def _about(file: VerifiedFile) -> Iterator[str]:
     yield f"## {_code(file.name)}"
     yield ""
     yield f"**{OUTCOMES[file.exit_code]}** (exit code {file.exit_code})"
@@ -171,7 +171,7 @@ def _checkpoint(against: Against) -> Iterator[str]:
         yield f"It counts for nothing: {_plain(against.kept.unknown)}"
 
 
-def _again(files: Sequence[Verified], against: Against) -> Iterator[str]:
+def _again(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
     options = []
     if against.keys_from is not None:
         options += ["--keys", against.keys_from]

@@ -16,13 +16,14 @@ Verifying the bundle, its signatures too, comes before all of that and is the ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.store import chaining, imports
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead
 from app.store.growth import Grower, Growth, Place, head_of
 from ledger.bundle.rows import CHAIN_LINK, JOB_ID, PREV_CHAIN_LINK
+from ledger.entry_check import EntryRow
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
 from signing.bundle.reader import BundleReader
@@ -30,8 +31,6 @@ from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 
 if TYPE_CHECKING:
     from app.store import Connection
-
-Row = Sequence[Any]
 
 
 class RestoredRange(NamedTuple):
@@ -94,7 +93,7 @@ async def _check_joint(connection: Connection, reader: BundleReader, head: Chain
         )
 
 
-async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows: Sequence[Row]) -> ChainHead:
+async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows: Sequence[EntryRow]) -> ChainHead:
     """Add these rows, which follow on ``head``, as they are; the new head."""
     touched = sorted({(tenant_id, row[JOB_ID]) for row in rows})
     states = await chaining.load_job_states(connection, touched)

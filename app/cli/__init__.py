@@ -11,36 +11,36 @@ from typing import NoReturn
 
 import typer
 
-from app.cli.on_demand import OnDemandGroup, Place
+from app.cli.on_demand import EntryPoint, OnDemandGroup
 from console.program import EXIT_CODES, run
 
 
 class Commands(OnDemandGroup):
     """All commands, in the order in which they are listed."""
 
-    PLACES: Mapping[str, Place] = {
-        "dev": Place("app.cli.serve", "dev"),
-        "serve": Place("app.cli.serve", "serve"),
-        "migrate": Place("app.cli.serve", "migrate"),
-        "db-url": Place("app.cli.serve", "db_url"),
-        "run": Place("app.cli.run", "run", {"allow_interspersed_args": False}),
-        "replay": Place("app.cli.replay", "replay"),
-        "verify": Place("app.cli.verify", "verify"),
-        "verify-bundle": Place("app.cli.verify_bundle", "verify_bundle"),
-        "snapshot": Place("app.cli.snapshot", "snapshot"),
-        "restore": Place("app.cli.restore", "restore"),
-        "erase": Place("app.cli.privacy", "erase"),
-        "pipeline": Place(
+    ENTRY_POINTS: Mapping[str, EntryPoint] = {
+        "dev": EntryPoint("app.cli.serve", "dev"),
+        "serve": EntryPoint("app.cli.serve", "serve"),
+        "migrate": EntryPoint("app.cli.serve", "migrate"),
+        "db-url": EntryPoint("app.cli.serve", "db_url"),
+        "run": EntryPoint("app.cli.run", "run", {"allow_interspersed_args": False}),
+        "replay": EntryPoint("app.cli.replay", "replay"),
+        "verify": EntryPoint("app.cli.verify", "verify"),
+        "verify-bundle": EntryPoint("app.cli.verify_bundle", "verify_bundle"),
+        "snapshot": EntryPoint("app.cli.snapshot", "snapshot"),
+        "restore": EntryPoint("app.cli.restore", "restore"),
+        "erase": EntryPoint("app.cli.privacy", "erase"),
+        "pipeline": EntryPoint(
             "app.cli.pipeline",
             "pipeline",
             {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
         ),
-        "privacy": Place("app.cli.privacy", "privacy"),
-        "bundle": Place("app.cli.bundle", "bundle"),
-        "keys": Place("app.cli.keys", "keys"),
-        "wal": Place("app.cli.wal", "wal"),
-        "witness": Place("app.cli.witness", "witness"),
-        "demo": Place("app.cli.tamper", "demo"),
+        "privacy": EntryPoint("app.cli.privacy", "privacy"),
+        "bundle": EntryPoint("app.cli.bundle", "bundle"),
+        "keys": EntryPoint("app.cli.keys", "keys"),
+        "wal": EntryPoint("app.cli.wal", "wal"),
+        "witness": EntryPoint("app.cli.witness", "witness"),
+        "demo": EntryPoint("app.cli.tamper", "demo"),
     }
 
 

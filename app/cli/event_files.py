@@ -23,19 +23,19 @@ import hashlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import orjson
 from pydantic import ValidationError
 
 from app.cli import openb
+from app.cli.openb import EventFields
 from app.http.requests import EVENT_LINE, EVENT_TAGS
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
 
 FileFormat = Literal["auto", "ndjson", "csv"]
 Mapping = Literal["openb"]
-Event = dict[str, Any]
 
 CHUNK_LINES_MAX = 1000
 CHUNK_BYTES_MAX = 4 << 20
@@ -45,7 +45,7 @@ _NUMBERS = frozenset({"fence_token", "worker_count", "completed", "failed", "wor
 _JSON = frozenset({"spec", "assigned_dcs", "aggregate_metrics"})
 
 
-class Chunk(NamedTuple):
+class EventChunk(NamedTuple):
     """One request: ``number`` from 0, NDJSON ``lines``, and the types of its events, in order."""
 
     number: int
@@ -73,7 +73,7 @@ class EventFile:
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def events(self) -> Iterator[tuple[int, Event]]:
+    def events(self) -> Iterator[tuple[int, EventFields]]:
         """``(line, event)`` in the order they are to be fed, each checked.
 
         Raises:
@@ -82,7 +82,7 @@ class EventFile:
         for line, event in self._raw():
             yield line, _checked(line, event, self._tenant_id)
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[EventChunk]:
         """The events as requests, cut the same way every time."""
         number, size = 0, 0
         lines: list[bytes] = []
@@ -90,15 +90,15 @@ class EventFile:
         for _, event in self.events():
             encoded = orjson.dumps(event)
             if lines and (len(lines) == CHUNK_LINES_MAX or size + len(encoded) >= CHUNK_BYTES_MAX):
-                yield Chunk(number, b"\n".join(lines) + b"\n", tuple(types))
+                yield EventChunk(number, b"\n".join(lines) + b"\n", tuple(types))
                 number, lines, types, size = number + 1, [], [], 0
             lines.append(encoded)
             types.append(event["type"])
             size += len(encoded) + 1
         if lines:
-            yield Chunk(number, b"\n".join(lines) + b"\n", tuple(types))
+            yield EventChunk(number, b"\n".join(lines) + b"\n", tuple(types))
 
-    def _raw(self) -> Iterator[tuple[int, Event]]:
+    def _raw(self) -> Iterator[tuple[int, EventFields]]:
         if self.mapping == "openb":
             return openb.events(_csv_rows(self.path, openb.COLUMNS))
         if self._is_csv:
@@ -119,7 +119,7 @@ def _is_csv(path: Path, file_format: FileFormat) -> bool:
     return not start.startswith(b"{")
 
 
-def _ndjson_events(path: Path) -> Iterator[tuple[int, Event]]:
+def _ndjson_events(path: Path) -> Iterator[tuple[int, EventFields]]:
     with path.open("rb") as file:
         for line, text in enumerate(iter(lambda: file.readline(_LINE_BYTES_MAX + 1), b""), start=1):
             if len(text) > _LINE_BYTES_MAX:
@@ -128,7 +128,7 @@ def _ndjson_events(path: Path) -> Iterator[tuple[int, Event]]:
                 yield line, _json_object(line, text)
 
 
-def _json_object(line: int, text: bytes) -> Event:
+def _json_object(line: int, text: bytes) -> EventFields:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -168,7 +168,7 @@ def _check_header(header: list[str], required: tuple[str, ...]) -> None:
         raise InvalidInputError(f"line 1: the header names {', '.join(twice)} twice")
 
 
-def _csv_events(path: Path) -> Iterator[tuple[int, Event]]:
+def _csv_events(path: Path) -> Iterator[tuple[int, EventFields]]:
     for line, row in _csv_rows(path, ("type",)):
         yield line, {name: _cell(line, name, text) for name, text in row.items() if text}
 
@@ -183,7 +183,7 @@ def _cell(line: int, name: str, text: str) -> object:
         raise InvalidInputError(f"line {line}: {name} is {text!r}, not {wanted}") from None
 
 
-def _checked(line: int, event: Event, tenant_id: str) -> Event:
+def _checked(line: int, event: EventFields, tenant_id: str) -> EventFields:
     """``event`` with its tenant, if it is what the service takes: the same models judge it here and there."""
     event = {"tenant_id": tenant_id, **event}
     if event["tenant_id"] != tenant_id:

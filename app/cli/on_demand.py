@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 
-class Place(NamedTuple):
+class EntryPoint(NamedTuple):
     """Where a command is: a function of a module, or a ``typer.Typer`` with commands of its own."""
 
     module: str
@@ -19,27 +19,27 @@ class Place(NamedTuple):
 
 
 class OnDemandGroup(TyperGroup):
-    """A group of the commands in ``PLACES``, in that order; subclasses say what they are."""
+    """A group of the commands in ``ENTRY_POINTS``, in that order; subclasses say what they are."""
 
-    PLACES: Mapping[str, Place] = {}
+    ENTRY_POINTS: Mapping[str, EntryPoint] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all commands."""
-        return list(self.PLACES)
+        return list(self.ENTRY_POINTS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, None when there is none."""
-        if cmd_name not in self.PLACES:
+        if cmd_name not in self.ENTRY_POINTS:
             # A misspelt name is answered with those it is near to.
-            self.commands.update(dict.fromkeys(self.PLACES, self))
+            self.commands.update(dict.fromkeys(self.ENTRY_POINTS, self))
             return None
-        return _command(cmd_name, self.PLACES[cmd_name])
+        return _command(cmd_name, self.ENTRY_POINTS[cmd_name])
 
 
-def _command(name: str, place: Place) -> Any:
-    found = getattr(import_module(place.module), place.attribute)
+def _command(name: str, entry: EntryPoint) -> Any:
+    found = getattr(import_module(entry.module), entry.attribute)
     if not isinstance(found, typer.Typer):
-        settings = None if place.context_settings is None else dict(place.context_settings)
+        settings = None if entry.context_settings is None else dict(entry.context_settings)
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
         alone.command(name, context_settings=settings)(found)
         return typer.main.get_command(alone)

@@ -42,7 +42,7 @@ _TEXTS = ("gpu_spec", "qos")
 _PHASES = ("Pending", "Running", "Succeeded", "Failed")
 
 Row = dict[str, str]
-Event = dict[str, Any]
+EventFields = dict[str, Any]
 
 
 class _Placed(NamedTuple):
@@ -51,10 +51,10 @@ class _Placed(NamedTuple):
     trace_time: int
     line: int
     step: int
-    event: Event
+    event: EventFields
 
 
-def events(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, Event]]:
+def events(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, EventFields]]:
     """``(line, event)`` in the order they are to be fed; ``rows`` are ``(line, row)`` of the trace.
 
     Raises:
@@ -81,7 +81,7 @@ def _events_of(line: int, row: Row) -> list[_Placed]:
         raise InvalidInputError(f"line {line}: pod_phase is {phase!r}, not one of {', '.join(_PHASES)}")
     spec: dict[str, Any] = {name: _number(line, row, name) for name in _AMOUNTS if row[name]}
     spec |= {name: row[name] for name in _TEXTS if row[name]}
-    steps: list[tuple[str, Event]] = [
+    steps: list[tuple[str, EventFields]] = [
         ("creation_time", {"type": "JobCreated", "spec": spec, "assigned_dcs": [CLUSTER]})
     ]
     if row["scheduled_time"]:
@@ -93,7 +93,7 @@ def _events_of(line: int, row: Row) -> list[_Placed]:
     return _place(line, row, steps)
 
 
-def _place(line: int, row: Row, steps: list[tuple[str, Event]]) -> list[_Placed]:
+def _place(line: int, row: Row, steps: list[tuple[str, EventFields]]) -> list[_Placed]:
     placed: list[_Placed] = []
     not_before = 0
     for step, (column, event) in enumerate(steps):

@@ -31,7 +31,7 @@ Keys = Annotated[
     Path | None,
     typer.Option("--keys", help=f"{KEYS_HELP}."),
 ]
-Checkpoint = Annotated[
+CheckpointFile = Annotated[
     Path | None,
     typer.Option(
         "--checkpoint",

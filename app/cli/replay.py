@@ -31,7 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.client import LedgerClient
-from app.cli.event_files import Chunk, EventFile, FileFormat, Mapping
+from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
 from app.cli.options import Tenant, Url
 from console.options import Json
 from console.outcome import err, out, print_json
@@ -44,7 +44,7 @@ PATIENCE_S = 600.0
 
 
 @dataclass(slots=True)
-class Summary:
+class ReplaySummary:
     """What a replay did; ``already_there`` are events of requests that the ledger had from an earlier run."""
 
     events: int = 0
@@ -57,7 +57,7 @@ class Summary:
     last_hlc: str | None = None
     session: str | None = None
 
-    def count(self, chunk: Chunk, answer: dict[str, Any], replayed: bool) -> None:
+    def count(self, chunk: EventChunk, answer: dict[str, Any], replayed: bool) -> None:
         """Take in the answer to one request."""
         events = len(chunk.types)
         self.requests += 1
@@ -138,8 +138,8 @@ def _feed(
     tenant: str,
     durability: Level | None,
     advance: Callable[[int], None],
-) -> Summary:
-    summary = Summary()
+) -> ReplaySummary:
+    summary = ReplaySummary()
     digest = source.digest()
     started = time.monotonic()
     for chunk in source.chunks():
@@ -173,7 +173,7 @@ def _say_wait(error: LedgerError, delay_s: float) -> None:
     err.print(f"trying again in {delay_s:.1f} s: {error}", markup=False)
 
 
-def _print(summary: Summary, file: Path, tenant: str) -> None:
+def _print(summary: ReplaySummary, file: Path, tenant: str) -> None:
     rate = summary.events / summary.duration_s if summary.duration_s else 0.0
     out.print(
         f"{summary.events:,} events of {file.name} for tenant {tenant} in {summary.duration_s:.1f} s "

@@ -25,7 +25,7 @@ from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
 
 
-class Source(StrEnum):
+class RestoreSource(StrEnum):
     """What rows are brought back from."""
 
     WAL = "wal"
@@ -38,7 +38,7 @@ def restore(
         list[str] | None,
         typer.Argument(metavar="[FILE]...|[URL]", help="Bundles of this ledger, or where its archive is."),
     ] = None,
-    source: Annotated[Source | None, typer.Option("--from", help="Where the rows come from.")] = None,
+    source: Annotated[RestoreSource | None, typer.Option("--from", help="Where the rows come from.")] = None,
     keys: Keys = None,
     fork: Annotated[
         bool, typer.Option("--fork", help="Go on without what is lost, as a new log; recorded in _system.")
@@ -71,17 +71,17 @@ def restore(
             "say either --from wal, --from bundle FILE..., --from archive [URL], or --fork --reason TEXT"
         )
     files = places or []
-    if source is not Source.ARCHIVE and (source is Source.BUNDLE) != bool(files):
+    if source is not RestoreSource.ARCHIVE and (source is RestoreSource.BUNDLE) != bool(files):
         raise InvalidInputError("files go with --from bundle, and it needs some")
     if fork != bool(reason and reason.strip()):
         raise InvalidInputError("--reason goes with --fork, and it needs one")
     configure_logs()
-    with _database(settings, may_be_new=source is Source.ARCHIVE) as url:
-        if source is Source.WAL:
+    with _database(settings, may_be_new=source is RestoreSource.ARCHIVE) as url:
+        if source is RestoreSource.WAL:
             _from_wal(settings, url, as_json)
-        elif source is Source.BUNDLE:
+        elif source is RestoreSource.BUNDLE:
             _from_bundles(settings, url, [Path(file) for file in files], keys, as_json)
-        elif source is Source.ARCHIVE:
+        elif source is RestoreSource.ARCHIVE:
             _from_archive(settings, url, files, keys, as_json)
         else:
             _fork(settings, url, (reason or "").strip(), as_json)

@@ -33,7 +33,7 @@ ENTRIES_CUT = 6
 demo = typer.Typer(no_args_is_help=True, help="Demonstrations on a scratch copy.")
 
 
-class Found(NamedTuple):
+class EditFound(NamedTuple):
     """An edit of the log, what verification has to name, and the verdict it came to."""
 
     edit: str
@@ -106,7 +106,7 @@ def _verify(client: LedgerClient) -> dict[str, Any]:
     return verdict
 
 
-async def _falsify(client: LedgerClient, superuser_url: str) -> list[Found]:
+async def _falsify(client: LedgerClient, superuser_url: str) -> list[EditFound]:
     """Edit, verify, put back; the last edit stays, as the ledger is thrown away."""
     from app.store import tampering
 
@@ -130,7 +130,7 @@ async def _falsify(client: LedgerClient, superuser_url: str) -> list[Found]:
         return found
 
 
-async def _cut(client: LedgerClient, connection: Connection) -> Found:
+async def _cut(client: LedgerClient, connection: Connection) -> EditFound:
     from app.store import tampering
 
     head = (await asyncio.to_thread(client.get, "/v1/chain/head", tenant_id=TENANT))["seq"]
@@ -140,11 +140,11 @@ async def _cut(client: LedgerClient, connection: Connection) -> Found:
     return await _found(client, edit, "rollback", None)
 
 
-async def _found(client: LedgerClient, edit: str, kind: str, seq: int | None) -> Found:
-    return Found(edit, kind, seq, await asyncio.to_thread(_verify, client))
+async def _found(client: LedgerClient, edit: str, kind: str, seq: int | None) -> EditFound:
+    return EditFound(edit, kind, seq, await asyncio.to_thread(_verify, client))
 
 
-def _print(before: dict[str, Any], found: list[Found], is_all_found: bool) -> None:
+def _print(before: dict[str, Any], found: list[EditFound], is_all_found: bool) -> None:
     out.print(
         f"Before: {before['entries_checked']} entries of tenant {TENANT}, "
         + ("[green]valid[/]" if before["valid"] else "[red]not valid[/]")

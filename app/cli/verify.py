@@ -11,7 +11,7 @@ import typer
 from app.anchors import RFC_3161, WITNESS, as_of
 from app.cli import verify_anchors
 from app.cli.client import LedgerClient, RequestRefusedError
-from app.cli.options import Checkpoint, Keys, Tenant, Url
+from app.cli.options import CheckpointFile, Keys, Tenant, Url
 from app.cli.verdict_text import print_first_break, print_verdicts
 from app.cli.verify_anchors import Outsiders
 from app.cli.verify_request import Request
@@ -23,8 +23,7 @@ from ledger.exit_code import exit_code_of_verdict
 from ledger.merkle import verify_consistency
 from ledger.verdict import KINDS
 from ledger.verification import Anchor, TreeHead
-from signing.checkpoint import Checkpoint as TreeCheckpoint
-from signing.checkpoint import open_checkpoint
+from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
 
 SOURCE = "file"
@@ -39,7 +38,7 @@ def verify(
         typer.Option("--dsn", help="Read straight from this PostgreSQL and trust no service.", metavar="DSN"),
     ] = None,
     keys: Keys = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: CheckpointFile = None,
     witness_key: Annotated[
         list[str] | None,
         typer.Option("--witness-key", help="Verifier key of a witness you trust; may be given several times."),
@@ -120,7 +119,7 @@ def _verify_by_service(url: str, request: Request) -> dict[str, Any]:
         return with_checkpoint(verdict, "ok" if rollback is None else "broken", rollback)
 
 
-def _rollback(client: LedgerClient, tenant: str, then: TreeCheckpoint, now: TreeCheckpoint) -> dict[str, Any] | None:
+def _rollback(client: LedgerClient, tenant: str, then: Checkpoint, now: Checkpoint) -> dict[str, Any] | None:
     """The break that the log is not what it was at ``then``, None when it is."""
     try:
         _check_grown(client, tenant, then, now)
@@ -136,7 +135,7 @@ def _with_anchors(
     tenant: str,
     verdict: dict[str, Any],
     anchors: list[Anchor],
-    now: TreeCheckpoint,
+    now: Checkpoint,
     outsiders: Outsiders,
 ) -> dict[str, Any]:
     """``verdict`` with the outsiders judged here in place of what the service says of such."""
@@ -145,7 +144,7 @@ def _with_anchors(
     for anchor in anchors:
         rollback = None
         if anchor.status == "ok":
-            rollback = _rollback(client, tenant, TreeCheckpoint(now.origin, anchor.size, anchor.root), now)
+            rollback = _rollback(client, tenant, Checkpoint(now.origin, anchor.size, anchor.root), now)
         if rollback is not None:
             verdict = with_break(verdict, rollback)
             found.append(anchor.found("broken", rollback["detail"])._asdict())
@@ -154,7 +153,7 @@ def _with_anchors(
     return {**verdict, "anchors": found}
 
 
-def _check_grown(client: LedgerClient, tenant: str, then: TreeCheckpoint, now: TreeCheckpoint) -> None:
+def _check_grown(client: LedgerClient, tenant: str, then: Checkpoint, now: Checkpoint) -> None:
     """Raises ProofError unless the log at ``now`` is the log at ``then``, with entries added at the end."""
     if then.size > now.size:
         raise ProofError(f"the checkpoint holds {then.size} entries, and the log has {now.size}")

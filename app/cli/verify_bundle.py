@@ -13,9 +13,9 @@ import typer
 from rich.markup import escape
 
 from app.bundle import report
-from app.bundle.report import Against, Verified
+from app.bundle.report import Against, VerifiedFile
 from app.bundle.verify import verify_file
-from app.cli.options import Checkpoint, Keys
+from app.cli.options import CheckpointFile, Keys
 from app.cli.verdict_text import print_first_break, print_verdicts
 from console.options import Json
 from console.outcome import CommandExit, out, print_json
@@ -30,7 +30,7 @@ _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow"
 def verify_bundle(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles to verify, each by itself.")],
     keys: Keys = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: CheckpointFile = None,
     report_to: Annotated[
         Path | None,
         typer.Option(
@@ -71,12 +71,12 @@ def verify_bundle(
     raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
 
 
-def _verify(path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None) -> Verified:
+def _verify(path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None) -> VerifiedFile:
     try:
         outcome = asyncio.run(verify_file(path, keyring, kept))
     except OSError as error:
-        return Verified(_readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or _readable(error))
-    return Verified(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
+        return VerifiedFile(_readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or _readable(error))
+    return VerifiedFile(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
 
 
 def _kept(path: Path, keyring: Keyring | None) -> JudgedCheckpoint:
@@ -99,7 +99,7 @@ def _store(path: Path, document: dict[str, Any], markdown: str) -> None:
         path.write_text(markdown, "utf-8")
 
 
-def _print(file: Verified) -> None:
+def _print(file: VerifiedFile) -> None:
     summary = f"[{_CODE_COLOURS[file.exit_code]}]{report.OUTCOMES[file.exit_code]}[/]"
     out.print(f"{escape(file.name)}: {summary}")
     outcome = file.outcome

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 
-class Progress(NamedTuple):
+class ImportProgress(NamedTuple):
     """How far the import of one set of bundles has come."""
 
     from_seqs: Mapping[str, int]
@@ -30,7 +30,7 @@ class Progress(NamedTuple):
 
 async def begin(
     connection: Connection, set_digest: str, *, bundles: int, entries: int, from_seqs: Mapping[str, int], node_id: str
-) -> Progress:
+) -> ImportProgress:
     """The progress of the set, from nothing when it is new."""
     await connection.execute(
         """
@@ -48,7 +48,7 @@ async def begin(
     return await lock(connection, set_digest)
 
 
-async def lock(connection: Connection, set_digest: str) -> Progress:
+async def lock(connection: Connection, set_digest: str) -> ImportProgress:
     """The progress of a set that was begun, locked until the transaction ends."""
     row = await connection.fetchrow(
         "SELECT from_seqs, position, imported, duplicates, jobs_changed, conflicts, ended_at IS NOT NULL"
@@ -57,7 +57,7 @@ async def lock(connection: Connection, set_digest: str) -> Progress:
     )
     assert row is not None
     from_seqs, position, imported, duplicates, jobs_changed, conflicts, has_ended = row
-    return Progress(
+    return ImportProgress(
         orjson.loads(from_seqs),
         position,
         imported,

@@ -48,7 +48,6 @@ KEYS_BYTES_MAX: Final = 4 << 20
 MANIFEST_BYTES_BASE: Final = 64 << 10
 MANIFEST_BYTES_A_PART: Final = 512
 """A manifest has at most the base and this many bytes for each entry part."""
-INTEGER_MAX: Final = (1 << 53) - 1
 
 assert PART_BYTES_MAX < ROW_BYTES_MAX < SNAPSHOTS_BYTES_MAX < 8**11  # 11 octal digits hold a size
 assert len(f"{ENTRY_PARTS_MAX}") == 6

@@ -20,14 +20,12 @@ import msgspec
 import orjson
 
 from ledger import canonical
-from ledger.bundle.rows import SEQ
+from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
 from ledger.conflict import conflict_hlc, held_event
 from ledger.errors import BundleInvalidError, ClockSkewError, InvalidInputError
 from ledger.events import SystemAction
 from ledger.hlc import Hlc
-
-Row = tuple[Any, ...]
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ACTION: Final = re.compile(r"[A-Z_]{1,64}")
@@ -77,7 +75,7 @@ def set_digest(digests: Iterable[str]) -> str:
     return sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
-class Source(NamedTuple):
+class BundleSource(NamedTuple):
     """The bundle that entries come in."""
 
     bundle_digest: str
@@ -98,7 +96,7 @@ class ClockBounds(NamedTuple):
 
 
 def incoming_entries(
-    source: Source, batches: Iterable[Sequence[Row]], bounds: ClockBounds | None = None
+    source: BundleSource, batches: Iterable[Sequence[Row]], bounds: ClockBounds | None = None
 ) -> Iterator[Incoming]:
     """The entries of a verified bundle, rows of ``ENTRY_COLUMNS``, in its order.
 
@@ -114,7 +112,7 @@ def incoming_entries(
                 raise BundleInvalidError(f"seq {row[SEQ]} cannot be imported: {error}") from error
 
 
-def _incoming(source: Source, row: Row, bounds: ClockBounds | None) -> Incoming:
+def _incoming(source: BundleSource, row: Row, bounds: ClockBounds | None) -> Incoming:
     seq, t_hlc, _, _, _, job_id, action, version, prev, link, payload_digest, payload, stored_origin = row
     hlc = Hlc.parse(t_hlc)
     if bounds is not None:
@@ -140,7 +138,7 @@ def _incoming(source: Source, row: Row, bounds: ClockBounds | None) -> Incoming:
     return Incoming(key, *texts, version, *place)
 
 
-def _check_clock(source: Source, seq: int, hlc: Hlc, bounds: ClockBounds) -> None:
+def _check_clock(source: BundleSource, seq: int, hlc: Hlc, bounds: ClockBounds) -> None:
     latest_ms, issued = bounds
     if hlc.physical_ms > latest_ms:
         raise ClockSkewError(
@@ -167,7 +165,7 @@ def _check_conflict(payload: dict[str, Any], job_id: str, hlc: Hlc) -> None:
         raise InvalidInputError("it is a CONFLICT entry that does not hold the event it is named for")
 
 
-def _origin(source: Source, seq: int, link: str, stored: str | None) -> tuple[str, str, int, str]:
+def _origin(source: BundleSource, seq: int, link: str, stored: str | None) -> tuple[str, str, int, str]:
     """The origin of an entry as text, and its log, seq and bundle."""
     if stored is None:
         fields = {

@@ -14,12 +14,15 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from ledger.bundle.format import INTEGER_MAX
+from ledger.canonical import INTEGER_MAX
 from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import BundleInvalidError, InvalidInputError
 
 BATCH_BYTES: Final = 256 << 10
 """Least raw bytes decoded at once: a few hundred rows, a millisecond or two."""
+
+Row = tuple[Any, ...]
+"""A row as it stands in a bundle, by ``ENTRY_COLUMNS`` or ``SNAPSHOT_COLUMNS``."""
 
 _Integer = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 
@@ -69,7 +72,7 @@ def encode_entry(tenant_id: str, row: Sequence[Any]) -> bytes:
     return _encoder.encode(entry) + b"\n"
 
 
-def decode_entries(raw: bytes, tenant_id: str, count: int) -> Iterator[list[tuple[Any, ...]]]:
+def decode_entries(raw: bytes, tenant_id: str, count: int) -> Iterator[list[Row]]:
     """The entries in the lines of one part, in the order of ``ENTRY_COLUMNS``, some at a time.
 
     Raises:

@@ -53,7 +53,7 @@ ENTRY_FILE_SCHEMA: Final = _file_schema(ENTRY_COLUMNS)
 SNAPSHOT_FILE_SCHEMA: Final = _file_schema(SNAPSHOT_COLUMNS)
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """A file that was made: what a manifest says of it."""
 
     sha256: str
@@ -107,7 +107,7 @@ class FileWriter:
                 self._write_group()
             batch = batch.slice(count)
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenFile:
         """Write what is left and the end of the file.
 
         Raises:
@@ -117,7 +117,7 @@ class FileWriter:
         self._writer.close()
         if self._target.bytes > FILE_BYTES_MAX:
             raise InvalidInputError(f"a file has {self._target.bytes} bytes, an archive takes {FILE_BYTES_MAX}")
-        return Written(self._target.digest.hexdigest(), self._target.bytes, self.rows)
+        return WrittenFile(self._target.digest.hexdigest(), self._target.bytes, self.rows)
 
     def close(self) -> None:
         """Let go of what is not finished; a second call, or one after ``finish``, does nothing."""

@@ -15,7 +15,7 @@ from ledger.errors import ArchiveInvalidError, UnknownKeyError
 from pipeline.archive.chain_reader import verify_tenant
 from pipeline.archive.reader import TenantArchive
 from pipeline.archive.store import ArchiveStore
-from signing.bundle.writer import BundleWriter, End
+from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
 from signing.whole_file import whole_file
 
@@ -72,4 +72,4 @@ def _pieces(archive: TenantArchive, keyring: Keyring, signer: Signer) -> Iterato
         for rows in archive.snapshot_batches():
             writer.add_snapshots(rows)
         proof = [bytes.fromhex(each) for each in newest.consistency]
-        yield from writer.finish(End(newest.tree_root, newest.checkpoint, proof, keyring), signer)
+        yield from writer.finish(BundleEnd(newest.tree_root, newest.checkpoint, proof, keyring), signer)

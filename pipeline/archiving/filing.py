@@ -34,7 +34,7 @@ from ledger.verdict import Break, Findings
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName
 from pipeline.archive.manifest import ArchivedFile
-from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, Written
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, WrittenFile
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.covered import Covered, Ground, UnjudgedBreak, worst
 from pipeline.archiving.postgres import Ledger
@@ -159,7 +159,7 @@ def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName, ground: 
     return FiledSnapshots(file, claim.node_id, claim.to_chain_link, covered.frontier.root().hex())
 
 
-def _put(store: ArchiveStore, name: FileName, local: Any, written: Written, schema: pa.Schema) -> ArchivedFile:
+def _put(store: ArchiveStore, name: FileName, local: Any, written: WrittenFile, schema: pa.Schema) -> ArchivedFile:
     file = ArchivedFile(name.path(), *written)
     if store.create(file.name, local):
         return file

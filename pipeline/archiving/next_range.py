@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from itertools import islice
 
-from ledger.bundle.format import INTEGER_MAX
+from ledger.canonical import INTEGER_MAX
 from ledger.errors import (
     ArchiveConflictError,
     ArchiveInvalidError,
@@ -28,7 +28,7 @@ from pipeline.archive.parquet import SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.covered import Ground, UnjudgedBreak
 from pipeline.archiving.plan import Plan, Stretch, cut, decode_plan, encode_plan
-from pipeline.archiving.postgres import Ledger, Signed
+from pipeline.archiving.postgres import Ledger, SignedEnd
 from pipeline.sent_keys import sent
 from signing import checkpoint as checkpoints
 from signing.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ def next_plan(
     ledger: Ledger,
     store: ArchiveStore,
     log_origin: str,
-    signed: Signed,
+    signed: SignedEnd,
     last: SealedManifest | None,
     keyring: Keyring,
 ) -> Plan | None:
@@ -117,7 +117,7 @@ def checkpoint_of(log_origin: str, tenant_id: str, text: str, keyring: Keyring) 
         raise BrokenRangeError(Break(1, "tree", f"the newest checkpoint does not hold: {error}")) from error
 
 
-def _limit(log_origin: str, signed: Signed, keyring: Keyring) -> int:
+def _limit(log_origin: str, signed: SignedEnd, keyring: Keyring) -> int:
     """The last entry that a snapshot and a checkpoint cover.
 
     Raises:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ledger import canonical
-from ledger.bundle.format import INTEGER_MAX
+from ledger.canonical import INTEGER_MAX
 from ledger.errors import ArchiveInvalidError
 from pipeline.archive.layout import (
     FILE_ROWS_MAX,

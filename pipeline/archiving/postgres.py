@@ -28,7 +28,7 @@ STRETCH_ROWS: Final = 256
 assert GROUP_ROWS % STRETCH_ROWS == 0
 
 
-class Signed(NamedTuple):
+class SignedEnd(NamedTuple):
     """How far a tenant's chain is signed, and its newest checkpoint, None before the first."""
 
     tenant_id: str
@@ -104,10 +104,10 @@ class Ledger:
                 keys.append(PublicKey.of(str(pem), not_before=begin, not_after=end, revoked_from_hlc=until))
         return keys
 
-    def signed(self, tenants: Collection[str] | None = None) -> list[Signed]:
+    def signed(self, tenants: Collection[str] | None = None) -> list[SignedEnd]:
         """Every tenant that has a snapshot, by name, or those of these that do."""
         rows = self._connection.rows(statements.signed(tenants))
-        return [Signed(*row) for row in rows if is_readable_tenant(row[0])]
+        return [SignedEnd(*row) for row in rows if is_readable_tenant(row[0])]
 
     # --- one tenant -----------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ from pipeline.archiving.filing import (
 )
 from pipeline.archiving.next_range import ground_of, next_plan
 from pipeline.archiving.plan import Plan
-from pipeline.archiving.postgres import Ledger, Signed
+from pipeline.archiving.postgres import Ledger, SignedEnd
 from pipeline.archiving.sealing import manifest_of, write_manifest
 from signing.keys import Keyring, Signer
 
@@ -110,7 +110,7 @@ class Run:
             self._round(waiting)
         return list(self._done.values())
 
-    def _round(self, waiting: dict[str, Signed]) -> None:
+    def _round(self, waiting: dict[str, SignedEnd]) -> None:
         """The next range of each tenant; those that are done are not waiting any more."""
         plans: list[Plan] = []
         tasks: list[FileTask] = []
@@ -146,7 +146,7 @@ class Run:
         )
 
     @contextmanager
-    def _giving_up(self, tenant_id: str, waiting: dict[str, Signed]) -> Iterator[None]:
+    def _giving_up(self, tenant_id: str, waiting: dict[str, SignedEnd]) -> Iterator[None]:
         """Whatever is wrong with this tenant is told of it, and others go on."""
         try:
             yield
@@ -155,6 +155,6 @@ class Run:
         except (ArchiveConflictError, ArchiveInvalidError, InvalidInputError, UnknownKeyError) as error:
             self._give_up(tenant_id, found_in(error, self._done[tenant_id].to_seq + 1), waiting)
 
-    def _give_up(self, tenant_id: str, found: Break, waiting: dict[str, Signed]) -> None:
+    def _give_up(self, tenant_id: str, found: Break, waiting: dict[str, SignedEnd]) -> None:
         self._done[tenant_id] = self._done[tenant_id]._replace(first_break=found)
         waiting.pop(tenant_id, None)

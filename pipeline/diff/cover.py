@@ -15,23 +15,23 @@ RANGES_MAX: Final = 100
 """Bundles of one tenant in one direction."""
 
 
-class Range(NamedTuple):
+class SeqRange(NamedTuple):
     """Entries ``from_seq..to_seq``, both included."""
 
     from_seq: int
     to_seq: int
 
 
-def cover(wanted: Iterable[Range], *, gap_max: int = GAP_MAX, ranges_max: int = RANGES_MAX) -> list[Range]:
+def cover(wanted: Iterable[SeqRange], *, gap_max: int = GAP_MAX, ranges_max: int = RANGES_MAX) -> list[SeqRange]:
     """Ranges, ascending and apart, that hold all of ``wanted``, which may come in any order and overlap.
 
     No two of them are ``gap_max`` entries or fewer apart; of more than ``ranges_max`` those that are nearest to one
     another are joined, whatever lies between.
     """
-    joined: list[Range] = []
+    joined: list[SeqRange] = []
     for each in sorted(wanted):
         if joined and each.from_seq - joined[-1].to_seq - 1 <= gap_max:
-            joined[-1] = Range(joined[-1].from_seq, max(joined[-1].to_seq, each.to_seq))
+            joined[-1] = SeqRange(joined[-1].from_seq, max(joined[-1].to_seq, each.to_seq))
         else:
             joined.append(each)
     if len(joined) <= ranges_max:
@@ -39,4 +39,4 @@ def cover(wanted: Iterable[Range], *, gap_max: int = GAP_MAX, ranges_max: int = 
     gaps = sorted(range(1, len(joined)), key=lambda at: joined[at].from_seq - joined[at - 1].to_seq)
     kept = sorted(gaps[len(joined) - ranges_max :])
     starts, ends = [0, *kept], [*kept, len(joined)]
-    return [Range(joined[start].from_seq, joined[end - 1].to_seq) for start, end in zip(starts, ends, strict=True)]
+    return [SeqRange(joined[start].from_seq, joined[end - 1].to_seq) for start, end in zip(starts, ends, strict=True)]

@@ -13,10 +13,10 @@ from ledger.events import SYSTEM_TENANT
 from ledger.exit_code import ExitCode
 from ledger.hlc import Hlc
 from pipeline.diff.chains import Chain, Meeting, Side, meet
-from pipeline.diff.cover import GAP_MAX, Range, cover
+from pipeline.diff.cover import GAP_MAX, SeqRange, cover
 from pipeline.diff.events import conflicts, differences, events, range_ms
 from pipeline.diff.logs import forked_log
-from pipeline.diff.repair import Written, write_bundles
+from pipeline.diff.repair import WrittenBundle, write_bundles
 from pipeline.signers import Signers
 from pipeline.source import OpenPlace, Piece
 
@@ -45,7 +45,7 @@ class TenantDiff:
     conflict_count: int = 0
     conflicts: list[dict[str, Any]] = field(default_factory=list)
     """Events that claim one HLC, one on each side; the first ``CONFLICTS_LISTED_MAX`` of all tenants."""
-    missing: dict[str, list[Range]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    missing: dict[str, list[SeqRange]] = field(default_factory=lambda: {side: [] for side in SIDES})
     """Seqs of the chain of this side that hold what only it has, and little more."""
     forked_log: str | None = None
     """The log that both are of when they part all the same: one of them was rewritten, or went on from a copy."""
@@ -77,7 +77,7 @@ class Diff:
     """What a comparison came to."""
 
     tenants: Sequence[TenantDiff]
-    written: Sequence[Written] = ()
+    written: Sequence[WrittenBundle] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -144,7 +144,7 @@ def diff(
             with stage("comparing events"):
                 _by_events(spark, {"a": side_a, "b": side_b}, chains, apart)
         tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
-        written: list[Written] = []
+        written: list[WrittenBundle] = []
         if output is not None and signers is not None:
             with stage("writing bundles"):
                 written = _write(tenants_found, chains, output, signers)
@@ -207,18 +207,18 @@ def _note_rests(tenant: TenantDiff, a: Chain, b: Chain, meeting: Meeting) -> Non
     """Note what each has beyond the other, where their entries are the same wherever both have some."""
     if not meeting.is_one:
         for side, chain in (("a", a), ("b", b)):
-            _note_rest(tenant, side, chain, [Range(1, meeting.common)])
+            _note_rest(tenant, side, chain, [SeqRange(1, meeting.common)])
         return
-    _note_rest(tenant, "a", a, [Range(b.first_seq, b.last_seq)])
-    _note_rest(tenant, "b", b, [Range(a.first_seq, a.last_seq)])
+    _note_rest(tenant, "a", a, [SeqRange(b.first_seq, b.last_seq)])
+    _note_rest(tenant, "b", b, [SeqRange(a.first_seq, a.last_seq)])
 
 
-def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: Sequence[Range]) -> None:
+def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: Sequence[SeqRange]) -> None:
     """Note the entries of ``chain`` outside of ``held``, at most one range, as those that only ``side`` has."""
     low, high = held[0] if held else (chain.last_seq + 1, chain.last_seq)
     rests = [
-        Range(chain.first_seq, min(chain.last_seq, low - 1)),
-        Range(max(chain.first_seq, high + 1), chain.last_seq),
+        SeqRange(chain.first_seq, min(chain.last_seq, low - 1)),
+        SeqRange(max(chain.first_seq, high + 1), chain.last_seq),
     ]
     rests = [rest for rest in (rests if held else rests[:1]) if 1 <= rest.from_seq <= rest.to_seq]
     tenant.only_in[side] = sum(rest.to_seq - rest.from_seq + 1 for rest in rests)
@@ -242,10 +242,10 @@ def _by_events(spark: SparkSession, sides: Mapping[str, Side], chains: Chains, a
     summary = found.groupBy("tenant_id", "side", stretch.alias("stretch")).agg(
         functions.min("seq"), functions.max("seq"), functions.count("seq")
     )
-    ranges: dict[tuple[str, str], list[Range]] = {}
+    ranges: dict[tuple[str, str], list[SeqRange]] = {}
     for tenant_id, side, _, first, last, count in summary.collect():
         apart[tenant_id][0].only_in[side] += count
-        ranges.setdefault((tenant_id, side), []).append(Range(first, last))
+        ranges.setdefault((tenant_id, side), []).append(SeqRange(first, last))
     for (tenant_id, side), missing in ranges.items():
         apart[tenant_id][0].missing[side] = cover(missing)
     if any(all(tenant.missing.values()) for tenant, _ in apart.values()):
@@ -286,8 +286,8 @@ def _physical_ms(hlc: str | None) -> int:
         return 0
 
 
-def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signers: Signers) -> list[Written]:
-    written: list[Written] = []
+def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signers: Signers) -> list[WrittenBundle]:
+    written: list[WrittenBundle] = []
     for tenant in tenants:
         if tenant.tenant_id == SYSTEM_TENANT or tenant.forked_log is not None:
             continue

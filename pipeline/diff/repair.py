@@ -22,13 +22,13 @@ from ledger.verdict import Findings
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import Row, rows_of
 from pipeline.diff.chains import Chain
-from pipeline.diff.cover import Range, cover
+from pipeline.diff.cover import SeqRange, cover
 from pipeline.diff.endings import Ending, endings_of
 from pipeline.signers import Signers
 from pipeline.source import open_pieces
 from pipeline.source.bundles import OpenBundle
 from signing.bundle.reader import digest_of
-from signing.bundle.writer import BundleWriter, End
+from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring
 from signing.whole_file import whole_file
 
@@ -39,7 +39,7 @@ _SEQ, _LINK = ENTRY_COLUMNS.index("seq"), ENTRY_COLUMNS.index("chain_link")
 _FROM_SEQ, _TO_SEQ = SNAPSHOT_COLUMNS.index("from_seq"), SNAPSHOT_COLUMNS.index("to_seq")
 
 
-class Written(NamedTuple):
+class WrittenBundle(NamedTuple):
     """One bundle that was written."""
 
     file: Path
@@ -66,8 +66,8 @@ class Written(NamedTuple):
 
 
 def write_bundles(
-    chain: Chain, ranges: Sequence[Range], lacking: str, folder: Path, signers: Signers
-) -> tuple[list[Written], int]:
+    chain: Chain, ranges: Sequence[SeqRange], lacking: str, folder: Path, signers: Signers
+) -> tuple[list[WrittenBundle], int]:
     """Bundles of ``ranges``, which ``lacking`` lacks, in ``folder``; and how many entries stay behind, because no
     checkpoint covers them yet.
 
@@ -83,7 +83,7 @@ def write_bundles(
     if isinstance(place, OpenBundle):
         return [_copied(chain, place, lacking, folder)] if ranges else [], 0
     endings = endings_of(chain)
-    reached = [Range(each.from_seq, endings.reach(each.to_seq)) for each in ranges]
+    reached = [SeqRange(each.from_seq, endings.reach(each.to_seq)) for each in ranges]
     left = sum(
         each.to_seq - max(end.to_seq, each.from_seq - 1)
         for each, end in zip(ranges, reached, strict=True)
@@ -93,9 +93,11 @@ def write_bundles(
     return [_made(chain, within, endings.ending(within.to_seq), lacking, folder, signers) for within in covered], left
 
 
-def _made(chain: Chain, within: Range, ending: Ending, lacking: str, folder: Path, signers: Signers) -> Written:
+def _made(
+    chain: Chain, within: SeqRange, ending: Ending, lacking: str, folder: Path, signers: Signers
+) -> WrittenBundle:
     tenant_id, path = chain.tenant_id, folder / _name(chain.tenant_id, within)
-    end = End(ending.root.hex(), ending.checkpoint, ending.consistency, Keyring([signers.signer.public_key]))
+    end = BundleEnd(ending.root.hex(), ending.checkpoint, ending.consistency, Keyring([signers.signer.public_key]))
     writer = BundleWriter(tenant_id=tenant_id, node_id=NODE_ID, log_origin=ending.log_origin)
     with closing(writer), whole_file(path) as file:
         for rows in _checked(chain, within, ending.leaf):
@@ -105,26 +107,26 @@ def _made(chain: Chain, within: Range, ending: Ending, lacking: str, folder: Pat
         for piece in writer.finish(end, signers.signer):
             file.write(piece)
     digest, size_bytes = digest_of(path)
-    return Written(path, tenant_id, lacking, *within, size_bytes, digest)
+    return WrittenBundle(path, tenant_id, lacking, *within, size_bytes, digest)
 
 
-def _copied(chain: Chain, place: OpenBundle, lacking: str, folder: Path) -> Written:
+def _copied(chain: Chain, place: OpenBundle, lacking: str, folder: Path) -> WrittenBundle:
     manifest = place.bundle.manifest
-    within = Range(manifest.from_seq, manifest.to_seq)
+    within = SeqRange(manifest.from_seq, manifest.to_seq)
     for _ in _checked(chain, within, None):
         continue
     path = folder / _name(chain.tenant_id, within)
     with whole_file(path) as file, place.path.open("rb") as source:
         shutil.copyfileobj(source, file)
     digest, size_bytes = digest_of(path)
-    return Written(path, chain.tenant_id, lacking, *within, size_bytes, digest)
+    return WrittenBundle(path, chain.tenant_id, lacking, *within, size_bytes, digest)
 
 
-def _name(tenant_id: str, within: Range) -> str:
+def _name(tenant_id: str, within: SeqRange) -> str:
     return f"{tenant_id}-{within.from_seq}-{within.to_seq}.bundle.tar"
 
 
-def _checked(chain: Chain, within: Range, leaf: bytes | None) -> Iterator[list[Row]]:
+def _checked(chain: Chain, within: SeqRange, leaf: bytes | None) -> Iterator[list[Row]]:
     """The rows of a range, judged as verification judges them; the last is to be ``leaf`` of the tree, when given.
 
     Raises:
@@ -163,7 +165,7 @@ def _refuse_broken(chain: Chain, findings: Findings) -> None:
         )
 
 
-def _snapshots(chain: Chain, within: Range) -> Iterator[Row]:
+def _snapshots(chain: Chain, within: SeqRange) -> Iterator[Row]:
     """The snapshots that lie wholly in the range, by ``from_seq``, each once."""
     pieces = chain.side.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
     after_seq = within.from_seq - 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ledger.bundle.incoming import set_digest
 from ledger.errors import InvalidInputError, MergeRefusedError
 from pipeline.merge.deciding import decided, partitions_of
-from pipeline.merge.linking import Found, MergedBundle, link
+from pipeline.merge.linking import MergeCounts, MergedBundle, link
 from pipeline.merge.taking import TakenBundle, bundles_of, take
 from pipeline.merge.workplace import refuse_unless_a_folder_can_be, refuse_unless_files_can_be, workplace
 from pipeline.signers import Signers
@@ -39,7 +39,7 @@ class Merged:
 
     bundles: Sequence[TakenBundle]
     merged: Sequence[MergedBundle]
-    found: Found
+    found: MergeCounts
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

@@ -53,7 +53,7 @@ class MergedBundle(NamedTuple):
 
 
 @dataclass
-class Found:
+class MergeCounts:
     """What was found on the way. ``placed + duplicates`` is the number of entries of all bundles."""
 
     placed: int = 0
@@ -69,7 +69,7 @@ def link(
     log_origins: Mapping[str, str],
     signers: Signers,
     on_linked: Callable[[int], None] = lambda count: None,
-) -> tuple[list[MergedBundle], Found]:
+) -> tuple[list[MergedBundle], MergeCounts]:
     """Write a bundle for each tenant of ``decided``, to ``path_of`` it; on return all are whole and durable.
 
     ``on_linked`` is told how many entries were linked.
@@ -79,7 +79,7 @@ def link(
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
     """
-    found, merged = Found(), []
+    found, merged = MergeCounts(), []
     for tenant_id, rows in groupby(_in_order(decided), key=lambda row: row.tenant_id):
         bundle = OwnChainBundle(
             tenant_id=tenant_id, node_id=NODE_ID, log_origin=log_origins[tenant_id], **signers._asdict()
@@ -102,7 +102,7 @@ def _in_order(decided: DataFrame) -> Iterator[Row]:
     return heapq.merge(*each, key=lambda row: (row.tenant_id, row.rank))
 
 
-def _told(rows: Iterable[Row], found: Found) -> Iterator[list[Placed]]:
+def _told(rows: Iterable[Row], found: MergeCounts) -> Iterator[list[Placed]]:
     """What is placed, while the rest is noted."""
     for row in rows:
         found.placed += row.placed_count

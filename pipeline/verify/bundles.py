@@ -24,7 +24,7 @@ from ledger.verification import verify
 from pipeline.sent_keys import keyring_of, sent
 from pipeline.source import over_numbers
 from pipeline.verify.job import Verified
-from pipeline.verify.rows import BREAK, DDL, VERDICT, Row, batched, encode
+from pipeline.verify.rows import BREAK, DDL, VERDICT, TaskRow, batched, encode
 from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleReader, digest_of
@@ -73,7 +73,7 @@ class _CheckBundles:
     def __call__(self, number: int) -> Iterator[pa.RecordBatch]:
         return batched(self._rows(number))
 
-    def _rows(self, number: int) -> Iterator[Row]:
+    def _rows(self, number: int) -> Iterator[TaskRow]:
         breaks: list[Break] = []
         file = self.files[number]
         try:
@@ -84,8 +84,8 @@ class _CheckBundles:
             self.passed.add(verdict["entries_checked"])
         tenant_id = verdict["tenant_id"] or ""
         for each in breaks:
-            yield Row(tenant_id, BREAK, number, 0, None, encode(each))
-        yield Row(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": _readable(file), **verdict}))
+            yield TaskRow(tenant_id, BREAK, number, 0, None, encode(each))
+        yield TaskRow(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": _readable(file), **verdict}))
 
 
 def _unread(error: OSError) -> dict[str, Any]:

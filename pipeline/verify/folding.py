@@ -13,7 +13,7 @@ import pyarrow as pa
 from ledger.range_fold import CheckAgain, Ends, JobsFound, fold
 from ledger.range_summary import RangeSummary, RangeTask
 from ledger.verdict import Break, Findings
-from pipeline.verify.rows import AGAIN, BREAK, JOBS, REFUSED, SUMMARY, VERDICT, Row, batched, encode, rows_in
+from pipeline.verify.rows import AGAIN, BREAK, JOBS, REFUSED, SUMMARY, VERDICT, TaskRow, batched, encode, rows_in
 
 SORTED_BY: Final = ("tenant_id", "kind", "number")
 FOLDED: Final = (SUMMARY, JOBS, REFUSED)
@@ -21,7 +21,7 @@ FOLDED: Final = (SUMMARY, JOBS, REFUSED)
 _JOBS_DECODER: Final = msgspec.msgpack.Decoder(JobsFound)
 
 
-class Chain(NamedTuple):
+class PlannedChain(NamedTuple):
     """One tenant's chain as it was planned."""
 
     ends: Ends
@@ -32,21 +32,21 @@ class Chain(NamedTuple):
 class FoldChains:
     """Folds the rows of one partition, which has all of every tenant in it, sorted by ``SORTED_BY``."""
 
-    chains: Mapping[str, Chain]
+    chains: Mapping[str, PlannedChain]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return batched(self._rows(rows_in(batches)))
 
-    def _rows(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def _rows(self, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
         for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
             yield from _folded(self.chains[tenant_id], of_tenant)
 
 
-def _folded(chain: Chain, rows: Iterator[Row]) -> Iterator[Row]:
+def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     tenant_id = chain.ends.tenant_id
     summaries: list[RangeSummary] = []
     jobs: list[JobsFound] = []
-    refused: list[Row] = []
+    refused: list[TaskRow] = []
     for row in rows:
         if row.kind == SUMMARY:
             summaries.append(RangeSummary.decode(row.data))
@@ -62,11 +62,11 @@ def _folded(chain: Chain, rows: Iterator[Row]) -> Iterator[Row]:
     outcome = fold(chain.ends, [*zip(chain.tasks, summaries, strict=True)], _merged(jobs), breaks.append)
     if isinstance(outcome, CheckAgain):
         for task in outcome.tasks:
-            yield Row(tenant_id, AGAIN, task.number, 0, None, encode(task))
+            yield TaskRow(tenant_id, AGAIN, task.number, 0, None, encode(task))
         return
     for each in breaks:
-        yield Row(tenant_id, BREAK, -1, 0, None, encode(each))
-    yield Row(tenant_id, VERDICT, 0, 0, None, encode(outcome))
+        yield TaskRow(tenant_id, BREAK, -1, 0, None, encode(each))
+    yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(outcome))
 
 
 def _merged(jobs: Sequence[JobsFound]) -> JobsFound | None:

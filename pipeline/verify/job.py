@@ -24,7 +24,7 @@ from pipeline.source.pieces import ROWS_A_PIECE
 from pipeline.source.postgres import OpenPostgres
 from pipeline.verify import folding
 from pipeline.verify import jobs as comparing
-from pipeline.verify.folding import Chain, FoldChains
+from pipeline.verify.folding import FoldChains, PlannedChain
 from pipeline.verify.ranges import CheckRanges, read_jobs
 from pipeline.verify.rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_in
 from signing.keys import Keyring
@@ -201,15 +201,15 @@ def check_chains(
     return Checked(verdicts, refused, (found, folded))
 
 
-def _planned(pieces: Sequence[Piece], ends: Mapping[str, Ends]) -> dict[str, Chain]:
+def _planned(pieces: Sequence[Piece], ends: Mapping[str, Ends]) -> dict[str, PlannedChain]:
     borders: dict[str, list[int]] = {tenant: [] for tenant in ends}
     for piece in pieces:
         if not piece.is_first and piece.from_seq is not None:
             borders[piece.tenant_id].append(piece.from_seq)
-    return {tenant: Chain(ends[tenant], tasks(ends[tenant], of_tenant)) for tenant, of_tenant in borders.items()}
+    return {tenant: PlannedChain(ends[tenant], tasks(ends[tenant], of_tenant)) for tenant, of_tenant in borders.items()}
 
 
-def _by_piece(pieces: Sequence[Piece], chains: Mapping[str, Chain]) -> dict[tuple[str, int | None], RangeTask]:
+def _by_piece(pieces: Sequence[Piece], chains: Mapping[str, PlannedChain]) -> dict[tuple[str, int | None], RangeTask]:
     left = {tenant: iter(chain.tasks) for tenant, chain in chains.items()}
     return {(piece.tenant_id, piece.from_seq): next(left[piece.tenant_id]) for piece in pieces}
 
@@ -219,7 +219,7 @@ _Changed = dict[tuple[str, int], RangeTask]
 
 
 def _fold(
-    found: DataFrame, chains: Mapping[str, Chain]
+    found: DataFrame, chains: Mapping[str, PlannedChain]
 ) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal], _Changed]:
     """What folding gave, and what is in it: verdicts, refusals, tasks to be done again."""
     of_chains = found.filter(found.kind.isin(*folding.FOLDED)).repartition("tenant_id")
@@ -245,7 +245,11 @@ def _without(spark: SparkSession, found: DataFrame, changed: _Changed) -> DataFr
 
 
 def _again(
-    spark: SparkSession, pieces: Sequence[Piece], chains: Mapping[str, Chain], changed: _Changed, keys: str | None
+    spark: SparkSession,
+    pieces: Sequence[Piece],
+    chains: Mapping[str, PlannedChain],
+    changed: _Changed,
+    keys: str | None,
 ) -> DataFrame:
     of_pieces = _by_piece(pieces, chains)
     numbers = {key: task.number for key, task in of_pieces.items()}

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ledger import job_parts
 from ledger.projection_check import JobJudge, StoredJob
 from ledger.verdict import Break
-from pipeline.verify.rows import BREAK, CANDIDATE, JOBS, PART, STORED, Row, batched, encode, rows_in
+from pipeline.verify.rows import BREAK, CANDIDATE, JOBS, PART, STORED, TaskRow, batched, encode, rows_in
 
 SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
 """Parts come in chain order, stored jobs in the order that they are stored in."""
@@ -26,7 +26,7 @@ def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return batched(_compared(rows_in(batches)))
 
 
-def _compared(rows: Iterator[Row]) -> Iterator[Row]:
+def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
         comparing = _Comparing(tenant_id)
         for job_id, of_job in groupby(of_tenant, key=lambda row: row.job_id):
@@ -44,7 +44,7 @@ class _Comparing:
         self._judge = JobJudge(self._breaks.append, self._candidates.append)
         self._is_any_compared = False
 
-    def compare(self, job_id: str | None, rows: Iterator[Row]) -> Iterator[Row]:
+    def compare(self, job_id: str | None, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
         parts, stored = [], []
         for row in rows:
             if row.kind == PART:
@@ -62,14 +62,14 @@ class _Comparing:
         yield from self._found(BREAK, self._breaks)
         yield from self._found(CANDIDATE, self._candidates)
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[TaskRow]:
         """No job of the tenant follows in this partition."""
         if self._is_any_compared:
             outcome = (self._judge.found.found(), self._judge.candidates.found())
-            yield Row(self._tenant_id, JOBS, -1, 0, None, encode(outcome))
+            yield TaskRow(self._tenant_id, JOBS, -1, 0, None, encode(outcome))
 
-    def _found(self, kind: str, breaks: list[Break]) -> Iterator[Row]:
+    def _found(self, kind: str, breaks: list[Break]) -> Iterator[TaskRow]:
         for each in breaks:
             # They belong to no range, so they stay when one is checked again.
-            yield Row(self._tenant_id, kind, -1, 0, None, encode(each))
+            yield TaskRow(self._tenant_id, kind, -1, 0, None, encode(each))
         breaks.clear()

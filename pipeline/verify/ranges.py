@@ -21,7 +21,7 @@ from pipeline.arrow import rows_of
 from pipeline.sent_keys import keyring_of
 from pipeline.source import Piece, PieceReader
 from pipeline.verify.columns import check_batch
-from pipeline.verify.rows import BREAK, JOBS, PART, REFUSED, STORED, SUMMARY, Refusal, Row, batched, encode
+from pipeline.verify.rows import BREAK, JOBS, PART, REFUSED, STORED, SUMMARY, Refusal, TaskRow, batched, encode
 from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class CheckRanges:
     def __call__(self, piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
         return batched(self._told(self.tasks[piece.tenant_id, piece.from_seq], reader))
 
-    def _told(self, task: RangeTask, reader: PieceReader) -> Iterator[Row]:
+    def _told(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
         try:
             yield from self._rows(task, reader)
         except ArchiveInvalidError as error:
             refusal = Refusal(isinstance(error, ArchiveSignatureError), str(error), error.seq)
-            yield Row(task.tenant_id, REFUSED, task.number, 0, None, encode(refusal))
+            yield TaskRow(task.tenant_id, REFUSED, task.number, 0, None, encode(refusal))
 
-    def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[Row]:
+    def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
         breaks: list[Break] = []
         opener = partial(open_snapshot, keyring=keyring_of(self.keys))
         snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
@@ -74,7 +74,7 @@ class CheckRanges:
         yield from _parts(task, place, jobs)
         summary = checker.finish(reader.tiles)
         yield from _breaks(task, breaks)
-        yield Row(task.tenant_id, SUMMARY, task.number, 0, None, summary.encode())
+        yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary.encode())
 
 
 def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
@@ -82,30 +82,30 @@ def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
     return batched(_stored(piece.tenant_id, reader))
 
 
-def _stored(tenant_id: str, reader: PieceReader) -> Iterator[Row]:
+def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
     batches = reader.jobs()
     if batches is None:
         return
     nothing = Findings().found()
-    yield Row(tenant_id, JOBS, -1, 0, None, encode((nothing, nothing)))
+    yield TaskRow(tenant_id, JOBS, -1, 0, None, encode((nothing, nothing)))
     place = 0
     for batch in batches:
         for row in rows_of(batch):
             job_id = row[0] if isinstance(row[0], str) else None
-            yield Row(tenant_id, STORED, 0, place, job_id, encode(row))
+            yield TaskRow(tenant_id, STORED, 0, place, job_id, encode(row))
             place += 1
 
 
-def _parts(task: RangeTask, place: int, jobs: JobParts) -> Iterator[Row]:
+def _parts(task: RangeTask, place: int, jobs: JobParts) -> Iterator[TaskRow]:
     for state in jobs.take():
-        yield Row(task.tenant_id, PART, task.number, place, state.job_id, job_parts.encode(state))
+        yield TaskRow(task.tenant_id, PART, task.number, place, state.job_id, job_parts.encode(state))
 
 
-def _breaks(task: RangeTask, breaks: list[Break]) -> Iterator[Row]:
+def _breaks(task: RangeTask, breaks: list[Break]) -> Iterator[TaskRow]:
     """Those found since the last call."""
     found, breaks[:] = [*breaks], []
     for each in found:
-        yield Row(task.tenant_id, BREAK, task.number, 0, None, encode(each))
+        yield TaskRow(task.tenant_id, BREAK, task.number, 0, None, encode(each))
 
 
 def _column(name: str, batch: pa.RecordBatch) -> list[object]:

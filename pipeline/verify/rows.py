@@ -60,7 +60,7 @@ class Refusal(NamedTuple):
     seq: int
 
 
-class Row(NamedTuple):
+class TaskRow(NamedTuple):
     """One row of ``DDL``."""
 
     tenant_id: str
@@ -71,9 +71,9 @@ class Row(NamedTuple):
     data: bytes
 
 
-def batched(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+def batched(rows: Iterable[TaskRow]) -> Iterator[pa.RecordBatch]:
     """``rows`` in batches that are bounded in number and bytes."""
-    held: list[Row] = []
+    held: list[TaskRow] = []
     size_bytes = 0
     for row in rows:
         held.append(row)
@@ -85,10 +85,10 @@ def batched(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
         yield batch_of(held, _SCHEMA)
 
 
-def rows_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+def rows_in(batches: Iterable[pa.RecordBatch]) -> Iterator[TaskRow]:
     """The rows of batches that Spark hands to a task."""
     for batch in batches:
-        yield from map(Row, *lists_of(batch))
+        yield from map(TaskRow, *lists_of(batch))
 
 
 def encode(value: Any) -> bytes:

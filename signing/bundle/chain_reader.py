@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from ledger.bundle.rows import Row
 from ledger.rows_alone import RowsAlone
 from ledger.tree_check import StoredTree
 from ledger.verdict import Head
-from signing.bundle.reader import BundleReader, Row
+from signing.bundle.reader import BundleReader
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 
 SNAPSHOTS_A_BATCH: Final = 50

@@ -12,25 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
 from ledger import merkle
-from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC
+from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row
 from ledger.chain import LINK_VERSION, Linker
 from ledger.hlc import Hlc
 from ledger.snapshot import SnapshotClaim
 from ledger.snapshot_check import SNAPSHOT_COLUMNS
-from signing.bundle.writer import BundleWriter, End
+from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring, Signer
 from signing.note import verifier_key
 from signing.snapshot import sign_snapshot
 
 ENTRIES_A_SNAPSHOT: Final = 1000
-
-Row = tuple[Any, ...]
 
 
 class OwnEntry(NamedTuple):
@@ -127,7 +125,7 @@ class OwnChainBundle:
         note = sign_checkpoint(Checkpoint(self._origin, self._tree.size, root), self._log_signer)
         log_key = verifier_key(self._origin, self._log_signer.public_key)
         keys = Keyring([self._signer.public_key, self._log_signer.public_key], [log_key])
-        yield from self._writer.finish(End(root.hex(), note, (), keys), self._signer)
+        yield from self._writer.finish(BundleEnd(root.hex(), note, (), keys), self._signer)
 
     def _add(self, rows: Sequence[Row]) -> bytes:
         pieces = self._writer.add_entries(rows)

@@ -27,7 +27,6 @@ from ledger.bundle.format import (
     CHECKPOINT,
     END,
     ENTRY_PARTS_MAX,
-    INTEGER_MAX,
     KEYS,
     MANIFEST,
     SNAPSHOT_ROW_BYTES_MAX,
@@ -39,8 +38,9 @@ from ledger.bundle.format import (
     parse_tar_header,
     size_max,
 )
-from ledger.bundle.incoming import Source
-from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, decode_entries
+from ledger.bundle.incoming import BundleSource
+from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, decode_entries
+from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError
 from ledger.verdict import Head
 from signing.bundle.manifest import Manifest, judge, open_envelope, read_manifest
@@ -51,8 +51,6 @@ READ_BYTES: Final = 1 << 20
 _GZIP: Final = 31
 """zlib's window bits for a gzip member and nothing else."""
 _NOT_HASHED: Final = ""
-
-Row = tuple[Any, ...]
 
 
 class Member(NamedTuple):
@@ -144,10 +142,10 @@ class BundleReader:
         self.close()
 
     @property
-    def source(self) -> Source:
+    def source(self) -> BundleSource:
         """What an entry of this bundle can say of where it comes from."""
         manifest = self.manifest
-        return Source(self.digest, manifest.tenant_id, manifest.origin, manifest.node_id)
+        return BundleSource(self.digest, manifest.tenant_id, manifest.origin, manifest.node_id)
 
     # --- small members ----------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ SPOOL_BYTES: Final = 1 << 20
 _GZIP: Final = 31
 
 
-class End(NamedTuple):
+class BundleEnd(NamedTuple):
     """What a bundle needs besides its rows."""
 
     tree_root: str
@@ -111,7 +111,7 @@ class BundleWriter:
             self._snapshots_digest.update(line)
             self._snapshot_count += 1
 
-    def finish(self, end: End, signer: Signer) -> Iterator[bytes]:
+    def finish(self, end: BundleEnd, signer: Signer) -> Iterator[bytes]:
         """The rest of the file. At least one entry MUST have been added.
 
         Raises:
@@ -132,7 +132,7 @@ class BundleWriter:
         yield from _member(MANIFEST, manifests.sign(self._manifest(end), signer))
         yield END
 
-    def _manifest(self, end: End) -> Manifest:
+    def _manifest(self, end: BundleEnd) -> Manifest:
         return Manifest(
             node_id=self._node_id,
             log_origin=self._log_origin,

@@ -19,7 +19,7 @@ from ledger.tiles import TileTree, consistency_proof
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from signing import envelope
 from signing.bundle.judging import BundleVerdict
-from signing.bundle.writer import BundleWriter, End
+from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import FileSigner, Keyring
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, Row
@@ -52,14 +52,14 @@ def bundle_of(
     log_origin: str = LOG_ORIGIN,
     **replaced: Any,
 ) -> bytes:
-    """The bundle of a range; ``replaced`` are fields of its ``End``."""
+    """The bundle of a range; ``replaced`` are fields of its ``BundleEnd``."""
     to_seq = len(ledger.entries) if to_seq is None else to_seq
     writer = BundleWriter(tenant_id=ledger.tenant_id, node_id="node-1", log_origin=log_origin)
     entries = [row for row in ledger.entries if from_seq <= row["seq"] <= to_seq]
     snapshots = [row for row in ledger.snapshots if from_seq <= row["from_seq"] and row["to_seq"] <= to_seq]
     written = writer.add_entries(_tuples(entries, ENTRY_COLUMNS))
     writer.add_snapshots(_tuples(snapshots, SNAPSHOT_COLUMNS))
-    end = End(
+    end = BundleEnd(
         tree_root=merkle.root(ledger.leaf_hashes(1, to_seq)).hex(),
         checkpoint=checkpoint_of(ledger, log_origin=log_origin) if checkpoint is None else checkpoint,
         consistency=_consistency(ledger, to_seq),

@@ -113,7 +113,7 @@ def test_every_command_explains_itself_with_an_example() -> None:
         assert "Examples:" in shown.stdout, command
 
 
-@pytest.mark.parametrize("name", Commands.PLACES)
+@pytest.mark.parametrize("name", Commands.ENTRY_POINTS)
 def test_every_command_is_where_it_is_looked_for(name: str) -> None:
     command = Commands(name="tally").get_command(None, name)
 

@@ -13,7 +13,7 @@ from ledger.conflict import Event, conflict_hlc
 from ledger.merkle import leaf_hash
 from ledger.tiles import TILE_WIDTH, TileTree
 from pipeline.diff.blocks import Leaf, RowTiles, blocks_of, joined
-from pipeline.diff.cover import Range, cover
+from pipeline.diff.cover import SeqRange, cover
 from pipeline.diff.events import event_id, range_ms
 
 DIGEST = "0a" * 32
@@ -106,7 +106,7 @@ def test_the_time_of_a_range_is_at_least_a_millisecond(first_ms: int, lasted_ms:
 def test_ranges_hold_all_that_is_wanted_and_are_few(
     wanted: list[tuple[int, int]], gap_max: int, ranges_max: int
 ) -> None:
-    asked = [Range(first, first + length) for first, length in wanted]
+    asked = [SeqRange(first, first + length) for first, length in wanted]
     found = cover(asked, gap_max=gap_max, ranges_max=ranges_max)
 
     assert all(any(each.from_seq <= one.from_seq and one.to_seq <= each.to_seq for each in found) for one in asked)
@@ -117,6 +117,6 @@ def test_ranges_hold_all_that_is_wanted_and_are_few(
 
 
 def test_of_too_many_ranges_the_nearest_are_joined() -> None:
-    wanted = [Range(1, 2), Range(100, 101), Range(105, 106), Range(300, 301), Range(330, 330)]
+    wanted = [SeqRange(1, 2), SeqRange(100, 101), SeqRange(105, 106), SeqRange(300, 301), SeqRange(330, 330)]
 
-    assert cover(wanted, gap_max=0, ranges_max=3) == [Range(1, 2), Range(100, 106), Range(300, 330)]
+    assert cover(wanted, gap_max=0, ranges_max=3) == [SeqRange(1, 2), SeqRange(100, 106), SeqRange(300, 330)]
