@@ -32,7 +32,7 @@ _KEY_BESIDE_WAL = Path("keys") / "signing.pem"
 def export(
     tenant: Tenant,
     url: Url,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the bundle goes.")],
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the bundle goes.")],
     from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
     from_wal: Annotated[

@@ -27,7 +27,7 @@ def diff(
     tenants: Tenants = None,
     output: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Write what each side lacks as bundles: DIR/to-a, DIR/to-b."),
+        typer.Option("--out", "-o", metavar="DIR", help="Write what each side lacks as bundles: DIR/to-a, DIR/to-b."),
     ] = None,
     rows: Annotated[
         bool, typer.Option("--rows", help="Believe no stored tree or digest: compute them from the rows, all of them.")

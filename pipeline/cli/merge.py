@@ -29,7 +29,7 @@ def merge(
     output: Annotated[
         str,
         typer.Option(
-            "--output",
+            "--out",
             "-o",
             metavar="FILE",
             help="Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles.",

@@ -18,7 +18,7 @@ from signing.keys import Keyring
 
 
 def unpack(
-    output: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder that the bundles go to.")],
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder that the bundles go to.")],
     url: Archive = None,
     tenants: Tenants = None,
     keys: Keys = None,

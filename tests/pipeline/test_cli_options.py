@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from app.cli.bundle import bundle
 from pipeline.cli import commands, logs
 from pipeline.cli.options import NO_DSN_VARIABLE, load_keys, no_dsn
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
@@ -34,6 +35,17 @@ def test_commands_spell_and_explain_what_they_share_in_the_same_way() -> None:
     assert {name: len(texts) for name, texts in said.items()} == dict.fromkeys(said, 1)
     assert [next(iter(said[name]))[1] for name in ("tenants", "keys")] == [True, True]
     assert len(said) == 5
+
+
+def test_what_a_command_writes_bundles_to_is_spelled_the_same_in_both_programs() -> None:
+    spelled = {
+        (name, *option.opts)
+        for group in (commands, bundle)
+        for name, command in typer.main.get_group(group).commands.items()
+        for option in command.params
+        if {"-o", "--out", "--output"} & {*option.opts}
+    }
+    assert spelled == {(name, "--out", "-o") for name in ("diff", "merge", "unpack", "export")}
 
 
 def test_it_is_said_why_the_local_service_has_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
