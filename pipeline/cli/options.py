@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import environ
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -46,6 +46,11 @@ Archive = Annotated[
     str | None,
     typer.Option("--archive", metavar="URL", envvar=ARCHIVE_VARIABLE, show_default="archive.url", help=ARCHIVE_HELP),
 ]
+AnyArchive = Annotated[str | None, typer.Option("--archive", metavar="URL", help=ARCHIVE_HELP)]
+"""Of commands that read an archive only where it is named."""
+Bundles = Annotated[list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")]
+MoreBundles = Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="--bundle FILE")]
+"""What stands behind the first file of ``--bundle FILE...``, as a shell spells out a pattern."""
 Tenants = Annotated[
     list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
 ]
@@ -65,6 +70,45 @@ def load_keys(paths: Sequence[Path]) -> Keyring:
     """
     rings = [Keyring.load(path) for path in paths]
     return Keyring((key for ring in rings for key in ring), (text for ring in rings for text in ring.log_verifier_keys))
+
+
+class NamedPlace(NamedTuple):
+    """Where a command reads from, as its options say."""
+
+    option: str
+    """``--dsn``, ``--archive`` or ``--bundle``."""
+    names: list[str]
+    """A database, an archive, or bundle files."""
+
+
+def named_place(
+    context: typer.Context,
+    dsn: str | None,
+    archive: str | None,
+    bundles: Sequence[Path] | None,
+    more_bundles: Sequence[Path] | None,
+    tenants: Sequence[str] | None,
+) -> NamedPlace:
+    """The one place that these options name; a DSN of the environment gives way to what is named.
+
+    Raises:
+        InvalidInputError: they name none, several, or tenants of bundles.
+    """
+    source = context.get_parameter_source("dsn")
+    is_dsn_given = source is not None and source.name == "COMMANDLINE"  # It may stand in the environment, too.
+    if sum((is_dsn_given, archive is not None, bool(bundles))) > 1:
+        raise InvalidInputError("name one place: --dsn, --archive or --bundle")
+    if more_bundles and not bundles:
+        raise InvalidInputError(f"{str(more_bundles[0])!r} is no option; bundles are named with --bundle FILE...")
+    if bundles and tenants:
+        raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
+    if bundles:
+        return NamedPlace("--bundle", [str(file) for file in (*bundles, *(more_bundles or ()))])
+    if archive is not None:
+        return NamedPlace("--archive", [archive])
+    if not dsn:
+        raise no_dsn("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
+    return NamedPlace("--dsn", [dsn])
 
 
 def no_dsn(asked: str) -> InvalidInputError:

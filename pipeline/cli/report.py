@@ -15,7 +15,7 @@ import typer
 from console.options import Json
 from console.outcome import err, out, print_json
 from ledger.errors import InvalidInputError
-from pipeline.cli.options import ARCHIVE_HELP, Dsn, Master, Tenants, no_dsn
+from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
 from pipeline.cli.running import running
 from pipeline.report.period import Asked, Clock, asked, parse_duration
 from pipeline.report.texts import duration_text, width_text
@@ -31,10 +31,7 @@ PLACES_SHOWN_MAX: Final = 5
 class _Request(NamedTuple):
     """What is asked for."""
 
-    names: Sequence[str]
-    """The ledger: a database, an archive, or bundles."""
-    kind: str
-    """The option that names it."""
+    where: NamedPlace
     tenants: Sequence[str] | None
     asked: Asked
     stuck_after_ms: int | None
@@ -50,7 +47,7 @@ def report(
     dest: Annotated[
         Path, typer.Option("--dest", metavar="DIR", help="Folder to write to; a report that is there is replaced.")
     ],
-    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="--bundle FILE")] = None,
+    more_bundles: MoreBundles = None,
     start: Annotated[
         str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, an HLC, or seconds of a trace.")
     ] = None,
@@ -71,10 +68,8 @@ def report(
     ] = None,
     tenants: Tenants = None,
     dsn: Dsn = None,
-    archive: Annotated[str | None, typer.Option("--archive", metavar="URL", help=ARCHIVE_HELP)] = None,
-    bundles: Annotated[
-        list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")
-    ] = None,
+    archive: AnyArchive = None,
+    bundles: Bundles = None,
     master: Master = None,
     as_json: Json = False,
 ) -> None:
@@ -91,23 +86,13 @@ def report(
       tally pipeline report --dest reports/acme --archive s3://ledger-archive/prod -t acme --window 1d
       tally pipeline report --dest reports/sites --bundle sites/*.tar --json
     """
-    source = context.get_parameter_source("dsn")
-    is_dsn_given = source is not None and source.name == "COMMANDLINE"  # It may stand in the environment, too.
-    if sum((is_dsn_given, archive is not None, bool(bundles))) > 1:
-        raise InvalidInputError("name one place: --dsn, --archive or --bundle")
-    if more_bundles and not bundles:
-        raise InvalidInputError(f"{str(more_bundles[0])!r} is no option; bundles are named with --bundle FILE...")
-    if bundles and tenants:
-        raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
-    if not (bundles or archive or dsn):
-        raise no_dsn("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
+    where = named_place(context, dsn, archive, bundles, more_bundles, tenants)
     wanted = asked(clock, start, end, window)
     if stats is not None and wanted.clock is Clock.TRACE:
         raise InvalidInputError("--stats is on the ledger's clock: it goes with --time hlc")
     told = _reported(
         _Request(
-            [str(path) for path in (*bundles, *(more_bundles or ()))] if bundles else [archive or dsn or ""],
-            "--bundle" if bundles else "--archive" if archive is not None else "--dsn",
+            where,
             tenants,
             wanted if stats is None else wanted._replace(clock=Clock.HLC),
             None if stuck_after is None else parse_duration(stuck_after),
@@ -141,7 +126,7 @@ def _reported(request: _Request) -> dict[str, Any]:
     from pipeline.stats import read as read_stats
 
     refuse_other(request.dest)
-    places = [place_of(request.kind, name) for name in request.names]
+    places = [place_of(request.where.option, name) for name in request.where.names]
     before_ms = request.asked.end_ms if request.asked.clock is Clock.HLC else None
     with running("report", request.master) as spark, ExitStack() as stack:
         opened = [stack.enter_context(place.open()) for place in places]
@@ -160,7 +145,7 @@ def _made(request: _Request, places: Sequence[Place], log_origins: list[str]) ->
     some = names[:PLACES_SHOWN_MAX]
     more = [f"and {len(names) - len(some):,} more"] if len(names) > len(some) else []
     tenants = [word for tenant in request.tenants or () for word in ("--tenant", tenant)]
-    ledger = shlex.join([request.kind, *some, *tenants]) + (" ..." if more else "")
+    ledger = shlex.join([request.where.option, *some, *tenants]) + (" ..." if more else "")
     given = shlex.join([word for name, value in request.options.items() if value for word in (name, value)])
     return Made(
         ", ".join([*some, *more]),

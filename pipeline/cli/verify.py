@@ -14,10 +14,10 @@ from rich.table import Table
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from console.verifying import coloured, read_checkpoint
-from ledger.errors import InvalidInputError, SignatureError, TenantNotFoundError
+from ledger.errors import SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.tree_check import TreeHead
-from pipeline.cli.options import ARCHIVE_HELP, Dsn, Keys, Master, Tenants, load_keys, no_dsn
+from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place
 from pipeline.cli.running import running
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
@@ -34,13 +34,11 @@ SOURCE = "file"
 
 def verify(
     context: typer.Context,
-    more_bundles: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="--bundle FILE")] = None,
+    more_bundles: MoreBundles = None,
     tenants: Tenants = None,
     dsn: Dsn = None,
-    archive: Annotated[str | None, typer.Option("--archive", metavar="URL", help=ARCHIVE_HELP)] = None,
-    bundles: Annotated[
-        list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")
-    ] = None,
+    archive: AnyArchive = None,
+    bundles: Bundles = None,
     keys: Keys = None,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", exists=True, dir_okay=False, help="A checkpoint kept elsewhere.")
@@ -68,16 +66,7 @@ def verify(
       tally pipeline verify --archive s3://ledger-archive/prod --keys trusted/
       tally pipeline verify --bundle sites/*.tar --keys trusted/ --json
     """
-    source = context.get_parameter_source("dsn")
-    is_dsn_given = source is not None and source.name == "COMMANDLINE"  # It may stand in the environment, too.
-    if sum((is_dsn_given, archive is not None, bool(bundles))) > 1:
-        raise InvalidInputError("name one place: --dsn, --archive or --bundle")
-    if more_bundles and not bundles:
-        raise InvalidInputError(f"{str(more_bundles[0])!r} is no option; bundles are named with --bundle FILE...")
-    if bundles and tenants:
-        raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
-    if not (bundles or archive or dsn):
-        raise no_dsn("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
+    where = named_place(context, dsn, archive, bundles, more_bundles, tenants)
     request = _Request(
         tenants,
         load_keys(keys) if keys else None,
@@ -85,12 +74,10 @@ def verify(
         breaks,
         master,
     )
-    if bundles:
-        told, codes = _verify_bundles([*bundles, *(more_bundles or ())], request)
-    elif archive is not None:
-        told, codes = _verify_place("--archive", archive, request)
+    if where.option == "--bundle":
+        told, codes = _verify_bundles([*map(Path, where.names)], request)
     else:
-        told, codes = _verify_place("--dsn", dsn or "", request)
+        told, codes = _verify_place(where.option, where.names[0], request)
     if as_json:
         print_json(told)
     else:
