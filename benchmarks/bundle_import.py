@@ -8,10 +8,8 @@ database, in transactions of as many rows, with nothing verified, looked up, lin
 from __future__ import annotations
 
 import asyncio
-import io
 import statistics
 import time
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,17 +21,18 @@ from app.bundle.staging import StagedFile
 from app.metrics import Metrics
 from app.node import Node
 from app.store import chaining
-from app.store.chaining import LOG_COLUMNS
 from benchmarks.apart import apart
 from benchmarks.bench import Bench
 from benchmarks.bundle import GROWTH_MIB_MAX, GROWTH_MIB_MIN, LARGE_ROWS, ROWS, SMALL_ROWS, build, export
+from benchmarks.copied_rows import copy, read_back
 from benchmarks.machine import peak_memory_mib
 from benchmarks.row import Outcome, Row, expect, interleave
 from ledger.hlc import Clock
+from signing.bundle.reader import digest_of
 
 GROWTH_RUNS = 3
 _TENANT = "bench"
-_READ_BACK = f"SELECT {', '.join(LOG_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = '{_TENANT}' ORDER BY seq"
+_IMPORTED = f"WHERE tenant_id = '{_TENANT}' ORDER BY seq"
 
 
 class Imported(NamedTuple):
@@ -52,12 +51,13 @@ def measure_rate(bench: Bench) -> Outcome:
         def ours() -> float:
             with bench.fresh_database() as database:
                 took_s = apart(_import, path, ROWS, keys, database.service_url).took_s
-                lines[:] = uvloop.run(_read_back(database.superuser_url))
+                lines[:] = uvloop.run(read_back(database.superuser_url, _IMPORTED))
             return ROWS / took_s
 
         def theirs() -> float:
+            expect(len(lines) == ROWS, f"{len(lines)} rows were read back, not {ROWS}")
             with bench.fresh_database() as database:
-                return ROWS / uvloop.run(_copy(database.service_url, lines))
+                return ROWS / uvloop.run(copy(database.service_url, lines, ENTRIES_A_TRANSACTION))
 
         rates = interleave(bench, ours, theirs)
     return rates.outcome(f"{ROWS:,} rows, {ENTRIES_A_TRANSACTION:,} a transaction on both sides")
@@ -119,48 +119,13 @@ async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
             on_imported=lambda growth: None,
             metrics=Metrics(),
         )
-        file = StagedFile(path.name, path, await asyncio.to_thread(_digest, path))
+        digest, _ = await asyncio.to_thread(digest_of, path)
+        file = StagedFile(path.name, path, digest)
         began_s = time.perf_counter()
         done = await importer.run([file], dry_run=False)
         took_s = time.perf_counter() - began_s
     expect((done.imported, done.duplicates) == (rows, 0), f"{done.imported} of {rows} entries were imported")
     return Imported(took_s, peak_memory_mib())
-
-
-def _digest(path: Path) -> str:
-    digest = sha256()
-    with path.open("rb") as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
-
-
-async def _read_back(url: str) -> list[bytes]:
-    connection = await asyncpg.connect(url)
-    try:
-        read = io.BytesIO()
-        await connection.copy_from_query(_READ_BACK, output=read)
-        return read.getvalue().splitlines(keepends=True)
-    finally:
-        await connection.close()
-
-
-async def _copy(url: str, lines: list[bytes]) -> float:
-    """Seconds that COPY of these rows takes."""
-    expect(len(lines) == ROWS, f"{len(lines)} rows were read back, not {ROWS}")
-    connection = await asyncpg.connect(url)
-    try:
-        batches = range(0, len(lines), ENTRIES_A_TRANSACTION)
-        sources = [io.BytesIO(b"".join(lines[at : at + ENTRIES_A_TRANSACTION])) for at in batches]
-        began_s = time.perf_counter()
-        for source in sources:
-            async with connection.transaction():
-                await connection.copy_to_table(
-                    "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, source=source
-                )
-        return time.perf_counter() - began_s
-    finally:
-        await connection.close()
 
 
 RATE = Row(

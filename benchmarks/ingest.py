@@ -8,20 +8,18 @@ two is what we are compared with; its client has nothing to do but send bytes.
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import asyncpg
 import uvloop
 
 from app.session import decode_header
-from app.store.chaining import LOG_COLUMNS
 from benchmarks.apart import apart
-from benchmarks.bench import Bench, Database, expect_fsyncs, wait_for
+from benchmarks.bench import Bench, expect_fsyncs, wait_for
+from benchmarks.copied_rows import copy, read_back
 from benchmarks.events import EVENTS_A_JOB, TENANTS, ndjson, stream
 from benchmarks.http_client import Client, Target, post
 from benchmarks.ledger_checks import check_rows, check_service, wait_until_chained
@@ -35,11 +33,7 @@ EVENTS = CONNECTIONS * JOBS_A_CONNECTION * EVENTS_A_JOB
 ROWS_A_BATCH = 2000
 _WARM_UP_TENANT = "warm-up"
 
-_COLUMNS = ", ".join(LOG_COLUMNS)
-_READ_BACK = (
-    f"SELECT {_COLUMNS} FROM scheduler.scheduler_log"
-    f" WHERE tenant_id <> '_system' AND tenant_id <> '{_WARM_UP_TENANT}' ORDER BY id"
-)
+_CHAINED = f"WHERE tenant_id <> '_system' AND tenant_id <> '{_WARM_UP_TENANT}' ORDER BY id"
 
 
 class Ingested(NamedTuple):
@@ -76,7 +70,7 @@ def _ingest(bench: Bench) -> Ingested:
             rate, entries = apart(_send, url)
             syncs = wait_for(check_service(url, entries))
         bench.say(f"ours: {rate:,.0f}/s; {syncs}")
-        return Ingested(rate, entries, wait_for(_read_back(database)))
+        return Ingested(rate, entries, wait_for(read_back(database.superuser_url, _CHAINED)))
 
 
 def _send(url: str) -> tuple[float, dict[str, int]]:
@@ -112,42 +106,16 @@ async def _send_all(target: Target) -> tuple[float, dict[str, int]]:
     return EVENTS / took_s, dict(entries)
 
 
-async def _read_back(database: Database) -> list[bytes]:
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
-        read = io.BytesIO()
-        await connection.copy_from_query(_READ_BACK, output=read)
-        return read.getvalue().splitlines(keepends=True)
-    finally:
-        await connection.close()
-
-
 def _copy(bench: Bench, ingested: Ingested, rows_a_batch: int) -> float:
     """Rows a second, into a fresh database."""
     lines = ingested.lines
     expect(len(lines) == EVENTS, f"{len(lines)} rows were read back, not {EVENTS}")
-    batches = [b"".join(lines[at : at + rows_a_batch]) for at in range(0, len(lines), rows_a_batch)]
     with bench.fresh_database() as database:
         before = bench.postgres_fsyncs()
-        took_s = uvloop.run(_copy_batches(database, batches))
-        expect_fsyncs(bench, before, len(batches), "COPY")
+        took_s = uvloop.run(copy(database.service_url, lines, rows_a_batch))
+        expect_fsyncs(bench, before, -(-len(lines) // rows_a_batch), "COPY")
         wait_for(check_rows(database.superuser_url, ingested.entries, has_head=False))
     return len(lines) / took_s
-
-
-async def _copy_batches(database: Database, batches: list[bytes]) -> float:
-    connection = await asyncpg.connect(database.service_url)
-    try:
-        sources = [io.BytesIO(batch) for batch in batches]
-        began_s = time.perf_counter()
-        for source in sources:
-            async with connection.transaction():
-                await connection.copy_to_table(
-                    "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, source=source
-                )
-        return time.perf_counter() - began_s
-    finally:
-        await connection.close()
 
 
 assert len(TENANTS) == 10

@@ -56,6 +56,11 @@ class Database:
     owner_url: str
     service_url: str
 
+    @classmethod
+    def of(cls, server: EmbeddedPostgres, name: str) -> Database:
+        """The database ``name`` of a server."""
+        return cls(name, server.superuser_url(name), server.owner_url(name), server.service_url(name))
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
@@ -71,8 +76,8 @@ def postgres() -> Iterator[EmbeddedPostgres]:
         server.start()
         migrate(server.owner_url())
         for name, value in SETTINGS.items():
-            asyncio.run(_execute(server.superuser_url("postgres"), f"ALTER SYSTEM SET {name} = '{value}'"))
-        asyncio.run(_execute(server.superuser_url("postgres"), "SELECT pg_reload_conf()"))
+            asyncio.run(execute(server.superuser_url("postgres"), f"ALTER SYSTEM SET {name} = '{value}'"))
+        asyncio.run(execute(server.superuser_url("postgres"), "SELECT pg_reload_conf()"))
         yield server
     finally:
         server.remove()
@@ -126,16 +131,26 @@ def _memory() -> Path | None:
 def fresh_database(postgres: EmbeddedPostgres, template: str) -> Iterator[Database]:
     name = f"test_{next(_numbers)}"
     maintenance_url = postgres.superuser_url("postgres")
-    asyncio.run(_execute(maintenance_url, copy_of(template, name)))
+    asyncio.run(execute(maintenance_url, copy_of(template, name)))
     try:
-        yield Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
+        yield Database.of(postgres, name)
     finally:
-        asyncio.run(_execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
+        asyncio.run(execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-async def _execute(url: str, statement: str) -> None:
+async def execute(url: str, statement: str) -> None:
+    """Run a statement on a connection of its own."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(statement)
     finally:
         await connection.close()
+
+
+@pytest.fixture(scope="session")
+def strace() -> str:
+    """Path of strace, which makes single system calls of a child process fail."""
+    path = shutil.which("strace")
+    if path is None:
+        pytest.fail("install strace; on Debian: sudo apt-get install strace", pytrace=False)
+    return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,16 @@ import httpx
 import pytest
 
 from app.config import Settings, load_settings
+from app.embedded import EmbeddedPostgres
 from app.main import listening, running
 from app.service import Service
 from tests.app.chains import Chains
-from tests.conftest import Database
+from tests.conftest import Database, copy_of
 
 MakeSettings = Callable[..., Settings]
 RunNode = Callable[..., AbstractAsyncContextManager[Service]]
 RunServer = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+BackUp = Callable[[], Awaitable[Database]]
 
 
 @pytest.fixture
@@ -39,6 +41,27 @@ def make_settings(tmp_path: Path) -> MakeSettings:
         return load_settings(**{**defaults, **given})
 
     return make
+
+
+@pytest.fixture
+async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterator[BackUp]:
+    """Copies the database as it is now, as a backup would; whoever is still connected to it is sent away."""
+    made: list[str] = []
+    maintenance = await asyncpg.connect(postgres.superuser_url("postgres"))
+
+    async def copy() -> Database:
+        name = f"{database.name}_backup_{len(made)}"
+        await maintenance.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", database.name
+        )
+        await maintenance.execute(copy_of(database.name, name))
+        made.append(name)
+        return Database.of(postgres, name)
+
+    yield copy
+    for name in made:
+        await maintenance.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await maintenance.close()
 
 
 @pytest.fixture

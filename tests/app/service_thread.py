@@ -9,19 +9,17 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
-import asyncpg
-
 from app.config import load_settings
 from app.embedded import DATABASE, EmbeddedPostgres
 from app.main import listening, running
-from tests.conftest import copy_of
+from tests.conftest import copy_of, execute
 
 
 @contextmanager
 def serving(postgres: EmbeddedPostgres, folder: Path, name: str, **settings: object) -> Iterator[str]:
     """Base URL of a service on a fresh database called ``name``; both are gone afterwards."""
     maintenance_url = postgres.superuser_url("postgres")
-    asyncio.run(_execute(maintenance_url, copy_of(DATABASE, name)))
+    asyncio.run(execute(maintenance_url, copy_of(DATABASE, name)))
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     run = _serve(folder, postgres.service_url(name), settings, started)
     thread = threading.Thread(target=_run, args=(run, started), name=name)
@@ -34,7 +32,7 @@ def serving(postgres: EmbeddedPostgres, folder: Path, name: str, **settings: obj
             loop.call_soon_threadsafe(stop.set)
     finally:
         thread.join(timeout=60)
-        asyncio.run(_execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
+        asyncio.run(execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
     assert not thread.is_alive(), "the service did not stop"
 
 
@@ -58,11 +56,3 @@ def _run(work: object, started: Future[tuple[str, asyncio.AbstractEventLoop, asy
         if started.done():
             raise
         started.set_exception(error)
-
-
-async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()

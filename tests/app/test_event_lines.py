@@ -13,6 +13,7 @@ from app.http.events import LINES_MAX, LINES_PER_TURN, drafts_of
 from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidEventError
+from tests.turns import counted_turns
 
 BYTES_MAX = 1 << 20
 LINE = b'{"tenant_id":"a","type":"JobCreated"}'
@@ -82,15 +83,6 @@ async def test_more_lines_than_the_bound_are_refused_before_any_is_checked() -> 
 
 
 async def test_others_get_their_turn_while_lines_are_checked() -> None:
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.ensure_future(count_turns())
-    await drafts_of((LINE + b"\n") * (LINES_PER_TURN * 4), BYTES_MAX)
-    counting.cancel()
-    assert turns >= 3
+    with counted_turns() as turns:
+        await drafts_of((LINE + b"\n") * (LINES_PER_TURN * 4), BYTES_MAX)
+    assert turns.count >= 3

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import asyncpg
 import pytest
@@ -21,31 +20,26 @@ from app.embedded_cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.store.migrate import check_server, migrate
 from app.store.schema_version import MIGRATIONS, check_schema, is_newest, newest_revision
 from ledger.errors import StartRefusedError
+from tests.conftest import Database
 
 ROLES_SQL = Path(__file__).parents[2] / "deploy" / "postgres" / "roles.sql"
 
 
-class Urls(Protocol):
-    superuser_url: str
-    owner_url: str
-    service_url: str
-
-
 @pytest.fixture
-async def service(database: Urls) -> AsyncIterator[asyncpg.Connection]:
+async def service(database: Database) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(database.service_url)
     yield connection
     await connection.close()
 
 
-async def test_migrating_again_changes_nothing(database: Urls, service: asyncpg.Connection) -> None:
+async def test_migrating_again_changes_nothing(database: Database, service: asyncpg.Connection) -> None:
     await service.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('acme', 0)")
     await asyncio.to_thread(migrate, database.owner_url)
     assert await service.fetchval("SELECT tenant_id FROM scheduler.chain_heads") == "acme"
     await check_schema(service)
 
 
-async def test_two_migrations_at_once_do_not_meet(empty_database: Urls) -> None:
+async def test_two_migrations_at_once_do_not_meet(empty_database: Database) -> None:
     program = f"from app.store.migrate import migrate; migrate({empty_database.owner_url!r})"
     migrations = [
         subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) for _ in range(3)
@@ -58,7 +52,7 @@ async def test_two_migrations_at_once_do_not_meet(empty_database: Urls) -> None:
         await connection.close()
 
 
-async def test_a_login_that_may_not_migrate_is_told_so_and_leaves_nothing(empty_database: Urls) -> None:
+async def test_a_login_that_may_not_migrate_is_told_so_and_leaves_nothing(empty_database: Database) -> None:
     with pytest.raises(StartRefusedError, match="permission denied"):
         await asyncio.to_thread(migrate, empty_database.service_url)
 
@@ -73,7 +67,7 @@ def test_the_newest_revision_is_the_head_of_the_migrations() -> None:
     assert script.get_heads() == [newest_revision()]
 
 
-async def test_a_database_without_the_schema_is_refused(empty_database: Urls, database: Urls) -> None:
+async def test_a_database_without_the_schema_is_refused(empty_database: Database, database: Database) -> None:
     assert not await is_newest(empty_database.owner_url)
     assert await is_newest(database.owner_url)
     connection = await asyncpg.connect(empty_database.service_url)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import httpx
 import pytest
 
 from app.config import Settings
-from app.embedded import EmbeddedPostgres
 from app.privacy.agreement import Unchained, agree
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
@@ -23,9 +21,8 @@ from app.store.privacy import DeclaredFields, PrivacyRecord
 from app.store.privacy_chain import PrivacyEntry
 from ledger.errors import PrivacyUnavailableError
 from tests.app.chains import Chains, until
-from tests.app.conftest import MakeSettings, RunServer
+from tests.app.conftest import BackUp, MakeSettings, RunServer
 from tests.app.test_private_fields import ALICE, BOB, declare, erase, job, problem, submit
-from tests.conftest import Database, copy_of
 
 GONE = {"$erased": True}
 FIELDS = ["spec.user"]
@@ -35,21 +32,6 @@ BODY = {"tenant_id": "acme", "spec": {"user": BOB}, "subject": BOB}
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(chain={"batch_size": 4, "batch_interval": "100ms"})
-
-
-@pytest.fixture
-async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterator[Callable[[], Awaitable[Database]]]:
-    """Copies the database as it is now; nobody may be connected to it."""
-    maintenance = await asyncpg.connect(postgres.superuser_url("postgres"))
-    name = f"{database.name}_backup"
-
-    async def copy() -> Database:
-        await maintenance.execute(copy_of(database.name, name))
-        return Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
-
-    yield copy
-    await maintenance.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await maintenance.close()
 
 
 @pytest.fixture
@@ -72,7 +54,7 @@ async def payloads(client: httpx.AsyncClient, tenant_id: str) -> list[str]:
 
 
 async def test_what_a_restored_backup_does_not_know_of_counts_all_the_same(
-    run_server: RunServer, settings: Settings, back_up: Callable[[], Awaitable[Database]]
+    run_server: RunServer, settings: Settings, back_up: BackUp
 ) -> None:
     async with run_server(settings) as client:
         await declare_for(client, "acme")

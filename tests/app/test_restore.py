@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,14 @@ import pytest
 
 from app import log_fork
 from app.config import Settings
-from app.embedded import EmbeddedPostgres
 from app.main import listening, running
 from app.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.service import Service
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
 from tests.app.chains import Chains, until
-from tests.app.conftest import MakeSettings, RunNode
+from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
-from tests.conftest import Database, copy_of
-
-BackUp = Callable[[], Awaitable[Database]]
+from tests.conftest import Database
 
 ROWS = (
     "SELECT tenant_id, seq, t_hlc, job_id, action, link_version, prev_chain_link, chain_link, payload::text,"
@@ -41,24 +37,6 @@ SELECT tenant_id, head_seq + 1, '1:0:x', 1, 0, 'x', 'inserted', 'ENQUEUE', 2, 'p
   FROM scheduler.chain_heads WHERE tenant_id = $1
 """
 MEND = "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd' AND tenant_id = $1"
-
-
-@pytest.fixture
-async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterator[BackUp]:
-    """Copies the database as it is now; nobody may be connected to it."""
-    made: list[str] = []
-    maintenance = await asyncpg.connect(postgres.superuser_url("postgres"))
-
-    async def copy() -> Database:
-        name = f"{database.name}_backup_{len(made)}"
-        await maintenance.execute(copy_of(database.name, name))
-        made.append(name)
-        return Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
-
-    yield copy
-    for name in made:
-        await maintenance.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await maintenance.close()
 
 
 def is_documented(name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 import asyncpg
 import pytest
@@ -15,6 +14,7 @@ from sqlalchemy import Connection as SyncConnection
 from app.embedded_cluster import OWNER, SERVICE, SERVICE_GROUP
 from app.store.migrate import engine
 from app.store.tables import LOG_PARTITIONS, SCHEMA, metadata
+from tests.conftest import Database
 
 LOG_COLUMNS = (
     *("tenant_id", "seq", "t_hlc", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action"),
@@ -29,21 +29,15 @@ TENANTS = [f"tenant-{number}" for number in range(64)]
 """Enough for every partition of the log to have a row."""
 
 
-class Urls(Protocol):
-    superuser_url: str
-    owner_url: str
-    service_url: str
-
-
 @pytest.fixture
-async def owner(database: Urls) -> AsyncIterator[asyncpg.Connection]:
+async def owner(database: Database) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(database.owner_url)
     yield connection
     await connection.close()
 
 
 @pytest.fixture
-async def service(database: Urls) -> AsyncIterator[asyncpg.Connection]:
+async def service(database: Database) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(database.service_url)
     yield connection
     await connection.close()
@@ -108,7 +102,7 @@ async def insert_anchors(connection: asyncpg.Connection) -> None:
 # The declared schema
 
 
-async def test_alembic_finds_no_difference_between_declared_and_migrated(database: Urls) -> None:
+async def test_alembic_finds_no_difference_between_declared_and_migrated(database: Database) -> None:
     def differences(connection: SyncConnection) -> list[object]:
         partitions = {f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS)}
         options = {
@@ -162,7 +156,7 @@ SEQUENCES = """
 
 @pytest.mark.parametrize("question", [COLUMNS, CONSTRAINTS, INDEXES, STORAGE, SEQUENCES])
 async def test_the_catalog_of_the_migrated_schema_is_that_of_the_declared_one(
-    question: str, superuser: asyncpg.Connection, empty_database: Urls
+    question: str, superuser: asyncpg.Connection, empty_database: Database
 ) -> None:
     async with engine(empty_database.superuser_url).begin() as connection:
         await connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")

@@ -11,14 +11,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
 
 from app import lost_wal
 from app.config import Settings
-from app.embedded import EmbeddedPostgres
 from app.main import Service
 from app.start import start_node
 from app.store import node as node_store
@@ -26,10 +24,10 @@ from app.store.chaining import WalPosition
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError, WalLockedError
 from ledger.hlc import Hlc
 from tests.app.chains import Chains, numbers, until
-from tests.app.conftest import MakeSettings, RunNode
+from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.postgres_proxy import PostgresProxy, proxy_to
-from tests.conftest import Database, copy_of
+from tests.conftest import Database
 from wal import control as wal_control
 from wal.segment import list_segments
 
@@ -82,27 +80,6 @@ async def assert_refused(
         async with run_node(settings, url=url, accept_lost_wal=accept_lost_wal):
             pass
     assert {path: path.read_bytes() for path in sorted(wal_folder(settings).glob("*.wal"))} == before
-
-
-@pytest.fixture
-async def copy_database(postgres: EmbeddedPostgres, database: Database) -> AsyncIterator[Callable[[], Any]]:
-    """Copies the database as it is now, as a backup would; gives the URLs of the copy."""
-    made: list[str] = []
-    maintenance = await asyncpg.connect(postgres.superuser_url("postgres"))
-
-    async def copy() -> Database:
-        name = f"{database.name}_copy{len(made)}"
-        await maintenance.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", database.name
-        )
-        await maintenance.execute(copy_of(database.name, name))
-        made.append(name)
-        return Database(name, postgres.superuser_url(name), postgres.owner_url(name), postgres.service_url(name))
-
-    yield copy
-    for name in made:
-        await maintenance.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await maintenance.close()
 
 
 @asynccontextmanager
@@ -525,11 +502,11 @@ async def test_a_wal_whose_oldest_unchained_segment_was_removed_is_refused_until
 
 
 async def test_a_database_older_than_a_cleanly_stopped_wal_is_refused_and_left_alone(
-    run_node: RunNode, make_settings: MakeSettings, copy_database: Any
+    run_node: RunNode, make_settings: MakeSettings, back_up: BackUp
 ) -> None:
     async with run_node() as service:
         await write(service, 1, 2)
-    older = await copy_database()
+    older = await back_up()
     async with run_node() as service:
         await write(service, 3)
     async with superuser_of(older) as superuser:
@@ -541,11 +518,11 @@ async def test_a_database_older_than_a_cleanly_stopped_wal_is_refused_and_left_a
 
 
 async def test_a_database_older_than_the_checkpoint_beside_a_crashed_wal_is_refused(
-    run_node: RunNode, make_settings: MakeSettings, copy_database: Any
+    run_node: RunNode, make_settings: MakeSettings, back_up: BackUp
 ) -> None:
     async with run_node() as service:
         await write(service, 1, 2)
-    older = await copy_database()
+    older = await back_up()
     async with run_node() as service:
         await write(service, 3, 4)
         await until(lambda: kept_size(make_settings()) == 4, "the checkpoint is kept")
@@ -555,9 +532,9 @@ async def test_a_database_older_than_the_checkpoint_beside_a_crashed_wal_is_refu
 
 
 async def test_a_database_that_never_heard_of_the_node_is_refused(
-    run_node: RunNode, make_settings: MakeSettings, copy_database: Any
+    run_node: RunNode, make_settings: MakeSettings, back_up: BackUp
 ) -> None:
-    fresh = await copy_database()
+    fresh = await back_up()
     async with run_node() as service:
         await write(service, 1)
     await assert_refused(run_node, make_settings(), StartRefusedError, "never heard", url=fresh.service_url)

@@ -11,13 +11,12 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.embedded_cluster import DATABASE, OWNER
 from app.store.migrate import migrate
-from tests.conftest import Database
+from tests.conftest import Database, execute
 from tests.crash.serve_process import ServeProcess
 
 Launch = Callable[..., Awaitable[ServeProcess]]
@@ -85,27 +84,6 @@ def mortal_database(mortal_postgres: EmbeddedPostgres) -> Database:
     """A fresh migrated database on the PostgreSQL that may be killed."""
     mortal_postgres.ensure_alive()
     name = f"mortal_{next(_numbers)}"
-    asyncio.run(_create(mortal_postgres.superuser_url("postgres"), name))
-    return Database(
-        name,
-        mortal_postgres.superuser_url(name),
-        mortal_postgres.owner_url(name),
-        mortal_postgres.service_url(name),
-    )
-
-
-async def _create(maintenance_url: str, name: str) -> None:
-    connection = await asyncpg.connect(maintenance_url)
-    try:
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {DATABASE} OWNER {OWNER}")
-    finally:
-        await connection.close()
-
-
-@pytest.fixture(scope="session")
-def strace() -> str:
-    """Path of strace, which makes single system calls of a child process fail."""
-    path = shutil.which("strace")
-    if path is None:
-        pytest.fail("install strace; on Debian: sudo apt-get install strace", pytrace=False)
-    return path
+    statement = f"CREATE DATABASE {name} TEMPLATE {DATABASE} OWNER {OWNER}"
+    asyncio.run(execute(mortal_postgres.superuser_url("postgres"), statement))
+    return Database.of(mortal_postgres, name)

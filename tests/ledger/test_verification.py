@@ -29,6 +29,7 @@ from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 from tests.ledger import naive_verification as naive
 from tests.ledger.ledger_in_memory import OPEN, STRANGER, Ledger, MemoryReader, build, payload_digest
+from tests.turns import counted_turns
 
 WHOLE = build(60, snapshots_to=(20, 21, 50))
 
@@ -532,18 +533,9 @@ def test_memory_does_not_grow_with_the_chain(usual_collector: None) -> None:
 
 
 async def test_other_tasks_get_their_turn_while_a_chain_is_verified() -> None:
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    await verify(MemoryReader(build(3_000), 100), tenant_id="acme", projection=True)
-    counting.cancel()
-    assert turns >= 30
+    with counted_turns() as turns:
+        await verify(MemoryReader(build(3_000), 100), tenant_id="acme", projection=True)
+    assert turns.count >= 30
 
 
 # --- the list of kinds ----------------------------------------------------------------------------
