@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -44,8 +40,20 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from ledger.errors import ConfigurationError, InvalidInputError
-from ledger.names import GATE, NODE_ID, anchored
+from app.setting_types import (
+    DatabaseUrl,
+    Duration,
+    JobIdPart,
+    NodeId,
+    Size,
+    between,
+    comma_separated,
+    listen_address,
+    parse_size,
+    sized,
+    witness,
+)
+from ledger.errors import ConfigurationError
 from signing.cosignature import WitnessKey
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 
@@ -64,124 +72,8 @@ FIRST_EVENT_ENTRIES = 2
 """Entries that a tenant's first event makes: itself, and the record in ``_system`` that the tenant began."""
 _RECORD_BYTES_MAX, _BATCH_BYTES_MAX = "16 MiB", "64 MiB"
 
-_UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
-_CLOCK_DURATION = re.compile(r"(?:(?P<d>\d{1,5})\.)?(?P<h>\d{2}):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d{1,6})?)")
-_UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_SIZE = re.compile(r"(?P<amount>\d{1,18}) ?(?P<unit>B|KiB|MiB|GiB)?")
-_DATABASE_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
-
-
-def parse_duration(value: object) -> timedelta:
-    """The span that ``5s``, ``500ms``, ``1.5h``, ``7d`` or ``[d.]hh:mm:ss`` stands for.
-
-    Raises:
-        ValueError: none of these.
-    """
-    if isinstance(value, timedelta):
-        return value
-    text = value.strip() if isinstance(value, str) else ""
-    if match := _DURATION.fullmatch(text):
-        return timedelta(seconds=float(match["amount"]) * _UNIT_SECONDS[match["unit"]])
-    if match := _CLOCK_DURATION.fullmatch(text):
-        return timedelta(
-            days=int(match["d"] or 0),
-            hours=int(match["h"]),
-            minutes=int(match["m"]),
-            seconds=float(match["s"]),
-        )
-    raise ValueError("a duration is a number with us, ms, s, m, h or d, such as 500ms, or hh:mm:ss")
-
-
-def parse_size(value: object) -> int:
-    """The bytes that ``64 MiB``, ``512 KiB`` or a plain number stand for.
-
-    Raises:
-        ValueError: none of these.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("a size is a whole number of bytes, or one with B, KiB, MiB or GiB, such as 64 MiB")
-    return int(match["amount"]) * _UNIT_BYTES[match["unit"] or "B"]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The least and the most that a duration or a size may be, as a person writes them."""
-
-    low: str
-    high: str
-    parse: Callable[[object], Any]
-
-    def __call__(self, value: Any) -> Any:
-        """``value``, which lies between both.
-
-        Raises:
-            ValueError: it does not.
-        """
-        if not self.parse(self.low) <= value <= self.parse(self.high):
-            raise ValueError(f"must lie between {self.low} and {self.high}")
-        return value
-
-
-def _between(low: str, high: str) -> AfterValidator:
-    return AfterValidator(Bounds(low, high, parse_duration))
-
-
-def _sized(low: str, high: str) -> AfterValidator:
-    return AfterValidator(Bounds(low, high, parse_size))
-
-
-def _database_url(value: str) -> str:
-    if not _is_database_url(value):
-        raise ValueError(
-            "must be like postgresql://user:password@host:5432/database; yours is not repeated here, as it may hold a "
-            "password"
-        )
-    return value
-
-
-def _is_database_url(value: str) -> bool:
-    try:
-        address = urlsplit(value)
-    except ValueError:
-        return False
-    hosts = [_DATABASE_HOST.fullmatch(host) for host in address.netloc.rpartition("@")[2].split(",")]
-    return address.scheme in ("postgresql", "postgres") and all(
-        host is not None and int(host["port"] or 0) <= 65535 for host in hosts
-    )
-
-
-def _comma_separated(value: object) -> object:
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _witness(value: object) -> WitnessKey:
-    try:
-        return WitnessKey.parse(value if isinstance(value, str) else "")
-    except InvalidInputError as error:
-        raise ValueError(f"must be a verifier key such as name+hash+base64 of type 4: {error}") from None
-
-
-def _listen(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::1]:8080")
-    return value
-
-
 assert parse_size(_RECORD_BYTES_MAX) == RECORD_BYTES_LIMIT, "the WAL takes no longer record"
 assert parse_size(_BATCH_BYTES_MAX) == BATCH_BODY_BYTES_LIMIT, "the WAL takes no longer batch"
-
-Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
-Size = Annotated[int, BeforeValidator(parse_size)]
-DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
-NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
-JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]
 
 
 class _Section(BaseModel):
@@ -191,8 +83,8 @@ class _Section(BaseModel):
 class HttpSettings(_Section):
     """``http.*``: where the service listens and how large a body it reads."""
 
-    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8080"
-    body_bytes_max: Annotated[Size, _sized("1 KiB", "1 GiB")] = 16 << 20
+    listen: Annotated[str, AfterValidator(listen_address)] = "127.0.0.1:8080"
+    body_bytes_max: Annotated[Size, sized("1 KiB", "1 GiB")] = 16 << 20
 
     @property
     def host(self) -> str:
@@ -223,8 +115,8 @@ class AuthSettings(_Section):
 class HlcSettings(_Section):
     """``hlc.*``: the hybrid logical clock."""
 
-    max_clock_skew: Annotated[Duration, _between("1ms", "1h")] = timedelta(seconds=5)
-    persistence_interval: Annotated[Duration, _between("100ms", "1d")] = timedelta(seconds=60)
+    max_clock_skew: Annotated[Duration, between("1ms", "1h")] = timedelta(seconds=5)
+    persistence_interval: Annotated[Duration, between("100ms", "1d")] = timedelta(seconds=60)
 
     @property
     def max_clock_skew_ms(self) -> int:
@@ -239,11 +131,11 @@ class WalSettings(_Section):
     ack_mode: Literal["LOCAL_GROUP_SYNC", "LOCAL_SYNC", "LOCAL_ASYNC"] = "LOCAL_GROUP_SYNC"
     batch_timeout_microseconds: Annotated[int, Field(ge=0, le=1_000_000)] = 500
     batch_max_entries: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    batch_max_bytes: Annotated[Size, _sized("4 KiB", _BATCH_BYTES_MAX)] = 1 << 20
-    segment_bytes: Annotated[Size, _sized("64 KiB", "16 GiB")] = 64 << 20
-    record_bytes_max: Annotated[Size, _sized("4 KiB", _RECORD_BYTES_MAX)] = 1 << 20
+    batch_max_bytes: Annotated[Size, sized("4 KiB", _BATCH_BYTES_MAX)] = 1 << 20
+    segment_bytes: Annotated[Size, sized("64 KiB", "16 GiB")] = 64 << 20
+    record_bytes_max: Annotated[Size, sized("4 KiB", _RECORD_BYTES_MAX)] = 1 << 20
     backlog_max_entries: Annotated[int, Field(ge=FIRST_EVENT_ENTRIES, le=10_000_000)] = 100_000
-    retain: Annotated[Duration, _between("0s", "3650d")] = timedelta(days=7)
+    retain: Annotated[Duration, between("0s", "3650d")] = timedelta(days=7)
 
     @model_validator(mode="after")
     def _fits_segment(self) -> WalSettings:
@@ -256,8 +148,8 @@ class ChainSettings(_Section):
     """``chain.*``: when batch snapshots and checkpoints are signed."""
 
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
-    batch_interval: Annotated[Duration, _between("100ms", "1d")] = timedelta(minutes=5)
-    checkpoint_interval: Annotated[Duration, _between("1ms", "1h")] = timedelta(milliseconds=500)
+    batch_interval: Annotated[Duration, between("100ms", "1d")] = timedelta(minutes=5)
+    checkpoint_interval: Annotated[Duration, between("1ms", "1h")] = timedelta(milliseconds=500)
     sign_snapshots: bool = True
 
 
@@ -283,15 +175,15 @@ class LogSettings(_Section):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
     origin: Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}$")] | None = None
     witnesses: Annotated[
-        list[Annotated[WitnessKey, PlainValidator(_witness)]],
+        list[Annotated[WitnessKey, PlainValidator(witness)]],
         Field(max_length=WITNESSES_MAX),
         NoDecode,
-        BeforeValidator(_comma_separated),
+        BeforeValidator(comma_separated),
     ] = []
     timestamp_authorities: Annotated[
         list[Annotated[AuthoritySettings, BeforeValidator(_authority)]], Field(max_length=AUTHORITIES_MAX)
     ] = []
-    timestamp_interval: Annotated[Duration, _between("1s", "365d")] = timedelta(hours=1)
+    timestamp_interval: Annotated[Duration, between("1s", "365d")] = timedelta(hours=1)
 
 
 class SigningSettings(_Section):
@@ -316,8 +208,8 @@ class BundleSettings(_Section):
     one import may upload, and how much of the WAL's disk imports leave to the WAL."""
 
     trusted_keys: Path | None = None
-    import_bytes_max: Annotated[Size, _sized("1 KiB", "1024 GiB")] = 8 << 30
-    disk_reserve_bytes: Annotated[Size, _sized("0 B", "1024 GiB")] = 1 << 30
+    import_bytes_max: Annotated[Size, sized("1 KiB", "1024 GiB")] = 8 << 30
+    disk_reserve_bytes: Annotated[Size, sized("0 B", "1024 GiB")] = 1 << 30
 
 
 class ArchiveSettings(_Section):
@@ -336,29 +228,29 @@ class VerifySettings(_Section):
     """``verify.*``: when the node verifies its own chains."""
 
     on_start: bool = True
-    interval: Annotated[Duration, _between("1s", "365d")] = timedelta(hours=1)
+    interval: Annotated[Duration, between("1s", "365d")] = timedelta(hours=1)
 
 
 class WriteSettings(_Section):
     """``write.timeout``: how long a write waits for the level it asked for."""
 
-    timeout: Annotated[Duration, _between("1ms", "10m")] = timedelta(seconds=10)
+    timeout: Annotated[Duration, between("1ms", "10m")] = timedelta(seconds=10)
 
 
 class ReadSettings(_Section):
     """``read.wait``: how long a read waits to become as fresh as it was asked to be."""
 
-    wait: Annotated[Duration, _between("0s", "1m")] = timedelta(seconds=2)
+    wait: Annotated[Duration, between("0s", "1m")] = timedelta(seconds=2)
 
 
 class StatsSettings(_Section):
     """``stats.*``: the files of ``POST /v1/stats``. ``dir`` is ``<data_dir>/stats`` when not said."""
 
     dir: Path | None = None
-    bytes_max: Annotated[Size, _sized("2 MiB", "1024 GiB")] = 1 << 30
-    file_bytes: Annotated[Size, _sized("64 KiB", "16 GiB")] = 16 << 20
-    file_age: Annotated[Duration, _between("100ms", "1d")] = timedelta(minutes=1)
-    queue_bytes: Annotated[Size, _sized("64 KiB", "1 GiB")] = 16 << 20
+    bytes_max: Annotated[Size, sized("2 MiB", "1024 GiB")] = 1 << 30
+    file_bytes: Annotated[Size, sized("64 KiB", "16 GiB")] = 16 << 20
+    file_age: Annotated[Duration, between("100ms", "1d")] = timedelta(minutes=1)
+    queue_bytes: Annotated[Size, sized("64 KiB", "1 GiB")] = 16 << 20
 
     @model_validator(mode="after")
     def _has_room_for_files(self) -> StatsSettings:
@@ -391,11 +283,11 @@ class Settings(BaseSettings):
     node_id: NodeId | None = None
     gate: JobIdPart | None = None
     region: JobIdPart = "local"
-    shutdown_grace: Annotated[Duration, _between("0s", "10m")] = timedelta(seconds=20)
+    shutdown_grace: Annotated[Duration, between("0s", "10m")] = timedelta(seconds=20)
     database_url: DatabaseUrl | None = None
     migrate_url: DatabaseUrl | None = None
     database_replica_urls: Annotated[
-        list[DatabaseUrl], Field(max_length=REPLICAS_MAX), NoDecode, BeforeValidator(_comma_separated)
+        list[DatabaseUrl], Field(max_length=REPLICAS_MAX), NoDecode, BeforeValidator(comma_separated)
     ] = []
     """Hot standbys of ``database_url`` that reads may go to; in the environment separated by commas."""
     http: HttpSettings = HttpSettings()

@@ -11,7 +11,8 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
-from app.config import ENV_NOT_SETTINGS, Bounds, Settings
+from app.config import ENV_NOT_SETTINGS, Settings
+from app.setting_types import Bounds
 from wal.writer import WalWriter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()

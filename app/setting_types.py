@@ -1,0 +1,145 @@
+"""What the value of a setting may be: durations, sizes and addresses as a person writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from ledger.errors import InvalidInputError
+from ledger.names import GATE, NODE_ID, anchored
+from signing.cosignature import WitnessKey
+
+_UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
+_CLOCK_DURATION = re.compile(r"(?:(?P<d>\d{1,5})\.)?(?P<h>\d{2}):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d{1,6})?)")
+_UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = re.compile(r"(?P<amount>\d{1,18}) ?(?P<unit>B|KiB|MiB|GiB)?")
+_DATABASE_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
+
+
+def parse_duration(value: object) -> timedelta:
+    """The span that ``5s``, ``500ms``, ``1.5h``, ``7d`` or ``[d.]hh:mm:ss`` stands for.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if isinstance(value, timedelta):
+        return value
+    text = value.strip() if isinstance(value, str) else ""
+    if match := _DURATION.fullmatch(text):
+        return timedelta(seconds=float(match["amount"]) * _UNIT_SECONDS[match["unit"]])
+    if match := _CLOCK_DURATION.fullmatch(text):
+        return timedelta(
+            days=int(match["d"] or 0),
+            hours=int(match["h"]),
+            minutes=int(match["m"]),
+            seconds=float(match["s"]),
+        )
+    raise ValueError("a duration is a number with us, ms, s, m, h or d, such as 500ms, or hh:mm:ss")
+
+
+def parse_size(value: object) -> int:
+    """The bytes that ``64 MiB``, ``512 KiB`` or a plain number stand for.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a size is a whole number of bytes, or one with B, KiB, MiB or GiB, such as 64 MiB")
+    return int(match["amount"]) * _UNIT_BYTES[match["unit"] or "B"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the most that a duration or a size may be, as a person writes them."""
+
+    low: str
+    high: str
+    parse: Callable[[object], Any]
+
+    def __call__(self, value: Any) -> Any:
+        """``value``, which lies between both.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if not self.parse(self.low) <= value <= self.parse(self.high):
+            raise ValueError(f"must lie between {self.low} and {self.high}")
+        return value
+
+
+def between(low: str, high: str) -> AfterValidator:
+    """A duration in these bounds."""
+    return AfterValidator(Bounds(low, high, parse_duration))
+
+
+def sized(low: str, high: str) -> AfterValidator:
+    """A size in these bounds."""
+    return AfterValidator(Bounds(low, high, parse_size))
+
+
+def _database_url(value: str) -> str:
+    if not _is_database_url(value):
+        raise ValueError(
+            "must be like postgresql://user:password@host:5432/database; yours is not repeated here, as it may hold a "
+            "password"
+        )
+    return value
+
+
+def _is_database_url(value: str) -> bool:
+    try:
+        address = urlsplit(value)
+    except ValueError:
+        return False
+    hosts = [_DATABASE_HOST.fullmatch(host) for host in address.netloc.rpartition("@")[2].split(",")]
+    return address.scheme in ("postgresql", "postgres") and all(
+        host is not None and int(host["port"] or 0) <= 65535 for host in hosts
+    )
+
+
+def comma_separated(value: object) -> object:
+    """The list that text stands for in the environment; what is no text as it is."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def witness(value: object) -> WitnessKey:
+    """The key of a witness.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return WitnessKey.parse(value if isinstance(value, str) else "")
+    except InvalidInputError as error:
+        raise ValueError(f"must be a verifier key such as name+hash+base64 of type 4: {error}") from None
+
+
+def listen_address(value: str) -> str:
+    """``value``, which is ``host:port``.
+
+    Raises:
+        ValueError: it is not.
+    """
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::1]:8080")
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
+JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]
