@@ -52,7 +52,7 @@ def read(folder: Path, from_lsn: int, node_id: str, upto_lsn: int | None = None)
     begun = max((at for at, segment in enumerate(segments) if segment.base_lsn <= from_lsn), default=0)
     last_lsn = None
     for segment in segments[begun:]:
-        for record in _read_segment(segment, from_lsn, node_id, last_lsn, upto_lsn):
+        for record in _read_segment(segment, from_lsn, node_id, last_lsn):
             yield record
             last_lsn = record.lsn
             if last_lsn == upto_lsn:
@@ -61,9 +61,7 @@ def read(folder: Path, from_lsn: int, node_id: str, upto_lsn: int | None = None)
         raise WalError(f"LSN {upto_lsn} is not in {folder}")
 
 
-def _read_segment(
-    segment: Segment, from_lsn: int, node_id: str, last_lsn: int | None, upto_lsn: int | None
-) -> Iterator[Record]:
+def _read_segment(segment: Segment, from_lsn: int, node_id: str, last_lsn: int | None) -> Iterator[Record]:
     try:
         header = read_header(segment)
     except FormatError as error:

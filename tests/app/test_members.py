@@ -16,9 +16,6 @@ from app.http.members import check_unique
 from app.http.requests import JOB_REQUEST
 from ledger.errors import InvalidEventError, InvalidInputError
 
-Pairs = tuple[str, list[tuple[str, object]]]
-"""An object as written: a mark, and its members in order."""
-
 NAMES = st.text(st.sampled_from('a:"\\ é\n\U0001f4a9'), max_size=2)
 SCALARS = st.one_of(
     st.none(),
