@@ -63,6 +63,8 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session for one command, stopped at its end; ``settings`` are Spark's, over ours.
 
+    A session that this process has already is used as it is, and left to whoever started it.
+
     ``master`` is None for ``LOCAL_MASTER``, or for what ``spark-submit`` says; ``java_options`` is None for those with
     which Java starts from its archive of classes.
 
@@ -70,6 +72,10 @@ def spark_session(
         ConfigurationError: ``master`` is none, or there is no Java for it.
     """
     _check_master(master)
+    active = _active()
+    if active is not None:
+        yield active
+        return
     folder = Path(tempfile.mkdtemp(prefix="tally-pipeline-"))
     try:
         with _errors_to(log_file):
@@ -82,6 +88,17 @@ def spark_session(
                 apart(spark.stop)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _active() -> SparkSession | None:
+    """The session that this process has; asked without loading Spark where nobody has."""
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    # The session that Spark calls active is one of the calling thread.
+    return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
 def _check_master(master: str | None) -> None:

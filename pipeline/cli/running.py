@@ -51,6 +51,12 @@ class _Interruption:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, self._unwind)
 
+    def end(self) -> None:
+        """The command waits for Spark no more."""
+        if self._asked:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        self.spark = None
+
     def _unwind(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGALRM:
             self.exit_code = SIGNAL_BASE + number
@@ -83,8 +89,7 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
                 err.print("stopping ...")
                 raise
             finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                _interruption.spark = None
+                _interruption.end()
     except Exception as error:
         if (
             _interruption.exit_code

@@ -1,12 +1,18 @@
-"""What pipeline tests share: one Spark session a process, in local mode on two cores."""
+"""What pipeline tests share: one Spark session a process, in local mode on two cores, and commands run in it."""
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline import cli
 from pipeline.spark import spark_session
 
 
@@ -22,3 +28,45 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     }
     with spark_session("tests", master="local[2]", log_file=log_file, settings=settings) as spark:
         yield spark
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class RunCommand(Protocol):
+    """Runs ``tally pipeline`` with these arguments in this process, in the test's folder."""
+
+    def __call__(self, *arguments: str | Path) -> Ran: ...
+
+
+@pytest.fixture
+def run_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[RunCommand]:
+    """Commands of ``tally pipeline`` as a process runs them; where ``spark`` is used too, in that session.
+
+    ``monkeypatch`` has no TALLY_PIPELINE_* for them but the folder of logs.
+    """
+    for variable in ("DSN", "ARCHIVE", "SIGNING_KEY", "SIGNING_PIN"):
+        monkeypatch.delenv(f"TALLY_PIPELINE_{variable}", raising=False)
+    monkeypatch.setenv("TALLY_PIPELINE_LOGS", str(tmp_path / "logs"))
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+
+    def run(*arguments: str | Path) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["tally pipeline", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, *capfd.readouterr())
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from ledger.exit_code import ExitCode
 from signing import key_file
@@ -15,44 +15,43 @@ from signing.keys import Keyring
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import archive_at, days, ledger_of, query, store
+from tests.pipeline.conftest import RunCommand
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    command = [sys.executable, "-m", "pipeline", *arguments]
-    return subprocess.run(
-        command, env=inherited | environment, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-async def test_archive_says_what_it_lacks_and_what_is_wrong_with_rows(database: Database, tmp_path: Path) -> None:
+def test_archive_says_what_it_lacks_and_what_is_wrong_with_rows(
+    run_command: RunCommand, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key_file.generate(tmp_path / "key.pem")
-    known = {"TALLY_PIPELINE_DSN": database.service_url, "TALLY_PIPELINE_SIGNING_KEY": str(tmp_path / "key.pem")}
-    nowhere = run("archive", **known)
+    monkeypatch.setenv("TALLY_PIPELINE_DSN", database.service_url)
+    monkeypatch.setenv("TALLY_PIPELINE_SIGNING_KEY", str(tmp_path / "key.pem"))
+    nowhere = run_command("archive")
     assert (nowhere.returncode, "archive.url" in nowhere.stderr) == (ExitCode.COULD_NOT_RUN, True)
 
-    await store(database, ledger_of("acme", days(10)))
-    await query(database, "DELETE FROM scheduler.scheduler_log")
-    broken = run("archive", "--json", **known, TALLY_PIPELINE_ARCHIVE=str(tmp_path / "archive"))
+    asyncio.run(store(database, ledger_of("acme", days(10))))
+    asyncio.run(query(database, "DELETE FROM scheduler.scheduler_log"))
+    monkeypatch.setenv("TALLY_PIPELINE_ARCHIVE", str(tmp_path / "archive"))
+    broken = run_command("archive", "--json")
     assert broken.returncode == ExitCode.TAMPERED, broken.stderr
     (acme,) = json.loads(broken.stdout)["tenants"]
     assert (acme["first_break"]["kind"], acme["to_seq"]) == ("gap", 0)
-    told = run("archive", "--dest", str(tmp_path / "archive"), **known)
+    told = run_command("archive", "--dest", tmp_path / "archive")
     assert told.stderr.startswith("broken: acme: gap at seq 1")
 
 
-async def test_keys_of_the_database_are_not_believed_beside_those_that_are_named(
-    database: Database, tmp_path: Path
+def test_keys_of_the_database_are_not_believed_beside_those_that_are_named(
+    run_command: RunCommand, database: Database, tmp_path: Path
 ) -> None:
-    await store(database, ledger_of("acme", days(10)))
-    await query(
-        database,
-        "INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id) VALUES"
-        f" ('{SIGNER.key_id}', 'ed25519', '{SIGNER.public_key_pem}', '2020-01-01', 'node-1')",
+    asyncio.run(store(database, ledger_of("acme", days(10))))
+    asyncio.run(
+        query(
+            database,
+            "INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id) VALUES"
+            f" ('{SIGNER.key_id}', 'ed25519', '{SIGNER.public_key_pem}', '2020-01-01', 'node-1')",
+        )
     )
     mine = key_file.generate(tmp_path / "key.pem")
     (tmp_path / "trusted.pem").write_text(mine.public_key_pem)
-    refused = run(
+    refused = run_command(
         *("archive", "--dest", str(tmp_path / "archive"), "--dsn", database.service_url, "--json"),
         *("--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "trusted.pem")),
     )
@@ -62,8 +61,10 @@ async def test_keys_of_the_database_are_not_believed_beside_those_that_are_named
     assert not (tmp_path / "archive" / "plans").exists()
 
 
-async def test_unpack_goes_on_past_a_tenant_that_does_not_hold(database: Database, tmp_path: Path) -> None:
-    await store(database, ledger_of("acme", days(10)), ledger_of("other", days(20)))
+def test_unpack_goes_on_past_a_tenant_that_does_not_hold(
+    run_command: RunCommand, database: Database, tmp_path: Path
+) -> None:
+    asyncio.run(store(database, ledger_of("acme", days(10)), ledger_of("other", days(20))))
     archive_at(database, str(tmp_path / "archive"))
     (manifest,) = (tmp_path / "archive" / "manifests" / "acme").iterdir()
     manifest.unlink()
@@ -72,7 +73,7 @@ async def test_unpack_goes_on_past_a_tenant_that_does_not_hold(database: Databas
     (tmp_path / "archive" / "manifests" / "aaa").mkdir()
     key_file.generate(tmp_path / "key.pem")
     (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
-    unpacked = run(
+    unpacked = run_command(
         *("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"), "--json"),
         *("--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")),
     )
@@ -82,18 +83,20 @@ async def test_unpack_goes_on_past_a_tenant_that_does_not_hold(database: Databas
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["other.bundle.tar"]
 
 
-async def test_unpack_writes_what_held_keys_signed_and_nothing_else(database: Database, tmp_path: Path) -> None:
-    await store(database, ledger_of("acme", days(10)), ledger_of("other", days(20)))
+def test_unpack_writes_what_held_keys_signed_and_nothing_else(
+    run_command: RunCommand, database: Database, tmp_path: Path
+) -> None:
+    asyncio.run(store(database, ledger_of("acme", days(10)), ledger_of("other", days(20))))
     signer = key_file.generate(tmp_path / "key.pem")
     archive_at(database, str(tmp_path / "archive"), Keyring([signer.public_key, SIGNER.public_key]), signer)
     arguments = ("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"))
-    unknown = run(*arguments, "--signing-key", str(tmp_path / "key.pem"))
+    unknown = run_command(*arguments, "--signing-key", str(tmp_path / "key.pem"))
     assert (unknown.returncode, "--keys" in unknown.stderr) == (ExitCode.UNKNOWN_KEY, True), unknown.stderr
     assert list((tmp_path / "out").iterdir()) == []
 
     # The snapshots and checkpoints are of another key than the manifests.
     (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
-    written = run(
+    written = run_command(
         *arguments,
         *("--tenant", "other", "--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")),
         "--json",

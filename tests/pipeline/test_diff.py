@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -36,6 +34,7 @@ from tests.app.service_thread import serving
 from tests.app.test_bundle_merge import forked
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build, signer_of
 from tests.pipeline.archived_ledgers import file_here
+from tests.pipeline.conftest import RunCommand
 
 REPAIRER = signer_of(7)
 SIGNERS = Signers(REPAIRER, REPAIRER)
@@ -474,13 +473,12 @@ def folded(postgres: EmbeddedPostgres, name: str) -> dict[str, Any]:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_the_command_tells_what_differs_and_writes_what_is_lacking(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_command_tells_what_differs_and_writes_what_is_lacking(run_command: RunCommand, tmp_path: Path) -> None:
     a = store(tmp_path, bundle_of(build(30)), "a.tar")
     b = store(tmp_path, bundle_of(forked(9, fence_token=5), log_origin="other.example"), "b.tar")
     key_file.generate(tmp_path / "key.pem")
-    command = [sys.executable, "-m", "pipeline", "diff", str(a), str(b), "--json", "--master", "local[1]"]
-    more = ["--out", str(tmp_path / "out"), "--signing-key", f"file:{tmp_path / 'key.pem'}"]
-    done = subprocess.run([*command, *more], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    done = run_command("diff", a, b, "--json", "--out", "out", "--signing-key", f"file:{tmp_path / 'key.pem'}")
 
     assert done.returncode == ExitCode.INCOMPLETE, done.stderr
     found = json.loads(done.stdout)

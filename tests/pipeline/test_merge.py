@@ -40,6 +40,7 @@ from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, store
 from tests.app.importing import fresh, import_all, links, states
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build, signer_of
+from tests.pipeline.conftest import RunCommand
 from tests.pipeline.sites import BEGIN_MS, bundle_of_site, carried, drawn_sites, event
 
 MERGER = signer_of(3)
@@ -350,16 +351,16 @@ def test_a_file_that_cannot_be_written_is_told_of_the_folder_that_was_named(tmp_
 # --- the command --------------------------------------------------------------------------------------
 
 
-def test_the_command_merges_and_tells_what_it_did(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_command_merges_and_tells_what_it_did(run_command: RunCommand, tmp_path: Path) -> None:
     files = drawn_sites(tmp_path, 7, conflicts=True, count=12)
     key = tmp_path / "signing.pem"
     key.write_bytes(MERGER._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     key.chmod(0o600)
     trusted = store(tmp_path, SIGNER.public_key_pem.encode(), "trusted.pem")
     output = tmp_path / "merged"
-    options = ["--keys", trusted, "--signing-key", f"file:{key}", "-o", f"{output}/", "--master", "local[1]", "--json"]
-    command = [sys.executable, "-m", "pipeline", "merge", *map(str, files), *map(str, options)]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
+    options = ["--keys", trusted, "--signing-key", f"file:{key}", "-o", f"{output}/", "--json"]
+    ran = run_command("merge", *files, *options)
     assert (ran.returncode, ran.stderr) == (0, "")
     told = json.loads(ran.stdout)
     assert told["merged"] + told["duplicates"] == told["entries"]

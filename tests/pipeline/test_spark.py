@@ -157,3 +157,10 @@ def test_shuffles_on_a_cluster_follow_its_cores_unless_settings_say_how_many() -
     assert (shuffle_partitions(settings, 40), shuffle_partitions(settings, 2)) == (80, SHUFFLE_PARTITIONS_MIN)
     settings.set("spark.sql.shuffle.partitions", "7")
     assert shuffle_partitions(settings, 40) is None
+
+
+def test_a_session_that_is_there_is_used_and_left(spark: SparkSession, tmp_path: Path) -> None:
+    with spark_session("again", master="local[1]", log_file=tmp_path / "spark.log") as used:
+        assert used.sparkContext is spark.sparkContext
+    assert spark.range(3).count() == 3
+    assert list(tmp_path.iterdir()) == []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -15,37 +13,26 @@ from ledger.exit_code import ExitCode
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import checkpoint_of, days, ledger_of, store
+from tests.pipeline.conftest import RunCommand
 from tests.pipeline.sites import drawn_sites
 
-TIMEOUT_S = 300
+pytestmark = pytest.mark.usefixtures("spark")
 
 
-def run(*arguments: str, cwd: Path, dsn: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TALLY_PIPELINE_LOGS": str(cwd / "logs"), "COLUMNS": "200"}
-    environment.pop("TALLY_PIPELINE_DSN", None)
-    if dsn is not None:
-        environment["TALLY_PIPELINE_DSN"] = dsn
-    command = [sys.executable, "-m", "pipeline", "verify", *arguments]
-    root = Path(__file__).parents[2]
-    environment["PYTHONPATH"] = str(root)
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-
-
-async def test_a_database_is_verified_and_every_break_is_written(database: Database, tmp_path: Path) -> None:
+def test_a_database_is_verified_and_every_break_is_written(
+    run_command: RunCommand, database: Database, tmp_path: Path
+) -> None:
     whole, forged = ledger_of("acme", days(30)), ledger_of("other", days(20))
     for row in forged.entries[4:9]:
         row["payload"] += " "
     for ledger in (whole, forged):
         ledger.store_jobs()
-    await store(database, whole, forged)
+    asyncio.run(store(database, whole, forged))
     (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
     (tmp_path / "kept").write_text(checkpoint_of(whole))
-    found = run(
-        *("--keys", "keys.pem", "--checkpoint", "kept", "--breaks", "breaks", "--json", "--master", "local[2]"),
-        cwd=tmp_path,
-        dsn=database.service_url,
+    found = run_command(
+        *("verify", "--dsn", database.service_url, "--keys", "keys.pem", "--checkpoint", "kept"),
+        *("--breaks", tmp_path / "breaks", "--json"),
     )
     assert found.returncode == ExitCode.TAMPERED, found.stderr
     told = json.loads(found.stdout)
@@ -75,10 +62,12 @@ async def test_a_database_is_verified_and_every_break_is_written(database: Datab
         (["--archive", "postgresql://reader:secret@db/x"], "and what it is given is none"),
     ],
 )
-def test_a_wrong_command_line_is_refused_in_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_a_wrong_command_line_is_refused_in_one_line(
+    run_command: RunCommand, tmp_path: Path, arguments: list[str], said: str
+) -> None:
     (tmp_path / "a.tar").write_bytes(b"a bundle")
     (tmp_path / "archive").mkdir()
-    found = run(*arguments, cwd=tmp_path)
+    found = run_command("verify", *arguments)
     assert found.returncode == ExitCode.COULD_NOT_RUN
     assert said in found.stderr
     assert len(found.stderr.splitlines()) == 1
@@ -86,9 +75,11 @@ def test_a_wrong_command_line_is_refused_in_one_line(tmp_path: Path, arguments: 
     assert found.stdout == ""
 
 
-def test_a_file_that_cannot_be_read_is_told_and_the_others_are_verified(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_verified(
+    run_command: RunCommand, tmp_path: Path
+) -> None:
     (file,) = drawn_sites(tmp_path, 5, conflicts=False)[:1]
-    found = run("--bundle", "gone.tar", str(file), "--json", "--master", "local[1]", cwd=tmp_path)
+    found = run_command("verify", "--bundle", "gone.tar", file, "--json")
     told = json.loads(found.stdout)
     gone, whole = told["tenants"]
     assert (gone["file"], gone["error"], gone["valid"]) == (
@@ -101,29 +92,28 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_verified(tmp_path
     assert found.returncode == ExitCode.INCOMPLETE, "no key was given, which is graver than a file that is not there"
 
 
-def test_the_help_speaks_of_files_as_a_user_names_them(tmp_path: Path) -> None:
-    assert "verify [OPTIONS] [--bundle FILE]..." in run("--help", cwd=tmp_path).stdout
+def test_the_help_speaks_of_files_as_a_user_names_them(run_command: RunCommand) -> None:
+    assert "verify [OPTIONS] [--bundle FILE]..." in run_command("verify", "--help").stdout
 
 
-async def test_a_tenant_that_is_not_there_is_told_and_the_others_are_verified(
-    database: Database, tmp_path: Path
+def test_a_tenant_that_is_not_there_is_told_and_the_others_are_verified(
+    run_command: RunCommand, database: Database, tmp_path: Path
 ) -> None:
     whole = ledger_of("acme", days(20))
     whole.store_jobs()
-    await store(database, whole)
+    asyncio.run(store(database, whole))
     (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
-    found = run(
-        *("--keys", "keys.pem", "--tenant", "nobody", "--tenant", "acme", "--json", "--master", "local[2]"),
-        cwd=tmp_path,
-        dsn=database.service_url,
+    found = run_command(
+        *("verify", "--dsn", database.service_url, "--keys", "keys.pem"),
+        *("--tenant", "nobody", "--tenant", "acme", "--json"),
     )
     assert (found.returncode, "no tenant 'nobody' in postgresql://" in found.stderr) == (1, True), found.stderr
     assert [each["tenant_id"] for each in json.loads(found.stdout)["tenants"]] == ["acme"]
 
 
-def test_a_place_without_any_tenant_is_not_fine(database: Database, tmp_path: Path) -> None:
+def test_a_place_without_any_tenant_is_not_fine(run_command: RunCommand, database: Database, tmp_path: Path) -> None:
     (tmp_path / "archive").mkdir()
     for place in (("--archive", "archive"), ("--dsn", database.service_url)):
-        found = run(*place, cwd=tmp_path)
+        found = run_command("verify", *place)
         assert (found.returncode, found.stdout) == (ExitCode.COULD_NOT_RUN, "")
         assert "there is nothing to verify in" in found.stderr
