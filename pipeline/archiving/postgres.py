@@ -20,8 +20,10 @@ from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS
 from pipeline.archiving import statements
 from pipeline.archiving.plan import Stretch
 from pipeline.source import statements as reading
+from pipeline.source.connection import Connection, connected
+from pipeline.source.dsn import Dsn
 from pipeline.source.pieces import Piece
-from pipeline.source.postgres import Connection, Dsn, PostgresState, connected, state_of
+from pipeline.source.postgres import PostgresState, state_of
 from signing.keys import PublicKey
 
 STRETCH_ROWS: Final = 256
@@ -90,7 +92,7 @@ class Ledger:
         Raises:
             ConfigurationError: the database does not say.
         """
-        rows = self._connection.rows(statements.LOG_ORIGIN)
+        rows = self._connection.rows(reading.LOG_ORIGIN)
         if not rows:
             raise ConfigurationError("the database names no log in scheduler.ledger_identity, so it is no whole ledger")
         return str(rows[0][0])

@@ -15,7 +15,6 @@ from pipeline.source.statements import LOG, SNAPSHOTS, TILES, TREES, literal, se
 READ_ONLY: Final = "SET default_transaction_read_only = on"
 END: Final = "ROLLBACK"
 
-LOG_ORIGIN: Final = "SELECT log_origin FROM scheduler.ledger_identity"
 PUBLISHED_KEYS: Final = "SELECT public_key_pem, not_before, not_after, revoked_from_hlc FROM scheduler.signing_keys"
 
 _STORED_BYTES: Final = "pg_column_size(payload)::bigint + coalesce(pg_column_size(origin), 0)"

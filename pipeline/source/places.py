@@ -12,8 +12,9 @@ from ledger.errors import ConfigurationError
 from pipeline.archive.store import BUCKET_SCHEMES
 from pipeline.source.archives import ArchivePlace
 from pipeline.source.bundles import BundlePlace
+from pipeline.source.dsn import SCHEMES, Dsn
 from pipeline.source.pieces import Place
-from pipeline.source.postgres import SCHEMES, Dsn, PostgresPlace
+from pipeline.source.postgres import PostgresPlace
 
 NAMED_BY: Final = {
     "dsn": "a database (postgresql://...)",

@@ -16,10 +16,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from ledger.errors import ConfigurationError, DatabaseWentBackError
 from ledger.verdict import is_number
+from pipeline.source.dsn import Dsn
 from pipeline.source.frames import in_tasks, open_pieces
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of
 from pipeline.source.pieces import ROWS_A_PIECE, Facts, Piece
-from pipeline.source.postgres import Dsn, OpenPostgres, PostgresPlace
+from pipeline.source.postgres import OpenPostgres, PostgresPlace
 from pipeline.source.rows import entry_rows
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pipeline.archiving.run import Run
 from pipeline.diff.job import Diff, diff
 from pipeline.signers import Signers
 from pipeline.source import parse_place
-from pipeline.source.postgres import Connection
+from pipeline.source.connection import Connection
 from signing import key_file
 from signing.keys import Keyring
 from tests.app.bundles import bundle_of, checkpoint_of, store

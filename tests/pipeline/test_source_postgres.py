@@ -15,8 +15,8 @@ from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerEr
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.archiving.postgres import Ledger
 from pipeline.source import OpenPlace, Piece, Times, entries, in_tasks, open_pieces, parse_place
+from pipeline.source.dsn import Dsn
 from pipeline.source.pieces import SEQ_MAX, SEQ_MIN
-from pipeline.source.postgres import Dsn
 from pipeline.source.rows import ROW_COLUMNS
 from tests.app.chain_builder import insert
 from tests.app.test_tamper import CASES, LEDGER, OTHER, ZEROS, Connection, copy_row, drop_guards, update

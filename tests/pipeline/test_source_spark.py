@@ -19,9 +19,9 @@ from ledger.errors import ConfigurationError, DatabaseUnavailableError, Database
 from ledger.verification import ENTRY_COLUMNS, Head
 from pipeline.failures import told
 from pipeline.source.data_source import LedgerReader, TallystickSource, register
+from pipeline.source.dsn import Dsn
 from pipeline.source.holder import SnapshotHolder, hold, holder_of
 from pipeline.source.pieces import Facts
-from pipeline.source.postgres import Dsn
 from pipeline.source.stream import end_of, next_offset
 from tests.app.bundles import bundle_of
 from tests.app.chain_builder import insert
