@@ -64,11 +64,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         document = get_openapi(title=app.title, version="1", routes=app.routes, description=_DESCRIPTION)
         models = document.setdefault("components", {}).setdefault("schemas", {})
         models["Problem"] = Problem.model_json_schema(ref_template=SCHEMA_REF)
-        for name, adapter in (
-            ("EventRequest", EVENT_REQUEST),
-            ("EventLine", EVENT_LINE),
-            ("StatsReport", STATS_REPORT),
-        ):
+        for name, adapter in _READ_BY_ENDPOINTS.items():
             schema = adapter.json_schema(ref_template=SCHEMA_REF)
             models.update(schema.pop("$defs", {}))
             models[name] = schema

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ledger import merkle
+from ledger.bundle.rows import CHAIN_LINK, SEQ
 from ledger.entry_check import EntryChecker
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.verdict import Findings
-from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from ledger.verification import ENTRY_COLUMNS
 from pipeline.arrow import Row, rows_of
 from pipeline.diff.chains import Chain
 from pipeline.diff.cover import SeqRange, cover
@@ -28,15 +29,13 @@ from pipeline.signers import Signers
 from pipeline.source import open_pieces
 from pipeline.source.bundles import OpenBundle
 from signing.bundle.reader import digest_of
+from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring
 from signing.whole_file import whole_file
 
 NODE_ID: Final = "diff"
 """What these bundles name as the node that exported them: none did."""
-
-_SEQ, _LINK = ENTRY_COLUMNS.index("seq"), ENTRY_COLUMNS.index("chain_link")
-_FROM_SEQ, _TO_SEQ = SNAPSHOT_COLUMNS.index("from_seq"), SNAPSHOT_COLUMNS.index("to_seq")
 
 
 class WrittenBundle(NamedTuple):
@@ -152,8 +151,8 @@ def _checked(chain: Chain, within: SeqRange, leaf: bytes | None) -> Iterator[lis
             yield rows
     if checker.last_seq != within.to_seq:
         findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
-    elif last is not None and leaf is not None and merkle.leaf_hash(bytes.fromhex(last[_LINK])) != leaf:
-        findings.add("tree", last[_SEQ], f"the signed tree has another entry at seq {last[_SEQ]}")
+    elif last is not None and leaf is not None and merkle.leaf_hash(bytes.fromhex(last[CHAIN_LINK])) != leaf:
+        findings.add("tree", last[SEQ], f"the signed tree has another entry at seq {last[SEQ]}")
     _refuse_broken(chain, findings)
 
 
@@ -172,8 +171,8 @@ def _snapshots(chain: Chain, within: SeqRange) -> Iterator[Row]:
     for _, reader in open_pieces(replace(piece, is_first=False) for piece in pieces):
         for batch in reader.snapshots():
             for row in rows_of(batch):
-                if after_seq < row[_FROM_SEQ] and row[_TO_SEQ] <= within.to_seq:
-                    after_seq = row[_FROM_SEQ]
+                if after_seq < row[FROM_SEQ] and row[TO_SEQ] <= within.to_seq:
+                    after_seq = row[FROM_SEQ]
                     yield row
 
 
@@ -181,5 +180,5 @@ def _add_snapshot(writer: BundleWriter, tenant_id: str, row: Row) -> None:
     try:
         writer.add_snapshots((row,))
     except (LedgerError, TypeError, ValueError) as error:
-        reason = f"its snapshot from seq {row[_FROM_SEQ]} to {row[_TO_SEQ]} cannot be read: {error}"
+        reason = f"its snapshot from seq {row[FROM_SEQ]} to {row[TO_SEQ]} cannot be read: {error}"
         raise ChainDamagedError(tenant_id, reason) from error

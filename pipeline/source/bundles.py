@@ -15,15 +15,15 @@ from typing import Any
 import pyarrow as pa
 
 from ledger.errors import BundleInvalidError, TenantNotFoundError
-from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Head, StoredTree
+from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from pipeline.arrow import batch_of
 from pipeline.source.pieces import EVER, ROWS_A_PIECE, Facts, OpenPlace, Piece, PieceReader, Session, Times
 from pipeline.source.rows import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from signing.bundle.reader import BundleReader, Scanned
+from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 
 SNAPSHOTS_A_BATCH = 50
-_FROM_SEQ, _TO_SEQ = SNAPSHOT_COLUMNS.index("from_seq"), SNAPSHOT_COLUMNS.index("to_seq")
-_SEQ, _PHYSICAL = ENTRY_COLUMNS.index("seq"), ENTRY_COLUMNS.index("hlc_physical")
+_PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class BundlePieceReader:
         first, last = self._piece.bounds
         batch: list[tuple[Any, ...]] = []
         for row in self._session.bundle.snapshot_rows():
-            if row[_FROM_SEQ] <= last and row[_TO_SEQ] >= first:
+            if row[FROM_SEQ] <= last and row[TO_SEQ] >= first:
                 batch.append(row)
             if len(batch) == SNAPSHOTS_A_BATCH:
                 yield batch_of(batch, SNAPSHOT_SCHEMA)
