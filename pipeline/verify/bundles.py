@@ -24,7 +24,7 @@ from ledger.verification import verify
 from pipeline.sent_keys import keyring_of, sent
 from pipeline.source import over_numbers
 from pipeline.verify.job import Verified
-from pipeline.verify.rows import BREAK, DDL, VERDICT, TaskRow, batched, encode
+from pipeline.verify.task_rows import BREAK, DDL, VERDICT, TaskRow, batched, encode
 from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleReader, digest_of

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ledger.range_fold import CheckAgain, Ends, JobsFound, fold
 from ledger.range_summary import RangeSummary, RangeTask
 from ledger.verdict import Break, Findings
-from pipeline.verify.rows import AGAIN, BREAK, JOBS, REFUSED, SUMMARY, VERDICT, TaskRow, batched, encode, rows_in
+from pipeline.verify.task_rows import AGAIN, BREAK, JOBS, REFUSED, SUMMARY, VERDICT, TaskRow, batched, encode, rows_in
 
 SORTED_BY: Final = ("tenant_id", "kind", "number")
 FOLDED: Final = (SUMMARY, JOBS, REFUSED)

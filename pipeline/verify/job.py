@@ -26,7 +26,7 @@ from pipeline.verify import folding
 from pipeline.verify import jobs as comparing
 from pipeline.verify.folding import FoldChains, PlannedChain
 from pipeline.verify.ranges import CheckRanges, read_jobs
-from pipeline.verify.rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_in
+from pipeline.verify.task_rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_in
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Verified:
     """What a verification came to; ``close`` it once the breaks were read."""
 
     def __init__(self, spark: SparkSession, objects: list[dict[str, Any]], found: Sequence[DataFrame]) -> None:
-        """``found`` are kept rows of ``pipeline.verify.rows``, among them every break."""
+        """``found`` are kept rows of ``pipeline.verify.task_rows``, among them every break."""
         self.objects = objects
         """The verdict object of each tenant or file, in their order; that of a file not read has ``error``."""
         self._spark = spark

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ledger import job_parts
 from ledger.projection_check import JobJudge, StoredJob
 from ledger.verdict import Break
-from pipeline.verify.rows import BREAK, CANDIDATE, JOBS, PART, STORED, TaskRow, batched, encode, rows_in
+from pipeline.verify.task_rows import BREAK, CANDIDATE, JOBS, PART, STORED, TaskRow, batched, encode, rows_in
 
 SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
 """Parts come in chain order, stored jobs in the order that they are stored in."""

@@ -21,7 +21,7 @@ from pipeline.arrow import rows_of
 from pipeline.sent_keys import keyring_of
 from pipeline.source import Piece, PieceReader
 from pipeline.verify.columns import check_batch
-from pipeline.verify.rows import BREAK, JOBS, PART, REFUSED, STORED, SUMMARY, Refusal, TaskRow, batched, encode
+from pipeline.verify.task_rows import BREAK, JOBS, PART, REFUSED, STORED, SUMMARY, Refusal, TaskRow, batched, encode
 from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
