@@ -69,7 +69,7 @@ class Grown(NamedTuple):
     to_seq: int
 
 
-class _Place(NamedTuple):
+class _Locked(NamedTuple):
     """A locked WAL folder and a connection to the database it belongs to."""
 
     who: Identity
@@ -89,46 +89,46 @@ async def restore_from_wal(
         StartRefusedError: there is no such WAL, or what it holds does not bring back all that was signed. Nothing
             was stored.
     """
-    async with _alone(settings, database_url) as place:
-        before = await node_store.read_heads(place.connection)
-        origin = await node_store.read_log_origin(place.connection)
-        async with place.connection.transaction():
-            await _chain_wal(settings, database_url, place, on_progress)
-            for _, error in await _lacking(settings, place, origin):
+    async with _alone(settings, database_url) as locked:
+        before = await node_store.read_heads(locked.connection)
+        origin = await node_store.read_log_origin(locked.connection)
+        async with locked.connection.transaction():
+            await _chain_wal(settings, database_url, locked, on_progress)
+            for _, error in await _lacking(settings, locked, origin):
                 raise StartRefusedError(
-                    f"the WAL of node {place.who.node_id} alone does not bring back what this node signed, so nothing "
+                    f"the WAL of node {locked.who.node_id} alone does not bring back what this node signed, so nothing "
                     f"was stored: {error}. If other nodes wrote to that chain, or old segments were removed, bring "
                     "rows back with tally restore --from bundle first; tally restore --fork goes on without them"
                 ) from error
-        after = await node_store.read_heads(place.connection)
+        after = await node_store.read_heads(locked.connection)
     grown = []
     for tenant_id, head in sorted(after.items()):
         entries = head.seq - (before[tenant_id].seq if tenant_id in before else 0)
         if entries:
             grown.append(Grown(tenant_id, entries, head.seq))
-    log.info("restored_from_wal", node_id=place.who.node_id, entries=sum(each.entries for each in grown))
+    log.info("restored_from_wal", node_id=locked.who.node_id, entries=sum(each.entries for each in grown))
     return grown
 
 
 async def _chain_wal(
-    settings: Settings, database_url: str, place: _Place, on_progress: Callable[[int], None] = lambda _: None
+    settings: Settings, database_url: str, locked: _Locked, on_progress: Callable[[int], None] = lambda _: None
 ) -> None:
     """Steps 1 to 3, in the transaction of the caller."""
     # 1. the WAL
-    position = await chaining.read_position(place.connection, place.who.node_id)
-    wal = await find_wal(place.folder, place.who.node_id, position, accept_lost_wal=False, restoring=True)
+    position = await chaining.read_position(locked.connection, locked.who.node_id)
+    wal = await find_wal(locked.folder, locked.who.node_id, position, accept_lost_wal=False, restoring=True)
     if wal.known is None:
-        raise StartRefusedError(f"{place.folder} holds no WAL that was in use; nothing can come back from it")
+        raise StartRefusedError(f"{locked.folder} holds no WAL that was in use; nothing can come back from it")
     # 2. a higher epoch
-    _, epoch = await start.take_epoch(place.connection, wal, position)
+    _, epoch = await start.take_epoch(locked.connection, wal, position)
     # 3. the records
     clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=wal.highest_hlc())
-    node = Node(wal.node_id, settings.region, place.who.gate, wal.known.wal_id, epoch, clock)
+    node = Node(wal.node_id, settings.region, locked.who.gate, wal.known.wal_id, epoch, clock)
     for watermark in (node.durable, node.committed):
         watermark.advance(wal.last_lsn)
     node.chained.advance(wal.chained_lsn)
     backlog = Backlog(settings.wal.backlog_max_entries)
-    connections = iter([place.connection])
+    connections = iter([locked.connection])
 
     async def connect() -> asyncpg.Connection[asyncpg.Record]:
         for connection in connections:
@@ -142,7 +142,7 @@ async def _chain_wal(
             connect=connect,
             pool=pool,
             heads={},
-            quarantine=_NobodySetApart(place.folder, node.damaged, {}),
+            quarantine=_NobodySetApart(locked.folder, node.damaged, {}),
             metrics=Metrics(),
             on_chained=lambda _: None,
             on_failure=lambda _: None,
@@ -164,15 +164,15 @@ class _NobodySetApart(Quarantine):
         )
 
 
-async def _lacking(settings: Settings, place: _Place, origin: str) -> list[tuple[SignedHead, StartRefusedError]]:
+async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tuple[SignedHead, StartRefusedError]]:
     """Step 4: the checkpoints beside the WAL that the chains of the log ``origin`` do not reach or do not fit."""
-    log_signer = node_keys.open_keys(place.folder, settings).log_signer
-    heads = await node_store.read_heads(place.connection)
+    log_signer = node_keys.open_keys(locked.folder, settings).log_signer
+    heads = await node_store.read_heads(locked.connection)
     lacking = []
-    for tenant_id, text in CheckpointFolder(place.folder).load_all().items():
+    for tenant_id, text in CheckpointFolder(locked.folder).load_all().items():
         name = f"{origin}/{tenant_id}"
         try:
-            await check_chain(place.connection, tenant_id, heads.get(tenant_id), text, name, log_signer)
+            await check_chain(locked.connection, tenant_id, heads.get(tenant_id), text, name, log_signer)
         except StartRefusedError as error:
             kept = checkpoints_format.parse(note.parse(text).text)
             lacking.append((SignedHead(tenant_id, kept.size, kept.root.hex()), error))
@@ -194,8 +194,8 @@ async def restore_from_bundles(
         BundleRefusedError, UntrustedKeyError: a bundle does not hold; nothing was stored.
         StartRefusedError: one does not fit; those before it are back.
     """
-    async with _alone(settings, database_url) as place:
-        keyring = _keyring(settings, place, keys)
+    async with _alone(settings, database_url) as locked:
+        keyring = _keyring(settings, locked, keys)
         with contextlib.ExitStack() as stack:
             readers = []
             for file in files:
@@ -204,9 +204,9 @@ async def restore_from_bundles(
                 readers.append((file, reader))
             readers.sort(key=_in_order)
             if may_begin_log and readers:
-                await node_store.log_origin(place.connection, readers[0][1].manifest.log_origin)
-            origin = await node_store.read_log_origin(place.connection)
-            return [(file, await restore_bundle(place.connection, reader, origin)) for file, reader in readers]
+                await node_store.log_origin(locked.connection, readers[0][1].manifest.log_origin)
+            origin = await node_store.read_log_origin(locked.connection)
+            return [(file, await restore_bundle(locked.connection, reader, origin)) for file, reader in readers]
 
 
 def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
@@ -215,9 +215,9 @@ def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
     return manifest.tenant_id != SYSTEM_TENANT, manifest.tenant_id, manifest.from_seq
 
 
-def _keyring(settings: Settings, place: _Place, keys: Path | None) -> Keyring:
+def _keyring(settings: Settings, locked: _Locked, keys: Path | None) -> Keyring:
     rings = [Keyring.load(path) for path in (keys, settings.bundle.trusted_keys) if path is not None]
-    own = [signer.public_key for signer in node_keys.open_keys(place.folder, settings).signers()]
+    own = [signer.public_key for signer in node_keys.open_keys(locked.folder, settings).signers()]
     return Keyring([*own, *(key for ring in rings for key in ring)])
 
 
@@ -242,37 +242,37 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
     Raises:
         StartRefusedError: the WAL brings back all that was signed, or the new origin cannot be told from the old one.
     """
-    async with _alone(settings, database_url) as place:
-        connection, folder = place.connection, place.folder
+    async with _alone(settings, database_url) as locked:
+        connection, folder = locked.connection, locked.folder
         fork = log_fork.load(folder)
         if fork is None or fork.to_origin != await node_store.read_log_origin(connection):
-            fork = await _begin_fork(settings, database_url, place, reason)
+            fork = await _begin_fork(settings, database_url, locked, reason)
         log_fork.store(folder, fork)
         await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
         CheckpointFolder(folder).set_aside()
         verified_positions.forget(folder)
-        await _give_up_what_is_gone(place)
+        await _give_up_what_is_gone(locked)
     log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)
     return fork
 
 
-async def _begin_fork(settings: Settings, database_url: str, place: _Place, reason: str) -> Fork:
-    connection = place.connection
+async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, reason: str) -> Fork:
+    connection = locked.connection
     origin = await node_store.read_log_origin(connection)
-    kept_origin = _kept_origin(place.folder) or origin
+    kept_origin = _kept_origin(locked.folder) or origin
     if kept_origin != origin:
         if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, log_fork.subject(origin)):
             raise StartRefusedError(
                 f"this node signed the log {kept_origin}, the ledger is {origin}, and _system records no fork between "
                 "them: it is another ledger; point database_url to the right one"
             )
-        return Fork(kept_origin, origin, reason, place.who.node_id, [], 0)
+        return Fork(kept_origin, origin, reason, locked.who.node_id, [], 0)
     # What is lost is what the WAL does not bring back: it is chained, looked at, and undone.
     rehearsal = connection.transaction()
     await rehearsal.start()
     try:
-        await _chain_wal(settings, database_url, place)
-        lacking = [head for head, _ in await _lacking(settings, place, origin)]
+        await _chain_wal(settings, database_url, locked)
+        lacking = [head for head, _ in await _lacking(settings, locked, origin)]
     finally:
         if not connection.is_closed():
             await rehearsal.rollback()
@@ -285,7 +285,7 @@ async def _begin_fork(settings: Settings, database_url: str, place: _Place, reas
     if to_origin == origin:
         raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
     listed = lacking[: log_fork.DIFFERING_LISTED_MAX]
-    return Fork(origin, to_origin, reason, place.who.node_id, listed, len(lacking))
+    return Fork(origin, to_origin, reason, locked.who.node_id, listed, len(lacking))
 
 
 def _kept_origin(folder: Path) -> str | None:
@@ -295,11 +295,11 @@ def _kept_origin(folder: Path) -> str | None:
     return None
 
 
-async def _give_up_what_is_gone(place: _Place) -> None:
+async def _give_up_what_is_gone(locked: _Locked) -> None:
     """Let the next start chain what the WAL holds behind PostgreSQL, and record what it does not hold any more."""
-    connection, folder = place.connection, place.folder
-    position = await chaining.read_position(connection, place.who.node_id)
-    wal = await find_wal(folder, place.who.node_id, position, accept_lost_wal=False, restoring=True)
+    connection, folder = locked.connection, locked.folder
+    position = await chaining.read_position(connection, locked.who.node_id)
+    wal = await find_wal(folder, locked.who.node_id, position, accept_lost_wal=False, restoring=True)
     chained_lsn = position.chained_lsn if position else 0
     if wal.known is None:
         return
@@ -313,11 +313,11 @@ async def _give_up_what_is_gone(place: _Place) -> None:
     wal_control.store(folder, known._replace(chained_lsn=wal.chained_lsn, signed_lsn=signed_lsn))
 
 
-# --- the place ----------------------------------------------------------------------------------------
+# --- the locked folder --------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Place]:
+async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked]:
     """The WAL folder of the node that the settings name, locked, and a connection to its database."""
     if not settings.wal_dir.is_dir():
         raise StartRefusedError(f"{settings.wal_dir} is not there: wal.dir names the folder of the node's WAL")
@@ -328,7 +328,7 @@ async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Place]
         try:
             await check_schema(connection)
             await schema_guards.check(connection)
-            yield _Place(who, settings.wal_dir / who.node_id, connection)
+            yield _Locked(who, settings.wal_dir / who.node_id, connection)
         except DATABASE_FAULTS as error:
             raise start.went_away(error) from error
         finally:

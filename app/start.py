@@ -48,7 +48,7 @@ from app.store.schema_version import check_schema
 from app.write import quarantine
 from app.write.backlog import Pending
 from app.write.checkpoints import CheckpointFolder
-from app.write.quarantine import Damage
+from app.write.quarantine import TenantDamage
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.events import ACTIONS, SystemAction
 from ledger.hlc import Clock, Hlc
@@ -78,7 +78,7 @@ class StartedNode:
     """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were given up."""
     recovered: list[Pending]
     """What the WAL holds that is not chained."""
-    held: dict[str, Damage]
+    held: dict[str, TenantDamage]
     """By tenant, records of those that an earlier process could not chain, and tenants that are damaged now."""
     heads: dict[str, ChainHead]
     damaged_trees: list[str]
@@ -281,7 +281,7 @@ async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: 
 
 
 async def _read_heads(
-    connection: asyncpg.Connection[asyncpg.Record], held: dict[str, Damage]
+    connection: asyncpg.Connection[asyncpg.Record], held: dict[str, TenantDamage]
 ) -> tuple[dict[str, ChainHead], dict[str, str]]:
     """Head of every tenant that has a sound one, and why the others are damaged: their head cannot be one, or the
     chain is not mended that an earlier process of this node found damaged. Takes the mended ones without anything
@@ -293,7 +293,7 @@ async def _read_heads(
             damaged[tenant_id] = damage.reason
     for tenant_id, reason in damaged.items():
         log.error("tenant_set_apart", tenant_id=tenant_id, reason=reason)
-        held.setdefault(tenant_id, Damage(reason, None)).reason = reason
+        held.setdefault(tenant_id, TenantDamage(reason, None)).reason = reason
         heads.pop(tenant_id, None)
     for tenant_id in [name for name, damage in held.items() if name not in damaged and not damage.lsns]:
         del held[tenant_id]

@@ -21,7 +21,7 @@ from app.start_checks import judge_wal, load_control, set_aside
 from app.store.chaining import WalPosition
 from app.write import quarantine
 from app.write.backlog import Pending
-from app.write.quarantine import Damage
+from app.write.quarantine import TenantDamage
 from ledger import record
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
@@ -52,7 +52,7 @@ class FoundWal:
     last_lsn: int
     """Last LSN that was ever known durable: new ones go on above."""
     lost: list[lost_wal.LsnRange]
-    held: dict[str, Damage]
+    held: dict[str, TenantDamage]
     """By tenant, what earlier processes could not chain."""
 
     def highest_hlc(self) -> Hlc:
@@ -153,7 +153,7 @@ async def find_wal(
 
 
 def _give_up_held(
-    held: dict[str, Damage], recovered: Recovered, node_id: str, *, accept_lost_wal: bool
+    held: dict[str, TenantDamage], recovered: Recovered, node_id: str, *, accept_lost_wal: bool
 ) -> list[lost_wal.LsnRange]:
     """The ranges of records held back that are in the WAL no more, given up when the operator accepts that."""
     found = range(recovered.first_lsn, recovered.last_lsn + 1)

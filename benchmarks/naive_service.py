@@ -20,7 +20,7 @@ from app.http.requests import JOB_REQUEST
 from app.http.routing import LeanRoute
 from app.http.writing import receipt_answer
 from app.store.chaining import LOG_COLUMNS
-from app.store.growth import Place
+from app.store.growth import ChainPosition
 from app.write.requests import Receipt
 from benchmarks.serving import application, serve
 from ledger import canonical
@@ -94,7 +94,7 @@ class NaiveLedger:
             requested=Durability.GLOBAL,
             achieved=Durability.GLOBAL,
             survives=("process",),
-            chain=Place(seq, chain_link, prev),
+            chain=ChainPosition(seq, chain_link, prev),
             replayed=False,
         )
 

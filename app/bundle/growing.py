@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.store.growth import Grower, Place
+from app.store.growth import ChainPosition, Grower
 from ledger.bundle.placing import Decided, chained_as
 from ledger.hlc import Hlc
 
@@ -11,7 +11,7 @@ def chain(decided: Decided, grower: Grower) -> None:
     """Chain what was decided to be placed."""
     for entry, kept_digest in decided.placed:
         if entry.key.rank == 0:
-            place, hlc = Place(entry.seq, entry.chain_link, entry.prev_chain_link), Hlc.parse(entry.t_hlc)
+            place, hlc = ChainPosition(entry.seq, entry.chain_link, entry.prev_chain_link), Hlc.parse(entry.t_hlc)
             payload = entry.payload.encode()
             grower.keep(entry.tenant_id, hlc, entry.job_id, entry.action, entry.link_version, place, payload)
         else:

@@ -41,7 +41,7 @@ from app.bundle.verify import verify_bundle
 from app.store import chaining, imports
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
-from app.store.growth import Grower, Growth, Job, head_of
+from app.store.growth import Grower, Growth, JobKey, head_of
 from app.store.imports import ImportProgress
 from app.store.notary import read_link
 from app.store.standing import find_standing
@@ -346,7 +346,7 @@ class BundleImporter:
     async def _pretend(self, bundles: _Set) -> Imported:
         """As ``_store``, onto the heads as they are now, and none of it stored."""
         outcome = Imported(bundles.bundles, bundles.entries)
-        touched: set[Job] = set()
+        touched: set[JobKey] = set()
         before: dict[str, dict[str, Event]] = {}
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
@@ -441,7 +441,7 @@ def _ends(heads: Mapping[str, ChainHead]) -> dict[str, tuple[int, str | None]]:
 
 async def _meet(
     connection: Connection, batch: Sequence[Incoming], heads: Mapping[str, ChainHead]
-) -> tuple[Decided, dict[Job, jobs.JobState]]:
+) -> tuple[Decided, dict[JobKey, jobs.JobState]]:
     """What becomes of the batch, and the stored states of the jobs it touches."""
     decided = decide(batch, await _standing(connection, batch))
     check_beginnings(decided.placed, _ends(heads))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.store import chaining, imports
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead
-from app.store.growth import Grower, Growth, Place, head_of
+from app.store.growth import ChainPosition, Grower, Growth, head_of
 from ledger.bundle.rows import CHAIN_LINK, JOB_ID, PREV_CHAIN_LINK
 from ledger.entry_check import EntryRow
 from ledger.errors import StartRefusedError
@@ -101,7 +101,14 @@ async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows:
     grower = Grower(growth, {tenant_id: head}, states, {})
     for seq, t_hlc, _, _, _, job_id, action, version, prev, link, _, payload, origin in rows:
         grower.keep(
-            tenant_id, Hlc.parse(t_hlc), job_id, action, version, Place(seq, link, prev), payload.encode(), origin
+            tenant_id,
+            Hlc.parse(t_hlc),
+            job_id,
+            action,
+            version,
+            ChainPosition(seq, link, prev),
+            payload.encode(),
+            origin,
         )
     grower.finish()
     await chaining.copy_entries(connection, growth.log_rows)

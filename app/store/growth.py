@@ -20,11 +20,11 @@ from ledger import jobs
 from ledger.chain import LINK_VERSION, Linker
 from ledger.hlc import Hlc
 
-Job = tuple[str, str]
+JobKey = tuple[str, str]
 """(tenant, job id)."""
 
 
-class Place(NamedTuple):
+class ChainPosition(NamedTuple):
     """Where an entry stands in its chain; links are lowercase hex."""
 
     seq: int
@@ -40,7 +40,7 @@ class Growth:
     """Rows of ``LOG_COLUMNS``, those of one tenant in seq order."""
     links: dict[str, list[LinkRow]] = field(default_factory=dict)
     """New entries by tenant, in seq order; the last of each is the new head."""
-    job_states: dict[Job, jobs.JobState] = field(default_factory=dict)
+    job_states: dict[JobKey, jobs.JobState] = field(default_factory=dict)
 
     def job_rows(self) -> list[tuple[object, ...]]:
         """Rows of ``MERGED_JOB_COLUMNS`` that store ``job_states``."""
@@ -85,7 +85,7 @@ class Grower:
         self,
         growth: Growth,
         heads: Mapping[str, ChainHead],
-        job_states: Mapping[Job, jobs.JobState],
+        job_states: Mapping[JobKey, jobs.JobState],
         linkers: dict[str, Linker],
     ) -> None:
         self._growth = growth
@@ -119,7 +119,7 @@ class Grower:
         job_id: str,
         action: str,
         version: int,
-        place: Place,
+        place: ChainPosition,
         payload: bytes,
         origin: str | None = None,
     ) -> None:
@@ -145,11 +145,13 @@ class Grower:
             for job_id, fold in end.folds.items():
                 self._growth.job_states[(tenant_id, job_id)] = fold.state()
 
-    def place(self, tenant_id: str, seq: int) -> Place:
+    def place(self, tenant_id: str, seq: int) -> ChainPosition:
         """Where the entry stands that ``append`` gave this seq; known once all is finished."""
         links = self._growth.links[tenant_id]
         at = seq - links[0].seq
-        return Place(seq, links[at].chain_link, links[at - 1].chain_link if at else self._heads[tenant_id].chain_link)
+        return ChainPosition(
+            seq, links[at].chain_link, links[at - 1].chain_link if at else self._heads[tenant_id].chain_link
+        )
 
     def _link(self, tenant_id: str, end: _End) -> None:
         entries, end.entries = end.entries, []
@@ -208,6 +210,6 @@ def head_of(links: Sequence[LinkRow]) -> ChainHead:
     return ChainHead(links[-1].seq, links[-1].chain_link, links[-1].t_hlc)
 
 
-def _job_row(job: Job, state: jobs.JobState) -> tuple[object, ...]:
+def _job_row(job: JobKey, state: jobs.JobState) -> tuple[object, ...]:
     physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
     return (*job, jobs.status(state), physical, logical, node, state.last_seq, jobs.to_json(state).decode())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import orjson
 
 from app.node import Node, expire
-from app.store.growth import Place
+from app.store.growth import ChainPosition
 from app.store.idempotency import ChainedLine
 from app.write.backlog import Pending
 from app.write.keyed_entry import check_lines, gone
@@ -36,8 +36,8 @@ class Answers:
         self._chained_survives = SURVIVES[: SURVIVES.index(postgres_survives) + 1]
 
     async def wait(
-        self, lsn: int, level: Durability, pending: Pending | None, outcome: asyncio.Future[Place] | None = None
-    ) -> Place | None:
+        self, lsn: int, level: Durability, pending: Pending | None, outcome: asyncio.Future[ChainPosition] | None = None
+    ) -> ChainPosition | None:
         """Wait until ``lsn`` has reached ``level``; the chain position when its ``outcome`` was waited for.
 
         ``pending`` is the event that a timeout names.
@@ -89,7 +89,7 @@ class Answers:
         if line.action == SystemAction.REFUSED:
             raise refused(line)
         is_chained = draft.durability > Durability.LOCAL
-        chain = Place(line.seq, line.chain_link, line.prev_chain_link) if is_chained else None
+        chain = ChainPosition(line.seq, line.chain_link, line.prev_chain_link) if is_chained else None
         return self._receipt(draft, line, line.t_hlc, fence_token_of(line.payload), chain, replayed=True)
 
     def of_lines(self, entered: Sequence[Pending], drafts: Sequence[Draft], requested: Durability) -> BatchReceipt:
@@ -118,7 +118,7 @@ class Answers:
         at: Pending | ChainedLine,
         hlc: str,
         fence_token: int,
-        chain: Place | None,
+        chain: ChainPosition | None,
         *,
         replayed: bool,
     ) -> Receipt:
@@ -173,7 +173,7 @@ class Answers:
         return self._chained_survives
 
 
-async def outcome_within(outcome: asyncio.Future[Place], timeout_s: float, *, shared: bool) -> Place:
+async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float, *, shared: bool) -> ChainPosition:
     """The outcome within ``timeout_s``; a shared one, which others of the same key await, outlives that."""
     message = f"not chained within {timeout_s:g} s"
     if shared:

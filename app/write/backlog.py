@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from app.store.growth import Place
+from app.store.growth import ChainPosition
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
 from ledger.record import IdempotencyKey
@@ -61,7 +61,7 @@ class Pending:
         job_id: str,
         payload: bytes,
         idempotency: IdempotencyKey | None,
-        outcome: asyncio.Future[Place] | None,
+        outcome: asyncio.Future[ChainPosition] | None,
         answered_early: bool = True,
         facts: Mapping[str, object] | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.store.chaining import ChainHead
-from app.store.growth import Grower, Growth, Place
+from app.store.growth import ChainPosition, Grower, Growth
 from app.store.standing import Chained
 from app.write.backlog import Pending
 from app.write.requests import RequestName
@@ -39,7 +39,7 @@ class LinkedBatch(Growth):
 
     idempotency_rows: list[tuple[str, int, str, int, bytes, int, int, int]] = field(default_factory=list)
     """(tenant, route, key, line, body digest, seq, epoch, LSN) of each keyed line."""
-    outcomes: list[Place | LedgerError | None] = field(default_factory=list)
+    outcomes: list[ChainPosition | LedgerError | None] = field(default_factory=list)
     """Where each event stands, None where nobody waits to know, or why it does not."""
     is_returning: bool = False
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
@@ -149,9 +149,9 @@ def link_batch(
                 if why is None:
                     action = SystemAction.CONFLICT.value
                     payload, facts = conflict_payload(event, pending.payload.decode(), kept_digest), None
-        place: Place | None = None
+        place: ChainPosition | None = None
         if stands is not None:
-            place = Place(*stands[:3])
+            place = ChainPosition(*stands[:3])
             seq = place.seq
         else:
             seq = grower.append(tenant_id, hlc, job_id, action, payload, facts=facts)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from app.store import chaining, idempotency, node
 from app.store.chaining import ChainHead
+from app.store.growth import JobKey
 from app.store.standing import Chained, find_standing
 from app.write.backlog import Pending
 from app.write.linking import LinkedBatch, event_of, tenant_begun_by
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 CACHED_JOBS_MAX = 50_000
 """Job states kept so that a job whose events follow each other is not read back each time."""
-
-Job = tuple[str, str]
-"""(tenant, job id)."""
 
 
 class JobStateCache:
@@ -95,11 +93,11 @@ async def begun_unrecorded(connection: Connection, held: Sequence[Pending]) -> s
 
 
 async def job_states(
-    connection: Connection, batch: Sequence[Pending], cache: JobStateCache, newer: Mapping[Job, jobs.JobState]
-) -> dict[Job, jobs.JobState]:
+    connection: Connection, batch: Sequence[Pending], cache: JobStateCache, newer: Mapping[JobKey, jobs.JobState]
+) -> dict[JobKey, jobs.JobState]:
     """State of each job in the batch that has one: from ``newer``, else from the cache, else from Postgres."""
-    states: dict[Job, jobs.JobState] = {}
-    unknown: set[Job] = set()
+    states: dict[JobKey, jobs.JobState] = {}
+    unknown: set[JobKey] = set()
     for pending in batch:
         job = (pending.tenant_id, pending.job_id)
         if job in states or job in unknown:

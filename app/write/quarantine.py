@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Damage:
+class TenantDamage:
     """Why a tenant was set apart, the end of its chain as last seen whole, and which records wait."""
 
     reason: str
@@ -47,7 +47,7 @@ class Damage:
     lsns: set[int] = field(default_factory=set)
 
 
-def load(wal_folder: Path) -> dict[str, Damage]:
+def load(wal_folder: Path) -> dict[str, TenantDamage]:
     """What the file lists, by tenant.
 
     Raises:
@@ -59,7 +59,7 @@ def load(wal_folder: Path) -> dict[str, Damage]:
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']} is not known")
         return {
-            tenant_id: Damage(str(item["reason"]), _seen(item["seen"]), set(map(_lsn, item["lsns"])))
+            tenant_id: TenantDamage(str(item["reason"]), _seen(item["seen"]), set(map(_lsn, item["lsns"])))
             for tenant_id, item in content["tenants"].items()
         }
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def load(wal_folder: Path) -> dict[str, Damage]:
         ) from error
 
 
-def store(wal_folder: Path, damages: dict[str, Damage]) -> None:
+def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
     """List these and no others; durable when this returns. Blocks on the disk.
 
     Raises:
@@ -91,7 +91,7 @@ def store(wal_folder: Path, damages: dict[str, Damage]) -> None:
 class Quarantine:
     """The damaged tenants of one node. Belongs to one event loop."""
 
-    def __init__(self, wal_folder: Path, damaged: dict[str, str], listed: dict[str, Damage]) -> None:
+    def __init__(self, wal_folder: Path, damaged: dict[str, str], listed: dict[str, TenantDamage]) -> None:
         """``damaged`` names the tenants that are set apart now, by reason; it is kept up to date for others to read.
 
         ``listed`` is what the file holds: those, and others whose records are tried again.
@@ -147,7 +147,7 @@ class Quarantine:
         lsns = {pending.lsn for pending in waiting if pending.tenant_id == tenant_id}
         log.error("tenant_set_apart", tenant_id=tenant_id, reason=reason, records_held=len(lsns))
         self._damaged[tenant_id] = reason
-        listed = self._listed.setdefault(tenant_id, Damage(reason, None))
+        listed = self._listed.setdefault(tenant_id, TenantDamage(reason, None))
         listed.reason = reason
         listed.lsns |= lsns
         if seen is not None and seen.chain_link is not None:

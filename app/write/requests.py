@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from app.store.growth import Place
+from app.store.growth import ChainPosition
 from ledger.events import Durability, EventType
 
 
@@ -67,7 +67,7 @@ class Receipt(NamedTuple):
     requested: Durability
     achieved: Durability
     survives: tuple[str, ...]
-    chain: Place | None
+    chain: ChainPosition | None
     replayed: bool
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from app.node import Node
-from app.store.growth import Place
+from app.store.growth import ChainPosition
 from app.write.answers import outcome_within
 from app.write.backlog import Backlog, Pending
 from app.write.linking import DuplicateLineError
@@ -58,7 +58,7 @@ class SystemEntries:
         self.tenants = tenants
         self._write_timeout_s = write_timeout_s
 
-    async def record(self, action: SystemAction, subject: str, facts: dict[str, object]) -> Place:
+    async def record(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
         """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
 
         Raises:
@@ -73,7 +73,9 @@ class SystemEntries:
         pending.outcome = asyncio.get_running_loop().create_future()
         return await pending.outcome
 
-    async def record_once(self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]) -> Place:
+    async def record_once(
+        self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]
+    ) -> ChainPosition:
         """Write the entry about ``name`` that the tenant's chain has once, whichever nodes try, and wait for it.
 
         Raises:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.http.requests import EVENT_LINE
 from app.http.writing import draft_of
 from app.store.chaining import LOG_COLUMNS, ChainHead
-from app.store.growth import Grower, Growth, Place
+from app.store.growth import ChainPosition, Grower, Growth
 from ledger import canonical, chain, jobs
 from ledger.hlc import Hlc
 
@@ -59,7 +59,7 @@ def taken(given: list[tuple[str, str, dict[str, Any]]]) -> list[Taken]:
     return made
 
 
-def grown(made: list[Taken], *, with_facts: bool) -> tuple[Growth, list[Place]]:
+def grown(made: list[Taken], *, with_facts: bool) -> tuple[Growth, list[ChainPosition]]:
     growth = Growth()
     grower = Grower(growth, HEADS, {}, {})
     seqs = [
@@ -70,7 +70,9 @@ def grown(made: list[Taken], *, with_facts: bool) -> tuple[Growth, list[Place]]:
     return growth, [grower.place(tenant, seq) for tenant, seq in seqs]
 
 
-def naive(made: list[Taken]) -> tuple[list[tuple[object, ...]], list[Place], dict[tuple[str, str], jobs.JobState]]:
+def naive(
+    made: list[Taken],
+) -> tuple[list[tuple[object, ...]], list[ChainPosition], dict[tuple[str, str], jobs.JobState]]:
     """Rows, places and job states, one entry after the other."""
     rows, places, states, heads = [], [], {}, dict(HEADS)
     for tenant_id, hlc, job_id, action, payload, _ in made:
@@ -82,7 +84,7 @@ def naive(made: list[Taken]) -> tuple[list[tuple[object, ...]], list[Place], dic
         place |= {"link_version": 2, "prev_chain_link": head.chain_link, "chain_link": link, "origin": None}
         place |= {"payload_digest": digest.hexdigest(), "payload": payload.decode()}
         rows.append(tuple(place[column] for column in LOG_COLUMNS))
-        places.append(Place(head.seq + 1, link, head.chain_link))
+        places.append(ChainPosition(head.seq + 1, link, head.chain_link))
         heads[tenant_id] = ChainHead(head.seq + 1, link, hlc.text())
         fact = jobs.event_fact(action, orjson.loads(payload), hlc, digest.hexdigest(), job_id, head.seq + 1)
         known = states.get((tenant_id, job_id))
