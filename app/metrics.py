@@ -25,7 +25,7 @@ UNMATCHED_ROUTE = "unmatched"
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 STATS_DROPPED = ("sampled", "full", "busy", "disk")
-"""Why stats reports are not kept: sampling, no room in the queue, too many bodies to check, a disk that fails."""
+"""Why stats reports are not kept: sampling, no room in the queue, no room or time to check them, a disk that fails."""
 
 _FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _REQUEST_SECONDS = (*_FAST_SECONDS, 2.5, 5.0, 10.0)
@@ -62,7 +62,9 @@ class Metrics:
         )
         self.wal_sync_seconds = self._histogram("wal_sync_seconds", "One fsync of the WAL", _FAST_SECONDS)
         self.wal_batch_entries = self._histogram("wal_batch_entries", "Records a batch", _BATCH_ENTRIES)
-        self.stats_reports = self._counter("stats_reports", "Stats reports that came in and were well formed")
+        self.stats_reports = self._counter(
+            "stats_reports", "Stats reports that were taken in: well formed, or left out unread"
+        )
         self.stats_written_bytes = self._counter("stats_written_bytes", "Bytes of stats reports written")
         self.stats_write_failures = self._counter(
             "stats_write_failures", "Times that the folder of the stats could not be written"

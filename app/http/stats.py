@@ -1,8 +1,11 @@
 """``POST /v1/stats``: reports about running jobs, one JSON object or one a line.
 
-Fire and forget: the answer says what was queued, never what was kept. All lines are checked before the first is
-queued, and one that is wrong refuses the request; but while more bodies come than can be checked, the next are dropped
-as they are.
+Fire and forget: the answer says what was queued, never what was kept. The lines of a request take four steps:
+
+    1. it is admitted            later, when more requests come than the loop has time for beside its jobs
+    2. its body is dropped       unread, when more bodies come than there is room or time to check
+    3. its lines are sampled     before they are looked at, the fewer the fuller the queue or the shorter the time
+    4. all that are kept are checked before the first is queued, and one that is wrong refuses the request
 
     1 <= lines <= LINES_MAX        len(line) <= LINE_BYTES_MAX        len(body) <= BODY_BYTES_MAX
 """
@@ -14,7 +17,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -25,16 +28,15 @@ from app.http.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
 from app.http.members import check_unique, is_unique
 from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
 from app.http.requests import STATS_REPORT
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, LeanRoute
 from app.metrics import Metrics
 from app.parts import parts_of
 from app.stats.intake import Chunk, StatsIntake
+from app.stats.share import LoopShare
 from ledger import canonical
 from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError
 
-Item = TypeVar("Item")
-
-router = APIRouter(route_class=StrictRoute, tags=["stats"])
+router = APIRouter(route_class=LeanRoute, tags=["stats"])
 
 LINES_MAX = 10_000
 """Most reports in one request."""
@@ -43,7 +45,7 @@ LINE_BYTES_MAX = 8192
 BODY_BYTES_MAX = 1 << 20
 """Longest request, where ``http.body_bytes_max`` allows as much."""
 LINES_PER_TURN = 50
-"""Lines checked or written out before others get as long as that took: stats never have more than half of the loop."""
+"""Lines checked or written out before others get as long as that took."""
 
 _validate = STATS_REPORT.validator.validate_json
 _LINE = orjson.OPT_APPEND_NEWLINE
@@ -79,6 +81,7 @@ async def report_stats(request: Request) -> Response:
     """Report how jobs are doing. Never in the ledger: counted, sampled under pressure, kept for a while in files."""
     parts = parts_of(request)
     parts.check_accepting()
+    await parts.stats.admit()
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     one = media_type == JSON_MEDIA_TYPE
     body_bytes_max = min(BODY_BYTES_MAX, parts.settings.http.body_bytes_max)
@@ -88,25 +91,35 @@ async def report_stats(request: Request) -> Response:
             dropped = 1 if one else body.count(b"\n") + (not body.endswith(b"\n"))
             parts.metrics.stats_dropped("busy", dropped)
             return json_answer(StatsReceipt(0, dropped, 0.0)._asdict(), 202)
-        lines = [body] if one else _lines_of(body)
-        reports = await reports_of(lines, one, parts.settings.hlc.max_clock_skew_ms)
-        receipt = await queue(reports, parts.stats, parts.metrics)
+        with parts.stats.checking.charged():
+            lines = [body] if one else _lines_of(body)
+        receipt = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, parts.stats, parts.metrics)
     return json_answer(receipt._asdict(), 202)
 
 
-async def queue(reports: Sequence[dict[str, Any]], intake: StatsIntake, metrics: Metrics) -> StatsReceipt:
-    """Sample ``reports``, which are checked, and queue what is kept with its weight."""
+async def take(
+    lines: Sequence[bytes], one: bool, max_skew_ms: int, intake: StatsIntake, metrics: Metrics
+) -> StatsReceipt:
+    """Sample ``lines``, check those that are kept, and queue them with their weight.
+
+    Raises:
+        InvalidInputError: the first that is wrong; with its line unless it is the only ``one``.
+        ClockSkewError: the time of one lies too far ahead.
+    """
     weight = intake.weight()
-    kept = intake.sample(reports, weight)
+    numbers = intake.sample(range(1, len(lines) + 1), weight)
+    reports = await _reports_of(lines, numbers, one, max_skew_ms, intake.checking)
     accepted = 0
-    async for _, turn in _turns(kept):
-        data = b"".join(orjson.dumps({**report, "weight": weight}, option=_LINE) for report in turn)
-        if intake.offer(Chunk(data, len(turn))):
-            accepted += len(turn)
-    metrics.stats_reports.inc(len(reports))
-    metrics.stats_dropped("sampled", len(reports) - len(kept))
-    metrics.stats_dropped("full", len(kept) - accepted)
-    return StatsReceipt(accepted, len(reports) - accepted, 1 / weight)
+    for first in range(0, len(reports), LINES_PER_TURN):
+        turn = reports[first : first + LINES_PER_TURN]
+        async with _turn(intake.checking, first + len(turn) == len(reports)):
+            data = b"".join(orjson.dumps({**report, "weight": weight}, option=_LINE) for report in turn)
+            if intake.offer(Chunk(data, len(turn))):
+                accepted += len(turn)
+    metrics.stats_reports.inc(len(lines))
+    metrics.stats_dropped("sampled", len(lines) - len(reports))
+    metrics.stats_dropped("full", len(reports) - accepted)
+    return StatsReceipt(accepted, len(lines) - accepted, 1 / weight)
 
 
 def _lines_of(body: bytes) -> list[bytes]:
@@ -126,35 +139,35 @@ def _lines_of(body: bytes) -> list[bytes]:
     return lines
 
 
-async def reports_of(lines: list[bytes], one: bool, max_skew_ms: int) -> list[dict[str, Any]]:
-    """What stands in ``lines``, all checked, each with its times.
-
-    Raises:
-        InvalidInputError: the first that is wrong; with its line unless it is the only ``one``.
-        ClockSkewError: the time of one lies too far ahead.
-    """
+async def _reports_of(
+    lines: Sequence[bytes], numbers: Sequence[int], one: bool, max_skew_ms: int, checking: LoopShare
+) -> list[dict[str, Any]]:
+    """What stands in the lines of these ``numbers``, which begin with 1; all checked, each with its times."""
     now_ms = time.time_ns() // 1_000_000
     received = _time_text(now_ms)
     reports: list[dict[str, Any]] = []
-    async for first, turn in _turns(lines):
-        for number, report in enumerate(_checked(turn, first + 1, one), first + 1):
-            with _at_line(number, one):
-                report["time"] = _time_of(report, now_ms, max_skew_ms)
-            report["received"] = received
-            reports.append(report)
+    for first in range(0, len(numbers), LINES_PER_TURN):
+        turn = numbers[first : first + LINES_PER_TURN]
+        async with _turn(checking, first + len(turn) == len(numbers)):
+            for number, report in zip(turn, _checked([lines[number - 1] for number in turn], turn, one), strict=True):
+                with _at_line(number, one):
+                    report["time"] = _time_of(report, now_ms, max_skew_ms)
+                report["received"] = received
+                reports.append(report)
     return reports
 
 
-async def _turns(items: Sequence[Item]) -> AsyncIterator[tuple[int, Sequence[Item]]]:
-    """``items`` in pieces, each with the index of its first; behind each is a pause as long as it was worked on."""
-    for first in range(0, len(items), LINES_PER_TURN):
-        began_s = time.perf_counter()
-        yield first, items[first : first + LINES_PER_TURN]
-        if first + LINES_PER_TURN < len(items):
-            await asyncio.sleep(time.perf_counter() - began_s)
+@contextlib.asynccontextmanager
+async def _turn(checking: LoopShare, is_last: bool) -> AsyncIterator[None]:
+    """Work on a few lines, which is charged; behind it is a pause as long as it took, unless it was the last."""
+    began_s = time.perf_counter()
+    with checking.charged():
+        yield
+    if not is_last:
+        await asyncio.sleep(time.perf_counter() - began_s)
 
 
-def _checked(lines: Sequence[bytes], first_number: int, one: bool) -> list[dict[str, Any]]:
+def _checked(lines: Sequence[bytes], numbers: Sequence[int], one: bool) -> list[dict[str, Any]]:
     """The reports of ``lines``: all at once, which finds nothing nearly always; only if it does, one by one."""
     text = b"\n".join(lines)
     if max(map(len, lines)) <= LINE_BYTES_MAX and b"\\u0000" not in text:
@@ -162,7 +175,7 @@ def _checked(lines: Sequence[bytes], first_number: int, one: bool) -> list[dict[
             reports = list(map(_validate, lines))
             if is_unique(text, reports):
                 return reports
-    return [_checked_line(line, number, one) for number, line in enumerate(lines, first_number)]
+    return [_checked_line(line, number, one) for number, line in zip(numbers, lines, strict=True)]
 
 
 def _checked_line(line: bytes, number: int, one: bool) -> dict[str, Any]:

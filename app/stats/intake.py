@@ -1,7 +1,9 @@
-"""What stats reports wait in until they are written: a queue that is bounded, and that takes fewer the fuller it is.
+"""What stats reports wait in until they are written: a queue that is bounded, and that takes fewer the fuller it is, or
+the more of the event loop went into them of late.
 
     0 <= lines_waiting <= lines_max        0 <= bytes_waiting <= bytes_max
     weight of a kept line = 1 / the share of lines that were kept when it was
+    ANSWERING_SHARE + CHECKING_SHARE < 1/2: jobs have more than half of the loop, whatever reports come
 
 What is being written still counts as waiting, so the bounds hold for all the memory that reports take.
 """
@@ -15,6 +17,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
+from app.stats.share import LoopShare
+
 LINES_MAX = 200_000
 """Most lines that wait, however short they are."""
 LINGER_S = 0.1
@@ -22,7 +26,19 @@ LINGER_S = 0.1
 CHECKED_BYTES_MAX = 16 << 20
 """Bodies that wait to be checked hold no more than this together; what comes on top is dropped unread."""
 WEIGHTS = ((0.5, 1), (0.75, 2), (0.875, 4), (1.0, 8))
-"""Up to which share of the queue one line in how many is kept."""
+"""Up to which share of the queue, or of the time for checking, one line in how many is kept."""
+CHECKING_SHARE = 0.2
+"""Of the loop's time, for checking and writing out; it is measured."""
+CHECKING_BURST_S = 0.5
+"""Time for checking that gathers while nothing comes."""
+ANSWERING_SHARE = 0.15
+"""Of the loop's time, for taking requests and answering them, whatever the answer."""
+ANSWERING_BURST_S = 0.2
+"""Time for answering that gathers while nothing comes."""
+ANSWERING_S = 250e-6
+"""What taking a request and answering it costs beside the checking, on a core that others use too. It cannot be
+measured from within: most of it is before and behind us."""
+assert CHECKING_SHARE + ANSWERING_SHARE < 0.5, "jobs come first"
 _BYTE_VALUES = 256
 assert all(_BYTE_VALUES % weight == 0 for _, weight in WEIGHTS), "one byte of chance decides on a line"
 
@@ -53,12 +69,20 @@ class StatsIntake:
         self._urgent = threading.Event()
         self._turn = asyncio.Lock()
         self._checked_bytes = 0
+        self._answering = LoopShare(ANSWERING_SHARE, ANSWERING_BURST_S)
+        self.checking = LoopShare(CHECKING_SHARE, CHECKING_BURST_S)
+
+    async def admit(self) -> None:
+        """Wait, for ``OWED_S_MAX`` at most, until the loop has time for one more request."""
+        self._answering.charge(ANSWERING_S)
+        if owed_s := self._answering.owed_s():
+            await asyncio.sleep(owed_s)
 
     @asynccontextmanager
     async def turn(self, body_bytes: int) -> AsyncIterator[bool]:
         """Wait until no other body is checked: however many come at once, the loop is theirs for one turn at a time.
 
-        False, without waiting, when too much waits already.
+        False, without waiting, when too much waits already; false too when there is no time left for checking.
         """
         if self._checked_bytes + body_bytes > CHECKED_BYTES_MAX:
             yield False
@@ -66,13 +90,14 @@ class StatsIntake:
         self._checked_bytes += body_bytes
         try:
             async with self._turn:
-                yield True
+                yield self.checking.spent() < 1
         finally:
             self._checked_bytes -= body_bytes
 
     def weight(self) -> int:
         """One line in how many is kept now."""
-        share = max(self._bytes_waiting / self._bytes_max, self._lines_waiting / self._lines_max)
+        queued = max(self._bytes_waiting / self._bytes_max, self._lines_waiting / self._lines_max)
+        share = max(queued, self.checking.spent())
         return next((weight for up_to, weight in WEIGHTS if share < up_to), WEIGHTS[-1][1])
 
     def sample(self, items: Sequence[Item], weight: int) -> Sequence[Item]:

@@ -14,10 +14,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.http.stats import LINES_PER_TURN, queue, reports_of
+from app.http.stats import LINES_PER_TURN, take
 from app.metrics import Metrics
 from app.stats import intake as stats_intake
 from app.stats.intake import StatsIntake
+from app.stats.share import LoopShare
 from tests.app.conftest import MakeSettings, RunServer
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -32,6 +33,7 @@ FULL: dict[str, Any] = {
     "counts": {"requests": 812},
     "values": {"latency_p99_ms": 41.5},
 }
+SKEW_MS = 5000
 SETTINGS = {"stats": {"file_age": "100ms"}}
 
 
@@ -158,25 +160,26 @@ async def test_stats_never_reach_wal_chain_or_tables(
 
 async def test_under_pressure_lines_are_sampled_weighted_and_counted() -> None:
     metrics, draw = Metrics(), random.Random(1).randbytes
-    intake = StatsIntake(40_000, draw=draw)
-    receipts = [await queue([FULL] * 100, intake, metrics) for _ in range(5)]
+    intake = StatsIntake(50_000, draw=draw)
+    lines = [lines_of(FULL).rstrip()] * 100
+    receipts = [await take(lines, False, SKEW_MS, intake, metrics) for _ in range(5)]
     assert [receipt.sample_rate for receipt in receipts] == [1.0, 0.5, 0.25, 0.125, 0.125]
     assert all(receipt.accepted + receipt.dropped == 100 for receipt in receipts)
-    lines = b"".join(chunk.data for chunk in intake.take(None)).splitlines()
-    weights = [json.loads(line)["weight"] for line in lines]
+    kept = b"".join(chunk.data for chunk in intake.take(None)).splitlines()
+    weights = [json.loads(line)["weight"] for line in kept]
     assert [weights.count(weight) for weight in (1, 2, 4)] == [receipt.accepted for receipt in receipts[:3]]
     # What was kept stands for all that came, as near as chance allows.
     assert 300 < sum(weights) < 700
     said = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines())
     assert said["stats_reports_total"] == "500.0"
     dropped = [float(said[f'stats_dropped_total{{reason="{reason}"}}']) for reason in ("sampled", "full")]
-    assert sum(dropped) == 500 - len(lines)
+    assert sum(dropped) == 500 - len(kept)
     assert dropped[0] > 100
 
 
 async def test_what_finds_no_room_is_counted() -> None:
     metrics, intake = Metrics(), StatsIntake(1000)
-    receipt = await queue([FULL] * 10, intake, metrics)
+    receipt = await take([lines_of(FULL)] * 10, False, SKEW_MS, intake, metrics)
     assert receipt == (0, 10, 1.0)
     assert 'stats_dropped_total{reason="full"} 10.0' in metrics.render().decode()
 
@@ -195,6 +198,33 @@ async def test_while_too_much_waits_to_be_checked_the_next_is_dropped_unread_and
     assert await metric(client, 'stats_dropped_total{reason="busy"}') == 22
 
 
+async def test_when_the_time_for_stats_is_used_up_they_are_sampled_unread_then_dropped_and_every_line_is_counted(
+    run_server: RunServer, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stats_intake, "CHECKING_BURST_S", 0.05)
+    # Nothing comes back meanwhile, so that only what is used up counts.
+    monkeypatch.setattr(LoopShare, "_refill", lambda _: None)
+    rates: list[float] = []
+    accepted = dropped = 0
+    async with run_server(make_settings(**SETTINGS)) as client:
+        async with asyncio.timeout(120):
+            while 0.0 not in rates:
+                answer = (await client.post("/v1/stats", content=lines_of(FULL) * 100, headers=NDJSON)).json()
+                rates.append(answer["sample_rate"])
+                accepted, dropped = accepted + answer["accepted"], dropped + answer["dropped"]
+        assert rates == sorted(rates, reverse=True)
+        assert set(rates) <= {1.0, 0.5, 0.25, 0.125, 0.0}
+        unread = await client.post("/v1/stats", content=b"no report\n" * 7, headers=NDJSON)
+        assert unread.json() == {"accepted": 0, "dropped": 7, "sample_rate": 0.0}
+        assert accepted + dropped == 100 * len(rates)
+        assert await metric(client, "stats_reports_total") == 100 * (len(rates) - 1)
+        assert await metric(client, "stats_dropped_total") == dropped + 7
+        found = await kept(tmp_path / "node", accepted)
+    weights = [report["weight"] for report in found]
+    assert len(weights) == accepted
+    assert set(weights) == {round(1 / rate) for rate in rates if rate}
+
+
 async def test_others_get_their_turn_while_reports_are_checked_and_queued() -> None:
     lines = [lines_of(FULL).rstrip()] * (LINES_PER_TURN * 4)
     turns = 0
@@ -206,11 +236,10 @@ async def test_others_get_their_turn_while_reports_are_checked_and_queued() -> N
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count_turns())
-    reports = await reports_of(lines, False, 5000)
-    checked = turns
-    await queue(reports, StatsIntake(1 << 20), Metrics())
+    await take(lines, False, SKEW_MS, StatsIntake(1 << 20), Metrics())
     counting.cancel()
-    assert (checked >= 3, turns - checked >= 3) == (True, True)
+    # Three pauses while they are checked, and three while they are queued.
+    assert turns >= 6
 
 
 async def test_a_folder_that_cannot_be_written_is_counted_and_harms_no_job(
