@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,6})(s|m|h|d)")
 DURATION_MAX_S: Final = 7 * 86400
+PASSED_OVER_TOLD_MAX: Final = 10
+"""Files that are named of those that are there and will never be read."""
 
 
 def stats(
-    source: Annotated[
-        str, typer.Option("--source", help="The folder that stats.dir names, of one node or many, or a URL of it.")
-    ],
+    source: Annotated[str, typer.Option("--source", help="The folder that stats.dir names, of one node or many.")],
     dest: Annotated[str, typer.Option("--dest", help="Folder to write to; the same again goes on where it was.")],
     window: Annotated[str, typer.Option("--window", help="Length of a window.")] = "1m",
     watermark: Annotated[
@@ -33,6 +34,9 @@ def stats(
     ] = "10m",
     once: Annotated[
         bool, typer.Option("--once", help="Take what is there and end, as for cron; else run until Ctrl-C.")
+    ] = False,
+    close: Annotated[
+        bool, typer.Option("--close", help="Let this machine's clock close windows when nothing new comes.")
     ] = False,
     every: Annotated[str, typer.Option("--every", help="How often to look for files.")] = "30s",
     master: Master = None,
@@ -42,7 +46,7 @@ def stats(
 
     \b
     Examples:
-      tally pipeline stats --source var/stats --dest var/stats-windows --once
+      tally pipeline stats --source var/stats --dest var/stats-windows --once --close
       tally pipeline stats --source /srv/stats --dest /srv/windows --window 5m --watermark 1h
     """
     seconds = {
@@ -57,6 +61,12 @@ def stats(
             total.add(batch)
             err.print(told(batch), markup=False)
 
+        def tell_passed_over(files: Mapping[str, str]) -> None:
+            for path, why in list(files.items())[:PASSED_OVER_TOLD_MAX]:
+                err.print(f"not read: {path}: {why}", markup=False)
+            if len(files) > PASSED_OVER_TOLD_MAX:
+                err.print(f"not read: {len(files) - PASSED_OVER_TOLD_MAX:,} more", markup=False)
+
         try:
             run(
                 spark,
@@ -65,8 +75,10 @@ def stats(
                 window_s=seconds["window"],
                 watermark_s=seconds["watermark"],
                 once=once,
+                close=close,
                 every_s=seconds["every"],
                 on_batch=tell,
+                on_passed_over=tell_passed_over,
             )
         except InterruptedBySignalError:
             # A run without an end is ended so; what it was at is done by the next.
@@ -82,6 +94,8 @@ def told(summary: Summary) -> str:
     """A batch, or a run, in one line."""
     parts = [f"{summary.lines:,} lines read", f"{summary.rows:,} rows of closed windows written"]
     parts += [f"{count:,} {name}" for name in ("bad", "ahead", "late") if (count := getattr(summary, name))]
+    if summary.gone:
+        parts.append(f"{summary.gone:,} files were gone before they could be read")
     if summary.late_groups:
         parts.append(f"{summary.late_groups:,} groups came after their window was closed and are not in it")
     return ", ".join(parts)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import msgspec
-import pyarrow as pa
 from msgspec import UNSET, Meta, UnsetType
 
 from ledger.names import JOB_ID, TENANT_ID
@@ -57,8 +56,3 @@ def is_report(line: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
-
-
-def are_reports(lines: pa.Array) -> pa.Array:
-    """``is_report`` of each of many lines, binary."""
-    return pa.array((is_report(line) for line in lines.to_pylist()), pa.bool_())

@@ -2,9 +2,10 @@
 
 A line is rejected, with the first reason that holds::
 
-    bad      no JSON object of the documented form (``pipeline.stats.form``)
-    ahead    its time, or the closing of its file, lies more than ``AHEAD_MAX`` past the clock of this run: it would end
-             everybody's windows
+    gone     no line: its file was removed before it could be read
+    bad      no JSON object of the documented form (``pipeline.stats.form``), or longer than any that a node writes
+    ahead    its time, or the closing of its file, lies more than ``AHEAD_MAX_S`` past the clock of this run: it would
+             end everybody's windows
     late     its file was closed, and so shown to readers, more than the watermark after its time
 
 So the same lines are late in every run, in whichever order and with whichever others they are read.
@@ -17,82 +18,76 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
-from pipeline.stats.form import are_reports
+from pipeline.stats.source import StatsSource
 
-AHEAD_MAX: Final = "5 minutes"
+AHEAD_MAX_S: Final = 300
 LINE_CHARACTERS_MAX: Final = 8192
 """As much is kept of a rejected line; a node writes no longer one."""
-FILE_PATTERN: Final = "*.ndjson"
-FILE_AGE_MAX: Final = "100000000d"
-"""Spark passes in silence over a file that is so much older than the newest, and one file from a clock that is wrong
-is enough for that. No file is so old, so each one that was read is known for ever, about 200 bytes of the driver."""
-
 _CORRUPT: Final = "_corrupt"
 _SCHEMA: Final = f"""
     tenant_id string, job_id string, dc_id string, workflow_id string, time timestamp, received timestamp,
     weight bigint, completed bigint, failed bigint, interval_ms bigint, counts map<string, bigint>,
     values map<string, double>, {_CORRUPT} string
 """
+_COLUMNS: Final = (
+    *("tenant_id", "job_id", "dc_id", "workflow_id", "weight", "completed", "failed", "interval_ms"),
+    *("counts", "values"),
+)
 
 
-def lines_of(spark: SparkSession, folder: str, files_a_batch_max: int) -> DataFrame:
-    """A stream of ``line``, its ``file`` and when that was ``closed``: whole files, the oldest first.
+def lines_of(spark: SparkSession, folder: str, files_a_batch_max: int, close_after_s: int) -> DataFrame:
+    """A stream of ``pipeline.stats.source.SCHEMA``: whole files, the oldest first.
 
-    Files whose names begin with a dot are still being written and are not seen.
+    With ``close_after_s`` the clock goes on for so long after the last file, and for ever with none.
     """
-    stream = (
-        spark.readStream.format("text")
-        .schema("value string")
-        .option("recursiveFileLookup", "true")
-        .option("pathGlobFilter", FILE_PATTERN)
-        .option("maxFilesPerTrigger", files_a_batch_max)
-        .option("maxFileAge", FILE_AGE_MAX)
-        .option("ignoreMissingFiles", "true")
-        .load(folder)
-    )
-    file = fn.col("_metadata")
-    return stream.select(
-        fn.col("value").alias("line"),
-        file["file_path"].alias("file"),
-        file["file_modification_time"].alias("closed"),
+    spark.dataSource.register(StatsSource)
+    return (
+        spark.readStream.format(StatsSource.name())
+        .option("folder", folder)
+        .option("files_a_batch", files_a_batch_max)
+        .option("close_after_ms", close_after_s * 1000)
+        .load()
     )
 
 
 def judged(lines: DataFrame, watermark_s: int) -> DataFrame:
     """``lines`` with the ``report`` of each and the ``reason`` it is rejected for, null when it is not."""
     options = {"columnNameOfCorruptRecord": _CORRUPT, "allowNonNumericNumbers": "false"}
-    read = lines.withColumn("report", fn.from_json("line", _SCHEMA, options))
-    late_s = fn.col("closed").cast("double") - fn.col("report.time").cast("double")
-    newest = fn.greatest(fn.col("report.time"), fn.col("closed"))
+    text = fn.when(fn.col("is_report"), fn.col("line").cast("string"))
+    read = lines.withColumn("report", fn.from_json(text, _SCHEMA, options))
+    late_s = fn.col("at").cast("double") - fn.col("report.time").cast("double")
+    newest = fn.greatest(fn.col("report.time"), fn.col("at"))
     reason = (
-        fn.when(_is_bad(), "bad")
-        .when(newest > fn.current_timestamp() + fn.expr(f"interval {AHEAD_MAX}"), "ahead")
+        fn.when(fn.col("what") == "gone", "gone")
+        .when(fn.col("what") == "clock", None)
+        .when(_is_bad(), "bad")
+        .when(newest > fn.current_timestamp() + fn.expr(f"interval {AHEAD_MAX_S} seconds"), "ahead")
         .when(late_s > watermark_s, "late")
     )
     return read.withColumn("reason", reason)
 
 
 def _is_bad() -> Column:
-    is_report = fn.arrow_udf(are_reports, "boolean")  # type: ignore[attr-defined]
-    bad: Column = ~is_report(fn.col("line").cast("binary"))
     # A time that no calendar has, a number that no column holds.
-    bad = bad | fn.col("report").isNull() | fn.col(f"report.{_CORRUPT}").isNotNull()
+    bad: Column = ~fn.col("is_report") | fn.col("report").isNull() | fn.col(f"report.{_CORRUPT}").isNotNull()
     for name in ("time", "received"):
         bad = bad | fn.col(f"report.{name}").isNull()
     return bad
 
 
 def accepted(judged_lines: DataFrame) -> DataFrame:
-    """The reports that were not rejected, one a row."""
-    return judged_lines.where("reason IS NULL").select("report.*").drop(_CORRUPT)
+    """The reports that were not rejected, one a row; the clock is one of no tenant."""
+    time = fn.when(fn.col("what") == "clock", fn.col("at")).otherwise(fn.col("report.time")).alias("time")
+    taken = judged_lines.where("reason IS NULL")
+    return taken.select(time, *(f"report.{name}" for name in _COLUMNS))
 
 
 def rejected(judged_lines: DataFrame) -> DataFrame:
     """The lines that were, with their ``time`` where they have one; bytes that are no UTF-8 as U+FFFD."""
     return judged_lines.where("reason IS NOT NULL").select(
         "reason",
-        fn.substring(fn.make_valid_utf8("line"), 1, LINE_CHARACTERS_MAX).alias("line"),
+        fn.substring(fn.make_valid_utf8(fn.col("line").cast("string")), 1, LINE_CHARACTERS_MAX).alias("line"),
         "file",
-        "closed",
+        fn.coalesce("at", fn.current_timestamp()).alias("closed"),
         fn.col("report.time").alias("time"),
     )

@@ -8,7 +8,8 @@ that was cut short is done again from the same files, and what it had left count
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ledger.errors import ConfigurationError
 from pipeline.spark import apart
 from pipeline.stats import lines, output, windows
+from pipeline.stats.folder import listed
 from pipeline.stats.place import Place
+from pipeline.stats.source import Offset, passed_over
 
 FILES_A_BATCH_MAX: Final = 256
 """Files that one micro-batch reads at most; more wait for the next one."""
@@ -47,6 +50,8 @@ class Summary:
     bad: int = 0
     ahead: int = 0
     late: int = 0
+    gone: int = 0
+    """Files that were removed before they could be read."""
     late_groups: int = 0
     """Measures of a job that came to a window already closed, though their lines were in time: files out of order."""
     rows: int = 0
@@ -66,11 +71,17 @@ def run(
     window_s: int = 60,
     watermark_s: int = 600,
     once: bool = True,
+    close: bool = False,
     every_s: int = 30,
     files_a_batch_max: int = FILES_A_BATCH_MAX,
     on_batch: Callable[[Summary], None] = lambda _: None,
+    on_passed_over: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> Summary:
     """Stream ``source``, a folder, into ``dest``: what is there now and no more when ``once``, else for ever.
+
+    With ``close`` a window is closed too when twice the watermark has gone by on this machine's clock since its end and
+    there is no file that was not read. ``on_passed_over`` is told of files that are there and will never be read, with
+    the reason, whenever there are more of them.
 
     An exception raised while it runs, by ``on_batch`` or a signal's handler, stops the query first; the batch under way
     is then done by the next run.
@@ -86,7 +97,9 @@ def run(
     place = Place(session, dest)
     with place.held():
         place.describe({"source": folder, "window_s": window_s})
-        rows = _rows(session, folder, window_s, watermark_s, files_a_batch_max)
+        close_after_s = lines.AHEAD_MAX_S + window_s + 2 * watermark_s if close else 0
+        stream = lines.lines_of(session, folder, files_a_batch_max, close_after_s)
+        rows = _rows(stream, window_s, watermark_s)
         writer = (
             rows.writeStream.format("parquet")
             .outputMode("append")
@@ -96,36 +109,52 @@ def run(
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{every_s} seconds")
         query = writer.start(place.url)
         try:
-            return _follow(query, on_batch)
+            return _follow(query, on_batch, _Overseer(folder, on_passed_over))
         finally:
             apart(query.stop)
+
+
+class _Overseer:
+    """Tells of files that are there and will never be read."""
+
+    def __init__(self, folder: str, tell: Callable[[Mapping[str, str]], None]) -> None:
+        self._folder = folder
+        self._tell = tell
+        self._told: set[str] = set()
+
+    def look(self, offset: Offset) -> None:
+        """Look through the folder once, when the stream has come to ``offset``."""
+        found = passed_over(offset, listed(self._folder))
+        if new := {path: why for path, why in found.items() if path not in self._told}:
+            self._tell(new)
+        self._told = set(found)
 
 
 def _folder_of(source: str) -> str:
     """``source`` in the one spelling by which it is known again."""
     parts = urlsplit(source)
     if parts.scheme not in ("", "file"):
-        return source.rstrip("/")
+        raise ConfigurationError(f"{source} is no folder: bring the files to one, with the names that nodes gave them")
     folder = Path(parts.path if parts.scheme else source).resolve()
     if not folder.is_dir():
         raise ConfigurationError(f"{source} is no folder: name the one that stats.dir names")
     return str(folder)
 
 
-def _rows(session: SparkSession, folder: str, window_s: int, watermark_s: int, files_a_batch_max: int) -> DataFrame:
+def _rows(stream: DataFrame, window_s: int, watermark_s: int) -> DataFrame:
     """Everything that is written: closed windows and rejected lines."""
-    judged = lines.judged(lines.lines_of(session, folder, files_a_batch_max), watermark_s)
-    counts = [fn.count_if(fn.col("reason") == reason).alias(reason) for reason in ("bad", "ahead", "late")]
-    rejected = lines.rejected(judged.observe("read", fn.count(fn.lit(1)).alias("lines"), *counts))
+    judged = lines.judged(stream, watermark_s)
+    counts = [fn.count_if(fn.col("reason") == reason).alias(reason) for reason in ("bad", "ahead", "late", "gone")]
+    rejected = lines.rejected(judged.observe("read", fn.count_if(fn.col("what") == "line").alias("lines"), *counts))
     closed = windows.windows_of(lines.accepted(judged), window_s, watermark_s)
     closed = closed.observe("written", fn.count(fn.lit(1)).alias("rows"))
     # One file a partition and batch.
     return output.together(closed, rejected).repartition(*output.PARTITIONS)
 
 
-def _follow(query: StreamingQuery, on_batch: Callable[[Summary], None]) -> Summary:
+def _follow(query: StreamingQuery, on_batch: Callable[[Summary], None], overseer: _Overseer) -> Summary:
     """Wait for the end of ``query``, telling ``on_batch`` of each batch that did something."""
-    total, told = Summary(), -1
+    total, told, looked = Summary(), -1, -2
     ended = False
     while not ended:
         ended = bool(query.awaitTermination(LOOK_INTERVAL_S))
@@ -135,7 +164,17 @@ def _follow(query: StreamingQuery, on_batch: Callable[[Summary], None]) -> Summa
                 told = progress["batchId"]
                 total.add(batch)
                 on_batch(batch)
+        if (ended or told > looked) and (last := query.lastProgress) is not None:
+            looked = told
+            overseer.look(offset_of(last))
     return total
+
+
+def offset_of(progress: Any) -> Offset:
+    """Up to where the stream has come."""
+    (source,) = progress["sources"]
+    offset: Offset = json.loads(source["endOffset"])
+    return offset
 
 
 def summary_of(progress: Any) -> Summary:

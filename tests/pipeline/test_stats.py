@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
 from pipeline.cli.stats import duration_s, told
 from pipeline.stats import Summary, committed_files, read, rejected, run
+from pipeline.stats.folder import LINE_BYTES_MAX
 
 START = datetime(2024, 1, 15, 13, 0, tzinfo=UTC)
 WATERMARK_S = 600
@@ -44,18 +45,21 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path / "stats"
 
-    def put(self, name: str, closed_s: float, *lines: dict[str, Any] | str, node: str = "node-a") -> None:
-        """A closed file of ``lines``."""
-        file = self.path / node / f"{name}.ndjson"
-        file.parent.mkdir(parents=True, exist_ok=True)
+    def put(self, closed_s: float, *lines: dict[str, Any] | str, node: str = "node-a", hidden: str = "") -> Path:
+        """The next file of the node, closed then, of ``lines``."""
+        folder = self.path / node
+        folder.mkdir(parents=True, exist_ok=True)
+        number = 1 + sum(1 for _ in folder.iterdir())
+        file = folder / f"{hidden}20240115T130000Z-00000001-{number:06}.ndjson"
         texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", errors="surrogateescape")
         closed = (START + timedelta(seconds=closed_s)).timestamp()
         os.utime(file, (closed, closed))
+        return file
 
     def end(self, seconds: float = END_S) -> None:
         """A report so much later that all windows before it close."""
-        self.put(f"end-{seconds}", seconds, report(seconds, tenant_id="end"))
+        self.put(seconds, report(seconds, tenant_id="end"))
 
 
 class EnoughError(Exception):
@@ -90,6 +94,8 @@ BAD = [
     *(TORN, "[]", "\0\0\0", "\udcff\udcfe", "", "{}", SOUND * 2, f"{SOUND} trailing", f"\ufeff{SOUND}"),
     *(SOUND.replace("use1", "\udcff"), SOUND.replace("use1", r"\ud800")),
     *map(json.dumps, [*WRONG, *MALFORMED]),
+    *(SOUND[:-1] + f',"values":{{"v":{number}}}}}' for number in ("1e999", "-1e999", "NaN", "Infinity", "1" * 400)),
+    *("[" * 50_000, '{"a":' * 5000, SOUND.replace("acme", "ac\0me"), SOUND + " " * LINE_BYTES_MAX),
 ]
 AHEAD, LATE = report(3600 * 24 * 365 * 500), report(-0.001)
 ODD = [
@@ -107,6 +113,7 @@ class Written(NamedTuple):
     dest: str
     first: Summary
     second: Summary
+    odd: Path
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +121,15 @@ def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Wr
     folder = tmp_path_factory.mktemp("written")
     source, dest = Source(folder), str(folder / "windows")
     source.put(
-        "1",
         60,
         report(1, completed=10, failed=1, counts={"requests": 5}, values={"latency_ms": 40.0}),
         report(9, completed=14, failed=1, counts={"requests": 7}, values={"latency_ms": 80.04}, weight=3),
         report(5, completed=7, job_id="job-2", workflow_id="part", values={"latency_ms": 0.0}),
         report(59.999, completed=2, job_id="job-2"),
     )
-    source.put("2", 120, report(60, counts={"requests": 1}), report(61, dc_id="euw1"), node="node-b")
-    source.put(".3", 120, report(62), node="node-b")
-    source.put("4", WATERMARK_S, *BAD, *ODD, AHEAD, LATE)
+    source.put(120, report(60, counts={"requests": 1}), report(61, dc_id="euw1"), node="node-b")
+    source.put(120, report(62), node="node-b", hidden=".")
+    odd = source.put(WATERMARK_S, *BAD, *ODD, AHEAD, LATE)
     source.end()
     first = Summary()
 
@@ -137,11 +143,11 @@ def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Wr
     assert spark.streams.active == []
 
     # One file comes much later than it was closed, when its windows are written.
-    source.put("5", 60, report(2), report(3, job_id="job-2"))
-    source.put("6", END_S + 60, report(END_S + 1, tenant_id="end"), report(END_S + 2))
+    source.put(60, report(2), report(3, job_id="job-2"))
+    source.put(END_S + 60, report(END_S + 1, tenant_id="end"), report(END_S + 2))
     source.end(2 * END_S)
     second = run(spark, str(source.path), dest)
-    return Written(str(source.path), dest, first, second)
+    return Written(str(source.path), dest, first, second, odd)
 
 
 def test_a_stream_puts_reports_together_by_window_right_by_weight(spark: SparkSession, written: Written) -> None:
@@ -180,7 +186,7 @@ def test_what_counts_nowhere_is_counted_and_kept_apart_with_the_reason(spark: Sp
     assert (json.loads(kept["late"]), json.loads(kept["ahead"])) == (LATE, AHEAD)
     assert TORN in {row["line"] for row in found}
     assert {row["closed"] for row in found} == {datetime(2024, 1, 15, 13, 10)}
-    assert {Path(row["file"]).name for row in found} == {"4.ndjson"}
+    assert {row["file"] for row in found} == {str(written.odd)}
 
 
 def test_lines_that_are_no_text_are_kept_so_that_any_reader_can_have_them(written: Written) -> None:
@@ -193,11 +199,27 @@ def test_lines_that_are_no_text_are_kept_so_that_any_reader_can_have_them(writte
 def test_a_file_from_a_clock_far_ahead_is_told_and_no_other_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
     source, dest = Source(tmp_path), str(tmp_path / "windows")
     far_s = (datetime.now(UTC) + timedelta(days=1000) - START).total_seconds()
-    source.put("far", far_s, report(far_s), report(1))
+    far = source.put(far_s, report(far_s), report(1))
     assert run(spark, str(source.path), dest) == Summary(batches=1, lines=2, ahead=2)
-    source.put("1", 60, report(1), report(2))
+    source.put(60, report(1), report(2))
     assert run(spark, str(source.path), dest).lines == 2
-    assert {Path(row["file"]).name for row in rejected(spark, dest).collect()} == {"far.ndjson"}
+    assert {row["file"] for row in rejected(spark, dest).collect()} == {str(far)}
+
+
+def test_the_clock_closes_the_last_windows_where_it_is_asked_to_and_each_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, dest = Source(tmp_path), str(tmp_path / "windows")
+    source.put(60, report(1), report(2))
+    told: dict[str, str] = {}
+    (source.path / "node-a" / "by-hand.ndjson").write_text(SOUND)
+    assert run(spark, str(source.path), dest, on_passed_over=told.update) == Summary(batches=1, lines=2)
+    assert list(told) == ["node-a/by-hand.ndjson"]
+    source.put(61, report(3))
+    assert run(spark, str(source.path), dest, close=True) == Summary(batches=2, lines=1, rows=1)
+    assert [row["lines"] for row in read(spark, dest).collect()] == [3]
+    source.put(62, report(4))
+    assert run(spark, str(source.path), dest, close=True) == Summary(batches=1, lines=1, late_groups=1)
 
 
 def test_numbers_at_the_end_of_what_they_may_be_do_not_stop_the_stream(spark: SparkSession, written: Written) -> None:
@@ -273,8 +295,8 @@ def test_a_run_that_is_killed_is_gone_on_with_and_each_report_counts_once(spark:
     source, dest = Source(tmp_path), tmp_path / "windows"
     for number in range(FILES):
         job = [report(60 * number + n, job_id=f"job-{n % 7}", counts={"n": 1}, completed=n) for n in range(LINES)]
-        source.put(f"{number:02}", 60 * number + 60, *job, "torn")
-    source.put("far", END_S, report(END_S))
+        source.put(60 * number + 60, *job, "torn")
+    source.put(END_S, report(END_S))
     program = "import sys; from tests.pipeline.stats_process import main; main(*sys.argv[1:])"
     command = [sys.executable, "-c", program, str(source.path), str(dest)]
     with (tmp_path / "said.txt").open("wb") as said:
