@@ -47,9 +47,11 @@ class Place:
         try:
             self._files = path.getFileSystem(spark._jsc.hadoopConfiguration())
         except Py4JJavaError:
+            version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
             raise ConfigurationError(
-                f"this Spark cannot write to {parts.scheme}: write to a folder, or run under a spark-submit whose "
-                "--packages bring that file system (for s3: org.apache.hadoop:hadoop-aws)"
+                f"this Spark cannot write to {parts.scheme}: write to a folder and copy its committed files, "
+                "or run under a spark-submit whose --packages bring that file system (for s3: "
+                f"org.apache.hadoop:hadoop-aws:{version})"
             ) from None
 
     @contextmanager
