@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,13 +88,15 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 @pytest.fixture
 def empty_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     """A fresh database with nothing in it, owned by the owner; dropped afterwards."""
-    yield from fresh_database(postgres, "template0")
+    with fresh_database(postgres, "template0") as database:
+        yield database
 
 
 @pytest.fixture
 def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     """A fresh migrated database; dropped afterwards."""
-    yield from fresh_database(postgres, DATABASE)
+    with fresh_database(postgres) as database:
+        yield database
 
 
 @pytest.fixture
@@ -128,7 +131,9 @@ def _memory() -> Path | None:
     return MEMORY
 
 
-def fresh_database(postgres: EmbeddedPostgres, template: str) -> Iterator[Database]:
+@contextmanager
+def fresh_database(postgres: EmbeddedPostgres, template: str = DATABASE) -> Iterator[Database]:
+    """A copy of ``template``, by default migrated; dropped afterwards."""
     name = f"test_{next(_numbers)}"
     maintenance_url = postgres.superuser_url("postgres")
     asyncio.run(execute(maintenance_url, copy_of(template, name)))

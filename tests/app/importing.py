@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import asyncpg
 from app.bundle.importer import BundleImporter, Imported
 from app.bundle.staging import StagedFile
 from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import DATABASE
 from app.metrics import Metrics
 from app.node import Node
 from app.store import chaining
@@ -24,11 +22,10 @@ from ledger import jobs
 from ledger.hlc import Clock
 from ledger.verification import ENTRY_COLUMNS
 from tests.app.chains import Chains
-from tests.conftest import copy_of
+from tests.conftest import fresh_database
 from tests.ledger.ledger_in_memory import Ledger
 
 NODE = "node-m"
-_numbers = itertools.count(1)
 
 
 def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 5000) -> BundleImporter:
@@ -71,26 +68,16 @@ def import_all(url: str, trusted_keys: Path, *calls: Sequence[Path], dry_run: bo
 @contextmanager
 def fresh(postgres: EmbeddedPostgres) -> Iterator[tuple[str, Callable[[str], list[Any]]]]:
     """URL of a fresh ledger, and how to read its chains, each row checked."""
-    name = f"merge_{next(_numbers)}"
-    maintenance_url = postgres.superuser_url("postgres")
+    with fresh_database(postgres) as database:
 
-    async def run(url: str, statement: str) -> None:
-        connection = await asyncpg.connect(url)
-        await connection.execute(statement)
-        await connection.close()
+        async def sound(tenant: str) -> list[Any]:
+            connection = await asyncpg.connect(database.superuser_url)
+            try:
+                return await Chains(connection).sound(tenant)
+            finally:
+                await connection.close()
 
-    async def sound(tenant: str) -> list[Any]:
-        connection = await asyncpg.connect(postgres.superuser_url(name))
-        try:
-            return await Chains(connection).sound(tenant)
-        finally:
-            await connection.close()
-
-    asyncio.run(run(maintenance_url, copy_of(DATABASE, name)))
-    try:
-        yield postgres.service_url(name), lambda tenant: asyncio.run(sound(tenant))
-    finally:
-        asyncio.run(run(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
+        yield database.service_url, lambda tenant: asyncio.run(sound(tenant))
 
 
 def links(entries: list[Any]) -> list[str]:

@@ -15,7 +15,6 @@ import pytest
 
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import DATABASE
 from app.restore import restore_from_wal
 from ledger.exit_code import ExitCode
 from pipeline.archive.store import ArchiveStore
@@ -42,7 +41,8 @@ UNSIGNED = (
 @pytest.fixture
 def new_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     """Another migrated database, on which no node ever started."""
-    yield from fresh_database(postgres, DATABASE)
+    with fresh_database(postgres) as database:
+        yield database
 
 
 @pytest.fixture
