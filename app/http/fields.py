@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from ledger import hlc, names
+from ledger.canonical import INTEGER_MAX
 from ledger.private_fields import PATH_CHARACTERS_MAX
 
-INTEGER_MAX = 2**53 - 1
-"""Largest integer that every JSON reader holds exactly."""
 NAME_CHARACTERS_MAX = 256
 TEXT_CHARACTERS_MAX = 65_536
 ASSIGNED_DCS_MAX = 1024

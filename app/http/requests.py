@@ -17,7 +17,6 @@ from typing_extensions import TypedDict, get_type_hints
 
 from app.http.fields import (
     ASSIGNED_DCS_MAX,
-    INTEGER_MAX,
     STATS_NAMES_MAX,
     Count,
     FieldName,
@@ -34,6 +33,7 @@ from app.http.fields import (
     Text,
     TimeText,
 )
+from ledger.canonical import INTEGER_MAX
 from ledger.events import JOB_EVENTS
 from ledger.private_fields import FIELDS_MAX
 

@@ -12,12 +12,12 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ledger.canonical import INTEGER_MAX
 from ledger.names import JOB_ID, TENANT_ID
 
 NAME_CHARACTERS_MAX: Final = 256
 NAMES_MAX: Final = 32
 """Names in ``counts``, and in ``values``."""
-INTEGER_MAX: Final = 2**53 - 1
 WEIGHT_MAX: Final = 1_000_000
 _TIME: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z"
 

@@ -22,8 +22,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ledger.errors import ConfigurationError
 from pipeline.spark import apart
 from pipeline.stats import lines, output, windows
+from pipeline.stats.destination import Destination
 from pipeline.stats.folder import listed
-from pipeline.stats.place import Place
 from pipeline.stats.source import Offset, passed_over
 
 FILES_A_BATCH_MAX: Final = 256
@@ -94,9 +94,9 @@ def run(
     session = spark.newSession()
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)
-    place = Place(session, dest)
-    with place.held():
-        place.describe({"source": folder, "window_s": window_s})
+    destination = Destination(session, dest)
+    with destination.held():
+        destination.describe({"source": folder, "window_s": window_s})
         close_after_s = lines.AHEAD_MAX_S + window_s + 2 * watermark_s if close else 0
         stream = lines.lines_of(session, folder, files_a_batch_max, close_after_s)
         rows = _rows(stream, window_s, watermark_s)
@@ -104,10 +104,10 @@ def run(
             rows.writeStream.format("parquet")
             .outputMode("append")
             .partitionBy(*output.PARTITIONS)
-            .option("checkpointLocation", place.checkpoint)
+            .option("checkpointLocation", destination.checkpoint)
         )
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{every_s} seconds")
-        query = writer.start(place.url)
+        query = writer.start(destination.url)
         try:
             return _follow(query, on_batch, _Overseer(folder, on_passed_over))
         finally:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _DESCRIPTION: Final = "stream.json"
 
 
-class Place:
+class Destination:
     """A folder, or a URL that Spark can write to."""
 
     def __init__(self, spark: SparkSession, url: str) -> None:
