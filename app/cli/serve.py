@@ -52,15 +52,15 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
     """
     from app.store.schema_version import is_newest
 
-    stop = _StopWhileStarting()
+    stop = StopWhileStarting()
     settings = load_settings()
     configure_logs()
     with running_postgres(settings.data_dir) as postgres:
-        if not asyncio.run(is_newest(postgres.owner_url())):
-            from app.store.migrate import migrate
+        with stop.unwinding():
+            if not asyncio.run(is_newest(postgres.owner_url())):
+                from app.store.migrate import migrate
 
-            migrate(postgres.owner_url())
-        stop.unwind_if_asked()
+                migrate(postgres.owner_url())
         code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal))
     raise CommandExit(code)
 
@@ -73,14 +73,13 @@ def serve(accept_lost_wal: AcceptLostWal = False) -> None:
       TALLY_DATABASE_URL=postgresql://tallystick@db/tallystick tally serve
       TALLY_CONFIG=/etc/tallystick/tally.toml tally serve
     """
-    stop = _StopWhileStarting()
+    stop = StopWhileStarting()
     settings = load_settings()
     configure_logs()
     if settings.database_url is None:
         raise ConfigurationError("database_url is not set: name one in TALLY_DATABASE_URL, or use tally dev")
-    from app import main
-
-    stop.unwind_if_asked()
+    with stop.unwinding():
+        from app import main
     url = settings.database_url
     raise CommandExit(uvloop.run(main.serve(settings, url, accept_lost_wal=accept_lost_wal, on_ready=_say_ready)))
 
@@ -167,7 +166,7 @@ def _say_ready(url: str) -> None:
     err.print(f"Tallystick answers at {url}, its API is described at {url}/docs", markup=False)
 
 
-class _StopWhileStarting:
+class StopWhileStarting:
     """SIGINT and SIGTERM before the service has its own handlers: unwind, so that PostgreSQL is stopped too.
 
     A signal is remembered as well: what it raises may land in a destructor or a callback, which drops it.
@@ -182,7 +181,19 @@ class _StopWhileStarting:
         self._asked = True
         raise CommandExit(ExitCode.FINE)
 
-    def unwind_if_asked(self) -> None:
-        """Unwind now if a signal came earlier."""
+    @contextmanager
+    def unwinding(self) -> Iterator[None]:
+        """Unwind at the end if a signal came meanwhile, whatever became of what it raised.
+
+        What it raises in the middle of asyncio's or a driver's code may come out as another error.
+        """
+        try:
+            yield
+        except Exception:
+            self._unwind_if_asked()
+            raise
+        self._unwind_if_asked()
+
+    def _unwind_if_asked(self) -> None:
         if self._asked:
-            raise CommandExit(ExitCode.FINE)
+            raise CommandExit(ExitCode.FINE) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 import socket
@@ -16,8 +17,10 @@ import asyncpg
 import psutil
 import pytest
 
+from app.cli.serve import StopWhileStarting
 from app.embedded import EmbeddedPostgres
 from app.embedded_cluster import free_port
+from console.outcome import CommandExit
 from tests.app.chains import until
 from tests.conftest import Database
 from tests.crash.conftest import Launch
@@ -294,3 +297,25 @@ async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_
     child = await launch(open_folder, None, **SETTINGS)
     await child.ready()
     assert await child.terminate(GRACE_S + AT_ONCE_S) == 0
+
+
+def be_told_to_end(mangled: bool) -> None:
+    """A signal whose exception is lost in what it interrupts, or comes out of it as another."""
+    with contextlib.suppress(CommandExit):
+        signal.raise_signal(signal.SIGTERM)
+    if mangled:
+        raise ValueError("what a driver makes of it")
+
+
+@pytest.mark.parametrize("mangled", [True, False])
+def test_a_signal_while_it_starts_ends_it_whatever_became_of_what_the_signal_raised(mangled: bool) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(CommandExit) as ended, StopWhileStarting().unwinding():
+            be_told_to_end(mangled)
+        assert ended.value.code == 0
+        with pytest.raises(ValueError, match="its own"), StopWhileStarting().unwinding():
+            raise ValueError("its own")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
