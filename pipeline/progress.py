@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -31,13 +32,14 @@ def shown(spark: SparkSession, what: str, console: Console, rows: Accumulator[in
         task, ended = progress.add_task(what, total=None, told=""), threading.Event()
 
         def follow() -> None:
-            while not ended.wait(LOOK_INTERVAL_S):
-                done, total, stages = _tasks(spark.sparkContext)
-                told = f"stage {stages}, {done}/{total} tasks" if total else "planning"
-                if rows is not None and rows.value:
-                    elapsed_s = progress.tasks[task].elapsed or 1
-                    told += f", {rows.value:,} rows, {rows.value / elapsed_s:,.0f} rows/s"
-                progress.update(task, total=total or None, completed=done, told=told)
+            with suppress(Py4JError, OSError):  # Java is gone; the work itself will say so.
+                while not ended.wait(LOOK_INTERVAL_S):
+                    done, total, stages = _tasks(spark.sparkContext)
+                    told = f"stage {stages}, {done}/{total} tasks" if total else "planning"
+                    if rows is not None and rows.value:
+                        elapsed_s = progress.tasks[task].elapsed or 1
+                        told += f", {rows.value:,} rows, {rows.value / elapsed_s:,.0f} rows/s"
+                    progress.update(task, total=total or None, completed=done, told=told)
 
         follower = threading.Thread(target=follow, name="pipeline-progress", daemon=True)
         follower.start()

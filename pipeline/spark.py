@@ -1,45 +1,45 @@
 """The Spark session of a pipeline command: quiet on the terminal, its log in a file, stopped however the command ends.
 
 By default Spark runs in this process tree, ``local[*]``; ``--master`` names any cluster, to which the project's own
-packages are sent, and under ``spark-submit`` its settings hold. What Spark and its Java print goes to the log file.
+packages are sent, and under ``spark-submit`` its settings hold. What Spark and its Java print goes to the log file, and
+what they keep on the driver's disk to a folder of the command.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from concurrent.futures import TimeoutError as NotInTimeError
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from ledger.errors import ConfigurationError
+from pipeline.gateway import begun, is_submitted, java
 from pipeline.java import class_archive_options, find_java_home
+from pipeline.masters import LOCAL_MASTER, is_local, local_cores, refuse_unless_master, refuse_unless_there
+from pipeline.own_folder import own_folder
 from pipeline.shipping import pack
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-Value = TypeVar("Value")
-
-LOCAL_MASTER: Final = "local[*]"
+FOLDER_PREFIX: Final = "tally-run-"
 SHUFFLE_PARTITIONS_A_CORE: Final = 2
 SHUFFLE_PARTITIONS_MIN: Final = 16
 """On a cluster, whose workers may still be joining; adaptive execution puts small ones together."""
 ARROW_BATCH_ROWS: Final = 10_000
+STOP_TIMEOUT_S: Final = 20.0
+"""How long Spark may take to stop before its Java is ended."""
 
-_LOCAL: Final = re.compile(r"local(?:\[(\*|[1-9]\d{0,3})(?:,\d{1,3})?\])?")
-_CLUSTER: Final = re.compile(r"spark://\S+|k8s://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")
 _DRIVER_JAVA: Final = "spark.driver.extraJavaOptions"
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
-_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Rows are read and checked in Python, so Java should start fast and leave the cores alone."""
+_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""Rows are read and checked in Python, so Java should start fast and leave the cores alone; and leave no file for tools
+that watch it."""
 
 _LOG4J: Final = """\
 rootLogger.level = warn
@@ -69,25 +69,33 @@ def spark_session(
     which Java starts from its archive of classes.
 
     Raises:
-        ConfigurationError: ``master`` is none, or there is no Java for it.
+        ConfigurationError: ``master`` is none or not there, or there is no Java.
     """
-    _check_master(master)
+    if master is not None:
+        refuse_unless_master(master)
     active = _active()
     if active is not None:
         yield active
         return
-    folder = Path(tempfile.mkdtemp(prefix="tally-pipeline-"))
-    try:
-        with _errors_to(log_file):
-            ours = _java_options(log_file, folder, java_options)
-            spark = _whole(lambda: _start(name, master, folder, {_DRIVER_JAVA: ours, **(settings or {})}))
-        try:
-            yield spark
-        finally:
-            with _errors_to(log_file):
-                apart(spark.stop)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    if master is not None:
+        refuse_unless_there(master)
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with own_folder(Path(tempfile.gettempdir()), FOLDER_PREFIX) as folder:
+        log4j = folder / "log4j2.properties"
+        log4j.write_text(_LOG4J.format(log_file=log_file))
+        given = settings or {}
+        if not is_submitted():
+            master = master or LOCAL_MASTER
+            os.environ["JAVA_HOME"] = str(find_java_home(folder))
+            given = {_DRIVER_JAVA: _java_options(log4j, folder, java_options), **given}
+        _name_pythons(master)
+        with java({} if master is None else {**_settings(name, master, folder), **given}, log_file):
+            # Whatever a signal's handler raises here: the start comes to its own end, or ends with its Java.
+            spark = begun(lambda: _start(name, master, log4j, folder, given)).result()
+            try:
+                yield spark
+            finally:
+                _stop(spark, log_file)
 
 
 def _active() -> SparkSession | None:
@@ -101,14 +109,6 @@ def _active() -> SparkSession | None:
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
-def _check_master(master: str | None) -> None:
-    if master is not None and not _LOCAL.fullmatch(master) and not _CLUSTER.fullmatch(master):
-        raise ConfigurationError(
-            f"--master {master}: must be local[*], local[N] for N cores of this machine, spark://HOST:PORT, yarn or "
-            "k8s://HOST:PORT"
-        )
-
-
 def shuffle_partitions(configured: SparkConf, cores: int) -> int | None:
     """Partitions of a shuffle on a cluster of so many cores; None where the settings of Spark say how many."""
     if configured.contains(_SHUFFLE_PARTITIONS):
@@ -116,57 +116,29 @@ def shuffle_partitions(configured: SparkConf, cores: int) -> int | None:
     return max(SHUFFLE_PARTITIONS_MIN, SHUFFLE_PARTITIONS_A_CORE * cores)
 
 
-def apart(work: Callable[[], Value]) -> Value:
-    """Call Java from a thread, and so over a connection, of its own.
-
-    What a signal's handler raises may cut a call short whose answer is still to come: while that is being handled, the
-    next call on the same thread would be given that answer for its own.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(work).result()
-
-
-def _whole(start: Callable[[], SparkSession]) -> SparkSession:
-    """What ``start`` gives, which comes to its end in a thread of its own, whatever a signal's handler raises here.
-
-    A Java that is left in the middle of its start waits for ever for somebody who asks it something.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        starting = thread.submit(start)
-        try:
-            return starting.result()
-        except BaseException:
-            if starting.exception() is None:
-                thread.submit(starting.result().stop).result()
-            raise
-
-
-def _java_options(log_file: Path, folder: Path, more: str | None) -> str:
-    log4j = folder / "log4j2.properties"
-    log4j.write_text(_LOG4J.format(log_file=log_file))
-    more = class_archive_options() if more is None else more
-    return f"-Dlog4j2.configurationFile={log4j.as_uri()} {_JAVA_OPTIONS} {more}"
-
-
-def _start(name: str, master: str | None, folder: Path, settings: Mapping[str, str]) -> SparkSession:
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not is_submitted:
-        os.environ["JAVA_HOME"] = str(find_java_home(folder))
-    master = master or (None if is_submitted else LOCAL_MASTER)
-    is_local = master is not None and _LOCAL.fullmatch(master) is not None
+def _name_pythons(master: str | None) -> None:
+    """Say which Python tasks run in: this one, unless a cluster has another."""
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if is_local or not os.environ.get("PYSPARK_PYTHON"):
+    if (master is not None and is_local(master)) or not os.environ.get("PYSPARK_PYTHON"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapping[str, str]) -> SparkSession:
     # Imported here: it takes a while, and what only reads options should not wait for it.
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(name)
-    if master is not None:
-        builder = builder.master(master)
-    for key, value in {**_settings(master, folder), **settings}.items():
+    if is_submitted():
+        _take_over(log4j, folder)
+        master = master or SparkConf().get("spark.master")
+        assert master is not None, "spark-submit always has one"
+        refuse_unless_there(master)
+    assert master is not None, "where there is no spark-submit it is ours to say"
+    builder = SparkSession.builder
+    for key, value in {**_settings(name, master, folder), **given}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    if not is_local:
+    if not is_local(master):
         context = spark.sparkContext
         context.addPyFile(str(pack(folder)))
         partitions = shuffle_partitions(context.getConf(), context.defaultParallelism)
@@ -175,8 +147,36 @@ def _start(name: str, master: str | None, folder: Path, settings: Mapping[str, s
     return spark
 
 
-def _settings(master: str | None, folder: Path) -> dict[str, str]:
+def _stop(spark: SparkSession, log_file: Path) -> None:
+    """Stop Spark; one that does not, or has ended, is left to the end of its Java."""
+    from py4j.protocol import Py4JError
+
+    with _errors_to(log_file), suppress(NotInTimeError, Py4JError, ConnectionError):
+        begun(spark.stop).result(STOP_TIMEOUT_S)
+
+
+def _take_over(log4j: Path, folder: Path) -> None:
+    """Let a Java that others launched log to our file from now on, and keep its files in our folder."""
+    from pyspark import SparkContext
+
+    jvm = SparkContext._jvm
+    assert jvm is not None, "Java is there before Spark starts"
+    # Where nobody configured a log, Spark takes a profile of its own when it first logs; so let it do that before.
+    getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").initializeLogIfNecessary(False, True)
+    jvm.org.apache.logging.log4j.core.config.Configurator.reconfigure(jvm.java.net.URI.create(log4j.as_uri()))
+    jvm.java.lang.System.setProperty("java.io.tmpdir", str(folder))
+
+
+def _java_options(log4j: Path, folder: Path, more: str | None) -> str:
+    """What a Java that we launch is told at its start."""
+    more = class_archive_options() if more is None else more
+    return f"-Dlog4j2.configurationFile={log4j.as_uri()} -Djava.io.tmpdir={folder} {_JAVA_OPTIONS} {more}"
+
+
+def _settings(name: str, master: str, folder: Path) -> dict[str, str]:
     settings = {
+        "spark.master": master,
+        "spark.app.name": name,
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
@@ -184,26 +184,24 @@ def _settings(master: str | None, folder: Path) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder),
     }
-    local = None if master is None else _LOCAL.fullmatch(master)
-    if local is None:
+    if not is_local(master):
         return settings
-    cores = local[1] or "1"
-    count = len(os.sched_getaffinity(0)) if cores == "*" else int(cores)
     return settings | {
         "spark.pyspark.python": sys.executable,
-        _SHUFFLE_PARTITIONS: str(SHUFFLE_PARTITIONS_A_CORE * count),
+        _SHUFFLE_PARTITIONS: str(SHUFFLE_PARTITIONS_A_CORE * local_cores(master)),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.local.dir": str(folder),
+        # Tasks keep their files there too.
+        "spark.executorEnv.TMPDIR": str(folder),
     }
 
 
 @contextmanager
 def _errors_to(log_file: Path) -> Iterator[None]:
-    """What this process and those it starts write to standard error goes to the log file meanwhile."""
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    """What this process writes to standard error goes to the log file meanwhile."""
     sys.stderr.flush()
     kept = os.dup(2)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

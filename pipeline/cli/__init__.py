@@ -17,6 +17,7 @@ from pipeline.cli.merge import merge
 from pipeline.cli.report import report
 from pipeline.cli.running import unwind_on_signals
 from pipeline.cli.stats import stats
+from pipeline.cli.submitted import wait_until_printed, write_past_java
 from pipeline.cli.unpack import unpack
 from pipeline.cli.verify import verify
 
@@ -47,5 +48,9 @@ commands.command("verify")(verify)
 
 def main() -> NoReturn:
     """Run a command with the arguments of this process."""
+    write_past_java()
     unwind_on_signals()
-    run(partial(commands, prog_name="tally pipeline"))
+    try:
+        run(partial(commands, prog_name="tally pipeline"))
+    finally:
+        wait_until_printed()

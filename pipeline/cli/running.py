@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from console.outcome import CommandExit, err, fail
 from ledger.errors import LedgerError
 from pipeline.cli.logs import log_file
+from pipeline.cli.waiting import Waiting
 from pipeline.failures import told
 from pipeline.spark import spark_session
 
@@ -26,6 +29,8 @@ ASK_AGAIN_S: Final = 0.2
 """How soon a command is interrupted again that was waiting for a job of Spark."""
 ASKED_MAX: Final = 50
 """After so many times it is torn away from a job that does not end."""
+ENDING_S: Final = 10.0
+"""For so long a command that is ending is let end: somebody who asks again gets what was asked for already."""
 
 
 class InterruptedBySignalError(CommandExit):
@@ -43,6 +48,7 @@ class _Interruption:
     def __init__(self) -> None:
         self.spark: SparkSession | None = None
         self._asked = 0
+        self._ending_since_s: float | None = None
         self.exit_code = 0
         """Other than 0 once a signal came."""
 
@@ -65,6 +71,10 @@ class _Interruption:
             threading.Thread(target=_cancel_jobs, args=(self.spark,), daemon=True).start()
             signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
             return
+        now_s = time.monotonic()
+        if self._ending_since_s is not None and now_s - self._ending_since_s < ENDING_S:
+            return
+        self._ending_since_s = now_s
         raise InterruptedBySignalError(self.exit_code)
 
 
@@ -81,8 +91,11 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
     """A Spark session for ``command``; an error of Spark becomes one line that names its log file, and an exit."""
     log = log_file(command)
     try:
-        with spark_session(f"tally pipeline {command}", master=master, log_file=log, settings=settings) as spark:
-            _interruption.spark = spark
+        with (
+            Waiting.told(master, err) as waiting,
+            spark_session(f"tally pipeline {command}", master=master, log_file=log, settings=settings) as spark,
+        ):
+            waiting.spark = _interruption.spark = spark
             try:
                 yield spark
             except InterruptedBySignalError:
@@ -90,6 +103,7 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
                 raise
             finally:
                 _interruption.end()
+                waiting.end()
     except Exception as error:
         if (
             _interruption.exit_code
@@ -98,6 +112,8 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
             raise InterruptedBySignalError(_interruption.exit_code) from None
         if isinstance(error, (LedgerError, OSError)):
             raise
+        with log.open("a") as file:
+            traceback.print_exception(error, file=file)
         message, code = told(error)
         raise fail(f"{message} (Spark's log: {log})", code) from None
 

@@ -1,22 +1,16 @@
-"""The folder beside what comes out, in which bundles are made until all are whole, and what dead runs left of theirs.
-
-A run holds a lock (flock) on its folder for as long as it lives. So a folder whose lock is free is one of a run that
-was killed, and goes. Folders are made, locked and swept under a lock on the folder they are in.
-"""
+"""The folder beside what comes out, in which bundles are made until all are whole; dead runs leave none."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from ledger.errors import InvalidInputError
+from pipeline.own_folder import own_folder
 
 PREFIX: Final = ".merge-"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -53,42 +47,8 @@ def workplace(folder: Path) -> Iterator[Path]:
         OSError: nothing can be written there; it names ``folder``, whatever file it was.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _named(folder):
-        with _locked(folder, fcntl.LOCK_EX):
-            for left in folder.glob(f"{PREFIX}*"):
-                _remove_if_dead(left)
-            work = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
-            lock = _open(work)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-            os.close(lock)
-
-
-def _remove_if_dead(work: Path) -> None:
-    if work.is_symlink() or not work.is_dir():
-        return
-    try:
-        with _locked(work, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            shutil.rmtree(work, ignore_errors=True)
-    except (BlockingIOError, FileNotFoundError, PermissionError):
-        return  # It lives, is gone by itself, or is somebody else's.
-
-
-@contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
-    descriptor = _open(folder)
-    try:
-        fcntl.flock(descriptor, how)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _open(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _named(folder), own_folder(folder, PREFIX) as work:
+        yield work
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ledger.errors import ConfigurationError
-from pipeline.spark import apart
+from pipeline.gateway import apart
 from pipeline.stats import lines, output, windows
 from pipeline.stats.destination import Destination
 from pipeline.stats.folder import listed

@@ -39,14 +39,14 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
     here = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
         log = stack.enter_context(_daemon("master.Master", here, folder / "master", environment))
-        url = _said(log, _MASTER)[1]
+        url = said(log, _MASTER)[1]
         logs = []
         for number in range(workers):
             name = folder / f"worker-{number}"
             options = [*here, "--cores", "1", "--memory", "1200m", "--work-dir", str(name / "work"), url]
             logs.append(stack.enter_context(_daemon("worker.Worker", options, name, environment)))
         for log in logs:
-            _said(log, _REGISTERED)
+            said(log, _REGISTERED)
         yield url
 
 
@@ -69,7 +69,8 @@ def _daemon(name: str, options: list[str], folder: Path, environment: dict[str, 
             daemon.wait()
 
 
-def _said(log: Path, what: re.Pattern[str]) -> re.Match[str]:
+def said(log: Path, what: re.Pattern[str]) -> re.Match[str]:
+    """Where ``log`` says ``what``, once it does."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while (found := what.search(log.read_text())) is None:
         assert time.monotonic() < deadline_s, f"no {what.pattern!r} in:\n{log.read_text()}"

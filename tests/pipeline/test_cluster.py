@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+import pipeline
 from ledger.exit_code import ExitCode
+from pipeline.java import find_java_home
 from pipeline.shipping import pack
 from tests.app.chain_builder import insert
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, build
-from tests.pipeline.standalone import cluster
+from tests.pipeline.standalone import SPARK_HOME, cluster, said
 
 DEFAULTS = """
 spark.cores.max 2
@@ -55,8 +60,14 @@ with spark_session("cluster", master=master, log_file=Path(log), settings=settin
     with parse_place(dsn).open() as opened:
         read = over_pieces(spark, opened.pieces(), where, "seqs bigint, of string, in string", rows_a_task=1)
         tasks = [row.asDict() for row in read.collect()]
-    print(json.dumps(tasks))
+    print(json.dumps(tasks), flush=True)
+    sys.stdin.readline()
 """
+"""Reads a ledger, says who read what and where, and keeps the cluster's cores until it is told to end."""
+
+MAIN = Path(pipeline.__file__).with_name("__main__.py")
+WAITING = re.compile(r"^waiting for (\S+) to give the application an executor \.\.\.$", re.MULTILINE)
+TIMEOUT_S = 240
 
 
 def test_what_is_sent_is_all_that_tasks_import_of_the_project(tmp_path: Path) -> None:
@@ -87,36 +98,52 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
         [bare_python, "-c", "import ledger"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert "No module named 'ledger'" in found.stderr
+    temporary, conf = tmp_path / "temporary", tmp_path / "conf"
+    temporary.mkdir()
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text(DEFAULTS)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK", "PYSPARK", "PYTHON"))},
+        "JAVA_HOME": str(find_java_home(tmp_path / "submitting")),
         "PYSPARK_PYTHON": str(bare_python),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_CONF_DIR": str(tmp_path / "conf"),
+        "SPARK_CONF_DIR": str(conf),
+        "TMPDIR": str(temporary),
     }
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
-    with cluster(tmp_path, workers=2) as master:
+    pipe = subprocess.PIPE
+    with cluster(tmp_path, workers=2) as master, (tmp_path / "told").open("wb") as told:
 
-        def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, *arguments]
-            return subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+        @contextmanager
+        def begin(*command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=told)
+            with process:
+                try:
+                    yield process
+                finally:
+                    process.kill()
+
+        # 1. A driver that sends what tasks import.
+        with begin(sys.executable, "-c", READ, master, database.service_url, tmp_path / "spark.log") as reading:
+            assert reading.stdout is not None
+            tasks = json.loads(reading.stdout.readline() or "[]")
+            assert [task["seqs"] for task in tasks] == [200, 200], (tmp_path / "told").read_text()
+            assert all("tallystick.zip" in task["of"] for task in tasks)
+            worked = {Path(task["in"]).relative_to(tmp_path).parts[0] for task in tasks}
+            assert worked == {"worker-0", "worker-1"}
+
+            # 2. A command under spark-submit, while all cores are still taken.
+            await superuser.execute(
+                "UPDATE scheduler.scheduler_log SET action = 'FAIL' WHERE tenant_id = 'beta' AND seq = 9"
             )
-
-        read = run("-c", READ, master, database.service_url, tmp_path / "spark.log")
-        assert read.returncode == 0, read.stderr + (tmp_path / "spark.log").read_text()[-4000:]
-        tasks = json.loads(read.stdout)
-        assert [task["seqs"] for task in tasks] == [200, 200]
-        assert all("tallystick.zip" in task["of"] for task in tasks)
-        worked = {Path(task["in"]).relative_to(tmp_path).parts[0] for task in tasks}
-        assert worked == {"worker-0", "worker-1"}
-
-        await superuser.execute(
-            "UPDATE scheduler.scheduler_log SET action = 'FAIL' WHERE tenant_id = 'beta' AND seq = 9"
-        )
-        options = ("--dsn", database.service_url, "--keys", "keys.pem", "--master", master, "--json")
-        verified = run("-m", "app.cli", "pipeline", "verify", *options)
-        assert verified.returncode == ExitCode.TAMPERED, verified.stderr
-        acme, beta = json.loads(verified.stdout)["tenants"]
-        assert (acme["valid"], acme["entries_checked"], acme["first_break"]) == (True, 200, None)
-        assert (beta["first_break"]["kind"], beta["first_break"]["seq"]) == ("link", 9)
+            options = ("--dsn", database.service_url, "--keys", "keys.pem", "--json")
+            with begin(SPARK_HOME / "bin" / "spark-submit", "--master", master, MAIN, "verify", *options) as verifying:
+                assert said(tmp_path / "told", WAITING)[1] == master
+                reading.communicate(b"\n", TIMEOUT_S)
+                printed, _ = verifying.communicate(timeout=TIMEOUT_S)
+        assert (reading.returncode, verifying.returncode) == (ExitCode.FINE, ExitCode.TAMPERED)
+    acme, beta = json.loads(printed)["tenants"]
+    assert (acme["valid"], acme["entries_checked"], acme["first_break"]) == (True, 200, None)
+    assert (beta["first_break"]["kind"], beta["first_break"]["seq"]) == ("link", 9)
+    assert " INFO " not in (tmp_path / "told").read_text()
+    assert list(temporary.iterdir()) == []

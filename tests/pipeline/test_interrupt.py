@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -40,23 +42,17 @@ def test_a_signal_in_the_middle_of_a_job_ends_it_with_the_exit_code_of_shells(tm
         command.send_signal(signal.SIGINT)
         _, told = command.communicate(timeout=150)
     assert (command.returncode, told) == (128 + signal.SIGINT, "stopping ...\n")
-    assert list(tmp_path.glob("tally-pipeline-*")) == []
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["at-work", "logs"]
 
 
 START = """
+import sys
 from pipeline.cli.running import running, unwind_on_signals
 
 unwind_on_signals()
-with running("wait", "local[1]"):
+with running("wait", sys.argv[1]):
     print("started", flush=True)
 """
-
-
-def has_begun(moment: str, folder: Path) -> bool:
-    """Whether a start of Spark whose temporary files are in ``folder`` has come so far."""
-    return bool(processes_of(folder, "org.apache.spark.deploy.SparkSubmit")) and (
-        moment == "java" or any(folder.glob("tally-pipeline-*/blockmgr-*"))
-    )
 
 
 def processes_of(folder: Path, word: str = "") -> list[str]:
@@ -68,19 +64,40 @@ def processes_of(folder: Path, word: str = "") -> list[str]:
     return [line for line in found if str(folder) in line and word in line]
 
 
-@pytest.mark.parametrize("moment", ["java", "context"])
-def test_a_signal_while_spark_starts_leaves_no_java_and_no_folder(tmp_path: Path, moment: str) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "TALLY_PIPELINE_LOGS": str(tmp_path / "logs")}
-    command = subprocess.Popen(
-        [sys.executable, "-c", START], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    with command:
-        while not has_begun(moment, tmp_path):
+@contextmanager
+def starting(folder: Path, master: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that starts Spark under ``master``, all files of which are in ``folder``."""
+    environment = {**os.environ, "TMPDIR": str(folder), "TALLY_PIPELINE_LOGS": str(folder / "logs")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", START, master], env=environment, stdout=pipe, stderr=pipe, text=True
+    ) as command:
+        yield command
+
+
+def test_a_signal_while_java_starts_leaves_no_java_and_no_folder(tmp_path: Path) -> None:
+    with starting(tmp_path, "local[1]") as command:
+        while not processes_of(tmp_path, "org.apache.spark.deploy.SparkSubmit"):
             with suppress(subprocess.TimeoutExpired):
                 pytest.fail(f"it has ended: {command.wait(timeout=0.02)}")
         command.send_signal(signal.SIGTERM)
-        # Java has the same standard output: this waits for its end too.
         printed, told = command.communicate(timeout=150)
     assert (command.returncode, printed, told) == (128 + signal.SIGTERM, "", "")
     assert processes_of(tmp_path) == []
-    assert list(tmp_path.glob("tally-pipeline-*")) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["logs"]
+
+
+def test_a_cluster_that_never_answers_is_waited_for_until_a_signal_comes(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        master = "spark://127.0.0.1:{1}".format(*silent.getsockname())
+        with starting(tmp_path, master) as command:
+            assert command.stderr is not None
+            assert command.stderr.readline() == f"waiting for {master} to take the application ...\n"
+            command.send_signal(signal.SIGINT)
+            command.send_signal(signal.SIGINT)  # Whoever asks twice gets it once.
+            printed, told = command.communicate(timeout=150)
+    assert (command.returncode, printed, told) == (128 + signal.SIGINT, "", "")
+    log, *_ = (tmp_path / "logs").iterdir()
+    assert "All masters are unresponsive" not in log.read_text(), "it has not waited until Spark gave up"
+    assert processes_of(tmp_path) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["logs"]

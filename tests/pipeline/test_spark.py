@@ -23,7 +23,8 @@ from ledger.exit_code import ExitCode
 from ledger.verdict import Break
 from pipeline import java
 from pipeline.failures import told
-from pipeline.spark import SHUFFLE_PARTITIONS_MIN, apart, shuffle_partitions, spark_session
+from pipeline.gateway import apart
+from pipeline.spark import SHUFFLE_PARTITIONS_MIN, shuffle_partitions, spark_session
 
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
 

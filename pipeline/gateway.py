@@ -1,0 +1,170 @@
+"""The Java that PySpark talks to: launched for a command and ended with it, or the one that ``spark-submit`` is.
+
+Java is asked over py4j, on a connection a thread. What a signal's handler raises may cut a call short whose answer is
+still to come, and the next call on the same thread would be given that answer for its own. So what must not be cut
+short is called in a thread of its own; who waits for it may be interrupted, and then ends Java, and the call with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+
+Value = TypeVar("Value")
+
+END_TIMEOUT_S: Final = 120.0
+"""How long Java may take to end when all is done: it may be told to write an archive of classes."""
+INTERRUPTED_END_TIMEOUT_S: Final = 3.0
+"""How long when a signal ended the command."""
+LOG_BYTES_MAX: Final = 1 << 20
+"""Of the end of the log, which are searched for why Java has ended."""
+
+_ENDED: Final = re.compile(
+    r"Application has been killed\. Reason: (.+)|^(?:Exception in thread .*)?(java\.lang\.OutOfMemoryError.*)",
+    re.MULTILINE,
+)
+
+
+class SparkError(Exception):
+    """What Spark or py4j raised; its text is here, for only while Java lives can that be asked for."""
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        """The name of the class that was raised."""
+
+
+class SparkEndedError(SparkError):
+    """Spark, or its Java, ended while it was still of use."""
+
+
+def is_submitted() -> bool:
+    """Whether ``spark-submit`` runs this process, and so is its Java."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def begun(work: Callable[[], Value]) -> Future[Value]:
+    """What comes of ``work``, which is called in a thread of its own; the end of the process does not wait for it."""
+    future: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    threading.Thread(target=run, name="pipeline-java", daemon=True).start()
+    return future
+
+
+def apart(work: Callable[[], Value]) -> Value:
+    """Call Java from a thread, and so over a connection, of its own."""
+    return begun(work).result()
+
+
+@contextmanager
+def java(settings: Mapping[str, str], log_file: Path) -> Iterator[None]:
+    """A Java for PySpark, launched with ``settings`` of Spark unless there is one; what it prints goes to ``log_file``.
+
+    It has ended when the context is left, but for that of ``spark-submit``, which ends after this process.
+
+    Raises:
+        SparkError: in the place of what Spark raises within.
+    """
+    with _py4j_told_to(log_file):
+        end_timeout_s = END_TIMEOUT_S
+        launching = begun(lambda: _launched(settings, log_file))
+        try:
+            launching.result()
+            yield
+        except Exception as error:
+            if launching.exception() is None and type(error).__module__.startswith(("py4j.", "pyspark.")):
+                raise _kept(error, log_file, launching.result().proc) from error
+            raise
+        except BaseException:
+            end_timeout_s = INTERRUPTED_END_TIMEOUT_S
+            raise
+        finally:
+            # A launch takes a second or two, and who it was is known only then.
+            if launching.exception() is None:
+                _end(launching.result(), end_timeout_s)
+
+
+def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    launch: Callable[..., JavaGateway] = launch_gateway
+    with log_file.open("ab") as log:
+        gateway = launch(SparkConf().setAll(list(settings.items())), {"stdout": log, "stderr": log})
+    SparkContext._ensure_initialized(gateway=gateway)
+    return gateway
+
+
+def _kept(error: Exception, log_file: Path, process: subprocess.Popen[bytes] | None) -> SparkError:
+    """``error`` as it can be read when Java has ended; another one where Spark had ended before."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    kind, reason = type(error).__name__, _reason(log_file)
+    if reason is not None:
+        return SparkEndedError(f"Spark has ended: {reason}", kind)
+    try:
+        if not isinstance(error, Py4JError) or isinstance(error, Py4JJavaError):
+            return SparkError(str(error), kind)
+    except (Py4JError, OSError):  # Java was asked for the text.
+        pass
+    if process is not None:
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(INTERRUPTED_END_TIMEOUT_S)
+            return SparkEndedError("Spark has ended, " + (f"by signal {-code}" if code < 0 else f"with {code}"), kind)
+    return SparkEndedError("Spark does not answer", kind)
+
+
+def _reason(log_file: Path) -> str | None:
+    """Why Spark has ended, where its log says so."""
+    with log_file.open("rb") as log:
+        log.seek(max(0, log_file.stat().st_size - LOG_BYTES_MAX))
+        found = _ENDED.search(log.read().decode("utf-8", "replace"))
+    return None if found is None else found[1] or found[2]
+
+
+def _end(gateway: JavaGateway, timeout_s: float) -> None:
+    from pyspark import SparkContext
+
+    SparkContext._gateway = SparkContext._jvm = None
+    process: subprocess.Popen[bytes] | None = gateway.proc
+    if process is None:
+        return
+    assert process.stdin is not None, "PySpark gives Java a pipe, at whose end it ends"
+    try:
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_s)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _py4j_told_to(log_file: Path) -> Iterator[None]:
+    """What py4j says of calls that fail, which are told as errors too, goes to the log."""
+    logger, handler = logging.getLogger("py4j"), logging.FileHandler(log_file)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
