@@ -85,6 +85,7 @@ async def test_under_a_storm_jobs_have_more_than_half_of_the_loop(monkeypatch: p
                 if is_mine:
                     with intake.checking.charged():
                         work("stats")
+            await asyncio.sleep(0)
 
     async def submit() -> None:
         for _ in range(JOBS):
