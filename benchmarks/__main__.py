@@ -43,7 +43,9 @@ ROWS: tuple[Row, ...] = (
     bundle_import.RATE,
     bundle_import.GROWTH,
     proof.ROW,
-    spark_verify.ROW,
+    spark_verify.ARCHIVE,
+    spark_verify.SCALING_ARCHIVE,
+    spark_verify.SCALING_POSTGRES,
 )
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "latest.json"

@@ -54,19 +54,25 @@ class _Event(NamedTuple):
 def build_archive(folder: Path, key: Path, tenants: int, entries: int) -> None:
     """An archive of ``entries`` entries under ``folder``, signed with the key that is made at ``key``.
 
-    ``entries`` MUST be a multiple of the entries in a snapshot times twice the other tenants.
+    ``entries`` MUST be a multiple of the entries in a snapshot.
     """
-    others = tenants - 1
-    assert others > 0
-    assert entries % (ENTRIES_A_SNAPSHOT * 2 * others) == 0
     key_file.generate(key)
     ArchiveStore(str(folder)).prepare()
-    shares = [("tenant-00", entries // 2)]
-    shares += [(f"tenant-{number:02d}", entries // 2 // others) for number in range(1, tenants)]
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        made = [pool.submit(_archive_tenant, str(folder), str(key), tenant, count) for tenant, count in shares]
+        made = [
+            pool.submit(_archive_tenant, str(folder), str(key), tenant, count)
+            for tenant, count in shares(tenants, entries)
+        ]
         for each in made:
             each.result()
+
+
+def shares(tenants: int, entries: int) -> list[tuple[str, int]]:
+    """Every tenant with its entries, in whole snapshots: the first has half of all, the others the rest alike."""
+    others = tenants - 1
+    share = entries // 2 // others // ENTRIES_A_SNAPSHOT * ENTRIES_A_SNAPSHOT
+    smaller = [(f"tenant-{number:02d}", share) for number in range(1, tenants)]
+    return [("tenant-00", entries - share * others), *smaller]
 
 
 def _archive_tenant(folder: str, key: str, tenant_id: str, entries: int) -> None:

@@ -1,72 +1,97 @@
-"""``spark_verify_archive``: ``tally pipeline verify`` of an archive on two cores against one process doing the same.
+"""Verification of 5 M entries of 50 tenants on Spark, one of them half: against one process, and on one core.
 
-Ours is the whole command, from the start of Python and Java to its exit. Against is the verification alone, in a fresh
-process that has loaded all it needs: links, payloads, snapshots, signatures and roots of the same Parquet files.
+``spark_verify_archive``: the whole command on two cores, from the start of Python and Java to its exit, against the
+verification alone in a fresh process that has loaded all it needs: links, payloads, snapshots, signatures and roots of
+the same Parquet files. ``spark_scaling_...``: the same command on two cores against one, from an archive and from
+PostgreSQL, which has the job states besides and runs on the same cores.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import orjson
-
 from benchmarks.apart import apart
-from benchmarks.archived import build_archive
-from benchmarks.bench import Bench
-from benchmarks.row import Outcome, Row, expect, interleave
+from benchmarks.archived import build_archive, shares
+from benchmarks.bench import Bench, execute, wait_for
+from benchmarks.chains import build_chain
+from benchmarks.row import Outcome, Row, interleave
+from benchmarks.spark_command import SparkRun, expect_whole, verify_on_spark
 from pipeline.archive.chain_reader import verify_tenant
 from pipeline.archive.reader import tenants_of
 from pipeline.archive.store import ArchiveStore
+from signing import key_file
 from signing.keys import Keyring
 
 ENTRIES: Final = 5_000_000
-TENANTS: Final = 51
+TENANTS: Final = 50
 """One has half of all entries, the others share the rest alike."""
-MASTER: Final = "local[2]"
-TIMEOUT_S: Final = 1800
+CORES: Final = 2
 
 
-def measure(bench: Bench) -> Outcome:
-    """Rate of both."""
+def against_one_process(bench: Bench) -> Outcome:
+    """Rate of the command on an archive, and of one process."""
     with bench.fresh_folder() as folder:
-        archive, key = folder / "archive", folder / "key.pem"
+        archive, key = _archive(bench, folder)
+        runs: list[SparkRun] = []
+        rates = interleave(
+            bench,
+            _rate(runs, CORES, folder, "--archive", archive, "--keys", key),
+            lambda: ENTRIES / apart(_in_one_process, archive, key),
+        )
+    return rates.outcome(_note(runs))
+
+
+def scaling_from_archive(bench: Bench) -> Outcome:
+    """Rate on two cores and on one."""
+    with bench.fresh_folder() as folder:
+        archive, key = _archive(bench, folder)
+        return _scaling(bench, folder, "--archive", archive, "--keys", key)
+
+
+def scaling_from_postgres(bench: Bench) -> Outcome:
+    """Rate on two cores and on one."""
+    with bench.fresh_folder() as folder, bench.fresh_database() as database:
+        key = folder / "key.pem"
+        signer = key_file.generate(key)
         began_s = time.monotonic()
-        apart(build_archive, archive, key, TENANTS, ENTRIES)
-        bench.say(f"an archive of {ENTRIES:,} entries was made in {time.monotonic() - began_s:.0f} s")
-        at_work: list[float] = []
-
-        def ours() -> float:
-            took_s, at_work_s = _on_spark(archive, key, folder)
-            at_work.append(at_work_s / took_s)
-            return ENTRIES / took_s
-
-        rates = interleave(bench, ours, lambda: ENTRIES / apart(_in_one_process, archive, key))
-    share = sum(at_work) / len(at_work)
-    return rates.outcome(f"{ENTRIES:,} entries of {TENANTS} tenants, one of them half; {share:.0%} of ours is work")
+        execute(
+            database.superuser_url,
+            "INSERT INTO scheduler.ledger_identity (log_origin) VALUES ('log.bench') ON CONFLICT DO NOTHING",
+        )
+        for tenant, entries in shares(TENANTS, ENTRIES):
+            wait_for(build_chain(database.superuser_url, tenant, entries, signer))
+        bench.say(f"{ENTRIES:,} entries were stored in {time.monotonic() - began_s:.0f} s")
+        bench.checkpoint()
+        return _scaling(bench, folder, "--dsn", database.service_url, "--keys", key)
 
 
-def _on_spark(archive: Path, key: Path, folder: Path) -> tuple[float, float]:
-    """Seconds of the whole command, and of the work in it."""
-    arguments = ("verify", "--archive", archive, "--keys", key, "--master", MASTER, "--json")
-    began_s = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *arguments],
-        env={**os.environ, "TALLY_PIPELINE_LOGS": str(folder / "logs")},
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    took_s = time.perf_counter() - began_s
-    expect(done.returncode == 0, f"the command ended with {done.returncode}: {done.stderr.decode()[-500:]}")
-    told = orjson.loads(done.stdout)
-    _expect_whole(told["tenants"])
-    return took_s, told["seconds"]
+def _scaling(bench: Bench, folder: Path, *arguments: str | Path) -> Outcome:
+    runs: list[SparkRun] = []
+    on_both, on_one = (_rate(runs, cores, folder, *arguments) for cores in (CORES, 1))
+    return interleave(bench, on_both, on_one).outcome(_note(runs))
+
+
+def _rate(runs: list[SparkRun], cores: int, folder: Path, *arguments: str | Path) -> Callable[[], float]:
+    """A run of the command, which gives its rate and is added to ``runs``."""
+
+    def run() -> float:
+        runs.append(verify_on_spark(*arguments, cores=cores, entries=ENTRIES, folder=folder))
+        return ENTRIES / runs[-1].took_s
+
+    return run
+
+
+def _archive(bench: Bench, folder: Path) -> tuple[Path, Path]:
+    """An archive and the key that signed it."""
+    archive, key = folder / "archive", folder / "key.pem"
+    began_s = time.monotonic()
+    apart(build_archive, archive, key, TENANTS, ENTRIES)
+    bench.say(f"an archive of {ENTRIES:,} entries was made in {time.monotonic() - began_s:.0f} s")
+    return archive, key
 
 
 def _in_one_process(archive: Path, key: Path) -> float:
@@ -75,22 +100,38 @@ def _in_one_process(archive: Path, key: Path) -> float:
     began_s = time.perf_counter()
     verdicts = [asyncio.run(verify_tenant(store, tenant, keyring)) for tenant in tenants_of(store)]
     took_s = time.perf_counter() - began_s
-    _expect_whole(verdicts)
+    expect_whole(verdicts, ENTRIES)
     return took_s
 
 
-def _expect_whole(verdicts: list[dict[str, object]]) -> None:
-    invalid = [each["tenant_id"] for each in verdicts if not each["valid"]]
-    expect(not invalid, f"the archive does not hold: {invalid}")
-    entries = sum(int(str(each["entries_checked"])) for each in verdicts)
-    expect(entries == ENTRIES, f"{entries} entries were checked")
+def _note(runs: list[SparkRun]) -> str:
+    share = sum(run.at_work_s for run in runs) / sum(run.took_s for run in runs)
+    peaks = (f"{kind} {max(run.peaks_mib[kind] for run in runs)}" for kind in runs[0].peaks_mib)
+    return (
+        f"{ENTRIES:,} entries of {TENANTS} tenants, one of them half; {share:.0%} of the command is work; "
+        f"most MiB of one process: {', '.join(peaks)}"
+    )
 
 
-ROW = Row(
+ARCHIVE: Final = Row(
     "spark_verify_archive",
     "rows/s",
     1.5,
     "verification of an archive of 5 M entries on Spark, local[2], the start of Java included; against one process "
     "that verifies the same Parquet files",
-    measure,
+    against_one_process,
+)
+SCALING_ARCHIVE: Final = Row(
+    "spark_scaling_archive",
+    "rows/s",
+    1.3,
+    "the same command on local[2]; against local[1]",
+    scaling_from_archive,
+)
+SCALING_POSTGRES: Final = Row(
+    "spark_scaling_postgres",
+    "rows/s",
+    1.3,
+    "verification of 5 M entries in PostgreSQL on Spark, local[2], with their job states; against local[1]",
+    scaling_from_postgres,
 )
