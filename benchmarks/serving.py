@@ -11,6 +11,7 @@ import sys
 import uvicorn
 from fastapi import FastAPI
 
+from app.http.protocol import ProblemProtocol
 from app.main import GC_ALLOCATIONS, LISTEN_BACKLOG, Server
 from app.metrics import Metrics
 
@@ -20,7 +21,7 @@ async def serve(app: FastAPI) -> None:
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
     listener = socket.create_server(("127.0.0.1", 0), backlog=LISTEN_BACKLOG)
-    server = Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+    server = Server(uvicorn.Config(app, http=ProblemProtocol, log_config=None, access_log=False, lifespan="off"))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: setattr(server, "should_exit", True))
     print(f"answers at http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
