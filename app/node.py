@@ -23,6 +23,10 @@ class Watermark:
     def __init__(self, name: str, lsn: int = 0) -> None:
         self.name = name
         self.lsn = lsn
+        self.wanted_lsn = lsn
+        """Highest position that anybody waits for, or waited for."""
+        self.on_wanted: Callable[[], None] | None = None
+        """Called when somebody waits for a higher position than anybody before."""
         self._failure: LedgerError | None = None
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -40,7 +44,15 @@ class Watermark:
             self._insert(lsn, future)
         return future
 
+    def want(self, lsn: int) -> None:
+        """Somebody waits for ``lsn``, here or in another way."""
+        if lsn > self.wanted_lsn:
+            self.wanted_lsn = lsn
+            if self.on_wanted is not None:
+                self.on_wanted()
+
     def _insert(self, lsn: int, future: asyncio.Future[None]) -> None:
+        self.want(lsn)
         at = len(self._waiting)
         while at and self._waiting[at - 1][0] > lsn:
             at -= 1

@@ -125,6 +125,7 @@ class Service:
             on_chained=self._chained,
             on_failure=self.fail,
         )
+        self.node.chained.on_wanted = self.appender.wake
         write_timeout_s = settings.write.timeout.total_seconds()
         self.system_entries = SystemEntries(
             node=self.node,

@@ -51,6 +51,7 @@ class Answers:
             if outcome is None:
                 await node.chained.wait(lsn, self._write_timeout_s)
                 return None
+            node.chained.want(lsn)
             shared = pending is None or pending.idempotency is not None
             return await outcome_within(outcome, self._write_timeout_s, shared=shared)
         except DurabilityTimeoutError as error:

@@ -71,6 +71,9 @@ BATCH_ENTRIES_MAX = 2000
 """Most events in one transaction: enough to spread the commit, few enough to keep the latency of one low."""
 BATCH_BYTES_MAX = 8 << 20
 """Most payload bytes in one transaction."""
+COLLECT_S = 0.02
+"""How long records that nobody waits for come together before they are chained: a transaction costs as much as linking
+and storing a hundred of them."""
 RETRY_PAUSE_FIRST_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
 STATEMENT_TIMEOUT_S = 60.0
@@ -124,11 +127,21 @@ class Appender:
         """Whether the last batch held records that were in the chain already, imported while this node was away: then
         the next one probably does too, and what stands in the chain is looked up first."""
         self._work = asyncio.Event()
+        self._collecting: asyncio.TimerHandle | None = None
         self.database_error: str | None = None
         """Why the last attempt failed, None while all is well."""
 
     def wake(self) -> None:
-        """There may be newly committed records."""
+        """There may be newly committed records, or somebody waits for one: then, or when a batch is full, they are
+        chained at once, else within ``COLLECT_S``."""
+        chained = self._node.chained
+        if chained.wanted_lsn > chained.lsn or len(self._backlog) >= BATCH_ENTRIES_MAX:
+            self._work.set()
+        elif self._backlog and self._collecting is None:
+            self._collecting = asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
+
+    def _collected(self) -> None:
+        self._collecting = None
         self._work.set()
 
     async def run(self) -> None:
@@ -137,7 +150,9 @@ class Appender:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                await self.chain_committed()
+                if batch := self._peek(0):
+                    await self._chain(batch)
+                    self.wake()
         except LedgerError as error:
             log.error("appender_stopped", error=str(error))
             self._on_failure(error)

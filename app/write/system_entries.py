@@ -153,6 +153,7 @@ class SystemEntries:
         pending = self.event(action, subject, facts, self._wal.next_lsn, tenant_id, key)
         self._wal.append_all((record_of(pending),))
         self._backlog.add((pending,))
+        self._node.chained.want(pending.lsn)
         return pending
 
 

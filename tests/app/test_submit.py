@@ -433,6 +433,31 @@ async def test_after_a_failed_fsync_nothing_is_acknowledged_any_more_and_a_resta
     assert chained[1:-1] in ([], [1], [1, 2])
 
 
+async def test_what_nobody_waits_for_is_chained_together_and_at_once_when_somebody_does(
+    service: Service, chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.submitter.submit(created("acme", 0), key=None)
+    await until(chains.key_recorded, "the node has recorded its key")
+    monkeypatch.setattr("app.write.appender.COLLECT_S", 3600)
+    for numbered in (range(1, 4), range(5, 8)):
+        before = service.node.chained.lsn
+        receipts = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in numbered]
+        await service.notary.sign_now("acme")
+        assert service.node.chained.lsn == before
+        if numbered.start == 1:
+            await service.submitter.submit(created("acme", 4), key=None)
+        await service.node.chained.wait(receipts[-1].lsn, UNTIL_S)
+    assert numbers(await chains.sound("acme")) == list(range(8))
+
+
+async def test_a_full_batch_is_chained_though_nobody_waits(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    await service.submitter.submit(created("acme", 0), key=None)
+    monkeypatch.setattr("app.write.appender.COLLECT_S", 3600)
+    monkeypatch.setattr("app.write.appender.BATCH_ENTRIES_MAX", 3)
+    last = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in range(1, 4)][-1]
+    await until(lambda: service.node.chained.lsn >= last.lsn, "the batch is chained")
+
+
 # --- watermarks -----------------------------------------------------------------------------------
 
 
