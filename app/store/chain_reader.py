@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from app.store import Connection
 
-ENTRIES_A_BATCH = 1000
-"""Entries read at once: what is checked in a few milliseconds, so that the event loop stays free."""
-FOLDED_A_BATCH = 500
-"""The same, where each entry is folded into the state of its job, which takes longer."""
+ENTRIES_A_BATCH = 250
+"""Entries read at once: they and the next ones fit into a megabyte, so the processor still has at hand what each check
+looks at again. With 1000 every row takes a quarter longer."""
+FOLDED_A_BATCH = 250
+"""The same, where each entry is folded into the state of its job."""
 SNAPSHOTS_A_BATCH = 50
 FETCH_TIMEOUT_S = 600.0
 """Longest wait for one batch; sorting a long chain by job comes before the first."""
