@@ -16,6 +16,7 @@ from app.embedded import EmbeddedPostgres
 from app.main import listening, running
 from app.service import Service
 from tests.app.chains import Chains
+from tests.app.postgres_proxy import PostgresProxy, proxy_to
 from tests.conftest import Database, copy_of
 
 MakeSettings = Callable[..., Settings]
@@ -62,6 +63,13 @@ async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterat
     for name in made:
         await maintenance.execute(f"DROP DATABASE {name} WITH (FORCE)")
     await maintenance.close()
+
+
+@pytest.fixture
+async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
+    """A proxy in front of the database."""
+    async with proxy_to(database.service_url) as proxy:
+        yield proxy
 
 
 @pytest.fixture

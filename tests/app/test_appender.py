@@ -21,15 +21,7 @@ from ledger.hlc import Hlc
 from tests.app.chains import Chains, Entry, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
-from tests.app.postgres_proxy import PostgresProxy, Trap, proxy_to
-from tests.conftest import Database
-
-
-@pytest.fixture
-async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
-    """A proxy in front of the database."""
-    async with proxy_to(database.service_url) as proxy:
-        yield proxy
+from tests.app.postgres_proxy import PostgresProxy, Trap
 
 
 @pytest.fixture

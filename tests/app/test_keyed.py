@@ -31,17 +31,9 @@ from ledger.events import BATCH_RECORD_TYPE, Durability
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
-from tests.app.postgres_proxy import PostgresProxy, proxy_to
-from tests.conftest import Database
+from tests.app.postgres_proxy import PostgresProxy
 from wal.format import RECORD, SEGMENT_HEADER_BYTES
 from wal.segment import list_segments
-
-
-@pytest.fixture
-async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
-    """A proxy in front of the database."""
-    async with proxy_to(database.service_url) as proxy:
-        yield proxy
 
 
 @pytest.fixture

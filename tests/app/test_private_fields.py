@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from app.config import Settings
 from app.privacy import keys as subject_keys
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
-from tests.app.postgres_proxy import PostgresProxy, proxy_to
-from tests.conftest import Database
+from tests.app.postgres_proxy import PostgresProxy
 
 FIELDS = ["spec.user", "spec.address", "requestor", "reason", "error", "aggregate_metrics.by"]
 SUBJECT = "spec.user"
@@ -33,13 +31,6 @@ NDJSON = {"content-type": "application/x-ndjson"}
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings()
-
-
-@pytest.fixture
-async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
-    """A proxy in front of the database."""
-    async with proxy_to(database.service_url) as proxy:
-        yield proxy
 
 
 async def declare(client: httpx.AsyncClient, fields: list[str] = FIELDS, subject: str | None = SUBJECT) -> Any:

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -33,16 +32,8 @@ from ledger.hlc import Hlc
 from tests.app.chains import UNTIL_S, Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, progressed
-from tests.app.postgres_proxy import PostgresProxy, proxy_to
-from tests.conftest import Database
+from tests.app.postgres_proxy import PostgresProxy
 from wal.reader import Record, read
-
-
-@pytest.fixture
-async def proxy(database: Database) -> AsyncIterator[PostgresProxy]:
-    """A proxy in front of the database."""
-    async with proxy_to(database.service_url) as proxy:
-        yield proxy
 
 
 def wal_of(settings: Settings, service: Service, upto_lsn: int) -> list[Record]:

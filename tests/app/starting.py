@@ -1,0 +1,71 @@
+"""What tests of starts share: the folder of a WAL, and starts that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from app.config import Settings
+from app.main import Service
+from ledger.errors import LedgerError
+from tests.app.conftest import RunNode
+from tests.app.drafts import created
+from tests.conftest import Database
+from wal import control as wal_control
+
+
+def wal_folder(settings: Settings) -> Path:
+    """The WAL folder of the one node that lives below ``settings.data_dir``."""
+    (folder,) = [path for path in settings.wal_dir.iterdir() if path.is_dir()]
+    return folder
+
+
+def kept_size(settings: Settings) -> int:
+    """Size of the checkpoint of tenant acme beside the WAL, 0 when there is none."""
+    path = wal_folder(settings) / "checkpoints" / "acme"
+    return int(path.read_text().split("\n")[1]) if path.exists() else 0
+
+
+def changed_control(settings: Settings, **changes: object) -> None:
+    """Change what the control file says, well formed."""
+    folder = wal_folder(settings)
+    known = wal_control.load(folder)
+    assert known is not None
+    wal_control.store(folder, known._replace(**changes))  # type: ignore[arg-type]
+
+
+async def write(service: Service, *ns: int, tenant_id: str = "acme") -> None:
+    """Chain one job a number."""
+    for n in ns:
+        await service.submitter.submit(created(tenant_id, n), key=None)
+
+
+async def assert_refused(
+    run_node: RunNode,
+    settings: Settings,
+    kind: type[LedgerError],
+    match: str,
+    *,
+    url: str | None = None,
+    accept_lost_wal: bool = False,
+) -> None:
+    """The start is refused, and whatever node lived here can start again: nothing was locked or changed for good."""
+    before = {path: path.read_bytes() for path in sorted(wal_folder(settings).glob("*.wal"))}
+    with pytest.raises(kind, match=match):
+        async with run_node(settings, url=url, accept_lost_wal=accept_lost_wal):
+            pass
+    assert {path: path.read_bytes() for path in sorted(wal_folder(settings).glob("*.wal"))} == before
+
+
+@asynccontextmanager
+async def superuser_of(database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """A superuser's connection, for as long as the context is open."""
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        yield connection
+    finally:
+        await connection.close()

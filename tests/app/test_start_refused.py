@@ -1,0 +1,341 @@
+"""Starts that are refused: with a WAL that is not the one PostgreSQL knows, or a PostgreSQL that went back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from app import lost_wal
+from app.config import Settings
+from app.start import start_node
+from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
+from tests.app.chains import Chains, numbers, until
+from tests.app.conftest import BackUp, MakeSettings, RunNode
+from tests.app.drafts import LOCAL, created
+from tests.app.postgres_proxy import PostgresProxy
+from tests.app.starting import assert_refused, changed_control, kept_size, superuser_of, wal_folder, write
+from tests.conftest import Database
+from wal import control as wal_control
+from wal.segment import list_segments
+
+# --- the wrong WAL --------------------------------------------------------------------------------
+
+
+async def test_a_folder_with_another_wal_is_refused_and_nothing_in_it_is_touched(
+    run_node: RunNode, make_settings: MakeSettings
+) -> None:
+    async with run_node() as service:
+        await write(service, 1)
+    changed_control(make_settings(), wal_id=wal_control.new_wal_id())
+    await assert_refused(run_node, make_settings(), StartRefusedError, "the disk was lost or swapped")
+
+
+async def test_a_folder_without_a_wal_is_refused_and_taken_when_the_loss_is_accepted(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    settings = make_settings(node_id="node-a")
+    async with run_node(settings) as service:
+        await write(service, 1, 2)
+        await until(chains.key_recorded, "the node has recorded its key")
+        last_lsn, wal_id = service.node.chained.lsn, service.node.wal_id
+    shutil.rmtree(wal_folder(settings))
+    with pytest.raises(StartRefusedError, match="no WAL"):
+        async with run_node(settings):
+            pass
+    async with run_node(settings, accept_lost_wal=True) as service:
+        assert service.node.epoch == 2
+        assert service.node.wal_id != wal_id
+        await write(service, 3)
+        await until(lambda: recorded_losses(chains), "the loss is recorded")
+        first = wal_control.load(wal_folder(settings))
+        assert first is not None
+        assert first.durable_lsn == last_lsn
+    assert await recorded_losses(chains) == [(last_lsn + 1, last_lsn)]
+    assert numbers(await chains.sound("acme")) == [1, 2, 3]
+    async with run_node(settings) as service:
+        await write(service, 4)
+    assert await recorded_losses(chains) == [(last_lsn + 1, last_lsn)]
+
+
+async def recorded_losses(chains: Chains) -> list[tuple[int, int]]:
+    """First and last LSN of each loss that ``_system`` records."""
+    facts = [json.loads(entry["payload"]) for entry in await chains.sound("_system") if entry["action"] == "WAL_LOST"]
+    return [(fact["first_lsn"], fact["last_lsn"]) for fact in facts]
+
+
+async def test_a_wal_that_is_given_up_is_set_aside_not_deleted(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        await write(service, 1)
+        wal_id = service.node.wal_id
+    foreign_wal_id = wal_control.new_wal_id()
+    changed_control(settings, wal_id=foreign_wal_id)
+    folder = wal_folder(settings)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.wal")}
+    async with run_node(settings, accept_lost_wal=True) as service:
+        assert service.node.wal_id not in (wal_id, foreign_wal_id)
+        await write(service, 2)
+    assert {path.name: path.read_bytes() for path in (folder / "lost-1").glob("*.wal")} == before
+    async with run_node(settings) as service:
+        await write(service, 3)
+    assert numbers(await chains.sound("acme")) == [1, 2, 3]
+
+
+async def test_a_damaged_control_file_is_refused_and_given_up_when_the_loss_is_accepted(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        await write(service, 1)
+    control = wal_folder(settings) / wal_control.CONTROL_NAME
+    control.write_bytes(control.read_bytes()[:-1] + b"x")
+    await assert_refused(run_node, settings, WalCorruptError, "control")
+    async with run_node(settings, accept_lost_wal=True) as service:
+        await write(service, 2)
+        await until(lambda: recorded_losses(chains), "the loss is recorded")
+    assert numbers(await chains.sound("acme")) == [1, 2]
+
+
+# --- a WAL that lost records ----------------------------------------------------------------------
+
+
+async def lose_tail(run_node: RunNode, proxy: PostgresProxy, settings: Settings, chains: Chains) -> tuple[int, int]:
+    """Leave a WAL cut below what Postgres saw durable: first LSN lost and last LSN seen."""
+    async with run_node(settings, url=proxy.url) as service:
+        await write(service, 1, 2, 3)
+        await until(chains.key_recorded, "the node has recorded its key")
+        first_lost = service.writer.next_lsn
+        await proxy.refuse()
+        for n in range(4, 10):
+            await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
+        last_seen = service.writer.durable_lsn
+    segment = list_segments(wal_folder(settings))[-1].path
+    data = segment.read_bytes()
+    cut_at = data.index(b'{"fence_token":1,"spec":{"n":4}') - 200
+    os.truncate(segment, max(120, cut_at))
+    await proxy.accept()
+    return first_lost, last_seen
+
+
+async def test_a_wal_shorter_than_what_was_durable_is_refused_and_its_loss_recorded_when_accepted(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
+) -> None:
+    settings = make_settings(shutdown_grace="500ms")
+    _first_lost, last_seen = await lose_tail(run_node, proxy, settings, chains)
+    await assert_refused(run_node, settings, WalCorruptError, f"LSN {last_seen} is known to be durable")
+    assert numbers(await chains.sound("acme")) == [1, 2, 3]
+    async with run_node(settings, accept_lost_wal=True) as service:
+        assert service.writer.next_lsn > last_seen
+        await write(service, 20)
+        await until(lambda: recorded_losses(chains), "the loss is recorded")
+    ((first, last),) = await recorded_losses(chains)
+    assert last == last_seen
+    assert first <= last
+    survivors = set(numbers(await chains.sound("acme"))) - {20}
+    assert survivors == set(range(1, 10 - (last - first + 1)))
+    async with run_node(settings) as service:
+        await write(service, 21)
+
+
+async def test_a_loss_is_recorded_by_the_next_start_when_a_crash_came_before_its_entry(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    proxy: PostgresProxy,
+    chains: Chains,
+    database: Database,
+) -> None:
+    settings = make_settings(shutdown_grace="500ms")
+    _first_lost, last_seen = await lose_tail(run_node, proxy, settings, chains)
+    # 1. A start after which the process dies at once.
+    started = await start_node(settings, database.service_url, accept_lost_wal=True)
+    started.lock.release()
+    ((first, last),) = lost_wal.load(wal_folder(settings))
+    assert [(first, last)] == started.lost
+    assert last == last_seen
+    # 2. A start that goes well.
+    async with run_node(settings, accept_lost_wal=True):
+        await until(lambda: recorded_losses(chains), "the loss is recorded")
+    async with run_node(settings):
+        assert lost_wal.load(wal_folder(settings)) == []
+    assert await recorded_losses(chains) == [(first, last)]
+
+
+async def test_a_wal_whose_oldest_unchained_segment_was_removed_is_refused_until_the_loss_is_accepted(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
+) -> None:
+    wal = {"segment_bytes": "64 KiB", "batch_max_bytes": "4 KiB", "record_bytes_max": "64 KiB"}
+    settings = make_settings(shutdown_grace="500ms", wal=wal)
+    async with run_node(settings, url=proxy.url) as service:
+        await write(service, 1)
+        await until(chains.key_recorded, "the node has recorded its key")
+        chained_lsn = service.node.chained.lsn
+        await proxy.refuse()
+        for n in range(2, 602):
+            await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
+        last_lsn = service.writer.durable_lsn
+    await proxy.accept()
+    first, second, *_ = list_segments(wal_folder(settings))
+    first.path.unlink()
+    await assert_refused(run_node, settings, StartRefusedError, f"begins with {second.base_lsn}")
+    async with run_node(settings, accept_lost_wal=True) as service:
+        await until(lambda: recorded_losses(chains), "the loss is recorded")
+        await write(service, 1000)
+    assert await recorded_losses(chains) == [(chained_lsn + 1, second.base_lsn - 1)]
+    kept = last_lsn - second.base_lsn + 1
+    assert numbers(await chains.sound("acme")) == [1, *range(602 - kept, 602), 1000]
+
+
+# --- a database that went back --------------------------------------------------------------------
+
+
+async def test_a_database_older_than_a_cleanly_stopped_wal_is_refused_and_left_alone(
+    run_node: RunNode, make_settings: MakeSettings, back_up: BackUp
+) -> None:
+    async with run_node() as service:
+        await write(service, 1, 2)
+    older = await back_up()
+    async with run_node() as service:
+        await write(service, 3)
+    async with superuser_of(older) as superuser:
+        before = await superuser.fetch("SELECT * FROM scheduler.wal_positions")
+        await assert_refused(run_node, make_settings(), StartRefusedError, "older copy", url=older.service_url)
+        assert await superuser.fetch("SELECT * FROM scheduler.wal_positions") == before
+    async with run_node() as service:
+        await write(service, 4)
+
+
+async def test_a_database_older_than_the_checkpoint_beside_a_crashed_wal_is_refused(
+    run_node: RunNode, make_settings: MakeSettings, back_up: BackUp
+) -> None:
+    async with run_node() as service:
+        await write(service, 1, 2)
+    older = await back_up()
+    async with run_node() as service:
+        await write(service, 3, 4)
+        await until(lambda: kept_size(make_settings()) == 4, "the checkpoint is kept")
+        shutil.copytree(make_settings().data_dir, make_settings("crashed").data_dir)
+    crashed = make_settings("crashed")
+    await assert_refused(run_node, crashed, StartRefusedError, "this node signed", url=older.service_url)
+
+
+async def test_a_database_that_never_heard_of_the_node_is_refused(
+    run_node: RunNode, make_settings: MakeSettings, back_up: BackUp
+) -> None:
+    fresh = await back_up()
+    async with run_node() as service:
+        await write(service, 1)
+    await assert_refused(run_node, make_settings(), StartRefusedError, "never heard", url=fresh.service_url)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ("DELETE FROM scheduler.scheduler_log WHERE seq > 7 AND", "ends at seq 7"),
+        ("UPDATE scheduler.scheduler_log SET chain_link = repeat('ab', 32) WHERE seq = 9 AND", "differs"),
+    ],
+)
+async def test_a_chain_that_is_not_the_one_this_node_signed_is_not_extended(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    chains: Chains,
+    superuser: asyncpg.Connection,
+    change: str,
+    match: str,
+) -> None:
+    async with run_node() as service:
+        await write(service, *range(9))
+        await until(lambda: kept_size(make_settings()) == 9, "the checkpoint is kept")
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        await superuser.execute(change + " tenant_id = 'acme'")
+        await superuser.execute(
+            "UPDATE scheduler.chain_heads SET (head_seq, head_chain_link, head_hlc) ="
+            " (SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = 'acme'"
+            "   ORDER BY seq DESC LIMIT 1) WHERE tenant_id = 'acme'"
+        )
+    before = await chains.entries("acme")
+    await assert_refused(run_node, make_settings(), StartRefusedError, match)
+    assert await chains.entries("acme") == before
+
+
+async def test_a_damaged_checkpoint_beside_the_wal_is_refused_with_what_to_do(
+    run_node: RunNode, make_settings: MakeSettings
+) -> None:
+    async with run_node() as service:
+        await write(service, 1)
+        kept = wal_folder(make_settings()) / "checkpoints" / "acme"
+        await until(kept.exists, "the checkpoint is kept")
+    kept.write_text(kept.read_text().replace("\n1\n", "\n2\n"))
+    await assert_refused(run_node, make_settings(), StartRefusedError, "beside the WAL is damaged")
+
+
+def _noise(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x80" * 30)
+
+
+STRAYS: dict[str, tuple[str, Callable[[Path], object], str | None]] = {
+    "an editor's swap file": ("checkpoints/.acme.swp", _noise, None),
+    "a folder whose name is no tenant's": ("checkpoints/Old", Path.mkdir, None),
+    "a checkpoint that is no text": ("checkpoints/acme", _noise, "checkpoints/acme cannot be read as the checkpoint"),
+    "a folder in the place of a checkpoint": ("checkpoints/beta", Path.mkdir, "checkpoints/beta cannot be read"),
+    "a folder in the place of the control file": ("control", Path.mkdir, "control cannot be read"),
+    "a segment that leads nowhere": (
+        f"{99:020d}-9.wal",
+        lambda path: path.symlink_to("/nowhere/at/all"),
+        "cannot be recovered: .*-9.wal",
+    ),
+    "losses of no form": ("lost.json", lambda path: path.write_text('[["a", null]]'), "lost.json cannot be read"),
+    "held records of no form": (
+        "held.json",
+        lambda path: path.write_text('{"version": 1, "tenants": {"p": {"reason": "r", "seen": null, "lsns": [-5]}}}'),
+        "held.json cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRAYS)
+async def test_what_lies_beside_the_wal_is_passed_over_or_refused_by_name(
+    run_node: RunNode, make_settings: MakeSettings, name: str
+) -> None:
+    place, put, match = STRAYS[name]
+    async with run_node() as service:
+        await write(service, 1)
+        await until((wal_folder(make_settings()) / "checkpoints" / "acme").exists, "the checkpoint is kept")
+    path = wal_folder(make_settings()) / place
+    if path.exists():
+        path.unlink()
+    put(path)
+    if match is None:
+        async with run_node() as again:
+            assert again.node.failure is None
+    else:
+        with pytest.raises(LedgerError, match=match):
+            async with run_node():
+                pass
+
+
+async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    settings = make_settings()
+    async with run_node(settings) as service:
+        await write(service, 1)
+        kept = wal_folder(settings) / "checkpoints" / "acme"
+        await until(kept.exists, "the checkpoint is kept")
+        old = kept.read_text()
+    (settings.data_dir / "keys" / "signing.pem").unlink()
+    async with run_node(settings) as service:
+        await write(service, 2)
+        await until(lambda: kept_size(settings) == 2, "a new checkpoint is kept")
+    key_hash, old_key_hash = (note.split()[-1][:5] for note in (kept.read_text(), old))
+    assert key_hash != old_key_hash
+    about_keys = [entry for entry in await chains.sound("_system") if entry["job_id"].startswith("key:")]
+    assert [entry["action"] for entry in about_keys] == ["KEY_ADDED", "KEY_ROTATED"]
