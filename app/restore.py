@@ -204,7 +204,7 @@ async def restore_from_bundles(
                 readers.append((file, reader))
             readers.sort(key=_in_order)
             if may_begin_log and readers:
-                await node_store.log_origin(locked.connection, readers[0][1].manifest.log_origin)
+                await node_store.settle_log_origin(locked.connection, readers[0][1].manifest.log_origin)
             origin = await node_store.read_log_origin(locked.connection)
             return [(file, await restore_bundle(locked.connection, reader, origin)) for file, reader in readers]
 

@@ -272,7 +272,9 @@ async def _start_locked(
 
 async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: Settings) -> str:
     """The origin of this ledger's logs, which the first start of any node chose."""
-    kept = await node_store.log_origin(connection, settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}")
+    kept = await node_store.settle_log_origin(
+        connection, settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
+    )
     if settings.log.origin and kept != settings.log.origin:
         raise StartRefusedError(
             f"log.origin is {settings.log.origin}, but this ledger began as {kept}; an origin never changes"

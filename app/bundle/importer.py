@@ -39,6 +39,7 @@ from app.bundle.sorting import Sorter
 from app.bundle.staging import StagedFile, check_disk_room
 from app.bundle.verify import verify_bundle
 from app.store import chaining, imports
+from app.store import node as node_store
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Grower, Growth, JobKey, head_of
@@ -222,7 +223,7 @@ class BundleImporter:
         latest_ms = time.time_ns() // 1_000_000 + self._node.clock.max_clock_skew_ms
         bounds = ClockBounds(latest_ms, self._node.clock.last)
         async with self._pool.acquire() as connection:
-            own_origin = await imports.log_origin(connection)
+            own_origin = await node_store.log_origin(connection)
         count, beginnings = 0, dict[str, str]()
         for reader in readers:
             tenant_id, from_seq = reader.manifest.tenant_id, reader.manifest.from_seq

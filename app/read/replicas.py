@@ -23,7 +23,7 @@ import structlog
 
 from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, UnfitError
 from app.read.heartbeat import INTERVAL_S, Heartbeat
-from app.store import heartbeat as heartbeat_store
+from app.store import node as node_store
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import READ_TIMEOUT_S, reading
 from ledger.errors import DatabaseUnavailableError
@@ -157,7 +157,7 @@ class Replicas:
     async def _fault_of(self, replica: _Replica) -> str | None:
         try:
             async with reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S) as connection:
-                origin = await heartbeat_store.origin_there(connection)
+                origin = await node_store.log_origin(connection)
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             return f"{type(error).__name__}: {error}"
         return None if origin == self._log_origin else f"it holds the ledger {origin}, not {self._log_origin}"

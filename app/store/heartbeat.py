@@ -19,9 +19,3 @@ async def beat(connection: Connection) -> datetime:
     """Set the heartbeat to the primary's present time; returns that time."""
     beat_at: datetime = await connection.fetchval(_BEAT)
     return beat_at
-
-
-async def origin_there(connection: Connection) -> str | None:
-    """The origin of the ledger that the connection leads to; None when it holds none."""
-    origin: str | None = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
-    return origin

@@ -96,12 +96,6 @@ async def unfinished(connection: Connection) -> list[tuple[str, int, int]]:
     return [(row[0], row[1], row[2]) for row in rows]
 
 
-async def log_origin(connection: Connection) -> str | None:
-    """The origin of this ledger's logs, None when no node has started on it yet."""
-    origin: str | None = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
-    return origin
-
-
 async def entries_at(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> dict[int, ChainedEntry]:
     """Entries of the tenant by seq, those of ``seqs`` that stand in its chain: at or below the head."""
     rows = await connection.fetch(

@@ -78,13 +78,18 @@ async def claim_job_ids(connection: Connection, region: str, gate: str, node_id:
     return bool(owner == node_id)
 
 
-async def log_origin(connection: Connection, proposed: str) -> str:
+async def log_origin(connection: Connection) -> str | None:
+    """The origin of this ledger's logs; None when no node has started on it yet."""
+    origin: str | None = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
+    return origin
+
+
+async def settle_log_origin(connection: Connection, proposed: str) -> str:
     """The origin of this ledger's logs; ``proposed`` becomes it when there is none yet."""
     await connection.execute(
         "INSERT INTO scheduler.ledger_identity (log_origin) VALUES ($1) ON CONFLICT DO NOTHING", proposed
     )
-    origin: str = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
-    return origin
+    return await read_log_origin(connection)
 
 
 async def read_log_origin(connection: Connection) -> str:
@@ -93,7 +98,7 @@ async def read_log_origin(connection: Connection) -> str:
     Raises:
         StartRefusedError: there is none, so no node ever started on this database.
     """
-    origin: str | None = await connection.fetchval("SELECT log_origin FROM scheduler.ledger_identity")
+    origin = await log_origin(connection)
     if origin is None:
         raise StartRefusedError("no node ever started on this database: there is no log in it to restore")
     return origin
