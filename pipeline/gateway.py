@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ END_TIMEOUT_S: Final = 120.0
 """How long Java may take to end when all is done: it may be told to write an archive of classes."""
 INTERRUPTED_END_TIMEOUT_S: Final = 3.0
 """How long when a signal ended the command."""
+LOOK_INTERVAL_S: Final = 0.05
 LOG_BYTES_MAX: Final = 1 << 20
 """Of the end of the log, which are searched for why Java has ended."""
 
@@ -85,7 +87,7 @@ def java(settings: Mapping[str, str], log_file: Path) -> Iterator[None]:
         SparkError: in the place of what Spark raises within.
     """
     with _py4j_told_to(log_file):
-        end_timeout_s = END_TIMEOUT_S
+        end_timeout_s, parent = END_TIMEOUT_S, os.getppid()
         launching = begun(lambda: _launched(settings, log_file))
         try:
             launching.result()
@@ -96,6 +98,8 @@ def java(settings: Mapping[str, str], log_file: Path) -> Iterator[None]:
             raise
         except BaseException:
             end_timeout_s = INTERRUPTED_END_TIMEOUT_S
+            if is_submitted():
+                _outlive(parent, end_timeout_s)
             raise
         finally:
             # A launch takes a second or two, and who it was is known only then.
@@ -139,6 +143,13 @@ def _reason(log_file: Path) -> str | None:
         log.seek(max(0, log_file.stat().st_size - LOG_BYTES_MAX))
         found = _ENDED.search(log.read().decode("utf-8", "replace"))
     return None if found is None else found[1] or found[2]
+
+
+def _outlive(parent: int, timeout_s: float) -> None:
+    """Wait until the Java that launched us has ended: a terminal's signal ends it too, and it may still write files."""
+    deadline_s = time.monotonic() + timeout_s
+    while os.getppid() == parent and time.monotonic() < deadline_s:
+        time.sleep(LOOK_INTERVAL_S)
 
 
 def _end(gateway: JavaGateway, timeout_s: float) -> None:

@@ -73,12 +73,11 @@ def spark_session(
     """
     if master is not None:
         refuse_unless_master(master)
+        refuse_unless_there(master)
     active = _active()
     if active is not None:
         yield active
         return
-    if master is not None:
-        refuse_unless_there(master)
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with own_folder(Path(tempfile.gettempdir()), FOLDER_PREFIX) as folder:
         log4j = folder / "log4j2.properties"

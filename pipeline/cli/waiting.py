@@ -63,7 +63,7 @@ class Waiting:
         from py4j.protocol import Py4JError
 
         if self.spark is None:
-            return "Spark to start" if self._master is None else f"{self._master} to take the application"
+            return "Spark to start" if self._master is None else f"Spark to start on {self._master}"
         context = self.spark.sparkContext
         if is_local(context.master or ""):
             return None

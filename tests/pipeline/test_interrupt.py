@@ -92,7 +92,7 @@ def test_a_cluster_that_never_answers_is_waited_for_until_a_signal_comes(tmp_pat
         master = "spark://127.0.0.1:{1}".format(*silent.getsockname())
         with starting(tmp_path, master) as command:
             assert command.stderr is not None
-            assert command.stderr.readline() == f"waiting for {master} to take the application ...\n"
+            assert command.stderr.readline() == f"waiting for Spark to start on {master} ...\n"
             command.send_signal(signal.SIGINT)
             command.send_signal(signal.SIGINT)  # Whoever asks twice gets it once.
             printed, told = command.communicate(timeout=150)

