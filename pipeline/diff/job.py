@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.errors import InvalidInputError, TenantNotFoundError
+from ledger.errors import InvalidInputError, NotFoundError, TenantNotFoundError
 from ledger.events import SYSTEM_TENANT
 from ledger.exit_code import ExitCode
 from ledger.hlc import Hlc
@@ -19,6 +19,7 @@ from pipeline.diff.logs import forked_log
 from pipeline.diff.repair import WrittenBundle, write_bundles
 from pipeline.signers import Signers
 from pipeline.source import OpenPlace, Piece
+from pipeline.source.archives import OpenArchive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,6 +125,7 @@ def diff(
         stage: shows the work.
 
     Raises:
+        NotFoundError: one is an archive of nothing.
         TenantNotFoundError: neither has a tenant that was named.
         InvalidInputError: ``to-a`` or ``to-b`` holds something already, or there are no ``signers``.
         ProofError: a stored tree lacks tiles.
@@ -131,6 +133,8 @@ def diff(
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
     """
+    for place in (a, b):
+        _refuse_nothing(place)
     if output is not None:
         _refuse_used(output)
         if signers is None:
@@ -149,6 +153,12 @@ def diff(
             with stage("writing bundles"):
                 written = _write(tenants_found, chains, output, signers)
     return Diff(tenants_found, written)
+
+
+def _refuse_nothing(place: OpenPlace) -> None:
+    # A folder that was mistaken for an archive would lack all that the other side has.
+    if isinstance(place, OpenArchive) and not place.tenants():
+        raise NotFoundError(f"there is no archive in {place.url}")
 
 
 def _refuse_used(output: Path) -> None:

@@ -125,6 +125,7 @@ class OpenArchive:
     """An archive; what its manifests say is what their makers say."""
 
     def __init__(self, store: ArchiveStore) -> None:
+        self.url = store.url
         self._store = store
         self._tenants = tenants_of(store)
         self._read: dict[str, TenantArchive] = {}

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.embedded import EmbeddedPostgres
-from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_error
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger as PostgresLedger
@@ -223,6 +223,14 @@ def test_two_histories_of_one_log_are_told_and_no_bundle_is_made_of_them(
         assert [(each.tenant_id, each.lacking) for each in found.written] == [("away", "b")]
         assert told(found, "away")["forked_log"] is None
         assert compared(spark, a, b, tenants=["away"]).exit_code == ExitCode.INCOMPLETE
+
+
+def test_a_folder_that_holds_no_archive_is_not_compared_as_one_that_lacks_everything(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("no archive")
+    with pytest.raises(NotFoundError, match="there is no archive in"):
+        compared(spark, tmp_path, tmp_path)
 
 
 def test_bundles_are_not_laid_beside_those_of_another_comparison(spark: SparkSession, tmp_path: Path) -> None:
