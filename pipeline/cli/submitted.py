@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import stat
 import struct
 import sys
@@ -39,9 +40,12 @@ def wait_until_printed() -> None:
     """Wait until nothing that was written is left for Java to read."""
     if not is_submitted() or not stat.S_ISFIFO(os.fstat(1).st_mode):
         return
-    sys.stdout.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+    abandoned = select.poll()
+    abandoned.register(1, 0)  # What is told of a pipe unasked: that nobody reads it any more.
     deadline_s = time.monotonic() + PRINTED_TIMEOUT_S
-    while time.monotonic() < deadline_s:
+    while time.monotonic() < deadline_s and not abandoned.poll(0):
         (unread,) = struct.unpack("i", fcntl.ioctl(1, termios.FIONREAD, b"\0\0\0\0"))
         if not unread:
             return
