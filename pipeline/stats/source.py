@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from ledger.errors import ConfigurationError
 from pipeline.stats.folder import SUFFIX, Listing, lines_in, listed
 from pipeline.stats.form import is_report
 from pipeline.stats.taken import Taken, parsed
@@ -43,6 +44,7 @@ _ARROW: Final = pa.schema(
 )
 
 Offset = dict[str, Any]
+_BEGINNING: Final[Offset] = {"folders": {}, "taken_ms": 0, "clock_ms": 0}
 Row = tuple[str, bytes | None, bool | None, str, int | None]
 
 
@@ -106,7 +108,7 @@ class StatsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:  # noqa: N802 (Spark's name)
         """Before the first file."""
-        return {"folders": {}, "taken_ms": 0, "clock_ms": 0}
+        return dict(_BEGINNING)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
         """What the option ``files_a_batch`` says."""
@@ -160,7 +162,12 @@ class StatsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def next_offset(
     source: str, start: Offset, listing: Listing, files_max: int | None, now_ms: int, close_after_ms: int
 ) -> Offset:
-    """Where a batch ends that begins behind ``start``: that many files on, else by the clock, else where it began."""
+    """Where a batch ends that begins behind ``start``: that many files on, else by the clock, else where it began.
+
+    Raises:
+        ConfigurationError: ``start`` is none of this source.
+    """
+    _check(start)
     taken = {folder: Taken(value) for folder, value in start["folders"].items()}
     new: list[tuple[int, str, str]] = []
     for folder, names in listing.nodes.items():
@@ -190,6 +197,8 @@ def next_offset(
 
 def taken_between(source: str, start: Offset, end: Offset, listing: Listing) -> list[ToRead]:
     """The files that ``end`` has and ``start`` has not."""
+    _check(start)
+    _check(end)
     files = []
     for folder, value in end["folders"].items():
         earlier = start["folders"].get(folder)
@@ -215,6 +224,11 @@ def passed_over(offset: Offset, listing: Listing) -> dict[str, str]:
                     "later files of this node were read: it began anew, or this came late"
                 )
     return told
+
+
+def _check(offset: Offset) -> None:
+    if offset.keys() != _BEGINNING.keys():
+        raise ConfigurationError("the checkpoint is not of a form that is known here: write elsewhere")
 
 
 def _now_ms() -> int:

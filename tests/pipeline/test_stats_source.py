@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.errors import ConfigurationError
-from pipeline.stats.folder import LINE_BYTES_MAX, lines_in, listed
+from pipeline.stats.folder import LINE_BYTES_MAX, Listing, lines_in, listed
 from pipeline.stats.source import Offset, StatsReader, next_offset, passed_over, taken_between
 from pipeline.stats.taken import FileName, Taken, parsed
 
@@ -91,6 +91,11 @@ def test_an_offset_is_as_small_as_the_folder_and_not_as_all_that_it_ever_held() 
 def test_a_checkpoint_of_another_form_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="write elsewhere"):
         Taken(value)
+    nothing = Listing({}, {})
+    with pytest.raises(ConfigurationError, match="write elsewhere"):
+        next_offset("", value, nothing, None, NOW_MS, 0)
+    with pytest.raises(ConfigurationError, match="write elsewhere"):
+        taken_between("", EMPTY, value, nothing)
 
 
 def test_files_are_taken_in_the_order_they_were_closed_in_over_all_nodes_and_each_once(folder: Folder) -> None:
