@@ -376,7 +376,7 @@ class Service:
         for watermark in (self.node.durable, self.node.committed, self.node.chained):
             watermark.give_up(message)
         for pending in self.backlog:
-            if pending.outcome is not None:
+            if pending.outcome is not None and not pending.outcome.done():
                 expire(pending.outcome, message)
                 pending.outcome.exception()
 

@@ -8,6 +8,7 @@ import json
 import os
 import threading
 
+import asyncpg
 import pytest
 
 from app.config import Settings
@@ -447,6 +448,21 @@ async def test_a_full_batch_is_chained_though_nobody_waits(service: Service, mon
     monkeypatch.setattr("app.write.appender.BATCH_ENTRIES_MAX", 3)
     last = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in range(1, 4)][-1]
     await until(lambda: service.node.chained.lsn >= last.lsn, "the batch is chained")
+
+
+async def test_a_stop_answers_who_waits_behind_one_who_has_left(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    async with run_node(make_settings(shutdown_grace="1s")) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        async with superuser.transaction():
+            await superuser.execute("SELECT FROM scheduler.chain_heads FOR UPDATE")
+            asked = [asyncio.create_task(service.submitter.submit(created("acme", n), key=None)) for n in (1, 2)]
+            await until(lambda: len(service.backlog) >= len(asked), "both wait")
+            asked[0].cancel()
+            service.begin_stop()
+            with pytest.raises(DurabilityTimeoutError, match="the service stops"):
+                await asked[1]
 
 
 # --- watermarks -----------------------------------------------------------------------------------
