@@ -14,7 +14,7 @@ import typer
 
 from console.options import Json
 from console.outcome import err, out, print_json
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, NotFoundError
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
 from pipeline.cli.running import running
 from pipeline.report.period import Asked, Clock, asked, parse_duration
@@ -88,14 +88,14 @@ def report(
     """
     where = named_place(context, dsn, archive, bundles, more_bundles, tenants)
     wanted = asked(clock, start, end, window)
-    if stats is not None and wanted.clock is Clock.TRACE:
-        raise InvalidInputError("--stats is on the ledger's clock: it goes with --time hlc")
+    if stats is not None:
+        _refuse_no_stats(stats, wanted)
     told = _reported(
         _Request(
             where,
             tenants,
             wanted if stats is None else wanted._replace(clock=Clock.HLC),
-            None if stuck_after is None else parse_duration(stuck_after),
+            None if stuck_after is None else parse_duration("--stuck-after", stuck_after),
             stats,
             {
                 "--from": start,
@@ -116,16 +116,26 @@ def report(
         _print(told, dest)
 
 
+def _refuse_no_stats(stats: str, wanted: Asked) -> None:
+    from pipeline.stats.output import COMMIT_LOG
+
+    if wanted.clock is Clock.TRACE:
+        raise InvalidInputError("--stats is on the ledger's clock: it goes with --time hlc")
+    folder = Path(stats)
+    if "://" not in stats and not any((*folder.glob("kind=*"), *folder.glob(COMMIT_LOG))):
+        raise NotFoundError(f"--stats {stats} holds no windows of tally pipeline stats")
+
+
 def _reported(request: _Request) -> dict[str, Any]:
     """Make the report; returns its headline numbers."""
     from pipeline.progress import shown
-    from pipeline.report.folder import refuse_other
+    from pipeline.report.folder import refuse_unfit
     from pipeline.report.make import make
     from pipeline.report.origins import entries, log_origins
     from pipeline.source import place_of
     from pipeline.stats import read as read_stats
 
-    refuse_other(request.dest)
+    refuse_unfit(request.dest)
     places = [place_of(request.where.option, name) for name in request.where.names]
     before_ms = request.asked.end_ms if request.asked.clock is Clock.HLC else None
     with running("report", request.master) as spark, ExitStack() as stack:
@@ -152,7 +162,7 @@ def _made(request: _Request, places: Sequence[Place], log_origins: list[str]) ->
         list(request.tenants or ()),
         log_origins,
         version("tallystick"),
-        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        datetime.now(UTC),
         f"tally pipeline report {given} {ledger}",
         f"tally pipeline verify --keys KEYS {ledger}",
     )
@@ -160,6 +170,7 @@ def _made(request: _Request, places: Sequence[Place], log_origins: list[str]) ->
 
 def _print(told: dict[str, Any], dest: Path) -> None:
     counts, at_end, period = told["in_period"], told["at_end"], told["period"]
+    tenants = f"{told['read']['tenants']:,} tenant{'' if told['read']['tenants'] == 1 else 's'}"
     lines = (
         f"{period['from']} to {period['to']}, windows of {width_text(period['window_ms'])}",
         f"{counts['created']:,} jobs created, {counts['ended']:,} ended: {counts['completed']:,} completed, "
@@ -167,7 +178,7 @@ def _print(told: dict[str, Any], dest: Path) -> None:
         *(_times(name, told["times_s"][span]) for span, name in (("queue", "queue time"), ("run", "run time"))),
         f"{at_end['open']:,} open at the end, {at_end['stuck']:,} of them stuck: silent for over "
         f"{duration_text(at_end['stuck_after_s'])}",
-        f"from {told['read']['entries']:,} entries of {told['read']['tenants']:,} tenants, not verified",
+        f"from {told['read']['entries']:,} entries of {tenants}, not verified",
         f"the page: {dest / 'report.html'}",
     )
     for line in lines:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 import unicodedata
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PARQUET_ONLY: Final = frozenset(("jobs",))
 ROWS_AT_ONCE: Final = 4096
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 _FORMULA_BEGINS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 Row = dict[str, Any]
@@ -41,10 +43,10 @@ def replaced(folder: Path) -> Iterator[Path]:
     An older report is replaced; a folder that holds anything else is not touched.
 
     Raises:
-        ConfigurationError: there is something else in its place.
+        ConfigurationError: there is something else in its place, or it cannot be written.
     """
-    folder = Path(os.path.abspath(folder))
-    refuse_other(folder)
+    refuse_unfit(folder)
+    folder = Path(os.path.realpath(folder))  # What a link points at is replaced, not the link.
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     fresh.mkdir()
@@ -59,14 +61,22 @@ def replaced(folder: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def refuse_other(folder: Path) -> None:
-    """Return if ``folder`` is free for a report: not there, empty, or a report already.
+def refuse_unfit(folder: Path) -> None:
+    """Return if a report can be put at ``folder``: nothing is there, or nothing in it, or a report already.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: it cannot.
     """
+    if _URL.match(str(folder)):
+        raise ConfigurationError(f"--dest {folder}: a report goes to a folder of this machine")
+    folder = Path(os.path.realpath(folder))
+    if os.path.ismount(folder):
+        raise ConfigurationError(f"--dest {folder} is where a file system begins: name a folder in it")
+    above = next(parent for parent in folder.parents if os.path.lexists(parent))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--dest {folder}: {above} is no folder that can be written to")
     if folder.exists() and not (folder.is_dir() and (is_report(folder) or not any(folder.iterdir()))):
-        raise ConfigurationError(f"{folder} holds something that is no report: name another folder with --dest")
+        raise ConfigurationError(f"--dest {folder} holds something that is no report: name another folder")
 
 
 def is_report(folder: Path) -> bool:
@@ -76,9 +86,9 @@ def is_report(folder: Path) -> bool:
 
 def write_table(rows: DataFrame, folder: Path, name: str) -> None:
     """Write ``rows`` as Parquet; all but the jobs come from one sorted partition, so that they lie in order."""
-    target = folder / "parquet" / name
+    target = folder / "parquet" / name  # Hadoop takes a path as it stands: nothing in it is escaped.
     parts = rows if name in PARQUET_ONLY else rows.coalesce(1)
-    parts.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(target.as_uri())
+    parts.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{target}")
     for checksum in target.glob(".*.crc"):
         checksum.unlink()
 

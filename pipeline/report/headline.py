@@ -21,6 +21,7 @@ FORMAT: Final = "tallystick.report.v1"
 def report(period: Period, made: Made, facts: dict[str, Any], numbers: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The headline numbers of the report whose tables are in ``folder``."""
     whole = rows_of(folder, "all")[0]
+    made_at = made.made_at.isoformat(timespec="seconds").replace("+00:00", "Z")
     return {
         "format": FORMAT,
         "period": {
@@ -42,6 +43,8 @@ def report(period: Period, made: Made, facts: dict[str, Any], numbers: dict[str,
             "jobs": numbers["jobs"],
             "open": numbers["open"],
             "stuck": numbers["stuck"],
+            "known_to": moment_text(period.known_ms, period.clock),
+            "known_to_ms": period.known_ms,
             "stuck_after_s": numbers["stuck_after_ms"] / 1000,
             "stuck_after_is_asked": numbers["stuck_after_is_asked"],
             "by_status": {status: numbers[f"status_{status}"] for status in STATUSES},
@@ -65,7 +68,7 @@ def report(period: Period, made: Made, facts: dict[str, Any], numbers: dict[str,
             "first_hlc": facts["first_hlc"],
             "last_hlc": facts["last_hlc"],
         },
-        "made": {"at": made.made_at, "version": made.version, "command": made.command, "verify": made.verify_command},
+        "made": {"at": made_at, "version": made.version, "command": made.command, "verify": made.verify_command},
     }
 
 

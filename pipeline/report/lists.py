@@ -36,7 +36,7 @@ def stuck_after_ms(asked_ms: int | None, ended_jobs: int, total_p99_s: float | N
 def longest(timed: DataFrame, period: Period) -> DataFrame:
     """Jobs by run time, longest first: those that ended in the period, and those at work at its end, so far."""
     is_open = F.col("status").isin(*OPEN_STATUSES) & F.col("accepted_ms").isNotNull()
-    so_far = F.when(is_open, period.end_ms - F.col("accepted_ms"))
+    so_far = F.when(is_open, period.known_ms - F.col("accepted_ms"))
     ended_within = (F.col("ended_ms") >= period.start_ms) & (F.col("ended_ms") < period.end_ms)
     rows = timed.withColumn("run_ms", F.coalesce(so_far, F.when(ended_within, F.col("run_ms"))))
     ordered = rows.where("run_ms >= 0").orderBy(F.desc("run_ms"), "tenant_id", "job_id").limit(LONGEST_ROWS_MAX)
@@ -54,7 +54,7 @@ def longest(timed: DataFrame, period: Period) -> DataFrame:
 
 def stuck(timed: DataFrame, period: Period, after_ms: int) -> DataFrame:
     """Jobs that have not ended and of which nothing was heard for longer than ``after_ms``, longest silence first."""
-    rows = timed.where(F.col("status").isin(*OPEN_STATUSES)).withColumn("silent_ms", period.end_ms - F.col("last_ms"))
+    rows = timed.where(F.col("status").isin(*OPEN_STATUSES)).withColumn("silent_ms", period.known_ms - F.col("last_ms"))
     ordered = rows.where(F.col("silent_ms") > after_ms).orderBy(F.desc("silent_ms"), "tenant_id", "job_id")
     return ordered.limit(LIST_ROWS_MAX).select(
         "tenant_id",
@@ -107,7 +107,7 @@ def totals(timed: DataFrame, period: Period, after_ms: int) -> DataFrame:
         F.count("*").alias("jobs"),
         *by_status,
         F.count_if(is_open).alias("open"),
-        F.count_if(is_open & (period.end_ms - F.col("last_ms") > after_ms)).alias("stuck"),
+        F.count_if(is_open & (period.known_ms - F.col("last_ms") > after_ms)).alias("stuck"),
         F.count_if(is_cancelled).alias("cancel_requests"),
         F.count_if("is_backwards").alias("backwards"),
         F.count_if(F.col("last_ms").isNull()).alias("undated"),

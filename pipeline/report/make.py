@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +36,7 @@ class Made(NamedTuple):
     """Those asked for; empty for all."""
     log_origins: list[str]
     version: str
-    made_at: str
+    made_at: datetime
     command: str
     verify_command: str
 
@@ -63,7 +64,7 @@ def make(
             overall = read.overall(folded).first()
             assert overall is not None
             facts = overall.asDict()
-            period = _period(asked, facts)
+            period = _period(asked, facts, round(made.made_at.timestamp() * 1000))
             files.write_table(read.by_tenant(folded), fresh, "ledger")
             timed = jobs.on_clock(folded, period.clock).persist(StorageLevel.DISK_ONLY)
             numbers = _write_tables(timed, period, stuck_after_ms, fresh)
@@ -80,17 +81,20 @@ def make(
     return report
 
 
-def _period(asked: Asked, facts: dict[str, Any]) -> Period:
+def _period(asked: Asked, facts: dict[str, Any], now_ms: int) -> Period:
     clock = choose_clock(asked, facts["job_events"] or 0, facts["trace_events"] or 0)
     name = "trace" if clock is Clock.TRACE else "hlc"
     first_ms, last_ms = facts[f"first_{name}_ms"], facts[f"last_{name}_ms"]
     if first_ms is None or last_ms is None:
-        raise InvalidInputError(
-            "there is no job event that carries a trace_time: use --time hlc"
-            if clock is Clock.TRACE and facts["job_events"]
-            else "there is no job event to report on"
-        )
-    return choose_period(asked, clock, first_ms, last_ms)
+        raise InvalidInputError(_nothing(asked))
+    return choose_period(asked, clock, first_ms, last_ms, now_ms)
+
+
+def _nothing(asked: Asked) -> str:
+    kind = "job event with a trace_time" if asked.clock is Clock.TRACE else "job event"
+    if asked.end_ms is not None:
+        return f"there is no {kind} before --to"
+    return f"there is no {kind} to report on" + (": use --time hlc" if asked.clock is Clock.TRACE else "")
 
 
 def _write_tables(timed: DataFrame, period: Period, stuck_after_ms: int | None, fresh: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ says how fast the replay was. They cannot be mixed on one axis, so a report is w
 
 Invariants::
 
-    start_ms < end_ms        1 <= (end_ms - first_window_ms) / window_ms <= WINDOWS_MAX
+    start_ms < end_ms        1 <= (end_ms - first_window_ms) / window_ms <= WINDOWS_MAX        known_ms <= end_ms
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": 
 _DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,6})?")
 _MOMENT_MAX: Final = 10**17
+"""In milliseconds; no report reaches further, so that widths and sums stay small."""
 
 
 class Clock(StrEnum):
@@ -72,13 +73,18 @@ class Asked(NamedTuple):
 
 
 class Period(NamedTuple):
-    """``start_ms <= t < end_ms``, in milliseconds since 1970 or since the trace began; windows lie end to end."""
+    """``start_ms <= t < end_ms``, in milliseconds since 1970 or since the trace began; windows lie end to end.
+
+    ``known_ms`` is how far the report knows: the end, or where that lies ahead, the moment it was made. Jobs that are
+    open are judged as of then.
+    """
 
     clock: Clock
     start_ms: int
     end_ms: int
     window_ms: int
     first_window_ms: int
+    known_ms: int
 
     @property
     def windows(self) -> list[int]:
@@ -86,36 +92,47 @@ class Period(NamedTuple):
         return list(range(self.first_window_ms, self.end_ms, self.window_ms))
 
 
-def parse_bound(text: str) -> Bound:
+def parse_bound(option: str, text: str) -> Bound:
     """The moment that ``text`` names: an RFC 3339 time, an HLC, or a number of seconds since the trace began.
 
     Raises:
-        InvalidInputError: it is none of them.
+        InvalidInputError: it is none of them, or too far away; the text names ``option``.
     """
     if _NUMBER.fullmatch(text):
         return Bound(Clock.TRACE, round(float(text) * SECOND_MS))
-    if ":" in text and "-" not in text[:5]:
-        return Bound(Clock.HLC, Hlc.parse(text).physical_ms)
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
+        at_ms = Hlc.parse(text).physical_ms if _is_hlc_like(text) else _rfc3339_ms(text)
+    except (ValueError, InvalidInputError):
         raise InvalidInputError(
-            f"{text[:100]!r} is no time: write 2026-01-31T00:00:00Z, an HLC, or seconds of a trace"
-        ) from error
+            f"{option} {text[:100]!r} is no time: write 2026-01-31T00:00:00Z, an HLC, or seconds of a trace"
+        ) from None
+    if at_ms > _MOMENT_MAX:
+        raise InvalidInputError(f"{option} {text[:100]} lies millions of years away")
+    return Bound(Clock.HLC, at_ms)
+
+
+def _is_hlc_like(text: str) -> bool:
+    return ":" in text and "-" not in text[:5]
+
+
+def _rfc3339_ms(text: str) -> int:
+    moment = datetime.fromisoformat(text)
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return Bound(Clock.HLC, round(moment.timestamp() * SECOND_MS))
+    return round(moment.timestamp() * SECOND_MS)
 
 
-def parse_duration(text: str) -> int:
+def parse_duration(option: str, text: str) -> int:
     """Milliseconds of ``text``, such as 90s, 15m, 6h, 1d or 1w.
 
     Raises:
-        InvalidInputError: it is no duration, or none at all.
+        InvalidInputError: it is no duration, or shorter than a millisecond; the text names ``option``.
     """
     match = _DURATION.fullmatch(text)
-    duration_ms = round(float(match[1]) * _UNITS_MS[match[2]]) if match is not None else 0
-    if duration_ms <= 0:
-        raise InvalidInputError(f"{text[:100]!r} is no duration: write it as 90s, 15m, 6h, 1d or 1w")
+    if match is None:
+        raise InvalidInputError(f"{option} {text[:100]!r} is no duration: write it as 90s, 15m, 6h, 1d or 1w")
+    duration_ms = round(float(match[1]) * _UNITS_MS[match[2]])
+    if duration_ms == 0:
+        raise InvalidInputError(f"{option} {text} is no time at all: the shortest is 1ms")
     return duration_ms
 
 
@@ -123,19 +140,24 @@ def asked(clock: Clock | None, start: str | None, end: str | None, window: str |
     """What the options ask for; ``clock`` None leaves it to the bounds, or to the data.
 
     Raises:
-        InvalidInputError: a value is malformed, or the bounds are of two clocks, or of another than ``clock``.
+        InvalidInputError: a value is malformed, or the bounds are of two clocks, or of another than ``clock``, or so
+            far apart that the windows would be too many.
     """
-    bounds = [None if text is None else parse_bound(text) for text in (start, end)]
+    bounds = [None if text is None else parse_bound(name, text) for name, text in (("--from", start), ("--to", end))]
     clocks = {bound.clock for bound in bounds if bound is not None} | ({clock} if clock is not None else set())
     if len(clocks) > 1:
         raise InvalidInputError(
-            "the bounds and the clock must agree: RFC 3339 times and HLCs are of --time hlc, plain seconds of "
-            "--time trace"
+            "--from, --to and --time must be of one clock: RFC 3339 times and HLCs are of --time hlc, plain seconds "
+            "of --time trace"
         )
     start_ms, end_ms = (None if bound is None else bound.at_ms for bound in bounds)
     if start_ms is not None and end_ms is not None and start_ms >= end_ms:
         raise InvalidInputError("--from must lie before --to")
-    return Asked(next(iter(clocks), None), start_ms, end_ms, None if window is None else parse_duration(window))
+    window_ms = None if window is None else parse_duration("--window", window)
+    wanted = Asked(next(iter(clocks), None), start_ms, end_ms, window_ms)
+    if wanted.clock is not None and start_ms is not None and end_ms is not None:
+        choose_period(wanted, wanted.clock, start_ms, end_ms, end_ms)
+    return wanted
 
 
 def choose_clock(asked: Asked, events: int, events_in_trace: int) -> Clock:
@@ -145,8 +167,10 @@ def choose_clock(asked: Asked, events: int, events_in_trace: int) -> Clock:
     return Clock.TRACE if events and events == events_in_trace else Clock.HLC
 
 
-def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int) -> Period:
+def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int, now_ms: int) -> Period:
     """The period of a report on events from ``first_ms`` to ``last_ms``; it ends just after the last event.
+
+    ``now_ms`` is the moment the report is made, on the ledger's clock whichever ``clock`` is.
 
     Raises:
         InvalidInputError: the window is so short that there would be more than ``WINDOWS_MAX``, or all events lie
@@ -155,7 +179,7 @@ def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int) -> Pe
     start_ms = first_ms if asked.start_ms is None else asked.start_ms
     end_ms = last_ms + 1 if asked.end_ms is None else asked.end_ms
     if start_ms >= end_ms:
-        raise InvalidInputError("no event of the ledger lies within the period asked for")
+        raise InvalidInputError(_outside(asked))
     if max(abs(start_ms), abs(end_ms)) > _MOMENT_MAX:
         raise InvalidInputError("an event's time is millions of years away; bound the report with --from and --to")
     window_ms = asked.window_ms or _width_for(end_ms - start_ms)
@@ -166,7 +190,14 @@ def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int) -> Pe
         raise InvalidInputError(
             f"--window makes {count:,} windows of this period, at most {WINDOWS_MAX} can be shown: make it longer"
         )
-    return Period(clock, start_ms, end_ms, window_ms, first_window_ms)
+    heard_ms = last_ms + 1 if clock is Clock.TRACE else max(last_ms + 1, now_ms)
+    return Period(clock, start_ms, end_ms, window_ms, first_window_ms, min(end_ms, heard_ms))
+
+
+def _outside(asked: Asked) -> str:
+    if asked.end_ms is None:
+        return "--from lies after the last job event there is"
+    return "--to lies before the first job event there is"
 
 
 def _width_for(span_ms: int) -> int:

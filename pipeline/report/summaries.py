@@ -4,8 +4,8 @@ A job counts as created, accepted and ended each in the window where that happen
 it was accepted, how long it ran, and how long it took in all, where it ended, however it ended. Rates are shares of the
 jobs that ended.
 
-Percentiles are nearest-rank: a time that a job really took. Of groups of over ``PERCENTILE_ACCURACY`` jobs the rank is
-off by at most one part in that many, which bounds the memory of a task.
+Percentiles are nearest-rank: a time that a job really took. Of groups of over ``EXACT_JOBS_MAX`` jobs the rank may be
+off by one part in that many, which bounds the memory of a task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from ledger import jobs
 from pipeline.report.jobs import moment
 from pipeline.report.period import DAY_MS, HOUR_MS, Period
 
-PERCENTILE_ACCURACY: Final = 10_000
+EXACT_JOBS_MAX: Final = 10_000
+PERCENTILE_ACCURACY: Final = 2 * EXACT_JOBS_MAX + 1
+"""Where Spark adds up sketches of two tasks, ranks stay exact while twice the jobs of either are fewer than this."""
 PERCENTILES: Final = (50, 90, 99)
 OUTCOMES: Final = {
     "completed": jobs.COMPLETED,
@@ -82,6 +84,8 @@ def of(summaries: DataFrame, name: str, period: Period) -> DataFrame:
         rows = every.join(rows.drop(*(key for key in _KEYS if key != "window_ms")), "window_ms", "left")
     if name == "hours":
         rows = rows.sparkSession.range(24).select(F.col("id").cast("int").alias("hour")).join(rows, "hour", "left")
+    if name == "all":  # Of no happenings at all there is no row that says so.
+        rows = rows.sparkSession.range(1).drop("id").join(rows, F.lit(True), "left")
     ordered = rows.orderBy(*keys) if keys else rows
     return ordered.select(*_shown_keys(keys, period), *_counts(), *_rates(), *_times())
 

@@ -23,6 +23,13 @@ def short_moment_text(at_ms: int, clock: Clock) -> str:
     return _moment(at_ms, clock, "%Y-%m-%d %H:%M", "%H:%M")
 
 
+def window_text(at_ms: int, width_ms: int, clock: Clock) -> str:
+    """Where a window begins, to the minute, or to the second where windows lie closer than minutes."""
+    if width_ms % MINUTE_MS == 0:
+        return short_moment_text(at_ms, clock)
+    return _moment(at_ms, clock, "%Y-%m-%d %H:%M:%S", "%H:%M:%S")
+
+
 def _moment(at_ms: int, clock: Clock, calendar: str, of_day: str) -> str:
     if clock is Clock.TRACE:
         day, rest_ms = divmod(at_ms, DAY_MS)

@@ -20,6 +20,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--dump-dom", "--virtual-time-budget=5000"),
 )
 WIDTHS = (1280, 400)
+NAME_PX_MAX = 240
 MEASURE = """
 const told = [...document.querySelectorAll('iframe')].map(frame => {
   const of = frame.contentDocument, style = frame.contentWindow.getComputedStyle(of.body);
@@ -30,7 +31,9 @@ const told = [...document.querySelectorAll('iframe')].map(frame => {
       within: marks.every(m => m.left >= box.left - 1 && m.right <= box.right + 1 && m.top >= box.top - 1
         && m.bottom <= box.bottom + 1)};
   });
-  return {wide: of.documentElement.scrollWidth, plots, ground: style.backgroundColor, ink: style.color,
+  const names = [...of.querySelectorAll('table bdi')].map(name => name.getBoundingClientRect().width);
+  return {widest: Math.max(...names),
+    wide: of.documentElement.scrollWidth, plots, ground: style.backgroundColor, ink: style.color,
     requests: frame.contentWindow.performance.getEntriesByType('resource').map(each => each.name)
       .filter(name => !name.startsWith('data:'))};
 });
@@ -58,7 +61,7 @@ def row(created: int, **keys: Any) -> dict[str, Any]:
 def shown(tenants: int) -> str:
     """A page on many tenants with long names, in 60 windows."""
     windows = [row(10 + at * 7 % 50, window=at * 86_400_000) for at in range(60)]
-    groups = [row(1000 - at % 900, tenant_id=f"tenant-{at}-" + "x" * 60, dc=f"dc-{at}") for at in range(tenants)]
+    groups = [row(1000 - at % 900, tenant_id=f"tenant-{at}-" + "x" * 300, dc=f"dc-{at}") for at in range(tenants)]
     whole = row(3000)
     by_tenant: list[tuple[str | None, list[int]]] = [
         ("a" * 60, [each["created"] for each in windows]),
@@ -77,7 +80,13 @@ def shown(tenants: int) -> str:
         "in_period": whole,
         "rates": whole,
         "times_s": {span: {"jobs": 9, **{f"p{each}": each * 1.0 for each in PERCENTILES}} for span in SPANS},
-        "at_end": {"open": 4, "stuck": 0, "stuck_after_s": 3600.0, "stuck_after_is_asked": True},
+        "at_end": {
+            "open": 4,
+            "stuck": 0,
+            "known_to": "2026-03-01",
+            "stuck_after_s": 3600.0,
+            "stuck_after_is_asked": True,
+        },
         "cancel_requests": 0,
         "left_out": dict.fromkeys(
             ("private_values", "jobs_with_times_backwards", "jobs_without_time", "events_without_trace_time"), 0
@@ -122,6 +131,7 @@ def luminance(colour: str) -> float:
 def test_a_browser_shows_the_page_whole_in_light_and_dark(tmp_path: Path, scheme: str, is_dark: bool) -> None:
     for width, found in zip(WIDTHS, seen(tmp_path, f"--blink-settings=preferredColorScheme={scheme}"), strict=True):
         assert found["wide"] <= width, "the page is no wider than its window"
+        assert found["widest"] <= NAME_PX_MAX, "a long name leaves room for the numbers beside it"
         assert len(found["plots"]) == 6
         assert all(plot["seen"] and plot["within"] for plot in found["plots"]), found["plots"]
         assert found["requests"] == []

@@ -8,6 +8,7 @@ import json
 import random
 import sqlite3
 from collections import defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from ledger.errors import ConfigurationError
 from ledger.events import JOB_EVENTS
 from ledger.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
-from pipeline.report import running
+from pipeline.report import running, summaries
 from pipeline.report.fold import fold
 from pipeline.report.folder import rows_of
 from pipeline.report.make import Made, make
@@ -29,7 +30,8 @@ from pipeline.report.said import said
 from pipeline.source.rows import ddl
 from pipeline.stats.output import WINDOW_SCHEMA
 
-MADE = Made("memory", [], ["log.example/1"], "1.0", "2026-11-21T00:00:00Z", "report", "tally pipeline verify")
+MADE_AT = datetime(2026, 11, 21, tzinfo=UTC)
+MADE = Made("memory", [], ["log.example/1"], "1.0", MADE_AT, "report", "tally pipeline verify")
 HOSTILE = ("=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\t=1", "<script>alert(1)</script>", "a\u202eb\x1b[31m")
 BEGIN_MS = 1_795_000_000_000
 
@@ -148,6 +150,20 @@ def test_the_numbers_are_those_of_plain_sql(made: tuple[Path, dict[str, Any], li
         assert report["at_end"]["open"] == open_jobs
 
 
+def test_percentiles_of_up_to_ten_thousand_jobs_are_those_at_their_rank(spark: SparkSession) -> None:
+    count, period = summaries.EXACT_JOBS_MAX, choose_period(Asked(), Clock.HLC, 0, 0, 0)
+    nothing = ("at_ms", "run_ms", "total_ms", "window_ms", "hour")
+    rows = spark.range(0, count, 1, 3).selectExpr(
+        *("'accepted' AS kind", "id * 7919 % 10007 AS queue_ms", "'acme' AS tenant_id", "'use1' AS dc"),
+        *("string(null) AS status", *(f"bigint(null) AS {name}" for name in nothing)),
+    )
+    found = summaries.of(summaries.summarise(rows), "all", period).first()
+    ordered = sorted(at * 7919 % 10007 for at in range(count))
+    assert found is not None
+    for share in summaries.PERCENTILES:
+        assert found[f"queue_p{share}_s"] == ordered[-(-share * count // 100) - 1] / 1000
+
+
 def test_hostile_text_is_harmless_wherever_it_is_shown(made: tuple[Path, dict[str, Any], list[Event]]) -> None:
     folder, _, _ = made
     page = (folder / "report.html").read_text()
@@ -205,7 +221,7 @@ def test_a_trace_is_told_in_its_own_time_and_a_report_that_fails_leaves_the_old_
 
 
 def test_counts_of_running_jobs_are_summed_by_window(spark: SparkSession) -> None:
-    period: Period = choose_period(Asked(window_ms=60_000), Clock.HLC, 0, 119_999)
+    period: Period = choose_period(Asked(window_ms=60_000), Clock.HLC, 0, 119_999, 0)
     rows = [
         (f"timestamp_millis({at_ms})", tenant, name, amount)
         for at_ms, tenant, name, amount in (

@@ -37,6 +37,8 @@ _DURATIONS: Final = (
     (1000 * DAY_MS, "1,000 d"),
     (10_000 * DAY_MS, "10,000 d"),
 )
+_APART_MIN: Final = 0.06
+"""Ticks of a logarithmic axis that are closer would stand on one another."""
 _FINE_UNIT_MAX_MS: Final = 30 * SECOND_MS
 
 
@@ -85,7 +87,12 @@ def durations(largest_s: float) -> Axis:
     marks = [mark for mark in _DURATIONS if mark[0] == 0 or mark[0] >= unit_ms]
     top_ms = next((at_ms for at_ms, _ in marks if at_ms >= largest_ms), largest_ms)
     axis = Axis(top_ms / 1000, [], unit_ms / 1000)
-    return axis._replace(ticks=[Tick(axis.share(at_ms / 1000), text) for at_ms, text in marks if at_ms <= top_ms])
+    ticks: list[Tick] = []
+    for at_ms, text in marks:
+        at = axis.share(at_ms / 1000)
+        if at_ms <= top_ms and (not ticks or at - ticks[-1].at >= _APART_MIN):
+            ticks.append(Tick(at, text))
+    return axis._replace(ticks=ticks)
 
 
 def times(start_ms: int, end_ms: int, clock: Clock) -> list[Tick]:

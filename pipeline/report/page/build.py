@@ -1,7 +1,8 @@
 """The page put together: tables read back, plots drawn, the template filled in.
 
 Its size is bounded whatever the ledger holds: at most ``GROUPS_MAX`` rows of tenants or data centres and one for all
-others, ``ROWS_MAX`` of a list, ``WINDOWS_MAX`` windows; a text is cut at ``TEXT_MAX`` characters.
+others, ``ROWS_MAX`` of a list, ``WINDOWS_MAX`` windows; a text is cut at ``TEXT_MAX`` characters,
+a command at ``COMMAND_MAX``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pipeline.report.page.contents import Contents, contents
 from pipeline.report.period import Clock
 
 TEXT_MAX: Final = 120
+COMMAND_MAX: Final = 4_000
+"""A command is of use only when it is whole."""
 _HERE: Final = Path(__file__).parent
 
 
@@ -41,8 +44,10 @@ def page(report: dict[str, Any], shown: Contents) -> str:
         rate=texts.rate_text,
         duration=texts.duration_text,
         width=texts.width_text,
+        window=lambda at_ms: texts.window_text(at_ms, report["period"]["window_ms"], clock),
         moment=lambda at_ms: texts.NOTHING if at_ms is None else texts.short_moment_text(at_ms, clock),
         text=_text,
+        command=lambda value: _text(value, COMMAND_MAX),
     )
     style = (_HERE / "style.css").read_text()
     return environment.get_template("report.html.j2").render(
@@ -60,9 +65,9 @@ def page(report: dict[str, Any], shown: Contents) -> str:
     )
 
 
-def _text(value: str | None) -> str:
+def _text(value: str | None, characters_max: int = TEXT_MAX) -> str:
     """A text from the ledger, cut, with nothing in it that could turn or hide what stands around it."""
     if value is None:
         return texts.NOTHING
     shown = visible(value)
-    return shown if len(shown) <= TEXT_MAX else f"{shown[: TEXT_MAX - 1]}…"
+    return shown if len(shown) <= characters_max else f"{shown[: characters_max - 1]}…"

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.report.folder import Row, rows_of, table
@@ -82,7 +83,7 @@ def largest(rows: list[Row], key: str, by: str) -> Groups:
 def _by_tenant(folder: Path, windows: list[Row], names: list[str]) -> list[tuple[str | None, list[int]]]:
     """One row of counts for each of ``names``, and one for what they leave of each window."""
     found = table(folder, "tenant_windows").to_table(
-        columns=["window", "tenant_id", "created"], filter=pc.field("tenant_id").isin(names)
+        columns=["window", "tenant_id", "created"], filter=pc.field("tenant_id").isin(pa.array(names, pa.string()))
     )
     counts = {(row["tenant_id"], row["window"]): row["created"] for row in _in_ms(found.to_pylist())}
     of_names = {name: [counts.get((name, window["window"]), 0) for window in windows] for name in names}
