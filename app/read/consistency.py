@@ -139,8 +139,11 @@ class Consistency:
         node = self._node
         mine = [token.lsn for token in tokens if token.node_id == node.node_id and token.epoch == node.epoch]
         if mine:
+            lsn = max(mine)
             try:
-                await node.chained.wait(max(mine), self.wait_s)
+                # Anybody can write a token: one of what was never committed must not hurry those who chain.
+                await node.committed.wait(lsn, self.wait_s)
+                await node.chained.wait(lsn, self.wait_s)
             except DurabilityTimeoutError as error:
                 raise SessionNotCaughtUpError(f"{error}; try again") from None
         return [token for token in tokens if token.node_id != node.node_id or token.epoch != node.epoch]

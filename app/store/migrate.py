@@ -12,6 +12,7 @@ import asyncpg
 import structlog
 from alembic import command, context, op
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -19,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
-from app.store.schema_version import MIGRATIONS
+from app.store.schema_version import MIGRATIONS, newest_revision
 from app.store.tables import SCHEMA, metadata
 from ledger.errors import StartRefusedError
 
@@ -45,6 +46,11 @@ def migrate(url: str) -> None:
         command.upgrade(config, "head")
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, DBAPIError) as error:
         raise StartRefusedError(f"the database could not be migrated: {_described(error)}") from error
+    except CommandError as error:
+        raise StartRefusedError(
+            f"the database could not be migrated: {error}. This version knows its schema up to revision "
+            f"{newest_revision()}; if another one migrated the database further, use that"
+        ) from error
 
 
 def check_server(version_num: int, encoding: str) -> None:

@@ -49,12 +49,19 @@ async def check_schema(connection: Connection) -> None:
 
 
 async def is_newest(url: str) -> bool:
-    """Whether the database that ``url`` names has the schema this version knows; False when it has none."""
-    connection = await asyncpg.connect(url)
+    """Whether the database that ``url`` names has the schema this version knows; False when it has none.
+
+    Raises:
+        StartRefusedError: it cannot be asked.
+    """
     try:
-        return await _revision(connection) == newest_revision()
-    finally:
-        await connection.close()
+        connection = await asyncpg.connect(url)
+        try:
+            return await _revision(connection) == newest_revision()
+        finally:
+            await connection.close()
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StartRefusedError(f"the database could not be asked for its schema: {error}") from error
 
 
 async def _revision(connection: Connection) -> str | None:

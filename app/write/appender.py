@@ -132,10 +132,10 @@ class Appender:
         """Why the last attempt failed, None while all is well."""
 
     def wake(self) -> None:
-        """There may be newly committed records, or somebody waits for one: then, or when a batch is full, they are
-        chained at once, else within ``COLLECT_S``."""
+        """There may be newly committed records, or somebody waits for one: then, or when they fill a batch or half of
+        the backlog, they are chained at once, else within ``COLLECT_S``."""
         chained = self._node.chained
-        if chained.wanted_lsn > chained.lsn or len(self._backlog) >= BATCH_ENTRIES_MAX:
+        if chained.wanted_lsn > chained.lsn or self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX):
             self._work.set()
         elif self._backlog and self._collecting is None:
             self._collecting = asyncio.get_running_loop().call_later(COLLECT_S, self._collected)

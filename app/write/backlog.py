@@ -92,6 +92,12 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def is_due(self, entries: int, size_bytes: int) -> bool:
+        """Whether it holds so many entries or bytes, or is half full."""
+        return len(self._queue) >= min(entries, self.entries_max / 2) or self._bytes >= min(
+            size_bytes, self.bytes_max / 2
+        )
+
     def reserve(self, entries: int) -> None:
         """Keep room for ``entries`` more, so that a request is taken whole or not at all.
 

@@ -154,12 +154,14 @@ async def test_a_session_read_waits_for_this_nodes_own_write(world: World) -> No
     reading = await still_waits(world, read(world, ReadLevel.SESSION, token(HERE, EPOCH, 10), wait_s=LONG_S))
     await world.store_job("job")
     await world.node_stands(HERE, EPOCH, 10)
+    world.node.committed.advance(10)
     world.node.chained.advance(10)
     assert (await reading)["status"] == "SUBMITTED"
 
 
 async def test_a_session_read_believes_its_snapshot_more_than_this_nodes_watermark(world: World) -> None:
     await world.store_job("job")
+    world.node.committed.advance(10)
     world.node.chained.advance(10)
     await world.node_stands(HERE, EPOCH, 9)
     with pytest.raises(SessionNotCaughtUpError):
@@ -171,6 +173,13 @@ async def test_a_session_read_gives_up_in_time(world: World) -> None:
     for missing in (token(THERE, 1, 1), token(HERE, EPOCH, 1), token(HERE, EPOCH + 1, 1)):
         with pytest.raises(SessionNotCaughtUpError):
             await read(world, ReadLevel.SESSION, missing)
+
+
+async def test_a_token_of_what_was_never_written_hurries_nobody(world: World) -> None:
+    wanted_lsn = world.node.chained.wanted_lsn
+    with pytest.raises(SessionNotCaughtUpError):
+        await read(world, ReadLevel.SESSION, token(HERE, EPOCH, 10**17))
+    assert world.node.chained.wanted_lsn == wanted_lsn
 
 
 async def test_a_session_read_tells_that_a_write_was_lost(world: World) -> None:
@@ -224,6 +233,7 @@ async def test_a_strong_read_also_sees_the_session_it_is_shown(world: World) -> 
 
 
 async def test_a_reader_that_waits_learns_why_the_node_stopped(world: World) -> None:
+    world.node.committed.advance(10)
     reading = await still_waits(world, read(world, ReadLevel.SESSION, token(HERE, EPOCH, 10), wait_s=LONG_S))
     world.node.chained.fail(FencedError("another process took over"))
     with pytest.raises(FencedError):

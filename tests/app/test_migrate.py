@@ -60,6 +60,8 @@ async def test_a_login_that_may_not_migrate_is_told_so_and_leaves_nothing(empty_
 async def test_a_server_that_cannot_be_reached_is_named_as_the_reason() -> None:
     with pytest.raises(StartRefusedError, match="could not be migrated"):
         await asyncio.to_thread(migrate, "postgresql://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(StartRefusedError, match="could not be asked for its schema"):
+        await is_newest("postgresql://nobody@127.0.0.1:1/nothing")
 
 
 def test_the_newest_revision_is_the_head_of_the_migrations() -> None:
@@ -79,11 +81,13 @@ async def test_a_database_without_the_schema_is_refused(empty_database: Database
 
 
 async def test_a_schema_of_another_version_is_refused(
-    superuser: asyncpg.Connection, service: asyncpg.Connection
+    database: Database, superuser: asyncpg.Connection, service: asyncpg.Connection
 ) -> None:
     await superuser.execute("UPDATE scheduler.alembic_version SET version_num = '9999'")
     with pytest.raises(StartRefusedError, match="9999"):
         await check_schema(service)
+    with pytest.raises(StartRefusedError, match=r"9999.* This version knows its schema up to"):
+        await asyncio.to_thread(migrate, database.owner_url)
 
 
 async def test_a_login_outside_the_service_role_is_told_what_it_lacks(

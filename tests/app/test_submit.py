@@ -450,6 +450,17 @@ async def test_a_full_batch_is_chained_though_nobody_waits(service: Service, mon
     await until(lambda: service.node.chained.lsn >= last.lsn, "the batch is chained")
 
 
+async def test_half_a_backlog_is_chained_though_nobody_waits(
+    run_node: RunNode, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node(make_settings(wal={"backlog_max_entries": 8})) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(lambda: not len(service.backlog), "the backlog is empty")
+        monkeypatch.setattr("app.write.appender.COLLECT_S", 3600)
+        last = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in range(1, 5)][-1]
+        await until(lambda: service.node.chained.lsn >= last.lsn, "what waits is chained")
+
+
 async def test_a_stop_answers_who_waits_behind_one_who_has_left(
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection[asyncpg.Record]
 ) -> None:
