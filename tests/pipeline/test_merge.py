@@ -32,6 +32,7 @@ from pipeline.merge.deciding import conflicts, decided
 from pipeline.merge.job import SETTINGS, Merged, merge
 from pipeline.merge.taking import TakenBundle, _taken, take
 from pipeline.merge.workplace import workplace
+from pipeline.own_folder import MARKER
 from pipeline.signers import Signers
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
@@ -321,8 +322,9 @@ def test_what_stands_in_the_way_is_named_before_the_work_and_nothing_is_written(
 
 
 def test_a_run_that_was_killed_leaves_nothing_for_ever_and_one_that_lives_keeps_its_folder(tmp_path: Path) -> None:
-    dead = tmp_path / ".merge-dead"
+    dead = tmp_path / ".merge-dead_123"
     dead.mkdir()
+    (dead / MARKER).touch()
     (dead / "acme.bundle.tar").write_bytes(b"half")
     foreign = store(tmp_path, b"", ".merge-file")
     with workplace(tmp_path) as one, workplace(tmp_path) as other:
