@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.java import CLASS_ARCHIVE, SILENT
+from pipeline.java import CLASS_ARCHIVE, SILENT, quoted, size_file
 from pipeline.spark import spark_session
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def make() -> bool:
     CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CLASS_ARCHIVE.parent) as folder:
         fresh = Path(folder) / CLASS_ARCHIVE.name
-        options = f'"-XX:ArchiveClassesAtExit={fresh}" {SILENT}'
+        options = f"{quoted(f'-XX:ArchiveClassesAtExit={fresh}')} {SILENT}"
         with spark_session(
             "classes", master="local[1]", log_file=Path(folder) / "spark.log", java_options=options
         ) as spark:
@@ -41,12 +41,24 @@ def make() -> bool:
         gateway.proc.stdin.close()
         gateway.proc.wait(_EXIT_TIMEOUT_S)
         if fresh.exists():
-            # Java believes the size that the file says it has, so it must be there whole.
-            with fresh.open("rb") as file:
-                os.fsync(file)
-            fresh.replace(CLASS_ARCHIVE)
+            size = size_file(fresh)
+            size.write_text(str(fresh.stat().st_size))
+            # The size comes last: where it is right, all of the file is there.
+            for path, kept in ((fresh, CLASS_ARCHIVE), (size, size_file(CLASS_ARCHIVE))):
+                _sync(path)
+                path.replace(kept)
+                _sync(kept.parent)
             return True
     return False
+
+
+def _sync(path: Path) -> None:
+    """Wait until ``path``, a file or a folder, is on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _work(spark: SparkSession, folder: Path) -> None:

@@ -50,8 +50,26 @@ def find_java_home(folder: Path) -> Path:
 
 
 def class_archive_options() -> str:
-    """Options with which Java starts from the archive of classes, if there is one."""
-    return f'"-XX:SharedArchiveFile={CLASS_ARCHIVE}" {SILENT}' if CLASS_ARCHIVE.exists() else ""
+    """Options with which Java starts from the archive of classes, if there is a whole one.
+
+    Java crashes on one that is cut short, so its size is kept beside it.
+    """
+    try:
+        is_whole = CLASS_ARCHIVE.stat().st_size == int(size_file(CLASS_ARCHIVE).read_text())
+    except (OSError, ValueError):
+        is_whole = False
+    return f"{quoted(f'-XX:SharedArchiveFile={CLASS_ARCHIVE}')} {SILENT}" if is_whole else ""
+
+
+def size_file(archive: Path) -> Path:
+    """The file that says how many bytes ``archive`` has when it is whole."""
+    return archive.with_name(f"{archive.name}.size")
+
+
+def quoted(option: str) -> str:
+    """``option`` as one word among those that Spark splits for Java."""
+    escaped = option.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
 
 
 def java_version(java: Path) -> int:
