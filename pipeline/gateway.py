@@ -32,10 +32,16 @@ LOOK_INTERVAL_S: Final = 0.05
 LOG_BYTES_MAX: Final = 1 << 20
 """Of the end of the log, which are searched for why Java has ended."""
 
-_ENDED: Final = re.compile(
-    r"Application has been killed\. Reason: (.+)|^(?:Exception in thread .*)?(java\.lang\.OutOfMemoryError.*)",
-    re.MULTILINE,
+_KILLED: Final = re.compile(
+    r"^\S+ ERROR StandaloneSchedulerBackend: Application has been killed\. Reason: (.+)", re.MULTILINE
 )
+"""What Spark logs, in the form of our log, before it stops because its cluster has no more use for it."""
+_OUT_OF_MEMORY: Final = re.compile(
+    r"^(?:Exception in thread (?:\"[^\"\n]*\" )?)?(java\.lang\.OutOfMemoryError.*)", re.MULTILINE
+)
+"""What Java prints; a task whose Java has no memory may be done again, so it says nothing while Java lives."""
+_OF_A_TASK: Final = "Traceback (most recent call last)"
+"""In the text of every error that Python raised in a task."""
 
 
 class SparkError(Exception):
@@ -120,16 +126,14 @@ def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
 
 def _kept(error: Exception, log_file: Path, process: subprocess.Popen[bytes] | None) -> SparkError:
     """``error`` as it can be read when Java has ended; another one where Spark had ended before."""
-    from py4j.protocol import Py4JError, Py4JJavaError
-
-    kind, reason = type(error).__name__, _reason(log_file)
+    kind, text = type(error).__name__, _text(error)
+    if text is not None and _OF_A_TASK in text:  # What it found decides the exit code, whatever came after it.
+        return SparkError(text, kind)
+    reason = _reason(log_file, has_ended=text is None or (process is not None and process.poll() is not None))
     if reason is not None:
         return SparkEndedError(f"Spark has ended: {reason}", kind)
-    try:
-        if not isinstance(error, Py4JError) or isinstance(error, Py4JJavaError):
-            return SparkError(str(error), kind)
-    except (Py4JError, OSError):  # Java was asked for the text.
-        pass
+    if text is not None:
+        return SparkError(text, kind)
     if process is not None:
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(INTERRUPTED_END_TIMEOUT_S)
@@ -137,12 +141,23 @@ def _kept(error: Exception, log_file: Path, process: subprocess.Popen[bytes] | N
     return SparkEndedError("Spark does not answer", kind)
 
 
-def _reason(log_file: Path) -> str | None:
-    """Why Spark has ended, where its log says so."""
+def _text(error: Exception) -> str | None:
+    """What ``error`` says; None where Java did not answer, or does not when it is asked for that."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    with suppress(Py4JError, OSError):
+        if not isinstance(error, Py4JError) or isinstance(error, Py4JJavaError):
+            return str(error)
+    return None
+
+
+def _reason(log_file: Path, *, has_ended: bool) -> str | None:
+    """Why Spark has stopped, or Java that ``has_ended``, where the log says so."""
     with log_file.open("rb") as log:
         log.seek(max(0, log_file.stat().st_size - LOG_BYTES_MAX))
-        found = _ENDED.search(log.read().decode("utf-8", "replace"))
-    return None if found is None else found[1] or found[2]
+        logged = log.read().decode("utf-8", "replace")
+    found = _KILLED.search(logged) or (_OUT_OF_MEMORY.search(logged) if has_ended else None)
+    return None if found is None else found[1]
 
 
 def _outlive(parent: int, timeout_s: float) -> None:

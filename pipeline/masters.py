@@ -47,6 +47,8 @@ def refuse_unless_there(master: str) -> None:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        except UnicodeError:  # Of the encoding of names, which looks at their labels.
+            reasons.append(f"{address}: no host can have that name")
         except (OSError, OverflowError) as error:
             reasons.append(f"{address}: {getattr(error, 'strerror', None) or error}")
         else:

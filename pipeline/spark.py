@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ledger.errors import ConfigurationError
 from pipeline.gateway import begun, is_submitted, java
-from pipeline.java import class_archive_options, find_java_home
+from pipeline.java import class_archive_options, find_java_home, quoted
 from pipeline.masters import LOCAL_MASTER, is_local, local_cores, refuse_unless_master, refuse_unless_there
 from pipeline.own_folder import own_folder
 from pipeline.shipping import pack
@@ -69,8 +70,9 @@ def spark_session(
     which Java starts from its archive of classes.
 
     Raises:
-        ConfigurationError: ``master`` is none or not there, or there is no Java.
+        ConfigurationError: ``master`` is none or not there, TMPDIR is of no use to Spark, or there is no Java.
     """
+    temporary = _temporary()
     if master is not None:
         refuse_unless_master(master)
         refuse_unless_there(master)
@@ -79,7 +81,7 @@ def spark_session(
         yield active
         return
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with own_folder(Path(tempfile.gettempdir()), FOLDER_PREFIX) as folder:
+    with own_folder(temporary, FOLDER_PREFIX) as folder:
         log4j = folder / "log4j2.properties"
         log4j.write_text(_LOG4J.format(log_file=log_file))
         given = settings or {}
@@ -95,6 +97,14 @@ def spark_session(
                 yield spark
             finally:
                 _stop(spark, log_file)
+
+
+def _temporary() -> Path:
+    """Where a command has its folder."""
+    folder = Path(tempfile.gettempdir())
+    if "," in str(folder):
+        raise ConfigurationError(f"TMPDIR={folder}: Spark takes a comma for the end of a folder's name; name another")
+    return folder
 
 
 def _active() -> SparkSession | None:
@@ -169,7 +179,8 @@ def _take_over(log4j: Path, folder: Path) -> None:
 def _java_options(log4j: Path, folder: Path, more: str | None) -> str:
     """What a Java that we launch is told at its start."""
     more = class_archive_options() if more is None else more
-    return f"-Dlog4j2.configurationFile={log4j.as_uri()} -Djava.io.tmpdir={folder} {_JAVA_OPTIONS} {more}"
+    of_files = f"-Dlog4j2.configurationFile={log4j.as_uri()}", f"-Djava.io.tmpdir={folder}"
+    return f"{' '.join(map(quoted, of_files))} {_JAVA_OPTIONS} {more}"
 
 
 def _settings(name: str, master: str, folder: Path) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ from pipeline import java
 from pipeline.failures import told
 from pipeline.gateway import _kept, apart
 from pipeline.masters import refuse_unless_there
-from pipeline.spark import SHUFFLE_PARTITIONS_MIN, shuffle_partitions, spark_session
+from pipeline.spark import SHUFFLE_PARTITIONS_MIN, _java_options, shuffle_partitions, spark_session
 
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
 
@@ -181,10 +183,19 @@ def test_one_of_several_standalone_masters_is_enough(closed_port: int) -> None:
         refuse_unless_there(f"spark://127.0.0.1:{closed_port},127.0.0.1:{there}")
 
 
+KILLED = "2026-02-03T04:05:06.789Z ERROR StandaloneSchedulerBackend: Application has been killed. Reason: "
+
+
+@pytest.mark.parametrize("master", ["spark://.foo:7077", f"spark://{'a' * 64}.example:7077"])
+def test_a_standalone_master_whose_name_no_host_can_have_is_refused(master: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"no Spark master is there .*: no host can have that name"):
+        refuse_unless_there(master)
+
+
 @pytest.mark.parametrize(
     ("logged", "code", "said"),
     [
-        ("ERROR Backend: Application has been killed. Reason: All masters are unresponsive!", 1, "All masters"),
+        (f"{KILLED}All masters are unresponsive!", 1, "All masters"),
         ("WARN Lost task 1: java.lang.OutOfMemoryError\njava.lang.OutOfMemoryError: Java heap space", 1, "Java heap"),
         ("", -9, "by signal 9"),
         ("", 1, "with 1"),
@@ -202,6 +213,62 @@ def test_a_java_that_ends_by_itself_is_told_in_one_line_with_what_is_known_of_wh
     assert said in line
     assert "\n" not in line
     assert exit_code == ExitCode.COULD_NOT_RUN
+
+
+BROKEN = "gap at seq 7: entries from seq 7 on are missing"
+FOUND = f"Traceback (most recent call last):\nledger.errors.BrokenRangeError: {BROKEN}\n"
+
+
+@pytest.mark.parametrize("logged", ["x", f"{KILLED}x", "java.lang.OutOfMemoryError: Java heap space"])
+def test_what_a_task_found_is_told_though_spark_or_its_java_ended_after_it(logged: str, tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    log.write_text(f"starting\n{logged}\n")
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+        assert told(_kept(Exception(FOUND), log, ended)) == (BROKEN, ExitCode.TAMPERED)
+
+
+@pytest.mark.parametrize(
+    "logged",
+    [
+        'WARN TaskSetManager: Lost task 0: "Application has been killed. Reason: x"',
+        f"WARN TaskSetManager: Lost task 0: {KILLED}x",
+        "java.lang.OutOfMemoryError: Java heap space",
+    ],
+)
+def test_words_in_the_log_do_not_end_a_spark_whose_java_lives(logged: str, tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    log.write_text(f"starting\n{logged}\n")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as alive:
+        kept = _kept(ValueError("no such column"), log, alive)
+    assert told(kept) == ("ValueError: no such column", ExitCode.COULD_NOT_RUN)
+
+
+def test_a_spark_that_its_cluster_killed_is_told_of_though_its_java_lives(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    log.write_text(f"starting\n{KILLED}All masters are unresponsive!\n")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as alive:
+        kept = _kept(ValueError("SparkContext was shut down"), log, alive)
+    assert told(kept)[0] == "Spark has ended: All masters are unresponsive!"
+
+
+def test_a_folder_for_temporary_files_may_have_any_name_but_one_with_a_comma(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / """a "b" \\ 'c'"""
+    words = shlex.split(_java_options(folder / "log4j2.properties", folder, ""))
+    assert f"-Djava.io.tmpdir={folder}" in words
+    assert f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}" in words
+    split = tmp_path / "tmp,dir"
+    split.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(split))
+    with (
+        pytest.raises(ConfigurationError, match=r"^TMPDIR=.*tmp,dir: Spark takes a comma"),
+        spark_session("none", master="local[1]", log_file=tmp_path / "logs" / "none.log"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == [split]
+    assert list(split.iterdir()) == []
 
 
 def test_shuffles_on_a_cluster_follow_its_cores_unless_settings_say_how_many() -> None:
