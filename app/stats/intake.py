@@ -3,7 +3,9 @@ the more of the event loop went into them of late.
 
     0 <= lines_waiting <= lines_max        0 <= bytes_waiting <= bytes_max
     weight of a kept line = 1 / the share of lines that were kept when it was
-    ANSWERING_SHARE + CHECKING_SHARE < 1/2: jobs have more than half of the loop, whatever reports come
+    ANSWERING_SHARE + CHECKING_SHARE < 1/2: jobs have more than half of the loop, however many lines come, on up to
+    ANSWERING_SHARE / ANSWERING_S = 600 connections; beyond, each brings a request in ``OWED_S_MAX`` all the same, and
+    from (1/2 - CHECKING_SHARE) / ANSWERING_S = 1,200 on that never pause, stats have half of it and more
 
 What is being written still counts as waiting, so the bounds hold for all the memory that reports take.
 """
@@ -38,7 +40,7 @@ ANSWERING_BURST_S = 0.2
 ANSWERING_S = 250e-6
 """What taking a request and answering it costs beside the checking, on a core that others use too. It cannot be
 measured from within: most of it is before and behind us."""
-assert CHECKING_SHARE + ANSWERING_SHARE < 0.5, "jobs come first"
+assert CHECKING_SHARE + ANSWERING_SHARE < 0.5, "jobs come first, as long as connections are not too many"
 _BYTE_VALUES = 256
 assert all(_BYTE_VALUES % weight == 0 for _, weight in WEIGHTS), "one byte of chance decides on a line"
 
@@ -73,7 +75,10 @@ class StatsIntake:
         self.checking = LoopShare(CHECKING_SHARE, CHECKING_BURST_S)
 
     async def admit(self) -> None:
-        """Wait, for ``OWED_S_MAX`` at most, until the loop has time for one more request."""
+        """Wait, for ``OWED_S_MAX`` at most, until the loop has time for one more request.
+
+        Requests that wait at once are let go together, so what holds the rate down is that each connection waits.
+        """
         self._answering.charge(ANSWERING_S)
         if owed_s := self._answering.owed_s():
             await asyncio.sleep(owed_s)

@@ -1,7 +1,14 @@
 """Where the stream writes, and what it says there of itself, so that nobody goes on with something else.
 
 ``DEST/_checkpoint/stream.json`` holds the source and the length of a window: Spark knows a file that it has read by its
-path, and an open window by its length, so with others all would be read again, or be put together wrongly.
+number, and an open window by its length, so with others all would be read again, or be put together wrongly.
+
+Spark numbers its batches, and notes a batch in three logs one after the other, so of a place that is whole::
+
+    newest in _checkpoint/commits <= newest in _spark_metadata <= newest in _checkpoint/offsets; stream.json before all
+
+Spark passes over a batch whose number ``_spark_metadata`` has already. So where the checkpoint is gone or older than
+what was written, the next files would be noted as taken, and what they hold be written nowhere.
 """
 
 from __future__ import annotations
@@ -9,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +25,9 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JJavaError
 
 from ledger.errors import ConfigurationError
-from pipeline.stats.output import CHECKPOINT
+from pipeline.stats.offset import check_entry
+from pipeline.stats.output import CHECKPOINT, COMMIT_LOG
+from pipeline.stats.taken import unknown_form
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,26 +84,61 @@ class Destination:
         finally:
             os.close(lock)
 
+    def check_whole(self) -> None:
+        """See that what is here fits together, and that Spark and this program can read it.
+
+        Raises:
+            ConfigurationError: it is not, or they cannot.
+        """
+        commits, offsets = (self._names(f"{self.checkpoint}/{name}") for name in ("commits", "offsets"))
+        check_logs(
+            self.url,
+            is_described=bool(self._files.exists(self._path(_DESCRIPTION))),
+            commits=commits,
+            written=self._names(f"{self.url}/{COMMIT_LOG}"),
+            offsets=offsets,
+        )
+        # Spark goes on from these two.
+        for number in sorted(filter(str.isdecimal, offsets), key=int)[-2:]:
+            try:
+                check_entry(self._text(self._path(f"offsets/{number}")))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{self.checkpoint}/offsets/{number}: {error}") from None
+
     def describe(self, wanted: dict[str, Any]) -> None:
         """Say what is written here, or see that it is what was said before.
 
         Raises:
             ConfigurationError: it is something else.
         """
-        path = self._jvm.org.apache.hadoop.fs.Path(f"{self.checkpoint}/{_DESCRIPTION}")
+        path = self._path(_DESCRIPTION)
         if not self._files.exists(path):
             self._write(path, json.dumps(wanted).encode())
             return
-        stream = self._files.open(path)
-        try:
-            said = json.loads(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+        said = described(self._text(path))
         for name, value in wanted.items():
             if said.get(name) != value:
                 raise ConfigurationError(
                     f"{self.url} was begun with {name} {said.get(name)}, not {value}: say that, or write elsewhere"
                 )
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.checkpoint}/{name}")
+
+    def _names(self, folder: str) -> list[str]:
+        path = self._jvm.org.apache.hadoop.fs.Path(folder)
+        return [each.getPath().getName() for each in self._files.listStatus(path)] if self._files.exists(path) else []
+
+    def _text(self, path: Any) -> str:
+        try:
+            stream = self._files.open(path)
+            try:
+                return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            reason = str(error.java_exception).splitlines()[0]
+            raise ConfigurationError(f"{path} cannot be read ({reason}): write elsewhere") from None
 
     def _write(self, path: Any, content: bytes) -> None:
         """Whole or not at all."""
@@ -103,3 +147,50 @@ class Destination:
         stream.write(bytearray(content))
         stream.close()
         self._files.rename(beside, path)
+
+
+def check_logs(
+    url: str, *, is_described: bool, commits: Iterable[str], written: Iterable[str], offsets: Iterable[str]
+) -> None:
+    """See that the names in the three logs are those of one place, the inequality above.
+
+    Raises:
+        ConfigurationError: part of it is gone, or older than the rest.
+    """
+    committed, in_sink, begun = (_newest(names) for names in (commits, written, offsets))
+    if not is_described and max(committed, in_sink, begun) >= 0:
+        raise ConfigurationError(
+            f"{url} was written to before, and {CHECKPOINT}/{_DESCRIPTION} is not there any more: what was read is not "
+            "known. Bring it back, or write elsewhere; what stands there can still be read"
+        )
+    if in_sink > begun:
+        raise ConfigurationError(
+            f"{url} holds batch {in_sink}, and its {CHECKPOINT} knows of none after {begun}: it is gone or older than "
+            "what was written. Bring it back, or write elsewhere; what stands there can still be read"
+        )
+    if committed > in_sink:
+        raise ConfigurationError(
+            f"the {CHECKPOINT} of {url} has come to batch {committed}, and {COMMIT_LOG} to {in_sink}: that is gone or "
+            "older. Bring it back, or write elsewhere"
+        )
+
+
+def described(text: str) -> dict[str, Any]:
+    """What ``stream.json`` says.
+
+    Raises:
+        ConfigurationError: it is damaged.
+    """
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise ConfigurationError(f"{_DESCRIPTION}: {unknown_form()}")
+    return said
+
+
+def _newest(names: Iterable[str]) -> int:
+    """The number of the newest batch, of files as Spark names them; -1 for none."""
+    numbers = (name.removesuffix(".compact") for name in names)
+    return max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=-1)

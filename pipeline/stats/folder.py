@@ -6,6 +6,7 @@ elsewhere, nothing is read that is no plain file, and of a line no more is held 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -96,18 +97,17 @@ def _is_text(folder: str) -> bool:
     return True
 
 
-def lines_in(path: str) -> Iterator[OpenedLine]:
-    """The lines of one file.
+def lines_in(source: str, path: str) -> Iterator[OpenedLine]:
+    """The lines of the file at ``path``, relative to ``source``; no part of the way there may be a link.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: it is gone, or its folder is none any more.
         ConfigurationError: it cannot be read, or is no plain file any more.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb", buffering=READ_BYTES) as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigurationError(f"{path} is no plain file any more")
+        with open(_opened(source, path), "rb", buffering=READ_BYTES) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigurationError(f"{os.path.join(source, path)} is no plain file any more")
             while line := file.readline(LINE_BYTES_MAX + 1):
                 is_whole = len(line) <= LINE_BYTES_MAX or line.endswith(b"\n")
                 yield OpenedLine(line.removesuffix(b"\n").removesuffix(b"\r"), is_whole)
@@ -116,4 +116,20 @@ def lines_in(path: str) -> Iterator[OpenedLine]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"{os.path.join(source, path)} cannot be read: {error.strerror}") from None
+
+
+def _opened(source: str, path: str) -> int:
+    *folders, name = path.split("/")
+    at = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            try:
+                below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            except NotADirectoryError:
+                raise FileNotFoundError(errno.ENOENT, "its folder is none any more", folder) from None
+            os.close(at)
+            at = below
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+    finally:
+        os.close(at)

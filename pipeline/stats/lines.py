@@ -5,7 +5,7 @@ A line is rejected, with the first reason that holds::
     gone     no line: its file was removed before it could be read
     bad      no JSON object of the documented form (``pipeline.stats.form``), or longer than any that a node writes
     ahead    its time, or the closing of its file, lies more than ``AHEAD_MAX_S`` past the clock of this run: it would
-             end everybody's windows
+             end everybody's windows (such a file waits, and is read only when the clock was set back meanwhile)
     late     its file was closed, and so shown to readers, more than the watermark after its time
 
 So the same lines are late in every run, in whichever order and with whichever others they are read.
@@ -18,9 +18,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
-from pipeline.stats.source import StatsSource
+from pipeline.stats.source import AHEAD_MAX_S, StatsSource
 
-AHEAD_MAX_S: Final = 300
 LINE_CHARACTERS_MAX: Final = 8192
 """As much is kept of a rejected line; a node writes no longer one."""
 _CORRUPT: Final = "_corrupt"

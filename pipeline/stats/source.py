@@ -1,13 +1,15 @@
 """The Data Source ``tallystick-stats``: files of nodes as a stream of lines, each file once.
 
-An offset says what was taken, and up to when the clock has gone on without anything new::
-
-    {"folders": {"node-a": {"before": 0, "7": "1-30@20261121T134000Z"}}, "taken_ms": 1795268400000, "clock_ms": 0}
-
+An offset (``pipeline.stats.offset``) says what was taken, and up to when the clock has gone on without anything new.
 Spark's own source of files knows each one it ever read by its path, in memory and in a log that is written again and
 again as a whole; this offset has the size of the folder, however long it has been read. Two equal offsets are the same
 text, and what lies between two is the same files whenever it is asked for: a file is taken once it is closed, and never
 changes. Files are taken in the order in which they were closed, over all nodes.
+
+    taken_ms <= clock of the run that took the newest       clock_ms <= taken_ms + close_after_ms
+
+So a clock that was wrong for one run moves ``clock_ms`` no further than files say. A file that was opened or closed
+more than ``AHEAD_MAX_S`` past the clock waits: either clock may be the wrong one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -25,12 +27,15 @@ from pyspark.sql.types import StructType
 from ledger.errors import ConfigurationError
 from pipeline.stats.folder import SUFFIX, Listing, lines_in, listed
 from pipeline.stats.form import is_report
-from pipeline.stats.taken import Taken, parsed
+from pipeline.stats.offset import BEGINNING, Offset, check
+from pipeline.stats.taken import FileName, Taken, parsed
 
 FORMAT: Final = "tallystick-stats"
 SCHEMA: Final = "what string, line binary, is_report boolean, file string, at timestamp"
 """``what`` is ``line``; ``gone``, a file that was removed before it could be read; or ``clock``, how late it is.
 ``at`` is when the file was closed, or the time on the clock."""
+AHEAD_MAX_S: Final = 300
+"""How far past this machine's clock a time may lie that is believed."""
 TASK_BYTES: Final = 32 << 20
 """Files are put together to so much for one task."""
 BATCH_ROWS: Final = 5_000
@@ -43,8 +48,6 @@ _ARROW: Final = pa.schema(
     ]
 )
 
-Offset = dict[str, Any]
-_BEGINNING: Final[Offset] = {"folders": {}, "taken_ms": 0, "clock_ms": 0}
 Row = tuple[str, bytes | None, bool | None, str, int | None]
 
 
@@ -108,7 +111,7 @@ class StatsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:  # noqa: N802 (Spark's name)
         """Before the first file."""
-        return dict(_BEGINNING)
+        return dict(BEGINNING)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
         """What the option ``files_a_batch`` says."""
@@ -116,14 +119,14 @@ class StatsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
         """From now on, what is there now is all there is, and it stays as late as it is."""
-        self._target_ms = _now_ms()
+        self._target_ms = _clock_ms()
         self._target = listed(self._source)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 (Spark's name)
         """Which files the next batch takes; where there are none, how late it is."""
         listing = self._target if self._target is not None else listed(self._source)
         files_max = None if isinstance(limit, ReadAllAvailable) else self._files_a_batch
-        now_ms = self._target_ms or _now_ms()
+        now_ms = self._target_ms or _clock_ms()
         return next_offset(self._source, start, listing, files_max, now_ms, self._close_after_ms)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
@@ -149,7 +152,7 @@ class StatsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The lines of its files."""
         rows: list[Row] = []
         held = 0
-        for row in _rows(partition.value):
+        for row in _rows(self._source, partition.value):
             rows.append(row)
             held += len(row[1] or b"")
             if len(rows) >= BATCH_ROWS or held >= BATCH_BYTES:
@@ -165,40 +168,51 @@ def next_offset(
     """Where a batch ends that begins behind ``start``: that many files on, else by the clock, else where it began.
 
     Raises:
-        ConfigurationError: ``start`` is none of this source.
+        ConfigurationError: ``start`` is none of this source, or ``now_ms`` lies so far behind it that this is no clock
+            to close windows by.
     """
-    _check(start)
+    check(start)
+    known_ms = max(start["taken_ms"], start["clock_ms"])
+    if close_after_ms and now_ms + AHEAD_MAX_S * 1000 < known_ms:
+        raise ConfigurationError(
+            f"this machine's clock says {_utc(now_ms)}, and an earlier run here had come to {_utc(known_ms)}: "
+            "set the clock right, or leave out --close"
+        )
     taken = {folder: Taken(value) for folder, value in start["folders"].items()}
-    new: list[tuple[int, str, str]] = []
+    new: list[tuple[int, str, FileName]] = []
+    others: dict[tuple[str, int], list[FileName]] = {}
     for folder, names in listing.nodes.items():
         seen = taken.setdefault(folder, Taken())
         for name in names.values():
             found = parsed(name)
-            if found is not None and seen.is_new(found):
-                # One that is gone already takes its turn too, so that it is told.
+            assert found is not None
+            if seen.is_another(found):
+                others.setdefault((folder, found.epoch), []).append(found)
+            elif seen.is_new(found):
+                # One that is gone already is taken too, so that it is told.
                 closed = _closed(os.path.join(source, folder, name))
-                new.append((now_ms * 1000 if closed is None else closed.time_us, folder, name))
+                if not _is_ahead(found, closed, now_ms):
+                    new.append((0 if closed is None else closed.time_us, folder, found))
     if not new:
         clock_ms = min(now_ms, start["taken_ms"] + close_after_ms)
         if close_after_ms and start["folders"] and clock_ms > start["clock_ms"]:
             return start | {"clock_ms": clock_ms}
         return start
-    grown = set()
-    for _, folder, name in sorted(new)[:files_max]:
-        found = parsed(name)
-        assert found is not None
-        taken[folder].add(found)
-        grown.add(folder)
+    batch = sorted(new)[:files_max]
+    for _, folder, found in batch:
+        taken[folder].add(found, others.get((folder, found.epoch), ()))
+    grown = {folder for _, folder, _ in batch}
     for folder in grown:
         taken[folder].forget(epoch for epoch, _ in listing.nodes[folder])
     folders = {folder: taken[folder].value() for folder in sorted({*start["folders"], *grown})}
-    return {"folders": folders, "taken_ms": max(now_ms, start["taken_ms"]), "clock_ms": start["clock_ms"]}
+    closed_ms = min(now_ms, batch[-1][0] // 1000)
+    return {"folders": folders, "taken_ms": max(closed_ms, start["taken_ms"]), "clock_ms": start["clock_ms"]}
 
 
 def taken_between(source: str, start: Offset, end: Offset, listing: Listing) -> list[ToRead]:
     """The files that ``end`` has and ``start`` has not."""
-    _check(start)
-    _check(end)
+    check(start)
+    check(end)
     files = []
     for folder, value in end["folders"].items():
         earlier = start["folders"].get(folder)
@@ -212,44 +226,57 @@ def taken_between(source: str, start: Offset, end: Offset, listing: Listing) -> 
     return files
 
 
-def passed_over(offset: Offset, listing: Listing) -> dict[str, str]:
-    """Paths of files that are there and will never be read, to the reason."""
+def passed_over(source: str, offset: Offset, listing: Listing, now_ms: int) -> dict[str, str]:
+    """Paths of files that are not read though they are there, or not there though they once were, to the reason."""
     told = dict(listing.strange)
     for folder, names in listing.nodes.items():
         taken = Taken(offset["folders"].get(folder))
         for name in names.values():
             found = parsed(name)
-            if found is not None and taken.is_another(found):
-                told[os.path.join(folder, name)] = (
-                    "later files of this node were read: it began anew, or this came late"
-                )
+            assert found is not None
+            path = os.path.join(folder, name)
+            if taken.is_another(found):
+                told[path] = "later files of this node were read: it began anew, or this came late"
+            elif taken.is_new(found) and _is_ahead(found, _closed(os.path.join(source, path)), now_ms):
+                told[path] = f"its time lies ahead of this machine's clock, {_utc(now_ms)}: it waits until then"
+    for folder, value in offset["folders"].items():
+        for epoch, first, last in Taken(value).missing(listing.nodes.get(folder, ())):
+            path = os.path.join(folder, f"*-{epoch:08}-{first:06}{SUFFIX}")
+            count = f"{last - first + 1:,} files, up to number {last}, are" if last > first else "it is"
+            told[path] = f"{count} not here, and later ones are: removed before they were read, or not brought yet"
     return told
 
 
-def _check(offset: Offset) -> None:
-    if offset.keys() != _BEGINNING.keys():
-        raise ConfigurationError("the checkpoint is not of a form that is known here: write elsewhere")
+def _is_ahead(name: FileName, closed: Closed | None, now_ms: int) -> bool:
+    """Whether one clock, that of the node or this one, is wrong."""
+    believed_ms = now_ms + AHEAD_MAX_S * 1000
+    return name.opened > _utc(believed_ms) or (closed is not None and closed.time_us > believed_ms * 1000)
 
 
-def _now_ms() -> int:
+def _utc(time_ms: int) -> str:
+    """As the names of files have it."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time_ms / 1000))
+
+
+def _clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
 def _closed(path: str) -> Closed | None:
     try:
         found = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return Closed(found.st_mtime_ns // 1000, found.st_size)
 
 
-def _rows(items: list[ToRead | Clock]) -> Iterator[Row]:
+def _rows(source: str, items: list[ToRead | Clock]) -> Iterator[Row]:
     for item in items:
         if isinstance(item, Clock):
             yield "clock", None, None, "", item.time_ms * 1000
             continue
         try:
-            for line, is_whole in lines_in(item.path):
+            for line, is_whole in lines_in(source, os.path.relpath(item.path, source)):
                 yield "line", line, is_whole and is_report(line), item.path, item.closed_us
         except FileNotFoundError:
             yield "gone", None, None, item.path, item.closed_us

@@ -9,6 +9,7 @@ that was cut short is done again from the same files, and what it had left count
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,11 +25,14 @@ from pipeline.gateway import apart
 from pipeline.stats import lines, output, windows
 from pipeline.stats.destination import Destination
 from pipeline.stats.folder import listed
-from pipeline.stats.source import Offset, passed_over
+from pipeline.stats.offset import Offset
+from pipeline.stats.source import AHEAD_MAX_S, passed_over
 
 FILES_A_BATCH_MAX: Final = 256
 """Files that one micro-batch reads at most; more wait for the next one."""
 LOOK_INTERVAL_S: Final = 1
+TELL_INTERVAL_S: Final = 60.0
+"""How often files that are not read are looked for while no batch does anything."""
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _SETTINGS: Final = {
     # Open windows are held outside of Java's memory, and on disk when there are many.
@@ -80,15 +84,16 @@ def run(
     """Stream ``source``, a folder, into ``dest``: what is there now and no more when ``once``, else for ever.
 
     With ``close`` a window is closed too when twice the watermark has gone by on this machine's clock since its end and
-    there is no file that was not read. ``on_passed_over`` is told of files that are there and will never be read, with
-    the reason, whenever there are more of them.
+    there is no file left to read, and never further than the closing of the newest file that was read bears out.
+    ``on_passed_over`` is told of files that are there and are not read, and of numbers that are not there though later
+    ones are, with the reason, whenever there are more of them.
 
     An exception raised while it runs, by ``on_batch`` or a signal's handler, stops the query first; the batch under way
     is then done by the next run.
 
     Raises:
         ConfigurationError: ``source`` is no folder, or ``dest`` was begun with another one or other windows, is written
-            by another run, or cannot be written by this Spark.
+            by another run, is not whole any more, or cannot be written by this Spark.
     """
     folder = _folder_of(source)
     session = spark.newSession()
@@ -96,8 +101,9 @@ def run(
         session.conf.set(name, value)
     destination = Destination(session, dest)
     with destination.held():
+        destination.check_whole()
         destination.describe({"source": folder, "window_s": window_s})
-        close_after_s = lines.AHEAD_MAX_S + window_s + 2 * watermark_s if close else 0
+        close_after_s = AHEAD_MAX_S + window_s + 2 * watermark_s if close else 0
         stream = lines.lines_of(session, folder, files_a_batch_max, close_after_s)
         rows = _rows(stream, window_s, watermark_s)
         writer = (
@@ -115,7 +121,7 @@ def run(
 
 
 class _Overseer:
-    """Tells of files that are there and will never be read."""
+    """Tells of files that are there and are not read, and of those that never came."""
 
     def __init__(self, folder: str, tell: Callable[[Mapping[str, str]], None]) -> None:
         self._folder = folder
@@ -124,7 +130,7 @@ class _Overseer:
 
     def look(self, offset: Offset) -> None:
         """Look through the folder once, when the stream has come to ``offset``."""
-        found = passed_over(offset, listed(self._folder))
+        found = passed_over(self._folder, offset, listed(self._folder), time.time_ns() // 1_000_000)
         if new := {path: why for path, why in found.items() if path not in self._told}:
             self._tell(new)
         self._told = set(found)
@@ -154,7 +160,7 @@ def _rows(stream: DataFrame, window_s: int, watermark_s: int) -> DataFrame:
 
 def _follow(query: StreamingQuery, on_batch: Callable[[Summary], None], overseer: _Overseer) -> Summary:
     """Wait for the end of ``query``, telling ``on_batch`` of each batch that did something."""
-    total, told, looked = Summary(), -1, -2
+    total, told, looked, looked_s = Summary(), -1, -2, time.monotonic()
     ended = False
     while not ended:
         ended = bool(query.awaitTermination(LOOK_INTERVAL_S))
@@ -164,8 +170,9 @@ def _follow(query: StreamingQuery, on_batch: Callable[[Summary], None], overseer
                 told = progress["batchId"]
                 total.add(batch)
                 on_batch(batch)
-        if (ended or told > looked) and (last := query.lastProgress) is not None:
-            looked = told
+        is_time = ended or told > looked or time.monotonic() - looked_s >= TELL_INTERVAL_S
+        if is_time and (last := query.lastProgress) is not None:
+            looked, looked_s = told, time.monotonic()
             overseer.look(offset_of(last))
     return total
 

@@ -196,14 +196,18 @@ def test_lines_that_are_no_text_are_kept_so_that_any_reader_can_have_them(writte
     assert "\ufffd\ufffd" in table["line"].to_pylist()
 
 
-def test_a_file_from_a_clock_far_ahead_is_told_and_no_other_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_file_from_a_clock_far_ahead_waits_and_is_told_and_no_other_is_passed_over(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     source, dest = Source(tmp_path), str(tmp_path / "windows")
     far_s = (datetime.now(UTC) + timedelta(days=1000) - START).total_seconds()
     far = source.put(far_s, report(far_s), report(1))
-    assert run(spark, str(source.path), dest) == Summary(batches=1, lines=2, ahead=2)
     source.put(60, report(1), report(2))
-    assert run(spark, str(source.path), dest).lines == 2
-    assert {row["file"] for row in rejected(spark, dest).collect()} == {str(far)}
+    told: dict[str, str] = {}
+    assert run(spark, str(source.path), dest, on_passed_over=told.update).lines == 2
+    assert [(name, why.partition(",")[0]) for name, why in told.items()] == [
+        (f"node-a/{far.name}", "its time lies ahead of this machine's clock")
+    ]
 
 
 def test_the_clock_closes_the_last_windows_where_it_is_asked_to_and_each_once(

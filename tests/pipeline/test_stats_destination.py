@@ -1,0 +1,75 @@
+"""A place that stats are written to: gone on with only while it is whole, for Spark loses what it thinks is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ledger.errors import ConfigurationError
+from pipeline.stats.destination import Destination, check_logs, described
+
+NAMES = ["0", "9.compact", "10", ".10.crc", ".11.8f3.tmp", "_x"]
+"""Of a log whose newest batch is 10."""
+WANTED = {"source": "/srv/stats", "window_s": 60}
+
+
+def test_the_logs_of_a_place_are_those_that_a_run_leaves_wherever_it_is_killed() -> None:
+    check_logs("d", is_described=False, commits=[], written=[], offsets=[])
+    check_logs("d", is_described=True, commits=[], written=[], offsets=["0"])
+    for commits, written in ((["9"], ["9"]), (["9"], NAMES), (NAMES, NAMES)):
+        check_logs("d", is_described=True, commits=commits, written=written, offsets=NAMES)
+
+
+@pytest.mark.parametrize(
+    ("is_described", "commits", "written", "offsets", "why"),
+    [
+        (False, [], ["0"], [], "was written to before"),
+        (False, [], ["9.compact"], [], "was written to before"),
+        (False, [], [], ["0"], "was written to before"),
+        (False, NAMES, NAMES, NAMES, "was written to before"),
+        (True, [], ["0"], [], "holds batch 0, and its _checkpoint knows of none after -1"),
+        (True, ["9"], NAMES, ["9"], "holds batch 10, and its _checkpoint knows of none after 9"),
+        (True, NAMES, ["9.compact"], NAMES, "has come to batch 10, and _spark_metadata to 9"),
+        (True, NAMES, [], NAMES, "has come to batch 10, and _spark_metadata to -1"),
+    ],
+)
+def test_a_place_that_has_lost_a_part_is_refused(
+    is_described: bool, commits: list[str], written: list[str], offsets: list[str], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{why}.*rite elsewhere"):
+        check_logs("d", is_described=is_described, commits=commits, written=written, offsets=offsets)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "[" * 100_000])
+def test_a_description_that_is_damaged_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"stream\.json: .* write elsewhere"):
+        described(text)
+
+
+def test_what_stands_in_a_folder_is_looked_at_before_it_is_written_to(spark: SparkSession, tmp_path: Path) -> None:
+    destination = Destination(spark, str(tmp_path))
+    checkpoint = tmp_path / "_checkpoint"
+    destination.check_whole()
+    destination.describe(WANTED)
+    destination.check_whole()
+    destination.describe(WANTED)
+    (checkpoint / "offsets").mkdir()
+    (checkpoint / "offsets" / "0").write_text('v1\n{}\n{"folders": {}, "taken_ms": 0, "clock_ms": 0}')
+    destination.check_whole()
+
+    (tmp_path / "_spark_metadata").mkdir()
+    (tmp_path / "_spark_metadata" / "1").write_text("v1")
+    with pytest.raises(ConfigurationError, match="holds batch 1, and its _checkpoint knows of none after 0"):
+        destination.check_whole()
+    (checkpoint / "offsets" / "1").write_text("v1\n{}\n")
+    with pytest.raises(ConfigurationError, match=r"offsets/1: the checkpoint is not of a form"):
+        destination.check_whole()
+
+    (checkpoint / "stream.json").write_text("")
+    with pytest.raises(ConfigurationError, match=r"stream\.json.* write elsewhere"):
+        destination.describe(WANTED)
+    (checkpoint / "stream.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"was written to before, and _checkpoint/stream\.json is not there"):
+        destination.check_whole()
