@@ -75,8 +75,8 @@ $(PIPELINE): requirements-pipeline.lock | $(RUNTIME)
 	@$(PIP) install --require-hashes --no-build-isolation -r requirements-pipeline.lock
 	@touch $@
 
-# Spark starts in half the time from the classes that Java keeps here.
-$(CLASSES): $(PIPELINE)
+# Spark starts in half the time from the classes that Java keeps here; how they are kept is a matter of that module.
+$(CLASSES): pipeline/class_archive.py $(PIPELINE)
 	@$(BIN)/python -m pipeline.class_archive
 	@touch $@
 
