@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pyspark
 
-from pipeline.java import find_java_home
+from pipeline.java import class_archive_options, find_java_home
 
+JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {class_archive_options()}"
+"""Of master, workers and executors."""
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -32,7 +34,7 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
         "PATH": os.environ["PATH"],
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_NO_DAEMONIZE": "1",
     }

@@ -23,12 +23,12 @@ from pipeline.shipping import pack
 from tests.app.chain_builder import insert
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, build
-from tests.pipeline.standalone import SPARK_HOME, cluster, said
+from tests.pipeline.standalone import JAVA_OPTIONS, SPARK_HOME, cluster, said
 
-DEFAULTS = """
+DEFAULTS = f"""
 spark.cores.max 2
 spark.sql.shuffle.partitions 2
-spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.executor.extraJavaOptions {JAVA_OPTIONS}
 spark.ui.enabled false
 """
 
@@ -87,6 +87,8 @@ def bare_python(tmp_path: Path) -> Path:
     return script
 
 
+# Nine Javas are started, on a machine that has other tests to run.
+@pytest.mark.timeout(900)
 async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
     superuser: asyncpg.Connection, database: Database, bare_python: Path, tmp_path: Path
 ) -> None:
