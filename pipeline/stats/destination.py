@@ -100,8 +100,9 @@ class Destination:
         )
         # Spark goes on from these two.
         for number in sorted(filter(str.isdecimal, offsets), key=int)[-2:]:
+            text = self._text(self._path(f"offsets/{number}"))
             try:
-                check_entry(self._text(self._path(f"offsets/{number}")))
+                check_entry(text)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{self.checkpoint}/offsets/{number}: {error}") from None
 
