@@ -77,10 +77,6 @@ class ArchiveJudge:
             verdicts["checkpoint"] = "not_checked"
         return {**verdict, "not_checked": self._not_checked(), ARCHIVE: self._about()}
 
-    def broken(self, error: ArchiveInvalidError, seconds: float) -> dict[str, Any]:
-        """The verdict object when the archive itself does not hold, for the reason given."""
-        return {**broken(self._archive.tenant_id, error, seconds), ARCHIVE: self._about()}
-
     def _judge_checkpoint(self, manifest: Manifest) -> None:
         at = f"the checkpoint in the manifest of seq {manifest.from_seq} to {manifest.to_seq}"
         try:
