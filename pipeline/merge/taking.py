@@ -25,6 +25,7 @@ from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
 from ledger.hlc import Hlc
 from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
+from pipeline.sent_keys import keyring_of, sent
 from pipeline.source import over_numbers
 from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, judged, refuse_unless_trusted, refused
@@ -98,10 +99,12 @@ def take(
         keyring: the keys that are trusted.
         counter: grows by the entries that tasks which ended have read.
     """
-    names, keys = list(files), keyring.to_json()
+    names, keys = [os.path.abspath(file) for file in files], sent(keyring)
 
     def work(number: int) -> Iterator[pa.RecordBatch]:
-        return _taken(names[number], number, Keyring.from_json(keys), counter)
+        ring = keyring_of(keys)
+        assert ring is not None, "one was sent"
+        return _taken(names[number], number, ring, counter)
 
     return over_numbers(spark, len(names), work, SCHEMA)
 
