@@ -52,8 +52,9 @@ class ArchiveStore:
         Raises:
             ConfigurationError: it is none of these, or what the environment says of it is wrong.
         """
-        self.url = url
         self._folder = _folder_of(url)
+        self.url = url if _SCHEME.match(url) else str(self._folder)
+        """As it was given, a path made absolute: tasks run in other folders."""
         self._opened: ObjectStore | None = None
         if self._folder is None and not url.startswith(tuple(f"{scheme}://" for scheme in BUCKET_SCHEMES)):
             raise ConfigurationError(

@@ -50,6 +50,8 @@ def _shown(text: str) -> str:
 def parse_place(text: str) -> Place:
     """The place that ``text`` names. Nothing is opened yet.
 
+    A path becomes absolute, as tasks run in other folders.
+
     Raises:
         ConfigurationError: it is none.
     """
@@ -57,9 +59,11 @@ def parse_place(text: str) -> Place:
     if separator and scheme in SCHEMES:
         return PostgresPlace(Dsn(text))
     if not separator and Path(text).is_file():
-        return BundlePlace(Path(text))
-    if (separator and scheme in ("file", *BUCKET_SCHEMES)) or (text and not separator and Path(text).is_dir()):
+        return BundlePlace(Path(text).absolute())
+    if separator and scheme in ("file", *BUCKET_SCHEMES):
         return ArchivePlace(text)
+    if text and not separator and Path(text).is_dir():
+        return ArchivePlace(str(Path(text).absolute()))
     raise ConfigurationError(
         f"{_shown(text)} is no ledger: name a database (postgresql://...), an "
         "archive (a folder, s3://...) or a bundle file"

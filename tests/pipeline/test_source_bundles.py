@@ -10,6 +10,7 @@ import pytest
 
 from ledger.errors import BundleInvalidError, ConfigurationError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS
+from pipeline.archive.store import ArchiveStore
 from pipeline.source import Times, open_pieces, parse_place
 from pipeline.source.options import places_of
 from tests.app.bundles import bundle_of, reseal, rows_of, with_rows
@@ -110,6 +111,14 @@ def test_what_is_no_ledger_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no bundle")
     with pytest.raises(BundleInvalidError, match=r"/text: .*cut short"), parse_place(str(tmp_path / "text")).open():
         pass
+
+
+def test_a_path_becomes_absolute_where_it_is_named_as_tasks_run_elsewhere(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle.parent)
+    assert str(parse_place(bundle.name)) == str(bundle)
+    assert str(parse_place(".")) == ArchiveStore(".").url == str(bundle.parent)
 
 
 def test_an_option_of_the_data_source_takes_the_kind_of_place_that_it_names(bundle: Path, tmp_path: Path) -> None:
