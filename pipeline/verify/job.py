@@ -71,7 +71,7 @@ class Verified:
             (each["tenant_id"], each["valid"], each["entries_checked"], orjson.dumps(each).decode())
             for each in self.objects
         ]
-        return self._spark.createDataFrame(rows, VERDICTS_DDL)
+        return self._spark.createDataFrame(rows, VERDICTS_DDL).coalesce(1)
 
     def breaks(self) -> DataFrame:
         """Every break there is, in no order."""
@@ -87,7 +87,8 @@ class Verified:
         for rows_found in self._found:
             kept = rows_found.filter(rows_found.kind.isin(BREAK, CANDIDATE))
             told = told.union(kept.mapInArrow(tell, BREAKS_DDL))
-        return told
+        # A shuffle of 200 partitions leaves most of them empty, and each is a task.
+        return told.coalesce(self._spark.sparkContext.defaultParallelism)
 
     def close(self) -> None:
         """Let go of what is kept."""
@@ -222,7 +223,7 @@ def _fold(
     found: DataFrame, chains: Mapping[str, PlannedChain]
 ) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal], _Changed]:
     """What folding gave, and what is in it: verdicts, refusals, tasks to be done again."""
-    of_chains = found.filter(found.kind.isin(*folding.FOLDED)).repartition("tenant_id")
+    of_chains = found.filter(found.kind.isin(*folding.FOLDED)).repartition(_partitions(found, len(chains)), "tenant_id")
     folded = of_chains.sortWithinPartitions(*folding.SORTED_BY).mapInArrow(FoldChains(chains), DDL).persist()
     verdicts: dict[str, Verdict] = {}
     refused: dict[str, Refusal] = {}
@@ -236,6 +237,13 @@ def _fold(
         else:
             changed[row.tenant_id, row.number] = _TASK_DECODER.decode(data)
     return folded, verdicts, refused, changed
+
+
+def _partitions(found: DataFrame, chains: int) -> int:
+    """Partitions to shuffle ``found`` into by chain: no more than there are chains."""
+    configured = found.sparkSession.conf.get("spark.sql.shuffle.partitions")
+    assert configured is not None, "Spark has a default"
+    return max(1, min(int(configured), chains))
 
 
 def _without(spark: SparkSession, found: DataFrame, changed: _Changed) -> DataFrame:

@@ -88,6 +88,7 @@ def test_bundles_get_the_verdict_of_one_process_each(spark: SparkSession, tmp_pa
         assert [each["file"] for each in verified.objects] == [str(file) for file in files]
         assert [each["verdicts"]["bundle"] for each in verified.objects[3:]] == ["broken", "broken"]
         assert listed(verified) == {(None, "bundle"): 2}
+        assert verified.breaks().rdd.getNumPartitions() <= spark.sparkContext.defaultParallelism
         verified.close()
 
 
