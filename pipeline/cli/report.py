@@ -80,6 +80,10 @@ def report(
     changed it is for verify to tell.
 
     \b
+    Exit codes: 0 written; 2 the place read from does not hold; 1 anything
+    else.
+
+    \b
     Examples:
       tally pipeline report --dest reports/all
       tally pipeline report --dest reports/november --from 2026-11-01 --to 2026-12-01

@@ -45,6 +45,10 @@ def stats(
     """Put the reports that nodes write together by tenant, data centre and window of time, exactly once, as Parquet.
 
     \b
+    Exit codes: 0 what is there was taken, or without --once a signal ended
+    it; 130 or 143 a signal ended --once; 1 anything else.
+
+    \b
     Examples:
       tally pipeline stats --source var/stats --dest var/stats-windows --once --close
       tally pipeline stats --source /srv/stats --dest /srv/windows --window 5m --watermark 1h
