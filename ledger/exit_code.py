@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ledger.errors import (
     ArchiveInvalidError,
@@ -59,31 +59,50 @@ def gravest(codes: Iterable[ExitCode]) -> ExitCode:
     return min(codes, key=_GRAVEST_FIRST.index, default=ExitCode.FINE)
 
 
-def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
-    """What a verdict object of ``/v1/chain/verify`` means for the exit code.
+class Unchecked(NamedTuple):
+    """What a verification left unchecked; nothing where all of it is empty."""
 
-    Incomplete is whatever leaves something unchecked: a verdict ``not_checked``, a start after the first
-    entry, or entries that no snapshot signs yet. That there was no checkpoint to compare with is said by
-    ``compared_with`` and is not incomplete.
+    aspects: tuple[str, ...]
+    """Those of which the verdict is ``not_checked``."""
+    unsigned_entries: int
+    """Entries at the end that no snapshot signs yet."""
+    entries_before: int
+    """Entries before the first one that was verified."""
+
+
+def unchecked(verdict: Mapping[str, Any]) -> Unchecked:
+    """What a verdict object of ``/v1/chain/verify`` leaves unchecked, for which it means INCOMPLETE.
+
+    That there was no checkpoint to compare with is said by ``compared_with`` and is not incomplete.
     """
-    verdicts = dict(verdict["verdicts"])
-    if verdict["compared_with"] is None and verdicts["checkpoint"] == "not_checked":
-        del verdicts["checkpoint"]
-    results = set(verdicts.values())
+    aspects = [aspect for aspect, result in verdict["verdicts"].items() if result == "not_checked"]
+    if verdict["compared_with"] is None and "checkpoint" in aspects:
+        aspects.remove("checkpoint")
+    return Unchecked(tuple(aspects), verdict["unsigned_entries"], max(0, verdict["from_seq"] - 1))
+
+
+def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
+    """What a verdict object of ``/v1/chain/verify`` means for the exit code; see ``unchecked`` for INCOMPLETE."""
+    results = set(verdict["verdicts"].values())
     codes = []
     if "broken" in results:
         codes.append(ExitCode.TAMPERED)
     if "unknown_key" in results:
         codes.append(ExitCode.UNKNOWN_KEY)
-    if "not_checked" in results or verdict["unsigned_entries"] > 0 or verdict["from_seq"] > 1:
+    if any(unchecked(verdict)):
         codes.append(ExitCode.INCOMPLETE)
     return gravest(codes)
 
 
 def exit_code_of_bundle(verdict: Mapping[str, Any]) -> ExitCode:
     """What a bundle's verdict object means: as a chain's, but that no bundle holds job states to be checked."""
+    return exit_code_of_verdict(without_jobs(verdict))
+
+
+def without_jobs(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict object as of a place that holds no job states, so that it leaves none unchecked."""
     verdicts = {aspect: result for aspect, result in verdict["verdicts"].items() if aspect != "projection"}
-    return exit_code_of_verdict({**verdict, "verdicts": verdicts})
+    return {**verdict, "verdicts": verdicts}
 
 
 def exit_code_of_error(error: LedgerError) -> ExitCode:

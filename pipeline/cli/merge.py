@@ -31,7 +31,7 @@ def merge(
         typer.Option(
             "--out",
             "-o",
-            metavar="FILE",
+            metavar="FILE|DIR",
             help="Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles.",
         ),
     ],
@@ -64,8 +64,8 @@ def merge(
 
     \b
     Examples:
-      tally pipeline merge sites/*.tar --keys trusted/ -o all.bundle.tar
-      tally pipeline merge tenants/*/*.tar --keys trusted/ -o merged/ --json
+      tally pipeline merge sites/*.tar --keys trusted/ -o merged/
+      tally pipeline merge acme/*.tar --keys trusted/ -o acme.bundle.tar --json
     """
     from pipeline.merge.job import SETTINGS
     from pipeline.merge.job import merge as merge_bundles

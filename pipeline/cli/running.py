@@ -86,6 +86,11 @@ def unwind_on_signals() -> None:
     _interruption.install()
 
 
+def is_interrupted() -> bool:
+    """Whether a signal asked the command to end, so that what fails from then on fails for that."""
+    return _interruption.exit_code != 0
+
+
 @contextmanager
 def running(command: str, master: str | None, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A Spark session for ``command``; an error of Spark becomes one line that names its log file, and an exit."""

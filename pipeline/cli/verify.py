@@ -17,6 +17,8 @@ from console.verifying import coloured, read_checkpoint
 from ledger.errors import SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.tree_check import TreeHead
+from pipeline.cli.breaks import BreaksFolder
+from pipeline.cli.incomplete import print_why_incomplete
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place
 from pipeline.cli.running import running
 from signing.checkpoint import judge_checkpoint
@@ -44,7 +46,8 @@ def verify(
         Path | None, typer.Option("--checkpoint", exists=True, dir_okay=False, help="A checkpoint kept elsewhere.")
     ] = None,
     breaks: Annotated[
-        str | None, typer.Option("--breaks", metavar="FOLDER", help="Write every break there, as Parquet.")
+        str | None,
+        typer.Option("--breaks", metavar="FOLDER", help="Write every break there, as Parquet; must not be there yet."),
     ] = None,
     master: Master = None,
     as_json: Json = False,
@@ -71,7 +74,7 @@ def verify(
         tenants,
         load_keys(keys) if keys else None,
         read_checkpoint(checkpoint) if checkpoint is not None else None,
-        breaks,
+        None if breaks is None else BreaksFolder.named(breaks),
         master,
     )
     if where.option == "--bundle":
@@ -82,6 +85,8 @@ def verify(
         print_json(told)
     else:
         _print(told)
+    if gravest(codes) is ExitCode.INCOMPLETE:
+        print_why_incomplete(told["tenants"], is_any_key=request.keyring is not None)
     raise CommandExit(gravest(codes))
 
 
@@ -92,7 +97,7 @@ class _Request(NamedTuple):
     keyring: Keyring | None
     kept: str | None
     """The text of a checkpoint kept elsewhere."""
-    breaks: str | None
+    breaks: BreaksFolder | None
     master: str | None
 
 
@@ -130,25 +135,25 @@ def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str,
                     )
                 return verify_ledgers(spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed)
 
-            told = _worked(spark, request, work)
+            told, written = _worked(spark, request, work)
     if kept is not None:
         kept.judge(told["tenants"], request.keyring)
     for tenant in missing:
         err.print(f"there is no tenant {tenant!r} in {place}", markup=False)
     code_of = exit_code_of_bundle if isinstance(opened, OpenArchive) else exit_code_of_verdict
-    return told, [*map(code_of, told["tenants"]), *(ExitCode.COULD_NOT_RUN for _ in missing)]
+    return told, [*map(code_of, told["tenants"]), *(ExitCode.COULD_NOT_RUN for _ in missing), written]
 
 
 def _verify_bundles(files: Sequence[Path], request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:
     from pipeline.verify import verify_bundles
 
     with running("verify", request.master) as spark:
-        told = _worked(
+        told, written = _worked(
             spark,
             request,
             lambda passed: verify_bundles(spark, files, keyring=request.keyring, kept=request.kept, passed=passed),
         )
-    return told, [*map(_exit_code_of_file, told["tenants"])]
+    return told, [*map(_exit_code_of_file, told["tenants"]), written]
 
 
 def _exit_code_of_file(verdict: Mapping[str, Any]) -> ExitCode:
@@ -156,8 +161,10 @@ def _exit_code_of_file(verdict: Mapping[str, Any]) -> ExitCode:
     return ExitCode.COULD_NOT_RUN if "error" in verdict else exit_code_of_bundle(verdict)
 
 
-def _worked(spark: SparkSession, request: _Request, work: Callable[[Accumulator[int]], Verified]) -> dict[str, Any]:
-    """What is told of a verification: verdict objects, rows, rate."""
+def _worked(
+    spark: SparkSession, request: _Request, work: Callable[[Accumulator[int]], Verified]
+) -> tuple[dict[str, Any], ExitCode]:
+    """What is told of a verification: verdict objects, rows, rate. And the exit code that writing the breaks means."""
     from pipeline.progress import shown
 
     began_s = time.perf_counter()
@@ -165,17 +172,18 @@ def _worked(spark: SparkSession, request: _Request, work: Callable[[Accumulator[
     with shown(spark, "verifying", err, passed):
         verified = work(passed)
         seconds = time.perf_counter() - began_s
-        if request.breaks is not None:
-            verified.breaks().write.parquet(request.breaks)
-        verified.close()
+        written = ExitCode.FINE if request.breaks is None else request.breaks.write(verified.breaks())
+        if written is ExitCode.FINE:  # Otherwise Spark may have ended.
+            verified.close()
     entries = sum(each["entries_checked"] for each in verified.objects)
-    return {
+    told = {
         "tenants": verified.objects,
         "entries_checked": entries,
         "seconds": round(seconds, 3),
         "rows_per_second": round(entries / seconds),
-        "breaks_written": request.breaks,
+        "breaks_written": request.breaks.shown if request.breaks is not None and written is ExitCode.FINE else None,
     }
+    return told, written
 
 
 class _Kept(NamedTuple):
@@ -218,14 +226,17 @@ class _Kept(NamedTuple):
 
 def _print(told: dict[str, Any]) -> None:
     verdicts = told["tenants"]
-    table = Table("tenant" if not verdicts or "file" not in verdicts[0] else "file", "entries", "verdict", "not ok")
+    table = Table(
+        "tenant" if not verdicts or "file" not in verdicts[0] else "file", "entries", "unsigned", "verdict", "not ok"
+    )
     for verdict in verdicts:
         state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
         rest = [f"{aspect} {coloured(said)}" for aspect, said in verdict["verdicts"].items() if said != "ok"]
         if "error" in verdict:
             state, rest = "[bold red]NOT READ[/]", [escape(verdict["error"])]
         name = verdict.get("file") or verdict["tenant_id"]
-        table.add_row(escape(name), f"{verdict['entries_checked']:,}", state, ", ".join(rest))
+        unsigned = f"{verdict['unsigned_entries']:,}" if "unsigned_entries" in verdict else ""
+        table.add_row(escape(name), f"{verdict['entries_checked']:,}", unsigned, state, ", ".join(rest))
     out.print(table)
     for verdict in verdicts:
         _print_first_break(verdict)

@@ -89,7 +89,64 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_verified(
     )
     assert (whole["file"], whole["breaks"], whole["entries_checked"]) == (str(file), {}, told["entries_checked"])
     assert whole["entries_checked"] > 0
+    assert "everything is checked: no --keys are given, so no signature is judged\n" in found.stderr
     assert found.returncode == ExitCode.INCOMPLETE, "no key was given, which is graver than a file that is not there"
+
+
+@pytest.mark.parametrize(
+    ("breaks", "said"),
+    [
+        ("full", "is there and not empty: name a folder that is not there yet"),
+        ("full/a.tar", "is a file: name a folder that is not there yet"),
+        ("full/a.tar/below", "is no folder that can be written to"),
+    ],
+)
+def test_a_folder_that_cannot_take_the_breaks_is_refused_before_anything_is_verified(
+    run_command: RunCommand, tmp_path: Path, breaks: str, said: str
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.tar").write_bytes(b"no bundle")
+    found = run_command("verify", "--bundle", "full/a.tar", "--breaks", breaks)
+    assert (found.returncode, found.stdout) == (ExitCode.COULD_NOT_RUN, "")
+    assert said in found.stderr
+    assert f"--breaks {tmp_path / breaks}" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_verdict_is_printed_and_counts_although_the_breaks_cannot_be_written(
+    run_command: RunCommand, tmp_path: Path
+) -> None:
+    (tmp_path / "torn.tar").write_bytes(b"no bundle")
+    found = run_command("verify", "--bundle", "torn.tar", "--breaks", "nowhere://bucket/breaks", "--json")
+    told = json.loads(found.stdout)
+    assert (told["tenants"][0]["breaks"], told["breaks_written"]) == ({"bundle": 1}, None)
+    assert "the breaks could not be written to nowhere://bucket/breaks: " in found.stderr
+    assert found.returncode == ExitCode.TAMPERED, "which is graver than that the breaks are not there"
+
+
+def test_breaks_go_to_an_empty_folder_of_the_caller(run_command: RunCommand, tmp_path: Path) -> None:
+    (tmp_path / "torn.tar").write_bytes(b"no bundle")
+    (tmp_path / "empty").mkdir()
+    found = run_command("verify", "--bundle", "torn.tar", "--breaks", "empty")
+    assert found.returncode == ExitCode.TAMPERED
+    assert f"every break: {tmp_path / 'empty'}" in found.stdout
+    assert ds.dataset(str(tmp_path / "empty"), format="parquet").to_table().num_rows == 1
+
+
+def test_why_a_verification_is_incomplete_is_said(run_command: RunCommand, database: Database, tmp_path: Path) -> None:
+    ledger = ledger_of("acme", days(25))
+    ledger.store_jobs()
+    asyncio.run(store(database, ledger))
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
+    for keys, said in ((("--keys", "keys.pem"), ""), ((), "no --keys are given, so no signature is judged; ")):
+        found = run_command("verify", "--dsn", database.service_url, *keys)
+        assert found.returncode == ExitCode.INCOMPLETE
+        (acme,) = (line for line in found.stdout.splitlines() if "acme" in line)
+        unsigned = acme.split("│")[3].strip()
+        assert int(unsigned) > 0
+        assert found.stderr == (
+            f"exit code 3, not everything is checked: {said}{unsigned} entries of 1 ledger that no snapshot signs yet\n"
+        )
 
 
 def test_the_help_speaks_of_files_as_a_user_names_them(run_command: RunCommand) -> None:
