@@ -48,7 +48,8 @@ def verify_on_spark(*arguments: str | Path, cores: int, entries: int, folder: Pa
         f"local[{cores}]",
         "--json",
     ]
-    environment = {**os.environ, "TALLY_PIPELINE_LOGS": str(folder / "logs")}
+    kept = {name: value for name, value in os.environ.items() if not name.upper().startswith("TALLY_")}
+    environment = {**kept, "TALLY_PIPELINE_LOGS": str(folder / "logs")}
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         began_s = time.perf_counter()
         process = subprocess.Popen(command, env=environment, stdout=said, stderr=errors)

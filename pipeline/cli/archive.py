@@ -12,6 +12,7 @@ from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, gravest
+from pipeline.cli.counted import counted
 from pipeline.cli.options import (
     ARCHIVE_HELP,
     ARCHIVE_VARIABLE,
@@ -125,8 +126,8 @@ def _print(done: list[Archived]) -> None:
     for each in done:
         if each.to_seq >= each.from_seq:
             out.print(
-                f"{each.tenant_id}: {each.to_seq - each.from_seq + 1:,} entries archived, seq {each.from_seq:,} to "
-                f"{each.to_seq:,}, in {each.files:,} files of {each.bytes:,} bytes",
+                f"{each.tenant_id}: {counted(each.to_seq - each.from_seq + 1, 'entry', 'entries')} archived, "
+                f"seq {each.from_seq:,} to {each.to_seq:,}, in {counted(each.files, 'file')} of {each.bytes:,} bytes",
                 markup=False,
             )
         elif each.first_break is None:

@@ -11,6 +11,7 @@ import typer
 
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
+from pipeline.cli.counted import counted
 from pipeline.cli.options import Master, SigningKey, Tenants
 from pipeline.cli.running import running
 from pipeline.signers import open_signers
@@ -117,6 +118,7 @@ def _print_tenant(tenant: dict[str, Any]) -> None:
             markup=False,
         )
     if unlisted := tenant["conflict_count"] - len(tenant["conflicts"]):
-        out.print(f"  and {unlisted:,} conflicts more", markup=False)
+        out.print(f"  and {counted(unlisted, 'conflict')} more", markup=False)
     if tenant["unsigned"]:
-        out.print(f"  {tenant['unsigned']:,} entries are not signed yet, so no bundle has them", markup=False)
+        unsigned = counted(tenant["unsigned"], "entry is", "entries are")
+        out.print(f"  {unsigned} not signed yet, and in no bundle", markup=False)

@@ -14,6 +14,7 @@ from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import MergeRefusedError
 from ledger.exit_code import ExitCode, gravest
+from pipeline.cli.counted import counted
 from pipeline.cli.options import Master, RequiredKeys, SigningKey, load_keys
 from pipeline.cli.running import running
 from pipeline.signers import open_signers
@@ -113,18 +114,20 @@ def _print_refused(error: MergeRefusedError, *, as_json: bool) -> None:
 def _print(merged: Merged) -> None:
     told = merged.to_json()
     out.print(
-        f"{_count(len(told['inputs']), 'bundle')}, {told['entries']:,} entries: {told['merged']:,} merged, "
-        f"{told['duplicates']:,} in more than one bundle, {_count(told['conflict_count'], 'conflict')}",
+        f"{counted(len(told['inputs']), 'bundle')}, {counted(told['entries'], 'entry', 'entries')}: "
+        f"{told['merged']:,} merged, {told['duplicates']:,} in more than one bundle, "
+        f"{counted(told['conflict_count'], 'conflict')}",
         markup=False,
     )
     for conflict in told["conflicts"]:
         _print_conflict(conflict)
     if unlisted := told["conflict_count"] - len(told["conflicts"]):
-        out.print(f"and {unlisted:,} conflicts more", markup=False)
+        out.print(f"and {counted(unlisted, 'conflict')} more", markup=False)
     for bundle in told["bundles"]:
         out.print(
             f"{bundle['file']}: tenant {bundle['tenant_id']} of log {bundle['log_origin']}, "
-            f"{bundle['entry_count']:,} entries, {bundle['bytes']:,} bytes\nSHA-256 {bundle['sha256']}",
+            f"{counted(bundle['entry_count'], 'entry', 'entries')}, {bundle['bytes']:,} bytes\n"
+            f"SHA-256 {bundle['sha256']}",
             markup=False,
         )
 
@@ -135,7 +138,3 @@ def _print_conflict(conflict: dict[str, Any]) -> None:
         f"has one, kept under {conflict['conflict_hlc']}",
         markup=False,
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

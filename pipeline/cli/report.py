@@ -15,6 +15,7 @@ import typer
 from console.options import Json
 from console.outcome import err, out, print_json
 from ledger.errors import InvalidInputError, NotFoundError
+from pipeline.cli.counted import counted
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
 from pipeline.cli.running import running
 from pipeline.report.period import Asked, Clock, asked, parse_duration
@@ -174,15 +175,15 @@ def _made(request: _Request, places: Sequence[Place], log_origins: list[str]) ->
 
 def _print(told: dict[str, Any], dest: Path) -> None:
     counts, at_end, period = told["in_period"], told["at_end"], told["period"]
-    tenants = f"{told['read']['tenants']:,} tenant{'' if told['read']['tenants'] == 1 else 's'}"
+    entries, tenants = counted(told["read"]["entries"], "entry", "entries"), counted(told["read"]["tenants"], "tenant")
     lines = (
         f"{period['from']} to {period['to']}, windows of {width_text(period['window_ms'])}",
-        f"{counts['created']:,} jobs created, {counts['ended']:,} ended: {counts['completed']:,} completed, "
+        f"{counted(counts['created'], 'job')} created, {counts['ended']:,} ended: {counts['completed']:,} completed, "
         f"{counts['failed']:,} failed, {counts['timed_out']:,} timed out, {counts['cancelled']:,} cancelled",
         *(_times(name, told["times_s"][span]) for span, name in (("queue", "queue time"), ("run", "run time"))),
         f"{at_end['open']:,} open at the end, {at_end['stuck']:,} of them stuck: silent for over "
         f"{duration_text(at_end['stuck_after_s'])}",
-        f"from {told['read']['entries']:,} entries of {tenants}, not verified",
+        f"from {entries} of {tenants}, not verified",
         f"the page: {dest / 'report.html'}",
     )
     for line in lines:
@@ -191,4 +192,4 @@ def _print(told: dict[str, Any], dest: Path) -> None:
 
 def _times(name: str, times: dict[str, Any]) -> str:
     told = ", ".join(f"p{each} {duration_text(times[f'p{each}'])}" for each in (50, 90, 99))
-    return f"{name} {told}, of {times['jobs']:,} jobs"
+    return f"{name} {told}, of {counted(times['jobs'], 'job')}"

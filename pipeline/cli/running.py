@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 SIGNAL_BASE: Final = 128
 """A command that a signal ends exits with this and the signal's number, as shells have it."""
-
-
 ASK_AGAIN_S: Final = 0.2
 """How soon a command is interrupted again that was waiting for a job of Spark."""
 ASKED_MAX: Final = 50
@@ -110,9 +108,8 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
                 _interruption.end()
                 waiting.end()
     except Exception as error:
-        if (
-            _interruption.exit_code
-        ):  # A job that was cancelled ends in an error, and a Java that was sent the signal too.
+        # A job that was cancelled ends in an error, and a Java that was sent the signal too.
+        if _interruption.exit_code:
             err.print("stopping ...")
             raise InterruptedBySignalError(_interruption.exit_code) from None
         if isinstance(error, (LedgerError, OSError)):

@@ -12,6 +12,7 @@ import typer
 from console.options import Json
 from console.outcome import err, out, print_json
 from ledger.errors import ConfigurationError
+from pipeline.cli.counted import counted
 from pipeline.cli.options import Master
 from pipeline.cli.running import InterruptedBySignalError, running
 
@@ -29,9 +30,7 @@ def stats(
     source: Annotated[str, typer.Option("--source", help="The folder that stats.dir names, of one node or many.")],
     dest: Annotated[str, typer.Option("--dest", help="Folder to write to; the same again goes on where it was.")],
     window: Annotated[str, typer.Option("--window", help="Length of a window.")] = "1m",
-    watermark: Annotated[
-        str, typer.Option("--watermark", help="How long after its time a report may be shown in a file.")
-    ] = "10m",
+    watermark: Annotated[str, typer.Option("--watermark", help="How late a file may bring a report.")] = "10m",
     once: Annotated[
         bool, typer.Option("--once", help="Take what is there and end, as for cron; else run until Ctrl-C.")
     ] = False,
@@ -96,12 +95,16 @@ def stats(
 
 def told(summary: Summary) -> str:
     """A batch, or a run, in one line."""
-    parts = [f"{summary.lines:,} lines read", f"{summary.rows:,} rows of closed windows written"]
+    rows = counted(summary.rows, "row")
+    parts = [f"{counted(summary.lines, 'line')} read", f"{rows} of closed windows written"]
     parts += [f"{count:,} {name}" for name in ("bad", "ahead", "late") if (count := getattr(summary, name))]
     if summary.gone:
-        parts.append(f"{summary.gone:,} files were gone before they could be read")
+        one, many = "file was gone before it could be read", "files were gone before they could be read"
+        parts.append(counted(summary.gone, one, many))
     if summary.late_groups:
-        parts.append(f"{summary.late_groups:,} groups came after their window was closed and are not in it")
+        one = "group came after its window was closed and is not in it"
+        many = "groups came after their window was closed and are not in it"
+        parts.append(counted(summary.late_groups, one, many))
     return ", ".join(parts)
 
 

@@ -12,6 +12,7 @@ from console.options import Json
 from console.outcome import CommandExit, fail, out, print_json
 from ledger.errors import ArchiveInvalidError, InvalidInputError, TenantNotFoundError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_error, gravest
+from pipeline.cli.counted import counted
 from pipeline.cli.options import Archive, Keys, SigningKey, Tenants, load_keys
 from pipeline.signers import open_signer
 from signing.keys import Keyring
@@ -64,9 +65,8 @@ def unpack(
             continue
         written.append(each)
         if not as_json:
-            out.print(
-                f"{each.file}: {each.to_seq:,} entries and {each.snapshots:,} snapshots of {tenant_id}", markup=False
-            )
+            entries, snapshots = counted(each.to_seq, "entry", "entries"), counted(each.snapshots, "snapshot")
+            out.print(f"{each.file}: {entries} and {snapshots} of {tenant_id}", markup=False)
     if as_json:
         print_json({"bundles": [{**each._asdict(), "file": str(each.file)} for each in written]})
     raise CommandExit(gravest(codes))

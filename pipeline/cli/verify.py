@@ -18,6 +18,7 @@ from ledger.errors import SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.tree_check import TreeHead
 from pipeline.cli.breaks import BreaksFolder
+from pipeline.cli.counted import counted
 from pipeline.cli.incomplete import print_why_incomplete
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place
 from pipeline.cli.running import running
@@ -241,7 +242,8 @@ def _print(told: dict[str, Any]) -> None:
     for verdict in verdicts:
         _print_first_break(verdict)
     out.print(
-        f"{told['entries_checked']:,} entries of {len(verdicts):,} ledgers in {told['seconds']:.1f} s, "
+        f"{counted(told['entries_checked'], 'entry', 'entries')} of {counted(len(verdicts), 'ledger')} "
+        f"in {told['seconds']:.1f} s, "
         f"{told['rows_per_second']:,} entries/s"
     )
     if told["breaks_written"] is not None:

@@ -339,6 +339,7 @@ def test_durations_have_a_unit_and_a_bound_and_a_run_is_told_in_one_line() -> No
         with pytest.raises(ConfigurationError, match="--window"):
             duration_s("window", text)
     assert told(Summary(lines=1200, rows=3)) == "1,200 lines read, 3 rows of closed windows written"
+    assert told(Summary(lines=1, rows=1)) == "1 line read, 1 row of closed windows written"
     assert told(Summary(lines=1, bad=2, late=3, late_groups=4)).endswith(
         "2 bad, 3 late, 4 groups came after their window was closed and are not in it"
     )

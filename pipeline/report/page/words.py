@@ -34,10 +34,9 @@ def lead(report: dict[str, Any]) -> str:
         ]
         told.append(f"Of those that ended, {', '.join([f'{rate_text(share)} completed', *others])}.")
     if times["queue"]["jobs"] and times["run"]["jobs"]:
-        told.append(
-            f"Half of the jobs waited {duration_text(times['queue']['p50'])} or less and ran "
-            f"{duration_text(times['run']['p50'])} or less."
-        )
+        waited = _or_less("waited", times["queue"]["p50"]) or "did not wait"
+        ran = _or_less("ran", times["run"]["p50"]) or "were done at once"
+        told.append(f"Half of the jobs {waited} and {ran}.")
     if at_end["stuck"]:
         told.append(f"{_jobs(at_end['stuck'], 'looks', 'look')} stuck.")
     return " ".join(told)
@@ -91,6 +90,11 @@ def left_out(report: dict[str, Any]) -> str:
     )
     told = [f"{count_text(counts[name])} {text}" for name, text in texts if counts[name]]
     return "; ".join(told) or "nothing"
+
+
+def _or_less(did: str, duration_s: float) -> str:
+    """How long they did it; empty when that reads as no time at all."""
+    return f"{did} {duration_text(duration_s)} or less" if round(duration_s * 1000) else ""
 
 
 def _jobs(count: int, one: str = "was", many: str = "were") -> str:
