@@ -22,6 +22,7 @@ from pipeline.sent_keys import sent
 from pipeline.source import OpenPlace, Piece, over_pieces
 from pipeline.source.pieces import ROWS_A_PIECE
 from pipeline.source.postgres import OpenPostgres
+from pipeline.spark import SHUFFLE_PARTITIONS_A_CORE
 from pipeline.verify import folding
 from pipeline.verify import jobs as comparing
 from pipeline.verify.folding import FoldChains, PlannedChain
@@ -184,8 +185,10 @@ def check_chains(
     found = over_pieces(spark, pieces, CheckRanges(_by_piece(pieces, chains), keys, with_jobs, passed), DDL)
     if with_jobs:
         stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
-        by_job = found.union(stored).repartition("tenant_id", "job_id").sortWithinPartitions(*comparing.SORTED_BY)
-        found = by_job.mapInArrow(comparing.compare_jobs, DDL)
+        tasks_min = SHUFFLE_PARTITIONS_A_CORE * spark.sparkContext.defaultParallelism
+        partitions = _partitions(found, max(tasks_min, len(pieces)))
+        by_job = found.union(stored).repartition(partitions, "tenant_id", "job_id")
+        found = by_job.sortWithinPartitions(*comparing.SORTED_BY).mapInArrow(comparing.compare_jobs, DDL)
     found = found.persist()
     # 3. The verdicts.
     folded, verdicts, refused, changed = _fold(found, chains)
@@ -239,11 +242,11 @@ def _fold(
     return folded, verdicts, refused, changed
 
 
-def _partitions(found: DataFrame, chains: int) -> int:
-    """Partitions to shuffle ``found`` into by chain: no more than there are chains."""
+def _partitions(found: DataFrame, useful: int) -> int:
+    """Partitions to shuffle ``found`` into: as many as the session has, and no more than are ``useful``."""
     configured = found.sparkSession.conf.get("spark.sql.shuffle.partitions")
     assert configured is not None, "Spark has a default"
-    return max(1, min(int(configured), chains))
+    return max(1, min(int(configured), useful))
 
 
 def _without(spark: SparkSession, found: DataFrame, changed: _Changed) -> DataFrame:
