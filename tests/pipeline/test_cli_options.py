@@ -37,6 +37,11 @@ def test_commands_spell_and_explain_what_they_share_in_the_same_way() -> None:
     assert len(said) == 5
 
 
+def test_the_help_of_every_command_lists_its_exit_codes() -> None:
+    for name, command in typer.main.get_group(commands).commands.items():
+        assert "Exit codes: 0 " in (command.help or ""), name
+
+
 def test_what_a_command_writes_bundles_to_is_spelled_the_same_in_both_programs() -> None:
     spelled = {
         (name, *option.opts)
