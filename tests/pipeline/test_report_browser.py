@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.report.page.build import page
 from pipeline.report.page.contents import Contents, largest
+from pipeline.report.page.words import lead
 from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
 
 FLAGS = (
@@ -147,3 +148,21 @@ def test_a_page_is_bounded_allows_no_script_and_names_nothing_outside() -> None:
     assert "default-src 'none'" in text
     assert "<script" not in text
     assert not re.findall(r"(?:src|href)=[\"'](?!#|data:)", text.replace("xmlns='http://www.w3.org/2000/svg'", ""))
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "run_s", "told"),
+    [
+        (2.0, 235.0, "Half of the jobs waited 2 s or less and ran 3 min 55 s or less."),
+        (0.0, 0.001, "Half of the jobs did not wait and ran 1 ms or less."),
+        (0.0004, 0.0, "Half of the jobs did not wait and were done at once."),
+    ],
+)
+def test_times_that_read_as_none_are_said_in_words(queue_s: float, run_s: float, told: str) -> None:
+    report = {
+        "in_period": {"created": 1, "ended": 0},
+        "rates": {},
+        "times_s": {"queue": {"jobs": 1, "p50": queue_s}, "run": {"jobs": 1, "p50": run_s}},
+        "at_end": {"stuck": 0},
+    }
+    assert lead(report).endswith(told)
