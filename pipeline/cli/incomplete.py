@@ -8,6 +8,7 @@ from typing import Any
 from console.outcome import err
 from ledger.exit_code import unchecked, without_jobs
 from pipeline.archive.judging import ARCHIVE
+from pipeline.cli.counted import counted
 from signing.bundle.judging import BUNDLE
 
 
@@ -26,21 +27,13 @@ def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[st
         reasons.append("no --keys are given, so no signature is judged")
     elif aspects:
         reasons.append(f"not checked: {', '.join(aspects)}")
-    if unsigned:
-        reasons.append(f"{_entries(sum(unsigned))} of {_ledgers(len(unsigned))} that no snapshot signs yet")
-    if late:
-        reasons.append(f"{_entries(sum(late))} of {_ledgers(len(late))} before the first one here")
+    for found, where in ((unsigned, "that no snapshot signs yet"), (late, "before the first one here")):
+        if found:
+            entries, ledgers = counted(sum(found), "entry", "entries"), counted(len(found), "ledger")
+            reasons.append(f"{entries} of {ledgers} {where}")
     return reasons
 
 
 def _as_judged(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
     """The verdict object as its exit code was found: archives and bundles hold no job states."""
     return without_jobs(verdict) if {ARCHIVE, BUNDLE} & {*verdict["verdicts"]} else verdict
-
-
-def _entries(count: int) -> str:
-    return f"{count:,} {'entry' if count == 1 else 'entries'}"
-
-
-def _ledgers(count: int) -> str:
-    return f"{count:,} {'ledger' if count == 1 else 'ledgers'}"
