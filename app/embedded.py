@@ -236,9 +236,8 @@ class EmbeddedPostgres:
             return
         os.kill(pid, how)
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        data = find_data(self.data_dir)
-        # It removes its pid file a moment before it ends.
-        while self._living_pid() is not None or (data is not None and _serves(pid, data)):
+        # It removes its pid file, and then loses its command line, a moment before it ends.
+        while self._living_pid() is not None or _is_running(pid):
             if time.monotonic() >= deadline:
                 return
             time.sleep(_POLL_S)
@@ -274,6 +273,18 @@ def _pid_file_lines(data: Path | None) -> list[str]:
 def _serves(pid: int, data: Path) -> bool:
     """Whether the process is the server of ``data``: not a zombie, nor one that got the number later."""
     return b" -D %b -p " % os.fsencode(data) in (_command_line(pid) or b"")
+
+
+def _is_running(pid: int) -> bool:
+    """Whether the process has not ended. A zombie has: whoever adopted it takes its time to reap it."""
+    if not Path("/proc/self").exists():
+        state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True).stdout
+    else:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    return state.strip()[:1] not in ("", "Z", "X")
 
 
 def _command_line(pid: int) -> bytes | None:

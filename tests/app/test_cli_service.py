@@ -27,6 +27,7 @@ from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
 from app.embedded_cluster import find_data
 from app.store import tampering
+from tests.processes import runs
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -390,7 +391,7 @@ def test_the_service_stops_cleanly_and_its_database_with_it(number: signal.Signa
         dev.send_signal(number)
 
         assert dev.wait(timeout=30) == 0
-        assert not psutil.pid_exists(postmaster)
+        assert not runs(postmaster)
 
 
 def test_a_scratch_folder_takes_its_cluster_with_it() -> None:

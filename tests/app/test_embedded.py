@@ -22,6 +22,7 @@ from app import embedded_account
 from app.embedded import EmbeddedPostgres
 from app.embedded_cluster import find_data, read_credentials
 from ledger.errors import StartRefusedError
+from tests.processes import runs
 
 AS_ROOT = os.geteuid() == 0
 PLAIN_USER = pwd.getpwnam("nobody") if AS_ROOT else pwd.getpwuid(os.geteuid())
@@ -126,14 +127,6 @@ def kill_server(server: EmbeddedPostgres) -> None:
     os.kill(pid, signal.SIGKILL)
     while server.postmaster_pid() is not None:
         pass
-
-
-def runs(pid: int) -> bool:
-    """False for a zombie too: whoever adopts an orphan takes its time to bury it."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def copy_package(folder: Path) -> Path:

@@ -96,7 +96,8 @@ async def test_a_damaged_control_file_is_refused_and_given_up_when_the_loss_is_a
     async with run_node(settings) as service:
         await write(service, 1)
     control = wal_folder(settings) / wal_control.CONTROL_NAME
-    control.write_bytes(control.read_bytes()[:-1] + b"x")
+    content = control.read_bytes()
+    control.write_bytes(content[:-1] + bytes((content[-1] ^ 1,)))
     await assert_refused(run_node, settings, WalCorruptError, "control")
     async with run_node(settings, accept_lost_wal=True) as service:
         await write(service, 2)

@@ -29,6 +29,7 @@ from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.serve_process import WAIT_S, ServeProcess
 from tests.crash.test_kill_postgres import kill_server
 from tests.crash.writer import Writer, writer
+from tests.processes import runs
 from wal import control
 from wal.reader import read
 
@@ -257,7 +258,7 @@ async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         child.signal(number)
         assert await child.ended(GRACE_S + AT_ONCE_S) == 0
-    assert not [process for process in processes if runs(process)]
+    assert not [process for process in processes if runs(process.pid)]
 
     child = await launch(open_folder, None, **SETTINGS)
     url = await child.ready()
@@ -270,14 +271,6 @@ async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
         await prove(load.book, server.superuser_url(), [wal_folder(open_folder)])
     finally:
         server.stop()
-
-
-def runs(process: psutil.Process) -> bool:
-    """False for a zombie too: whoever adopts an orphan takes its time to bury it."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_folder: Path, launch: Launch) -> None:
