@@ -112,7 +112,7 @@ async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
 
         importer = BundleImporter(
             pool=pool,
-            node=Node("bench", "local", "gate", "0" * 32, 1, Clock("bench", 5000)),
+            node=Node("importing", "local", "gate", "0" * 32, 1, Clock("importing", 5000)),
             trusted_keys=keys,
             begin_tenant=begin_tenant,
             check_heads=lambda heads: None,
