@@ -187,6 +187,13 @@ class KeyChain:
         self._strays = strays
 
 
+async def stated_events(connection: Connection) -> list[KeyEvent]:
+    """What the entries about keys say that hold together each by itself, in their order, unproved: for a verifier that
+    checks the chain of ``_system`` on its own."""
+    rows = [row for row in await store.list_entries(connection) if _holds_together(row)]
+    return [event for event in map(_event, rows) if event is not None]
+
+
 def _is_in_tree(row: EntryRow, kept: Checkpoint, stored: dict[tiles.TileCoordinates, bytes]) -> bool:
     try:
         index = row[_SEQ] - 1

@@ -55,6 +55,15 @@ def revoked_facts(key_id: str, node_id: str, from_hlc: Hlc, reason: str | None) 
     return facts if reason is None else {**facts, "reason": reason}
 
 
+def root_key_id(events: Iterable[KeyEvent]) -> str | None:
+    """Id of the key that a ledger began with, which names the ledger: the first that ``events``, in the order of the
+    chain, introduce. None while there is none."""
+    for action, facts in events:
+        if action == SystemAction.KEY_ADDED and isinstance(key_id := facts.get("key_id"), str):
+            return key_id
+    return None
+
+
 def keys_of(events: Iterable[KeyEvent]) -> dict[str, PublicKey]:
     """The keys that ``events`` introduce, by id, each with its end and its revocation.
 

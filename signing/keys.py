@@ -7,7 +7,7 @@ What is in a ring is trusted, so a ring never comes from the thing that is check
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ledger.errors import ConfigurationError, InvalidInputError, LedgerError
@@ -43,11 +43,15 @@ _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.D
 class Keyring:
     """Keys by id. A key given twice holds where both say so: narrower window, earlier revocation.
 
-    ``log_verifier_keys`` are the verifier keys of logs that came with the ring, as text.
+    ``log_verifier_keys`` are the verifier keys of logs that came with the ring, as text; ``root_key_id`` is the key
+    that the ledger of the ring began with, None where the ring does not say or is of several.
     """
 
-    def __init__(self, keys: Iterable[PublicKey], log_verifier_keys: Iterable[str] = ()) -> None:
+    def __init__(
+        self, keys: Iterable[PublicKey], log_verifier_keys: Iterable[str] = (), root_key_id: str | None = None
+    ) -> None:
         self._keys: dict[str, PublicKey] = {}
+        self.root_key_id = root_key_id
         self.log_verifier_keys = tuple(dict.fromkeys(log_verifier_keys))
         for key in keys:
             known = self._keys.get(key.key_id)
@@ -95,7 +99,10 @@ class Keyring:
         verifier_keys = value.get("log_verifier_keys", [])
         if not isinstance(verifier_keys, list) or not all(isinstance(text, str) for text in verifier_keys):
             raise InvalidInputError("log_verifier_keys must be a list of texts", ("log_verifier_keys",))
-        return cls([PublicKey.from_json(key) for key in keys], verifier_keys)
+        root = value.get("root_key_id")
+        if root is not None and not isinstance(root, str):
+            raise InvalidInputError("root_key_id must be text", ("root_key_id",))
+        return cls([PublicKey.from_json(key) for key in keys], verifier_keys, root)
 
     @classmethod
     def load(cls, path: str | Path) -> Keyring:
@@ -112,15 +119,26 @@ class Keyring:
             rings = [_read_ring(file) for file in files]
         except OSError as error:
             raise ConfigurationError(f"keys cannot be read from {path}: {error.strerror}") from error
-        keys = [key for ring in rings for key in ring]
-        if not keys:
+        if not any(rings):
             raise ConfigurationError(f"{path} holds no key; give PEM, a folder of it or saved /v1/keys JSON")
-        return cls(keys, (text for ring in rings for text in ring.log_verifier_keys))
+        return cls.merged(rings)
+
+    @classmethod
+    def merged(cls, rings: Sequence[Keyring]) -> Keyring:
+        """The keys of all ``rings``."""
+        roots = {ring.root_key_id for ring in rings if ring.root_key_id is not None}
+        return cls(
+            (key for ring in rings for key in ring),
+            (text for ring in rings for text in ring.log_verifier_keys),
+            roots.pop() if len(roots) == 1 else None,
+        )
 
     def to_json(self) -> dict[str, object]:
         """What ``/v1/keys`` answers; ``from_json`` reads it back."""
+        root = {} if self.root_key_id is None else {"root_key_id": self.root_key_id}
         return {
             "keys": [key.to_json() for key in self],
+            **root,
             "log_verifier_keys": list(self.log_verifier_keys),
         }
 

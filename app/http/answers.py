@@ -409,6 +409,7 @@ class KeyList(_Answer):
     """Keys of snapshots, and of checkpoints in the form of C2SP signed notes."""
 
     keys: list[KeyAnswer]
+    root_key_id: str | None
     log_verifier_keys: list[str]
 
 

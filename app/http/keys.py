@@ -36,6 +36,7 @@ async def list_keys(parts: PartsDep, tenant_id: Annotated[ReadableTenantId | Non
     return json_answer(
         {
             "keys": [_answer(item) for item in published],
+            "root_key_id": await parts.key_changes.root_key_id(),
             "log_verifier_keys": [text for tenant in tenants for text in parts.log_verifier_keys(tenant, ring)],
         }
     )

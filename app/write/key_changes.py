@@ -52,7 +52,7 @@ from ledger.events import SystemAction
 from ledger.hlc import Hlc
 from signing import key_file, remote_signer
 from signing.key_file import FileSigner
-from signing.key_history import added_facts, keys_of, revoked_facts, rotated_facts, time_of
+from signing.key_history import added_facts, keys_of, revoked_facts, root_key_id, rotated_facts, time_of
 from signing.public_key import ED25519, PublicKey
 
 if TYPE_CHECKING:
@@ -104,6 +104,15 @@ class KeyChanges:
         """
         async with reading(self._pool) as connection:
             return await published_keys(connection, self._key_chain, self._keys.own())
+
+    async def root_key_id(self) -> str | None:
+        """Id of the key that the ledger began with, None until the chain says.
+
+        Raises:
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
+        async with reading(self._pool) as connection:
+            return root_key_id(await self._key_chain.events(connection))
 
     # --- rotation ---------------------------------------------------------------------------------
 

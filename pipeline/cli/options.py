@@ -69,7 +69,7 @@ def load_keys(paths: Sequence[Path]) -> Keyring:
         ConfigurationError: one cannot be read, or holds no key.
     """
     rings = [Keyring.load(path) for path in paths]
-    return Keyring((key for ring in rings for key in ring), (text for ring in rings for text in ring.log_verifier_keys))
+    return Keyring.merged(rings)
 
 
 class NamedPlace(NamedTuple):

@@ -106,6 +106,8 @@ async def test_after_a_rotation_the_new_key_signs_and_the_old_ones_snapshots_sta
     assert (added["key_id"], action) == (old, "KEY_ROTATED")
     assert (rotated["key_id"], rotated["previous_key_id"]) == (new, old)
     listed = await keys_of(client)
+    saved = Keyring.from_json((await client.get("/v1/keys")).json())
+    assert saved.root_key_id == old == Keyring.from_json(saved.to_json()).root_key_id
     assert listed[old]["not_after"] == answer["previous"]["not_after"]
     assert datetime.fromisoformat(listed[old]["not_after"]) == datetime.fromisoformat(rotated["not_after"])
     assert [listed[key_id]["signs_snapshots"] for key_id in (old, new)] == [False, True]
