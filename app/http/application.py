@@ -56,7 +56,7 @@ def create_app(parts: Parts) -> FastAPI:
 def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:
     """Every method that the path takes: the framework only knows those of the first route that has it."""
     found = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
-    return sorted(found) or ["GET"]
+    return sorted(found | {"HEAD"} if "GET" in found else found) or ["GET"]
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.problems import respond
+from app.http.problems import INVALID_REQUEST, ProblemError, respond
 from app.metrics import UNMATCHED_ROUTE, Metrics
 from ledger.errors import NotReadyError
 
@@ -16,7 +16,10 @@ CLIENT_GONE_STATUS = 499
 
 
 class Observed:
-    """ASGI middleware. The route label is the template of the route, so it has few values."""
+    """ASGI middleware. The route label is the template of the route, so it has few values.
+
+    HEAD is GET to all within; the connection keeps the body back.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -28,6 +31,9 @@ class Observed:
             await self._app(scope, receive, send)
             return
         began_s = time.perf_counter()
+        asked = scope["method"]
+        if asked == "HEAD":
+            scope = {**scope, "method": "GET"}
         status = 0
 
         async def send_observed(message: Message) -> None:
@@ -37,6 +43,8 @@ class Observed:
             await send(message)
 
         try:
+            if not scope["path"].isprintable():
+                raise ProblemError(INVALID_REQUEST, "the path holds a control character; no path of this API does")
             await self._app(scope, receive, send_observed)
         except ClientDisconnect:
             status = status or CLIENT_GONE_STATUS
@@ -54,7 +62,7 @@ class Observed:
         finally:
             route = scope.get("route")
             self._metrics.observe_request(
-                scope["method"],
+                asked,
                 UNMATCHED_ROUTE if route is None else route.path,
                 status or CLIENT_GONE_STATUS,
                 time.perf_counter() - began_s,

@@ -78,6 +78,7 @@ SIGNING_UNAVAILABLE = ProblemType("signing-unavailable", 503, "Nothing can be si
 SUBJECT_NOT_FOUND = ProblemType("subject-not-found", 404, "There is no such subject")
 TENANT_NOT_FOUND = ProblemType("tenant-not-found", 404, "There is no such tenant")
 TOO_STALE = ProblemType("too-stale", 503, "Nothing fresh enough could answer")
+TRANSFER_CODING_UNSUPPORTED = ProblemType("transfer-coding-unsupported", 501, "The transfer coding is not supported")
 UNTRUSTED_KEY = ProblemType("untrusted-key", 422, "The bundle was not signed by a trusted key")
 UNSUPPORTED_MEDIA_TYPE = ProblemType("unsupported-media-type", 415, "The media type is not supported")
 WRITE_LOST = ProblemType("write-lost", 409, "The session's write was lost")

@@ -7,14 +7,22 @@ answer leaves in one system call where uvicorn makes two.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from app.http.heads import check_head
 from app.http.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, ProblemError, problem_response
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 HEAD_BYTES_MAX = 64 * 1024
 """Longest request line and headers together."""
+TRAILER_BYTES_MAX = 64 * 1024
+"""Most bytes of a chunked body that may follow each other without a byte of content: extensions and trailers."""
 LINGER_S = 2.0
 """How long what the client still sends is thrown away, so that it gets to read why it was refused."""
 _FIELD_BYTES = len(b": \r\n")
@@ -32,24 +40,54 @@ class ProblemProtocol(HttpToolsProtocol):
         self._head_chunks_bytes = 0
         """Bytes of the chunks that hold a piece of this head: at least its size."""
         self._head_is_open = False
-        self._refused = False
-        self._fault = ProblemError(MALFORMED_HTTP, "the request could not be parsed; the connection is closed")
+        self._empty_bytes = 0
+        """Bytes of the chunks, one after the other, that a body got without a byte of content."""
+        self._upgrades = False
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered; ``cycle`` is the newest."""
+        self._fault: ProblemError | None = None
+        """Why nothing more is read. Requests that came whole are answered first."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: what is being answered hears of it, what waits is dropped."""
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent, unless it is a head without end."""
-        if self._refused:
+        """Take what the client sent, unless it is a head, or a trailer, without end."""
+        if self._fault is not None:
             return
+        self._unset_keepalive_if_required()
         head = self.headers
         self._chunk_bytes = len(data)
         if self._head_is_open:
             self._head_chunks_bytes += len(data)
-        super().data_received(data)
-        if self._head_is_open and self.headers is head and not self._refused:
+        self._empty_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError as error:
+            refused = error.__context__
+            self._refuse(refused if isinstance(refused, ProblemError) else _malformed("it could not be parsed"))
+            return
+        if not self._head_is_open:
+            if self._empty_bytes > TRAILER_BYTES_MAX:
+                self._refuse(_trailers_too_large())
+        elif self.headers is head:
             # All of it belongs to a head that is not whole yet; the parser tells of a header only once that is.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
-                self._fault = _head_too_large()
-                self.send_400_response(str(self._fault))
+                self._refuse(_head_too_large())
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -58,38 +96,114 @@ class ProblemProtocol(HttpToolsProtocol):
         self._head_chunks_bytes = self._chunk_bytes
         self._head_is_open = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; or a trailer, which nothing here asks for: it is dropped."""
+        if not self._head_is_open:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
         """The head is whole.
 
         Raises:
-            ProblemError: it is too large; the parser gives up, and ``send_400_response`` is called.
+            ProblemError: it is too large, or no head that is served; the parser gives up.
         """
         self._head_is_open = False
+        self._empty_bytes = 0
         if self._head_chunks_bytes > HEAD_BYTES_MAX:
             head_bytes = len(self.url) + sum(len(name) + len(value) + _FIELD_BYTES for name, value in self.headers)
             if head_bytes > HEAD_BYTES_MAX:
-                self._fault = _head_too_large()
-                raise self._fault
+                raise _head_too_large()
+        check_head(self.parser.get_http_version(), self.headers)
+        self._upgrades = self.parser.should_upgrade()
+        if self._upgrades:
+            return
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before and self.scope["method"] != "HEAD":
             self.cycle.transport = _AnswerTransport(self.transport, self.cycle)
 
-    def send_400_response(self, _message: str) -> None:
-        """Answer what the parser refused, and end the connection once the client has read it, or soon."""
-        self._refused = True
-        under_way = self.cycle is not None and not self.cycle.response_complete
-        if under_way:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if under_way and self.cycle.response_started:
-            self.transport.close()
+    def on_body(self, body: bytes) -> None:
+        """Content of a body."""
+        self._empty_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._empty_bytes = 0
+        if not self._upgrades:
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """An answer is written: the next one, or why there is none."""
+        super().on_response_complete()
+        if self._fault is not None and self._is_answered() and not self.transport.is_closing():
+            self._answer_fault(self._fault)
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Take a request that offers another protocol as if it had not: the parser leaves its body in ``rest``."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(_malformed("CONNECT is for proxies"))
             return
-        answer = problem_response(self._fault.kind, str(self._fault), headers={"Connection": "close"})
+        line = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"".join((line, *fields, b"\r\n", rest)))
+
+    # --- refusals ---------------------------------------------------------------------------------
+
+    def _refuse(self, fault: ProblemError) -> None:
+        """Read no further, and say why once the requests that came whole before are answered."""
+        self._fault = fault
+        cut_short = self.cycle
+        if cut_short is not None and cut_short.more_body and not cut_short.response_complete:
+            if cut_short is not self._running:
+                self.pipeline.popleft()
+            else:
+                cut_short.disconnected = True
+                cut_short.message_event.set()
+                if cut_short.response_started:
+                    self.transport.close()
+                else:
+                    self._answer_fault(fault)
+                return
+        if self._is_answered():
+            self._answer_fault(fault)
+
+    def _is_answered(self) -> bool:
+        return not self.pipeline and (self._running is None or self._running.response_complete)
+
+    def _answer_fault(self, fault: ProblemError) -> None:
+        """Answer what was refused, and end the connection once the client has read it, or soon."""
+        self._unset_keepalive_if_required()
+        answer = problem_response(fault.kind, str(fault), headers={"Connection": "close"})
         head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
         self.transport.write(b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body)))
         self.transport.write_eof()
+        self.flow.resume_reading()
         self.loop.call_later(LINGER_S, self.transport.close)
+
+
+class _Flow(FlowControl):
+    """Reads nothing more while whole requests wait: whoever asks for more is answered out of what is there."""
+
+    def __init__(self, transport: asyncio.Transport, connection: ProblemProtocol) -> None:
+        super().__init__(transport)
+        self._connection = connection
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests wait to be answered."""
+        if not self._connection.pipeline:
+            super().resume_reading()
 
 
 class _AnswerTransport(asyncio.Transport):
@@ -124,5 +238,13 @@ class _AnswerTransport(asyncio.Transport):
         return self._transport.is_closing()
 
 
+def _malformed(why: str) -> ProblemError:
+    return ProblemError(MALFORMED_HTTP, f"the request is refused, {why}; the connection is closed")
+
+
 def _head_too_large() -> ProblemError:
     return ProblemError(HEADERS_TOO_LARGE, f"request line and headers may have {HEAD_BYTES_MAX} bytes together")
+
+
+def _trailers_too_large() -> ProblemError:
+    return ProblemError(HEADERS_TOO_LARGE, f"chunk extensions and trailers may have {TRAILER_BYTES_MAX} bytes")

@@ -251,7 +251,12 @@ QUERIES = [
         "/v1/jobs?tenant_id=a&cursor=WyJqb2JzIiwiYS8iLDE4NDQ2NzQ0MDczNzA5NTUxNjE1LDIsIm4iXQ",
         "cursor",
     ),
-    get("job id not possible", "/v1/jobs/a%0Ab?tenant_id=acme", "job_id"),
+    get("job id not possible", "/v1/jobs/a%20b?tenant_id=acme", "job_id"),
+    get("a line end in a path", "/v1/jobs/a%0Ab?tenant_id=acme", None),
+    get("a line end behind a path", "/v1/jobs%0a?tenant_id=acme", None),
+    get("a line end behind a number", "/v1/snapshots/1%0a", None),
+    get("U+0000 in a path", "/v1/jobs/a%00?tenant_id=acme", None),
+    get("another control character", "/livez%7f", None),
     get("consistency unknown", "/v1/jobs/known?tenant_id=acme&consistency=eventually", "consistency"),
     get("no bound given", "/v1/jobs/known?tenant_id=acme&consistency=bounded_staleness", "max_staleness_ms"),
     get("bound negative", "/v1/jobs/known?tenant_id=acme&max_staleness_ms=-1", "max_staleness_ms"),
@@ -347,11 +352,11 @@ def test_a_body_without_length_is_counted_while_it_streams(client: httpx.Client)
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/v1/jobs", "GET, POST"),
-        ("DELETE", "/v1/jobs/known", "GET"),
+        ("PUT", "/v1/jobs", "GET, HEAD, POST"),
+        ("DELETE", "/v1/jobs/known", "GET, HEAD"),
         ("GET", "/v1/events", "POST"),
-        ("PATCH", "/v1/snapshots", "GET, POST"),
-        ("OPTIONS", "/v1/chain/head", "GET"),
+        ("PATCH", "/v1/snapshots", "GET, HEAD, POST"),
+        ("OPTIONS", "/v1/chain/head", "GET, HEAD"),
     ],
 )
 def test_a_method_that_is_not_allowed_is_told_which_are(

@@ -1,0 +1,332 @@
+"""What a client may write on a connection, byte by byte: each request whole gets its answer, in order, and what is none
+gets a problem and ends the connection."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from tests.app.service_thread import serving
+
+DEADLINE_S = 60
+BODY = b'{"tenant_id":"acme","durability":"LOCAL"}'
+POST = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+WHOLE_POST = POST + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+LAST_GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def problem(self) -> str:
+        return str(json.loads(self.body)["type"]).rsplit("/", 1)[-1]
+
+
+@pytest.fixture(scope="module")
+def base_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("raw")
+    with serving(postgres, folder, "raw_requests") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(base_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base_url, timeout=DEADLINE_S) as client:
+        assert client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "known"}).status_code == 201
+        assert client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "other"}).status_code == 201
+        yield client
+
+
+def exchange(base_url: str, *pieces: bytes, half_close: bool = False) -> bytes:
+    """All that the service answers until it ends the connection."""
+    host, port = base_url.removeprefix("http://").split(":")
+    received = b""
+    address = (host, int(port))
+    with socket.create_connection(address, timeout=DEADLINE_S) as connection, contextlib.suppress(ConnectionError):
+        for piece in pieces:
+            connection.sendall(piece)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        while piece := connection.recv(65536):
+            received += piece
+    return received
+
+
+def answers(received: bytes) -> list[Answer]:
+    """The answers to requests that were not HEAD, each with its length."""
+    found = []
+    while received:
+        head, _, received = received.partition(b"\r\n\r\n")
+        status, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        length = int(headers["content-length"])
+        found.append(Answer(int(status.split(" ")[1]), headers, received[:length]))
+        received = received[length:]
+    return found
+
+
+def entries(client: httpx.Client) -> int:
+    return int(client.get("/v1/node").json()["positions"]["written_lsn"])
+
+
+@pytest.mark.parametrize("junk", [b"junk\r\n\r\n", b"\x00\xff\x01", b"GET\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+@pytest.mark.parametrize("split", [False, True])
+def test_junk_behind_a_post_leaves_its_answer_as_it_is(client: httpx.Client, junk: bytes, split: bool) -> None:
+    base_url = str(client.base_url).rstrip("/")
+    sent = (WHOLE_POST, junk) if split else (WHOLE_POST + junk,)
+    first, second = answers(exchange(base_url, *sent))
+    assert first.status == 201
+    made = json.loads(first.body)
+    assert (second.status, second.problem) == (400, "malformed-http")
+    assert second.headers["connection"] == "close"
+    read = client.get(f"/v1/jobs/{made['job_id']}?tenant_id=acme", headers={"Tally-Session": made["session"]})
+    assert read.status_code == 200
+
+
+def test_junk_behind_several_requests_is_answered_last(client: httpx.Client) -> None:
+    base_url = str(client.base_url).rstrip("/")
+    found = answers(exchange(base_url, WHOLE_POST * 3 + b"junk\r\n\r\n" + WHOLE_POST))
+    assert [answer.status for answer in found] == [201, 201, 201, 400]
+
+
+def test_a_body_cut_by_junk_stores_nothing_and_what_came_before_is_answered(client: httpx.Client) -> None:
+    base_url = str(client.base_url).rstrip("/")
+    before = entries(client)
+    cut = POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n" + BODY[:5] + b"\r\nno number\r\n"
+    found = answers(exchange(base_url, WHOLE_POST + cut))
+    assert [answer.status for answer in found] == [201, 400]
+    assert [answer.status for answer in answers(exchange(base_url, cut))] == [400]
+    assert entries(client) == before + 1
+
+
+CHUNKED = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "problem"),
+    [
+        (b"GET /livez\r\n\r\n", 400, "malformed-http"),
+        (b"GET /livez HTTP/0.9\r\nHost: localhost\r\n\r\n", 400, "malformed-http"),
+        (b"GET /livez HTTP/2.0\r\nHost: localhost\r\n\r\n", 400, "malformed-http"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "malformed-http"),
+        (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "malformed-http"),
+        (b"GET /livez HTTP/1.1\r\n\r\n", 400, "malformed-http"),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nhost: localhost\r\n\r\n", 400, "malformed-http"),
+        (b"GET /livez HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400, "malformed-http"),
+        (b"GET /livez HTTP/1.1\nHost: localhost\n\n", 400, "malformed-http"),
+        (b"GET /livez HTTP/1.1\r\nHost : localhost\r\n\r\n", 400, "malformed-http"),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: y\r\n folded\r\n\r\n", 400, "malformed-http"),
+        (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKED + b"\r\n", 501, "transfer-coding-unsupported"),
+        (POST + b"Transfer-Encoding: identity\r\n\r\n" + BODY, 501, "transfer-coding-unsupported"),
+        (POST + b"Transfer-Encoding: gzip\r\n\r\n" + BODY, 501, "transfer-coding-unsupported"),
+        (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n" + CHUNKED + b"\r\n", 400, "malformed-http"),
+        (POST + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n" + CHUNKED + b"\r\n", 400, "malformed-http"),
+        (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED, 400, "malformed-http"),
+        (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n" + CHUNKED, 400, "malformed-http"),
+        (POST + b"Content-Length: 41\r\nContent-Length: 41\r\n\r\n" + BODY, 400, "malformed-http"),
+        (POST + b"Content-Length: -1\r\n\r\n" + BODY, 400, "malformed-http"),
+        (POST + b"Content-Length: +41\r\n\r\n" + BODY, 400, "malformed-http"),
+        (
+            POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED + b"\r\n",
+            400,
+            "malformed-http",
+        ),
+    ],
+)
+def test_a_head_that_two_readers_may_read_in_two_ways_is_refused(
+    client: httpx.Client, sent: bytes, status: int, problem: str
+) -> None:
+    before = entries(client)
+    (answer,) = answers(exchange(str(client.base_url).rstrip("/"), sent))
+    assert (answer.status, answer.problem) == (status, problem)
+    assert entries(client) == before
+
+
+def test_http_1_0_is_answered_and_the_connection_ends(base_url: str) -> None:
+    for head in (b"GET /livez HTTP/1.0\r\n\r\n", b"GET /livez HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"):
+        (answer,) = answers(exchange(base_url, head))
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+def test_a_post_that_offers_another_protocol_is_taken_with_its_body(client: httpx.Client) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    sized = POST + offer + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+    chunked = POST + offer + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED + b"\r\n"
+    found = answers(exchange(str(client.base_url).rstrip("/"), sized + chunked, WHOLE_POST, LAST_GET))
+    assert [answer.status for answer in found] == [201, 201, 201, 200]
+
+
+def test_trailers_are_no_headers_and_have_a_bound(client: httpx.Client) -> None:
+    base_url = str(client.base_url).rstrip("/")
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    key = b"Idempotency-Key: in the trailer, and no key at all\r\n"
+    found = answers(exchange(base_url, head + CHUNKED + key + b"Expect: 100-continue\r\n\r\n" + LAST_GET))
+    assert [answer.status for answer in found] == [201, 200]
+    for endless in (b"X: " + b"x" * 1_000_000, b"X: y\r\n" * 200_000):
+        before = entries(client)
+        (answer,) = answers(exchange(base_url, head + CHUNKED, endless))
+        assert (answer.status, answer.problem) == (431, "headers-too-large")
+        assert entries(client) == before
+    (answer,) = answers(exchange(base_url, head + b"1;", b"x" * 1_000_000))
+    assert (answer.status, answer.problem) == (431, "headers-too-large")
+
+
+GETS = [
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/openapi.json",
+    "/v1/node",
+    "/v1/keys",
+    "/v1/jobs?tenant_id=acme",
+    "/v1/jobs/known?tenant_id=acme",
+    "/v1/jobs/known/events?tenant_id=acme",
+    "/v1/jobs/nobody?tenant_id=acme",
+    "/v1/chain/verify?tenant_id=acme",
+    "/v1/chain/entries?tenant_id=acme",
+    "/v1/nothing",
+]
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_head_is_get_without_the_body(client: httpx.Client, path: str) -> None:
+    got, asked = client.get(path), client.head(path)
+    assert (asked.status_code, asked.content) == (got.status_code, b"")
+    assert asked.headers.keys() == got.headers.keys()
+    assert asked.headers["content-type"] == got.headers["content-type"]
+    assert client.get("/livez").status_code == 200
+
+
+def test_head_where_there_is_no_get_is_told_what_there_is(client: httpx.Client) -> None:
+    refused = client.head("/v1/events")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+def cursor(*value: object, text: str | None = None) -> str:
+    raw = text if text is not None else json.dumps(value, separators=(",", ":"))
+    return base64.urlsafe_b64encode(raw.encode()).rstrip(b"=").decode()
+
+
+HUGE = 2**63 - 1
+FORGED = [
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/", 1, 0, "\x00")),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/", 1, 0, "Node")),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/", 1, 0, "node\n")),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/", 1, 0, "")),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/", 1.0, 0, "node")),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/", -1, 0, "node")),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/", 1, HUGE, "node")),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/", 1, 0, "node", 2)),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "acme/FAILED", 1, 0, "node")),
+    ("/v1/jobs?tenant_id=acme", cursor("jobs", "other/", 1, 0, "node")),
+    ("/v1/jobs?tenant_id=acme", cursor("events", "acme/known", 1, 0, "node")),
+    ("/v1/jobs?tenant_id=acme", cursor(text='["jobs","acme/",1, 0,"node"]')),
+    ("/v1/jobs?tenant_id=acme", cursor(text="[" * 300)),
+    ("/v1/jobs/known/events?tenant_id=acme", cursor("events", "acme/other", 1, 0, "node")),
+    ("/v1/jobs/known/events?tenant_id=acme", cursor("events", "acme/known", 1, 0, "\ud7ff")),
+    ("/v1/chain/entries?tenant_id=acme", cursor("entries", "acme", 0)),
+    ("/v1/chain/entries?tenant_id=acme", cursor("entries", "acme", HUGE + 1)),
+    ("/v1/chain/entries?tenant_id=acme", cursor("entries", "acme", True)),
+    ("/v1/snapshots?tenant_id=acme", cursor("snapshots", "other", 1)),
+    ("/v1/log/acme/anchors", cursor("cosignatures", "acme", 1)),
+]
+
+
+@pytest.mark.parametrize(("path", "forged"), FORGED)
+def test_a_forged_cursor_is_refused(client: httpx.Client, path: str, forged: str) -> None:
+    answer = client.get(path + ("&" if "?" in path else "?") + f"cursor={forged}")
+    assert (answer.status_code, answer.json()["path"]) == (422, "cursor")
+
+
+@pytest.mark.parametrize("path", ["/v1/chain/entries?tenant_id=acme", "/v1/jobs?tenant_id=acme"])
+def test_a_cursor_at_the_end_of_all_numbers_is_an_empty_page_or_refused(client: httpx.Client, path: str) -> None:
+    for forged in (cursor("entries", "acme", HUGE), cursor("jobs", "acme/", HUGE, 2**32 - 1, "z" * 63)):
+        assert client.get(f"{path}&cursor={forged}").status_code in (200, 422)
+
+
+SEED = 20_261_122
+PIECES = [
+    b"GET ",
+    b"POST ",
+    b"HEAD ",
+    b"BREW ",
+    b"/v1/jobs",
+    b"/v1/events",
+    b"/livez",
+    b"?tenant_id=acme",
+    b"%0a",
+    b"%",
+    b"*",
+    b" HTTP/1.1\r\n",
+    b" HTTP/1.0\r\n",
+    b" HTTP/0.9\r\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\n",
+    b"\r",
+    b"\x00",
+    b"\xff\xfe",
+    b"Host: localhost\r\n",
+    b"Host: a, b\r\n",
+    b"Content-Type: application/json\r\n",
+    b"Content-Length: 41\r\n",
+    b"Content-Length: 99999999999999999999\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: \x0bchunked\r\n",
+    b"Connection: close\r\n",
+    b"Connection: upgrade\r\nUpgrade: websocket\r\n",
+    b"Expect: 100-continue\r\n",
+    b"Expect: x\r\n",
+    b"Idempotency-Key: k\r\n",
+    b"Tally-Session: x\r\n",
+    b"Cookie: " + b"c" * 3000 + b"\r\n",
+    b": \r\n",
+    b" folded\r\n",
+    BODY,
+    CHUNKED,
+    b"0\r\n\r\n",
+    b"ffffffffffffffff\r\n",
+    b"5;x=y\r\n",
+    b"{",
+    b"[" * 200,
+    WHOLE_POST,
+    b"junk",
+]
+
+
+def generated(random_of: random.Random) -> bytes:
+    """Some bytes that look more or less like requests."""
+    if random_of.random() < 0.3:
+        sent = bytearray(WHOLE_POST * 2)
+        for _ in range(random_of.randint(1, 4)):
+            at = random_of.randrange(len(sent))
+            sent[at] ^= 1 << random_of.randrange(8)
+        return bytes(sent)
+    return b"".join(random_of.choices(PIECES, k=random_of.randint(1, 14)))
+
+
+def test_no_bytes_make_a_failure_or_a_silence(client: httpx.Client) -> None:
+    """Each connection is half closed by the client, so it ends; whatever was answered is no failure of ours."""
+    base_url = str(client.base_url).rstrip("/")
+    random_of = random.Random(SEED)
+    for _ in range(400):
+        sent = generated(random_of)
+        received = exchange(base_url, sent, half_close=True)
+        for line in received.split(b"\r\n"):
+            assert not line.startswith(b"HTTP/1.1 5") or line.startswith(b"HTTP/1.1 501 "), (sent, received)
+    assert client.post("/v1/jobs", json={"tenant_id": "acme"}).status_code == 201
+    verdict = client.get("/v1/chain/verify?tenant_id=acme").json()
+    assert verdict["valid"] is True
