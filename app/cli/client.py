@@ -2,6 +2,10 @@
 
 A request is repeated only when repeating cannot do harm: reads, and writes with an ``Idempotency-Key``.
 Waits double from 0.25 s to 10 s with jitter; a ``Retry-After`` longer than that is honoured up to a minute.
+
+The other side is not trusted to be a ledger. An answer has ``ANSWER_BYTES_MAX`` at most and is whole within the
+timeout, however slowly it drips; it is read as it stands (no compression), is JSON of the shape that the caller names,
+and redirects are told, not followed. Whatever else comes is a ``NotTheLedgerError``.
 """
 
 from __future__ import annotations
@@ -9,18 +13,26 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
+import msgspec
 import orjson
 
 from ledger.errors import LedgerError
 
 REQUEST_TIMEOUT_S = 60.0
-"""Longest wait for one answer; above ``write.timeout``, so that the service's own answer comes first."""
+"""Longest time for one request and its whole answer; above ``write.timeout``, so that the service's own answer comes
+first."""
+ANSWER_BYTES_MAX = 64 << 20
+"""Largest answer that is read, other than a download; the longest list of the service has a quarter of that."""
+_TAR = "application/x-tar"
+QUOTED_CHARACTERS = 60
+"""How much of a foreign answer is shown."""
 DOWNLOAD_PAUSE_MAX_S = 600.0
 """Longest wait for the next piece of a download; before the first, a long chain may have to be signed."""
 PATIENCE_S = 60.0
@@ -29,6 +41,8 @@ UPLOAD_ANSWER_MAX_S = 4 * 3600.0
 """Longest wait for the answer once files were sent: they are verified and merged first."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
 RETRY_AFTER_MAX_S = 60.0
+TRANSIENT = frozenset({502, 503, 504})
+"""Answers after which the same request may succeed: the ledger's own 503, and those of a proxy before it."""
 
 
 class UnreachableError(LedgerError):
@@ -46,19 +60,55 @@ class RequestRefusedError(LedgerError):
         self.body = body
 
 
-def problem_of(response: httpx.Response) -> RequestRefusedError:
-    """The problem that an answer of 400 or above carries, whatever its body is."""
-    try:
-        body = orjson.loads(response.content)
-    except orjson.JSONDecodeError:
-        body = {}
-    if not isinstance(body, dict):
-        body = {}
-    kind = str(body.get("type", "")).rsplit("/", 1)[-1] or f"http-{response.status_code}"
-    detail = str(body.get("detail") or body.get("title") or response.reason_phrase)
+class NotTheLedgerError(LedgerError):
+    """Something answers at the address, and not as a Tallystick does."""
+
+
+class Reply(NamedTuple):
+    """A whole answer, whatever sent it."""
+
+    status: int
+    headers: httpx.Headers
+    content: bytes
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it says that it is JSON, of whichever kind."""
+        kind: str = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return kind == "application/json" or kind.endswith("+json")
+
+
+def problem_of(url: str, reply: Reply) -> LedgerError:
+    """What an answer other than success says: the ledger's problem, or that no ledger sent it."""
+    if 300 <= reply.status < 400:
+        location = reply.headers.get("Location", "nowhere")
+        return NotTheLedgerError(
+            f"{url} redirects to {location[:200]} ({reply.status}); redirects are not followed, name the service itself"
+        )
+    body = _json_of(reply)
+    if not isinstance(body, dict) or not isinstance(body.get("type"), str):
+        return NotTheLedgerError(f"{url} does not answer as a Tallystick does: {_described(reply)}")
+    kind = body["type"].rsplit("/", 1)[-1] or f"http-{reply.status}"
+    detail = str(body.get("detail") or body.get("title") or f"status {reply.status}")
     if "line" in body:
         detail = f"line {body['line']}: {detail}"
-    return RequestRefusedError(response.status_code, kind, detail, body)
+    return RequestRefusedError(reply.status, kind, detail, body)
+
+
+def _json_of(reply: Reply) -> Any:
+    """The JSON value of the answer, None when it is none (or nested deeper than any answer of the ledger)."""
+    if not reply.is_json:
+        return None
+    try:
+        return orjson.loads(reply.content)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _described(reply: Reply) -> str:
+    kind = reply.headers.get("Content-Type", "no content type")[:QUOTED_CHARACTERS]
+    start = reply.content[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace").split()
+    return f"status {reply.status}, {kind}, {' '.join(start)[:QUOTED_CHARACTERS]!r}"
 
 
 def wait_s(attempt: int, retry_after: str | None, jitter: float) -> float:
@@ -89,13 +139,16 @@ class LedgerClient:
         url: str,
         *,
         patience_s: float = PATIENCE_S,
+        timeout_s: float = REQUEST_TIMEOUT_S,
         on_wait: Callable[[LedgerError, float], None] | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UnreachableError(f"{url} is not an address of a service; it begins with http:// or https://")
         self.url = url.rstrip("/")
-        self._http = httpx.Client(timeout=REQUEST_TIMEOUT_S)
+        # As it stands on the wire: what is not compressed cannot be a bomb.
+        self._http = httpx.Client(timeout=timeout_s, headers={"Accept-Encoding": "identity"})
         self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._on_wait = on_wait
 
     def __enter__(self) -> Self:
@@ -104,80 +157,101 @@ class LedgerClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def get(self, path: str, **params: str | int | None) -> Any:
+    def get(self, path: str, shape: Any = dict, /, **params: str | int | None) -> Any:
         """The JSON that ``GET path`` answers; parameters that are None are left out.
+
+        ``shape`` is a TypedDict of what the caller reads of it; members beyond that are kept.
 
         Raises:
             RequestRefusedError: the service refused.
             UnreachableError: no answer within the patience.
+            NotTheLedgerError: the answer is not of that shape, or no ledger sent it.
         """
-        return orjson.loads(self._send("GET", path, params=params, repeatable=True).content)
+        return self._value(self._send("GET", path, params=params, repeatable=True), shape)
 
     def get_text(self, path: str) -> str:
         """The text that ``GET path`` answers; errors as ``get``."""
-        return self._send("GET", path, repeatable=True).text
+        reply = self._send("GET", path, repeatable=True)
+        kind = reply.headers.get("Content-Type", "").partition(";")[0]
+        if kind != "text/plain":
+            raise NotTheLedgerError(f"{self.url} does not answer as a Tallystick does: {_described(reply)}")
+        return reply.content.decode("utf-8", "replace")
 
-    def post(self, path: str, body: Mapping[str, Any], *, key: str | None = None, repeatable: bool = False) -> Any:
-        """The JSON that ``POST path`` answers. Repeated on failure with an Idempotency-Key ``key``, or if it is
-        ``repeatable``: twice is once."""
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        shape: Any = dict,
+        *,
+        key: str | None = None,
+        session: str | None = None,
+        repeatable: bool = False,
+    ) -> Any:
+        """The JSON that ``POST path`` answers; ``shape`` and errors as ``get``. Repeated on failure with an
+        Idempotency-Key ``key``, or if it is ``repeatable``: twice is once. ``session`` is a token to be shown."""
         repeatable = repeatable or key is not None
-        answer = self._send("POST", path, content=orjson.dumps(body), key=key, repeatable=repeatable)
-        return orjson.loads(answer.content)
+        content = orjson.dumps(body)
+        reply = self._send("POST", path, content=content, key=key, session=session, repeatable=repeatable)
+        return self._value(reply, shape)
 
-    def put(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that ``PUT path`` answers. Repeated on failure: saying it twice is saying it once."""
-        return orjson.loads(self._send("PUT", path, content=orjson.dumps(body), repeatable=True).content)
+    def put(self, path: str, body: Mapping[str, Any], shape: Any = dict) -> Any:
+        """The JSON that ``PUT path`` answers; as ``get``. Repeated on failure: saying it twice is saying it once."""
+        return self._value(self._send("PUT", path, content=orjson.dumps(body), repeatable=True), shape)
 
-    def post_text(self, path: str, text: bytes) -> Any:
-        """The JSON that ``POST path`` answers to a body of text; errors as ``get``. Never repeated."""
-        return orjson.loads(self._send("POST", path, content=text, content_type="text/plain", repeatable=False).content)
+    def post_text(self, path: str, text: bytes, shape: Any = dict) -> Any:
+        """The JSON that ``POST path`` answers to a body of text; as ``get``. Never repeated."""
+        reply = self._send("POST", path, content=text, content_type="text/plain", repeatable=False)
+        return self._value(reply, shape)
 
     def download(self, path: str, body: Mapping[str, Any], write: Callable[[bytes], object]) -> None:
-        """Hand what ``POST path`` answers to ``write``, piece by piece; errors as ``get``. Never repeated.
+        """Hand the tar file that ``POST path`` answers to ``write``, piece by piece; errors as ``get``. Never repeated.
 
         When it returns, the answer came to its end.
         """
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=DOWNLOAD_PAUSE_MAX_S)
-        try:
-            with self._http.stream("POST", f"{self.url}{path}", json=body, timeout=timeout) as response:
-                if response.status_code >= 400:
-                    response.read()
-                    raise problem_of(response)
-                for piece in response.iter_bytes():
-                    write(piece)
-        except httpx.HTTPError as error:
-            raise UnreachableError(f"no whole answer from {self.url}: {str(error) or type(error).__name__}") from error
+        with (
+            self._failures(),
+            self._http.stream("POST", f"{self.url}{path}", json=body, timeout=timeout) as response,
+        ):
+            if response.status_code != 200 or response.headers.get("Content-Type") != _TAR:
+                raise problem_of(self.url, _whole(response, time.monotonic() + self._timeout_s))
+            for piece in response.iter_raw():
+                write(piece)
 
     def upload(
-        self, path: str, files: Sequence[Path], advance: Callable[[int], object], **params: str | None
-    ) -> dict[str, Any]:
+        self,
+        path: str,
+        files: Sequence[Path],
+        advance: Callable[[int], object],
+        shape: Any = dict,
+        **params: str | None,
+    ) -> Any:
         """Send files as multipart/form-data, streamed; returns the JSON that answers. Never repeated.
 
         ``advance`` is told how many bytes of the files were sent, piece by piece.
 
         Raises:
-            RequestRefusedError, UnreachableError: as ``get``.
+            RequestRefusedError, UnreachableError, NotTheLedgerError: as ``get``.
             OSError: a file cannot be read.
         """
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=UPLOAD_ANSWER_MAX_S)
         query = {name: value for name, value in params.items() if value is not None}
         with contextlib.ExitStack() as stack:
-            parts = [
-                ("file", (file.name, stack.enter_context(_CountedFile(file, advance)), "application/x-tar"))
-                for file in files
-            ]
-            try:
-                response = self._http.post(f"{self.url}{path}", params=query, files=parts, timeout=timeout)
-            except httpx.HTTPError as error:
-                raise UnreachableError(f"no answer from {self.url}: {str(error) or type(error).__name__}") from error
-        if response.status_code >= 400:
-            raise problem_of(response)
-        told: dict[str, Any] = orjson.loads(response.content)
-        return told
+            parts = [("file", (file.name, stack.enter_context(_CountedFile(file, advance)), _TAR)) for file in files]
+            stack.enter_context(self._failures())
+            response = stack.enter_context(
+                self._http.stream("POST", f"{self.url}{path}", params=query, files=parts, timeout=timeout)
+            )
+            reply = _whole(response, time.monotonic() + self._timeout_s)
+        if reply.status >= 300:
+            raise problem_of(self.url, reply)
+        return self._value(reply, shape)
 
-    def post_lines(self, path: str, lines: bytes, *, key: str, **params: str | None) -> tuple[dict[str, Any], bool]:
+    def post_lines(
+        self, path: str, lines: bytes, shape: Any = dict, *, key: str, **params: str | None
+    ) -> tuple[Any, bool]:
         """Send NDJSON; returns the answer and whether the ledger already had it (``Idempotent-Replay``)."""
-        response = self._send(
+        reply = self._send(
             "POST",
             path,
             content=lines,
@@ -186,7 +260,16 @@ class LedgerClient:
             params=params,
             repeatable=True,
         )
-        return orjson.loads(response.content), response.headers.get("Idempotent-Replay") == "true"
+        return self._value(reply, shape), reply.headers.get("Idempotent-Replay") == "true"
+
+    def _value(self, reply: Reply, shape: Any) -> Any:
+        value = _json_of(reply)
+        try:
+            msgspec.convert(value, shape)
+        except msgspec.ValidationError as error:
+            wrong = _described(reply) if value is None else str(error)
+            raise NotTheLedgerError(f"{self.url} does not answer as a Tallystick does: {wrong}") from None
+        return value
 
     def _send(
         self,
@@ -197,17 +280,21 @@ class LedgerClient:
         content: bytes | None = None,
         content_type: str = "application/json",
         key: str | None = None,
+        session: str | None = None,
         repeatable: bool,
-    ) -> httpx.Response:
-        headers = {} if content is None else {"Content-Type": content_type}
-        if key is not None:
-            headers["Idempotency-Key"] = key
+    ) -> Reply:
+        given = {
+            "Content-Type": None if content is None else content_type,
+            "Idempotency-Key": key,
+            "Tally-Session": session,
+        }
+        headers = {name: value for name, value in given.items() if value is not None}
         query = {name: value for name, value in (params or {}).items() if value is not None}
         give_up_at = time.monotonic() + self._patience_s
         attempt = 0
         while True:
             outcome = self._once(method, path, query, content, headers)
-            if isinstance(outcome, httpx.Response):
+            if isinstance(outcome, Reply):
                 return outcome
             error, retry_after, transient = outcome
             delay = wait_s(attempt, retry_after, random.random())  # noqa: S311 (spreads retries, no secret)
@@ -225,13 +312,86 @@ class LedgerClient:
         query: Mapping[str, str | int],
         content: bytes | None,
         headers: Mapping[str, str],
-    ) -> httpx.Response | tuple[LedgerError, str | None, bool]:
+    ) -> Reply | tuple[LedgerError, str | None, bool]:
         """The answer, or the error, the Retry-After that came with it, and whether trying again may help."""
         try:
-            response = self._http.request(method, f"{self.url}{path}", params=query, content=content, headers=headers)
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            return UnreachableError(f"no answer from {self.url}: {reason}"), None, True
-        if response.status_code < 400:
-            return response
-        return problem_of(response), response.headers.get("Retry-After"), response.status_code == 503
+            with self._failures():
+                reply = _within(
+                    self._timeout_s, lambda until: self._exchange(method, path, query, content, headers, until)
+                )
+        except UnreachableError as error:
+            return error, None, True
+        if reply.status < 300:
+            return reply
+        return problem_of(self.url, reply), reply.headers.get("Retry-After"), reply.status in TRANSIENT
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | int],
+        content: bytes | None,
+        headers: Mapping[str, str],
+        until: float,
+    ) -> Reply:
+        target = f"{self.url}{path}"
+        with self._http.stream(method, target, params=query, content=content, headers=headers) as response:
+            return _whole(response, until)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """What goes wrong on the way, in our words."""
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UnreachableError(f"no answer from {self.url}: {str(error) or type(error).__name__}") from error
+        except TimeoutError as error:
+            raise UnreachableError(f"no whole answer from {self.url} in {self._timeout_s:g} s") from error
+
+
+def _whole(response: httpx.Response, until: float) -> Reply:
+    """The answer, read to its end.
+
+    Raises:
+        NotTheLedgerError: it is longer than any answer of the ledger.
+        TimeoutError: it does not end until ``until``, of ``time.monotonic``.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    for piece in response.iter_raw():
+        size += len(piece)
+        if size > ANSWER_BYTES_MAX:
+            raise NotTheLedgerError(f"the answer of {response.url.host} does not end after {ANSWER_BYTES_MAX:,} bytes")
+        if time.monotonic() > until:
+            raise TimeoutError
+        pieces.append(piece)
+    return Reply(response.status_code, response.headers, b"".join(pieces))
+
+
+def _within(timeout_s: float, work: Callable[[float], Reply]) -> Reply:
+    """What ``work`` returns, which is told until when it has time, by ``time.monotonic``.
+
+    It runs in a thread of its own, which is left behind when the time is over: a name that is looked up, or a head
+    that drips, is waited for in no other way that ends.
+
+    Raises:
+        TimeoutError: it did not return in time.
+    """
+    until = time.monotonic() + timeout_s
+    done: list[Reply] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work(until))
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise TimeoutError
+    return done[0]

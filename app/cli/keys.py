@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import typer
 
+from app.cli.answers import Key, Keys, Rotation
 from app.cli.client import LedgerClient
 from app.cli.options import Url
 from console.options import Json
@@ -59,7 +60,7 @@ def list_keys(url: Url, as_json: Json = False) -> None:
       tally keys list --json > trusted-keys.json
     """
     with LedgerClient(url) as client:
-        answer = client.get("/v1/keys")
+        answer = client.get("/v1/keys", Keys)
     if as_json:
         print_json(answer)
         return
@@ -102,7 +103,7 @@ def rotate(
     if new_key_uri is not None:
         body["new_key_uri"] = new_key_uri
     with LedgerClient(url) as client:
-        answer = client.post("/v1/keys/rotate", body)
+        answer = client.post("/v1/keys/rotate", body, Rotation)
     if as_json:
         print_json(answer)
         return
@@ -141,7 +142,7 @@ def revoke(
     given = {"from_hlc": from_hlc, "reason": reason}
     with LedgerClient(url) as client:
         key = client.post(
-            f"/v1/keys/{quote(key_id, safe='')}/revoke", {n: v for n, v in given.items() if v is not None}
+            f"/v1/keys/{quote(key_id, safe='')}/revoke", {n: v for n, v in given.items() if v is not None}, Key
         )
     if as_json:
         print_json(key)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.answers import Erasure, Privacy
 from app.cli.client import LedgerClient
 from app.cli.options import Tenant, Url
 from app.config import load_settings
@@ -45,7 +46,7 @@ def set_fields(
     """
     body: dict[str, Any] = {"fields": fields or [], "subject": subject}
     with LedgerClient(url) as client:
-        _show(client.put(f"/v1/tenants/{tenant}/privacy", body), as_json)
+        _show(client.put(f"/v1/tenants/{tenant}/privacy", body, Privacy), as_json)
 
 
 @privacy.command("show")
@@ -57,7 +58,7 @@ def show(tenant: Tenant, url: Url, as_json: Json = False) -> None:
       tally privacy show -t acme --json
     """
     with LedgerClient(url) as client:
-        _show(client.get(f"/v1/tenants/{tenant}/privacy"), as_json)
+        _show(client.get(f"/v1/tenants/{tenant}/privacy", Privacy), as_json)
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:
@@ -146,7 +147,7 @@ def erase(
         subject = sys.stdin.readline().rstrip("\r\n")
     body = {"subject": subject} if reason is None else {"subject": subject, "reason": reason}
     with LedgerClient(url) as client:
-        answer = client.post(f"/v1/tenants/{tenant}/erasures", body, repeatable=True)
+        answer = client.post(f"/v1/tenants/{tenant}/erasures", body, Erasure, repeatable=True)
     if as_json:
         print_json(answer)
         return

@@ -30,6 +30,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from app.cli.answers import Batch
 from app.cli.client import LedgerClient
 from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
 from app.cli.options import Tenant, Url
@@ -144,7 +145,7 @@ def _feed(
     started = time.monotonic()
     for chunk in source.chunks():
         key = request_key(digest, source.mapping, tenant, chunk.number)
-        answer, replayed = client.post_lines("/v1/events", chunk.lines, key=key, durability=durability)
+        answer, replayed = client.post_lines("/v1/events", chunk.lines, Batch, key=key, durability=durability)
         summary.count(chunk, answer, replayed)
         advance(len(chunk.types))
     summary.duration_s = time.monotonic() - started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.cli.answers import Snapshot
 from app.cli.client import LedgerClient
 from app.cli.options import Tenant, Url
 from console.options import Json
@@ -17,7 +18,7 @@ def snapshot(tenant: Tenant, url: Url, as_json: Json = False) -> None:
       tally snapshot -t acme --json
     """
     with LedgerClient(url) as client:
-        answer = client.post("/v1/snapshots", {"tenant_id": tenant})
+        answer = client.post("/v1/snapshots", {"tenant_id": tenant}, Snapshot)
     if as_json:
         print_json(answer)
         return

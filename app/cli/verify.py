@@ -10,6 +10,7 @@ import typer
 
 from app.anchors import RFC_3161, WITNESS, as_of
 from app.cli import verify_anchors
+from app.cli.answers import ConsistencyProof, Verdict
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, Url
 from app.cli.verdict_text import print_first_break, print_verdicts
@@ -94,7 +95,7 @@ def _verify_by_service(url: str, request: Request) -> dict[str, Any]:
     tenant, kept, outsiders = request.tenant, request.kept, request.outsiders
     with LedgerClient(url) as client:
         verdict: dict[str, Any] = client.get(
-            "/v1/chain/verify", tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
+            "/v1/chain/verify", Verdict, tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
         )
         if kept is None and not outsiders.are_any:
             return verdict
@@ -164,7 +165,9 @@ def _check_grown(client: LedgerClient, tenant: str, then: Checkpoint, now: Check
     if then.size == 0:
         return
     try:
-        proof = client.get("/v1/chain/proof/consistency", tenant_id=tenant, first=then.size, second=now.size)
+        proof = client.get(
+            "/v1/chain/proof/consistency", ConsistencyProof, tenant_id=tenant, first=then.size, second=now.size
+        )
     except RequestRefusedError as error:
         raise ProofError(f"the log cannot prove that it extends the checkpoint: {error}") from error
     hashes = [bytes.fromhex(text) for text in proof["hashes"]]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from cryptography import x509
 
 from app.anchors import WITNESS, OpenNote, judge_cosignature, judge_timestamp, rfc_3339
+from app.cli.answers import Anchors, Cosignatures
 from app.cli.client import LedgerClient
 from ledger.tree_check import Anchor
 from signing import checkpoint as checkpoints
@@ -55,12 +56,12 @@ def served(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: O
     anchors = []
     if outsiders.witnesses:
         known = {witness.text() for witness in outsiders.witnesses}
-        items = client.get(f"/v1/log/{tenant}/cosignatures", limit=LISTED_MAX)["items"]
+        items = client.get(f"/v1/log/{tenant}/cosignatures", Cosignatures, limit=LISTED_MAX)["items"]
         for item in _newest([item for item in items if item["witness"] in known], "witness"):
             said = item["note"], item["witness"], item["tree_size"], datetime.fromisoformat(item["time"])
             anchors.append(judge_cosignature(*said, outsiders.witnesses, open_note))
     if outsiders.roots:
-        items = client.get(f"/v1/log/{tenant}/anchors", limit=LISTED_MAX)["items"]
+        items = client.get(f"/v1/log/{tenant}/anchors", Anchors, limit=LISTED_MAX)["items"]
         for item in _newest(items, "authority"):
             response = base64.b64decode(item["response"])
             size, time = item["tree_size"], datetime.fromisoformat(item["time"])

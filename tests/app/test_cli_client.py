@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from app.cli.client import LedgerClient, RequestRefusedError, UnreachableError, wait_s
+from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError, UnreachableError, wait_s
 
 Answer = tuple[int, dict[str, str], bytes]
 PROBLEM = b'{"type": "https://tallystick.dev/problems/backlog-full", "detail": "too many events wait", "line": 3}'
@@ -33,7 +33,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.keys.append(self.headers["Idempotency-Key"])
         status, headers, body = self.server.answers.pop(0)
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        sent = {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}
+        for name, value in sent.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -98,11 +99,14 @@ def test_a_service_that_stays_full_longer_than_the_patience_is_given_up(service:
         client.post("/v1/jobs", {}, key="k-1")
 
 
-def test_an_answer_that_is_no_problem_document_is_still_told(service: Scripted) -> None:
-    service.answers = [(502, {}, b"<html>")]
+def test_a_proxy_that_cannot_reach_the_ledger_is_asked_again(service: Scripted) -> None:
+    page: Answer = (502, {"Content-Type": "text/html"}, b"<html>")
+    service.answers = [page, (200, {}, b"{}"), page]
 
-    with LedgerClient(service.url) as client, pytest.raises(RequestRefusedError, match="http-502"):
-        client.post("/v1/jobs", {})
+    with LedgerClient(service.url) as client:
+        client.post("/v1/jobs", {}, key="k-1")
+        with pytest.raises(NotTheLedgerError, match="502, text/html"):
+            client.post("/v1/jobs", {})
 
 
 def test_nothing_at_the_address_is_unreachable() -> None:

@@ -1,0 +1,181 @@
+"""What answers is not trusted to be a ledger: whatever it is, a command says so in one line, never a trace."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+
+import msgspec
+import pytest
+
+from app.cli import answers, client
+from app.cli.client import LedgerClient, NotTheLedgerError, UnreachableError
+from app.http import answers as served
+
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def answering(*pieces: bytes, drip: bytes = b"", times: int = 0) -> Iterator[str]:
+    """A server that sends every connection ``pieces``, then ``drip`` for ever, ``times`` a second (0: at once)."""
+    closed = Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer(peer: socket.socket) -> None:
+            with peer, suppress(OSError):
+                peer.settimeout(PATIENCE_S)
+                peer.recv(65536)
+                for piece in pieces:
+                    peer.sendall(piece)
+                while drip and not closed.wait(1 / times if times else 0):
+                    peer.sendall(drip)
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(65536):
+                    pass
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+        Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        closed.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def sized(kind: bytes, body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (status, kind, len(body), more, body)
+
+
+PAGE = sized(b"text/html", b"<html><body>Please log in</body></html>")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (PAGE, "text/html, '<html><body>Please log in"),
+        (sized(b"text/html", b"<h1>no", b"404 Not Found"), "status 404, text/html"),
+        (sized(b"text/html", b"", b"302 Found", b"Location: https://login/\r\n"), "redirects to https://login/ .302."),
+        (sized(b"application/json", b"[" * 100_000 + b"]" * 100_000), "does not answer as a Tallystick does"),
+        (sized(b"application/json", b"{nothing"), "does not answer as a Tallystick does"),
+        (sized(b"application/json", b"[]"), "Expected `object`, got `array`"),
+        (sized(b"application/json", b'{"id": 7}'), "missing required field"),
+        (sized(b"application/json", b'{"id": "7"}'), r"Expected `int`, got `str` - at `\$.id`"),
+        (sized(b"application/problem+json", b'{"type": 7}', b"422 Oh"), "does not answer as a Tallystick does"),
+    ],
+)
+def test_an_answer_that_no_ledger_gives_is_told_as_such(answer: bytes, told: str) -> None:
+    with (
+        answering(answer) as url,
+        LedgerClient(url, patience_s=0.0) as asked,
+        pytest.raises(NotTheLedgerError, match=told),
+    ):
+        asked.post("/v1/snapshots", {"tenant_id": "acme"}, answers.Snapshot)
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ANSWER_BYTES_MAX", 1 << 20)
+    with (
+        answering(JSON + b"\r\n", drip=bytes(65536)) as url,
+        LedgerClient(url, patience_s=0.0) as asked,
+        pytest.raises(NotTheLedgerError, match="does not end after 1,048,576 bytes"),
+    ):
+        asked.get("/v1/keys")
+
+
+@pytest.mark.parametrize(
+    "start", [JSON + b"Content-Length: 1000000\r\n\r\n", JSON + b"X-Slow: ", b""], ids=["body", "head", "first byte"]
+)
+def test_an_answer_that_drips_is_waited_for_no_longer_than_a_whole_one(start: bytes) -> None:
+    began = time.monotonic()
+    with (
+        answering(start, drip=b"x", times=20) as url,
+        LedgerClient(url, patience_s=0.0, timeout_s=0.6) as asked,
+        pytest.raises(UnreachableError, match=r"no (whole )?answer from"),
+    ):
+        asked.get("/v1/keys")
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_a_compressed_answer_is_not_unpacked() -> None:
+    packed = sized(b"application/json", b"\x1f\x8b\x08\x00", more=b"Content-Encoding: gzip\r\n")
+    with answering(packed) as url, LedgerClient(url) as asked, pytest.raises(NotTheLedgerError):
+        asked.get("/v1/keys")
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "http://a b", "ftp://x", "http://", "x"])
+def test_an_address_that_is_none_is_told(url: str) -> None:
+    with pytest.raises(UnreachableError), LedgerClient(url, patience_s=0.0) as asked:
+        asked.get("/v1/node")
+
+
+def test_what_the_commands_read_of_answers_is_what_the_service_sends() -> None:
+    of_service = {
+        answers.Event: served.EventAnswer,
+        answers.Batch: served.BatchAnswer,
+        answers.Snapshot: served.ListedSnapshot,
+        answers.Key: served.KeyAnswer,
+        answers.Keys: served.KeyList,
+        answers.Rotation: served.RotationAnswer,
+        answers.Privacy: served.PrivacyAnswer,
+        answers.Erasure: served.ErasureAnswer,
+        answers.CosignatureAdded: served.CosignedAnswer,
+        answers.Cosignature: served.CosignatureAnswer,
+        answers.Anchor: served.TimestampAnswer,
+        answers.ConsistencyProof: served.ConsistencyProofAnswer,
+        answers.Import: served.ImportAnswer,
+        answers.Conflict: served.ConflictAnswer,
+        answers.Verdict: served.VerdictAnswer,
+    }
+    for shape, model in of_service.items():
+        assert set(shape.__annotations__) <= set(model.model_fields), shape
+        msgspec.json.schema(shape)
+
+
+# --- the commands ---------------------------------------------------------------------------------------
+
+
+def tally(*arguments: str, url: str = "", **environment: str) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "app.cli", *arguments],
+        env=clean | {"TALLY_URL": url, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(process: subprocess.Popen[str], code: int = 1) -> str:
+    """The one line with which a command ended."""
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    line = said.splitlines()[-1]
+    assert "error: " in line
+    return line
+
+
+def test_commands_say_in_one_line_that_no_ledger_answers(tmp_path: Path) -> None:
+    events = tmp_path / "events.ndjson"
+    events.write_text('{"type": "JobCreated", "job_id": "j"}\n')
+    commands = (
+        ("run", "-t", "acme", "--", "touch", str(tmp_path / "touched")),
+        ("replay", str(events), "-t", "acme"),
+        ("verify", "-t", "acme"),
+        ("keys", "list"),
+        ("bundle", "export", "-t", "acme", "-o", str(tmp_path / "acme.tar")),
+    )
+    with answering(PAGE) as url:
+        running = [tally(*command, url=url) for command in commands]
+        for command, process in zip(commands, running, strict=True):
+            assert "does not answer as a Tallystick does" in told(process, 125 if command[0] == "run" else 1)
+    assert list(tmp_path.iterdir()) == [events]
