@@ -2,7 +2,8 @@
 
 From the WAL, in one transaction that is kept only when all of it fits::
 
-    1. the WAL is judged and recovered as at a start, but PostgreSQL may be older than it
+    1. the WAL is judged and recovered as at a start, but PostgreSQL may be older than it; every record is looked up
+       in the chain by HLC and digest, whatever PostgreSQL says of positions
     2. a higher epoch, so that no other process chains
     3. every record that PostgreSQL does not know is chained, by the appender itself
     4. every chain has what the checkpoints beside the WAL say was signed
@@ -36,6 +37,7 @@ from app.metrics import Metrics
 from app.node import Node
 from app.read import verified_positions
 from app.start_checks import check_chain
+from app.start_claims import check_chained
 from app.start_wal import find_wal
 from app.store import chaining, schema_guards
 from app.store import node as node_store
@@ -119,6 +121,7 @@ async def _chain_wal(
     wal = await find_wal(locked.folder, locked.who.node_id, position, accept_lost_wal=False, restoring=True)
     if wal.known is None:
         raise StartRefusedError(f"{locked.folder} holds no WAL that was in use; nothing can come back from it")
+    await check_chained(locked.connection, wal, trusted_lsn=0)
     # 2. a higher epoch
     _, epoch = await start.take_epoch(locked.connection, wal, position)
     # 3. the records
@@ -306,6 +309,7 @@ async def _give_up_what_is_gone(locked: _Locked) -> None:
     if wal.chained_lsn > chained_lsn and wal.recovered.first_lsn > chained_lsn + 1:
         gone = (chained_lsn + 1, wal.recovered.first_lsn - 1)
         wal.lost = [*(each for each in wal.lost if each != gone), gone]
+    await check_chained(connection, wal, trusted_lsn=0)
     await start.take_epoch(connection, wal, position)
     known = wal_control.load(folder)
     assert known is not None

@@ -6,7 +6,8 @@ In this order, each step refused with what to do when it does not hold::
     2. Postgres answers and has the schema this version knows, with all that guards it
     3. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal)
     4. recovery: the torn tail cut, the rest checked and fsynced
-    5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone
+    5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
+       claims to be chained is compared with WAL and chain (app.start_claims)
     6. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL
     7. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
        that nodes of this ledger left
@@ -38,6 +39,7 @@ from app.key_chain import KeyChain
 from app.node import Node
 from app.node_keys import NodeKeys, last_signed_ms
 from app.start_checks import chain_holds, check_chain
+from app.start_claims import check_chained
 from app.start_wal import FoundWal, find_wal, to_its_end
 from app.store import chaining, schema_guards
 from app.store import keys as key_store
@@ -222,6 +224,7 @@ async def _start_locked(
 
     # 3. 4. 5. the WAL
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
+    await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else 0)
 
     # 6. chains and checkpoints
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))

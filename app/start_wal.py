@@ -67,18 +67,24 @@ class FoundWal:
             StartRefusedError: the list of those held back is not of this WAL.
         """
         tenant_of = {lsn: tenant_id for tenant_id, damage in self.held.items() for lsn in damage.lsns}
-        from_lsn = min([self.chained_lsn + 1, *tenant_of])
-        if from_lsn > self.last_lsn:
+        for pending in self.records(min([self.chained_lsn + 1, *tenant_of]), self.last_lsn):
+            if pending.lsn <= self.chained_lsn and pending.lsn not in tenant_of:
+                continue
+            if tenant_of.pop(pending.lsn, pending.tenant_id) != pending.tenant_id:
+                raise StartRefusedError(
+                    f"{self.folder / quarantine.NAME} lists LSN {pending.lsn} under another tenant than "
+                    f"{pending.tenant_id}, whose event it is: it is not of this WAL; restore the right one"
+                )
+            yield pending
+
+    def records(self, from_lsn: int, to_lsn: int) -> Iterator[Pending]:
+        """The records from ``from_lsn`` on that the WAL holds up to ``to_lsn``."""
+        if from_lsn > to_lsn:
             return
         for entry in wal_reader.read(self.folder, from_lsn, self.node_id):
-            if entry.lsn <= self.chained_lsn and entry.lsn not in tenant_of:
-                continue
+            if entry.lsn > to_lsn:
+                return
             event = record.decode(entry.payload)
-            if tenant_of.pop(entry.lsn, event.tenant_id) != event.tenant_id:
-                raise StartRefusedError(
-                    f"{self.folder / quarantine.NAME} lists LSN {entry.lsn} under another tenant than "
-                    f"{event.tenant_id}, whose event it is: it is not of this WAL; restore the right one"
-                )
             yield Pending(
                 entry.lsn,
                 entry.epoch,

@@ -15,11 +15,12 @@ from app.store.chaining import ChainHead
 from app.store.growth import JobKey
 from app.store.standing import Chained, find_standing
 from app.write.backlog import Pending
-from app.write.linking import LinkedBatch, event_of, tenant_begun_by
+from app.write.linking import LinkedBatch, event_of, refused_job_id, tenant_begun_by
 from app.write.requests import RequestName
 from ledger import jobs
 from ledger.conflict import Event
 from ledger.events import SystemAction
+from ledger.standing import Standing, place_of
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -80,6 +81,18 @@ async def standing(connection: Connection, batch: Sequence[Pending]) -> dict[str
     for pending in batch:
         events.setdefault(pending.tenant_id, []).append(event_of(pending))
     return {tenant: await find_standing(connection, tenant, each) for tenant, each in events.items()}
+
+
+def events_of(chained: Mapping[str, Chained]) -> dict[str, Standing]:
+    """The events of each tenant's ``standing``, by HLC."""
+    return {tenant: {t_hlc: entry.event for t_hlc, entry in here.items()} for tenant, here in chained.items()}
+
+
+def stands(pending: Pending, here: Standing) -> bool:
+    """Whether something of the event is among ``here``: itself, or the REFUSED or CONFLICT entry that keeps it."""
+    event = event_of(pending)
+    at, _ = place_of(event, here)
+    return at is not None or (event.t_hlc in here and here[event.t_hlc].job_id == refused_job_id(pending))
 
 
 async def begun_unrecorded(connection: Connection, held: Sequence[Pending]) -> set[str]:

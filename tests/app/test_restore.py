@@ -142,6 +142,22 @@ async def test_a_wal_brings_the_same_rows_back_with_the_same_links(
     await assert_sound(older, "acme", "begun-later", "_system")
 
 
+async def test_a_restore_goes_by_what_the_chain_holds_and_not_by_the_position_that_somebody_raised(
+    run_node: RunNode, settings: Settings, database: Database, back_up: BackUp
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1, 2)
+    older = await back_up()
+    async with run_node(settings) as service:
+        await write(service, 3, 4)
+        last_lsn = service.node.chained.lsn
+    lost = await rows(database)
+    await query(older, "UPDATE scheduler.wal_positions SET chained_lsn = $1 RETURNING 1", last_lsn)
+    await restore_from_wal(settings, older.service_url)
+    assert await rows(older) == lost
+    await assert_sound(older, "acme", "_system")
+
+
 async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_back(
     run_node: RunNode, settings: Settings, make_settings: MakeSettings, database: Database, back_up: BackUp
 ) -> None:

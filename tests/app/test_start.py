@@ -354,8 +354,10 @@ async def test_records_that_are_in_the_chain_already_are_found_there_not_chained
         keyed = await service.submitter.submit(created("acme", 40), key=key("k"))
     before = await chains.sound("acme")
     # As an import of this node's own records would leave it: the rows are there, the position is behind them.
-    await superuser.execute("UPDATE scheduler.wal_positions SET chained_lsn = chained_lsn - 30")
-    changed_control(make_settings(), chained_lsn=0, signed_lsn=0)
+    chained_lsn = await superuser.fetchval(
+        "UPDATE scheduler.wal_positions SET chained_lsn = chained_lsn - 30 RETURNING chained_lsn"
+    )
+    changed_control(make_settings(), chained_lsn=chained_lsn, signed_lsn=0)
     await superuser.execute("DELETE FROM scheduler.idempotency")
     proxy.cut_before("FROM scheduler.scheduler_log WHERE tenant_id = $1 AND t_hlc = ANY")
     async with run_node(url=proxy.url) as service:
