@@ -40,6 +40,7 @@ from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
 from app.read.anchors import AnchorReader
 from app.read.consistency import Consistency
+from app.read.copies import Copies
 from app.read.jobs import JobReader
 from app.read.replicas import Replicas, replicas_at
 from app.read.revealing import Revealing
@@ -187,7 +188,7 @@ def _parts(
         exporter=_exporter(service, started, pool, log_keys),
         importer=_importer(service, pool),
         staging=Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes),
-        job_reader=JobReader(node, pool, consistency, revealing, replicas),
+        job_reader=JobReader(Copies(node, pool, consistency, replicas), revealing),
         sealing=Sealing(knowledge),
         revealing=revealing,
         privacy_changes=PrivacyChanges(node, pool, knowledge, service.system_entries),

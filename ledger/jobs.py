@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from ledger import rfc3339
 from ledger.conflict import held_event
 from ledger.errors import InvalidInputError
 from ledger.events import EVENTS_BY_ACTION, SystemAction
@@ -218,7 +219,9 @@ def view(state: JobState) -> dict[str, Any]:
         "completed": sum(report.completed for report in state.progress.values()),
         "failed": sum(report.failed for report in state.progress.values()),
         "created_hlc": "{}:{}:{}".format(*created.order[:3]) if created is not None else None,
+        "created_at": rfc3339.text_of(created.order[0]) if created is not None else None,
         "last_hlc": "{}:{}:{}".format(*state.last_hlc),
+        "last_at": rfc3339.text_of(state.last_hlc[0]),
         "last_seq": state.last_seq,
         "result": result or None,
         "error": outcome.get("error"),

@@ -58,6 +58,10 @@ class ChainPlace(_Answer):
     prev_chain_link: HexHash | None
 
 
+TimeOfHlc = str | None
+"""The time that the HLC beside it says (RFC 3339, UTC); null where that has no such form."""
+
+
 class EventAnswer(_Answer):
     """An event that was taken. ``chain`` is null when the answer came before chaining."""
 
@@ -66,6 +70,7 @@ class EventAnswer(_Answer):
     type: str
     action: str
     hlc: HlcText
+    at: TimeOfHlc
     epoch: int
     lsn: int
     fence_token: int
@@ -80,7 +85,9 @@ class BatchAnswer(_Answer):
     accepted: int
     durability: DurabilityAnswer
     first_hlc: HlcText
+    first_at: TimeOfHlc
     last_hlc: HlcText
+    last_at: TimeOfHlc
     job_ids: list[JobId]
     session: str
 
@@ -114,7 +121,9 @@ class ListedJobAnswer(_Answer):
     completed: int
     failed: int
     created_hlc: HlcText | None
+    created_at: TimeOfHlc
     last_hlc: HlcText
+    last_at: TimeOfHlc
     last_seq: int
     result: dict[str, Any] | None
     error: Any
@@ -131,6 +140,7 @@ class JobList(_Answer):
 
     items: list[ListedJobAnswer]
     next_cursor: str | None
+    consistency: ConsistencyAnswer
 
 
 class JobEventAnswer(_Answer):
@@ -138,6 +148,7 @@ class JobEventAnswer(_Answer):
 
     seq: int
     hlc: HlcText
+    at: TimeOfHlc
     type: str | None
     action: str
     payload: Any
@@ -150,6 +161,7 @@ class JobEventList(_Answer):
 
     items: list[JobEventAnswer]
     next_cursor: str | None
+    consistency: ConsistencyAnswer
 
 
 class TreeAnswer(_Answer):
@@ -167,6 +179,7 @@ class HeadAnswer(_Answer):
     seq: int
     chain_link: HexHash | None
     hlc: HlcText | None
+    at: TimeOfHlc
     updated_at: datetime
     signed_to_seq: int
     tree: TreeAnswer | None
@@ -179,6 +192,7 @@ class EntryAnswer(_Answer):
     tenant_id: str
     seq: int
     t_hlc: str
+    at: TimeOfHlc
     hlc_physical: int
     hlc_logical: int
     hlc_node: str
@@ -327,6 +341,7 @@ class ListedSnapshot(_Answer):
     from_seq: int
     to_seq: int
     snapshot_hlc: HlcText
+    snapshot_at: TimeOfHlc
     from_chain_link: HexHash
     to_chain_link: HexHash
     entry_count: int
@@ -426,6 +441,7 @@ class ClockAnswer(_Answer):
     """The hybrid logical clock."""
 
     last_hlc: HlcText
+    last_at: TimeOfHlc
     offset_ms: int
     max_clock_skew_ms: int
     ticks: int

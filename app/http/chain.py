@@ -22,6 +22,7 @@ from app.read import proofs
 from app.store import chain_reads
 from app.store.reading import reading
 from app.store.whole import whole
+from ledger import rfc3339
 from ledger.errors import InvalidInputError, TenantNotFoundError
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"])
@@ -69,6 +70,7 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
             "seq": head.head_seq,
             "chain_link": head.head_chain_link,
             "hlc": head.head_hlc,
+            "at": rfc3339.time_of(head.head_hlc),
             "updated_at": head.updated_at,
             "signed_to_seq": head.signed_seq,
             "tree": tree,
@@ -91,7 +93,8 @@ async def list_entries(
         if not entries and not await chain_reads.tenant_exists(connection, tenant_id):
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     following = cursors.encode("entries", tenant_id, entries[-1].seq + 1) if more else None
-    return json_answer({"items": [entry._asdict() for entry in entries], "next_cursor": following})
+    items = [{**entry._asdict(), "at": rfc3339.time_of(entry.t_hlc)} for entry in entries]
+    return json_answer({"items": items, "next_cursor": following})
 
 
 @router.get("/v1/chain/proof/inclusion", responses={200: {"model": InclusionAnswer}, **PROBLEM_RESPONSE})

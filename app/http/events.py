@@ -33,7 +33,7 @@ from app.http.writing import (
 )
 from app.parts import parts_of
 from app.write.requests import BatchReceipt, Draft
-from ledger import canonical
+from ledger import canonical, rfc3339
 from ledger.errors import InvalidEventError, InvalidInputError
 from ledger.events import Durability
 
@@ -181,7 +181,9 @@ def _answer(receipt: BatchReceipt) -> Response:
         "accepted": receipt.accepted,
         "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),
         "first_hlc": receipt.first_hlc,
+        "first_at": rfc3339.time_of(receipt.first_hlc),
         "last_hlc": receipt.last_hlc,
+        "last_at": rfc3339.time_of(receipt.last_hlc),
         "job_ids": receipt.job_ids,
         "session": session,
     }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from ledger import hlc, names
+from ledger import hlc, names, rfc3339
 from ledger.canonical import INTEGER_MAX
+from ledger.errors import InvalidInputError
+from ledger.hlc import Hlc
 from ledger.private_fields import PATH_CHARACTERS_MAX
 
 NAME_CHARACTERS_MAX = 256
@@ -23,7 +26,7 @@ TENANT_PATTERN = names.anchored(names.TENANT_ID)
 READABLE_TENANT_PATTERN = names.anchored(names.READABLE_TENANT_ID)
 JOB_ID_PATTERN = names.anchored(names.JOB_ID)
 HLC_PATTERN = names.anchored(hlc.TEXT)
-TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
+TIME_PATTERN = names.anchored(rfc3339.TEXT)
 CURSOR_PATTERN = r"^[A-Za-z0-9_-]{1,512}$"
 
 
@@ -71,6 +74,39 @@ WholeNumber = Annotated[int, BeforeValidator(_digits)]
 Limit = Annotated[WholeNumber, Field(ge=1, le=LIST_LIMIT_MAX)]
 CursorText = Annotated[str, Field(pattern=CURSOR_PATTERN)]
 SeqNumber = Annotated[WholeNumber, Field(ge=1, le=TREE_SIZE_MAX)]
+
+Moment = Annotated[
+    str,
+    Field(
+        max_length=128,
+        json_schema_extra={"pattern": rfc3339.MOMENT_PATTERN},
+        examples=["2026-11-21T13:40:00.250Z", "1704931200000:1:node-7f3a"],
+    ),
+]
+"""An HLC, or a time of RFC 3339; ``moment`` reads it."""
+
+
+def moment(name: str, text: str | None, read: Callable[[str], Hlc]) -> Hlc | None:
+    """What ``read``, a function of ``ledger.rfc3339``, makes of the parameter ``name``; None when it was not given.
+
+    Raises:
+        InvalidInputError: ``text`` is neither a time nor an HLC.
+    """
+    try:
+        return None if text is None else read(text)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{name}: {error}", (name,)) from None
+
+
+def in_upper_case(value: object) -> object:
+    """``value`` as filters are compared: they may be written in either case."""
+    return value.upper() if isinstance(value, str) else value
+
+
+def in_lower_case(value: object) -> object:
+    """As ``in_upper_case``, where names are in lower case."""
+    return value.lower() if isinstance(value, str) else value
+
 
 SESSION_PATTERN = r"^[A-Za-z0-9_-]+([ \t]*,[ \t]*[A-Za-z0-9_-]+)*$"
 IDEMPOTENCY_KEY_PATTERN = r"^[!-~]{1,255}$"

@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-import orjson
-from fastapi import APIRouter, Header, Path, Query, Request, Response
-from pydantic import TypeAdapter
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BeforeValidator, TypeAdapter
 
 from app.http import cursor as cursors
 from app.http.answers import EventAnswer, JobAnswer, JobEventList, JobList, JobStatus, json_answer
 from app.http.body import JSON_MEDIA_TYPE, parse, read_body
-from app.http.fields import HLC_PATTERN, JOB_ID_PATTERN, CursorText, Limit, ReadableTenantId, WholeNumber
+from app.http.fields import (
+    JOB_ID_PATTERN,
+    CursorText,
+    Limit,
+    Moment,
+    ReadableTenantId,
+    in_upper_case,
+    moment,
+)
+from app.http.promises import PromiseDep
 from app.http.requests import CANCEL_REQUEST, EVENT_REQUEST, EVENT_TAGS, JOB_REQUEST
 from app.http.routing import (
     IDEMPOTENCY_KEY_PARAMETER,
@@ -24,20 +32,14 @@ from app.http.routing import (
 )
 from app.http.writing import Route, draft_of, receipt_answer, request_key, session_tokens
 from app.parts import PartsDep, parts_of
-from app.read.consistency import ReadLevel
-from app.read.jobs import state_of
-from app.session import decode_header
-from app.store import chain_reads, reads
-from app.store.reading import reading
-from ledger import jobs as job_fold
-from ledger.errors import InvalidInputError, JobNotFoundError, TenantNotFoundError
+from app.read.jobs import Page
+from ledger import rfc3339
+from ledger.errors import InvalidInputError
 from ledger.events import JOB_EVENTS, EventType
-from ledger.hlc import Hlc
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"])
 submissions = APIRouter(route_class=LeanRoute, tags=["jobs"])
 
-STALENESS_MS_MAX = 86_400_000
 _ANSWERED: dict[int | str, dict[str, Any]] = {
     201: {
         "model": EventAnswer,
@@ -114,50 +116,40 @@ async def _submit(
 @router.get("/v1/jobs/{job_id}", responses={200: {"model": JobAnswer}, **PROBLEM_RESPONSE})
 async def read_job(
     parts: PartsDep,
+    promise: PromiseDep,
     job_id: JobIdPath,
-    tenant_id: Annotated[ReadableTenantId, Query()],
-    consistency: Annotated[ReadLevel, Query()] = ReadLevel.SESSION,
-    max_staleness_ms: Annotated[WholeNumber | None, Query(ge=0, le=STALENESS_MS_MAX)] = None,
-    as_of: Annotated[str | None, Query(pattern=HLC_PATTERN)] = None,
-    tally_session: Annotated[str | None, Header(json_schema_extra=SESSION_PARAMETER["schema"])] = None,
+    tenant_id: Annotated[
+        ReadableTenantId | None, Query(description="May be left out where only one tenant has a job of this id.")
+    ] = None,
+    as_of: Annotated[Moment | None, Query(description="Only what had happened by then: an HLC or a time.")] = None,
 ) -> Response:
     """One job, as fresh as ``consistency`` says, or as it was at ``as_of``."""
-    if consistency is ReadLevel.BOUNDED_STALENESS and max_staleness_ms is None:
-        raise InvalidInputError("max_staleness_ms: needed with bounded_staleness", ("max_staleness_ms",))
-    tokens = decode_header(tally_session)
-    parts.consistency.receive(tokens)
-    try:
-        at = None if as_of is None else Hlc.parse(as_of)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"as_of: {error}", ("as_of",)) from None
-    reader = parts.job_reader
-    return json_answer(await reader.read(tenant_id, job_id, consistency, tokens, at, max_staleness_ms or 0))
+    at = moment("as_of", as_of, rfc3339.up_to)
+    return json_answer(await parts.job_reader.read(tenant_id, job_id, promise, at))
 
 
 @router.get("/v1/jobs", responses={200: {"model": JobList}, **PROBLEM_RESPONSE})
 async def list_jobs(
     parts: PartsDep,
+    promise: PromiseDep,
     tenant_id: Annotated[ReadableTenantId, Query()],
-    status: Annotated[JobStatus | None, Query()] = None,
+    status: Annotated[JobStatus | None, BeforeValidator(in_upper_case), Query(description="In either case.")] = None,
+    since: Annotated[Moment | None, Query(description="Created then or later: an HLC or a time.")] = None,
+    until: Annotated[Moment | None, Query(description="Created before: an HLC or a time.")] = None,
     limit: Annotated[Limit, Query()] = 100,
     cursor: Annotated[CursorText | None, Query()] = None,
 ) -> Response:
     """Jobs of a tenant, newest first."""
-    scope = f"{tenant_id}/{status or ''}"
+    scope = "/".join((tenant_id, status or "", since or "", until or ""))
     after = cursors.decode_hlc("jobs", scope, cursor)
-    async with reading(parts.pool) as connection:
-        page = await reads.list_jobs(connection, tenant_id, status, after, limit)
-        if not page.states and not await chain_reads.tenant_exists(connection, tenant_id):
-            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-    following = cursors.encode("jobs", scope, *page.last_created) if page.more and page.last_created else None
-    states = await parts.revealing.states(tenant_id, [state_of(tenant_id, state) for state in page.states])
-    items = [{"tenant_id": tenant_id, **job_fold.view(state)} for state in states]
-    return json_answer({"items": items, "next_cursor": following})
+    first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
+    return _page("jobs", scope, await parts.job_reader.list(tenant_id, promise, status, first, after or end, limit))
 
 
 @router.get("/v1/jobs/{job_id}/events", responses={200: {"model": JobEventList}, **PROBLEM_RESPONSE})
 async def list_job_events(
     parts: PartsDep,
+    promise: PromiseDep,
     job_id: JobIdPath,
     tenant_id: Annotated[ReadableTenantId, Query()],
     limit: Annotated[Limit, Query()] = 100,
@@ -166,30 +158,12 @@ async def list_job_events(
     """Chained events of a job in HLC order."""
     scope = f"{tenant_id}/{job_id}"
     after = cursors.decode_hlc("events", scope, cursor)
-    async with reading(parts.pool) as connection:
-        events, more = await reads.list_job_events(connection, tenant_id, job_id, after, limit)
-        if not events and not await reads.job_exists(connection, tenant_id, job_id):
-            raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}")
-    following = None
-    if more:
-        last = events[-1]
-        following = cursors.encode("events", scope, last.hlc_physical, last.hlc_logical, last.hlc_node)
-    payloads = await parts.revealing.payloads(tenant_id, events)
-    items = [_event_item(event, payload) for event, payload in zip(events, payloads, strict=True)]
-    return json_answer({"items": items, "next_cursor": following})
+    return _page("events", scope, await parts.job_reader.list_events(tenant_id, job_id, promise, after, limit))
 
 
-def _event_item(event: reads.EventRow, shown: object) -> dict[str, object]:
-    payload = orjson.loads(event.payload)
-    return {
-        "seq": event.seq,
-        "hlc": event.t_hlc,
-        "type": payload.get("type") if isinstance(payload, dict) else None,
-        "action": event.action,
-        "payload": shown,
-        "payload_digest": event.payload_digest,
-        "chain_link": event.chain_link,
-    }
+def _page(name: str, scope: str, page: Page) -> Response:
+    following = None if page.last is None else cursors.encode(name, scope, *page.last)
+    return json_answer({"items": page.items, "next_cursor": following, "consistency": page.consistency})
 
 
 # In front: routes are tried in order, and of all requests most are these.

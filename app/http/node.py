@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 from app.http.answers import NodeAnswer, json_answer
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
+from ledger import rfc3339
 
 router = APIRouter(route_class=StrictRoute, tags=["node"])
 
@@ -35,6 +36,7 @@ async def read_node(parts: PartsDep) -> Response:
             },
             "clock": {
                 "last_hlc": node.clock.last.text(),
+                "last_at": rfc3339.text_of(node.clock.last.physical_ms),
                 "offset_ms": node.clock.offset_ms(time.time_ns() // 1_000_000),
                 "max_clock_skew_ms": node.clock.max_clock_skew_ms,
                 "ticks": node.clock.ticks,

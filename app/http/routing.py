@@ -10,9 +10,10 @@ check and answer one event. So routes stand in the application directly, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -54,7 +55,7 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The framework's handler behind a look at the query."""
         handle = super().get_route_handler()
-        known = frozenset(field.alias for field in self.dependant.query_params)
+        known = frozenset(_query_names(self.dependant))
 
         async def handle_strictly(request: Request) -> Response:
             if request.scope["query_string"]:
@@ -78,6 +79,13 @@ class LeanRoute(APIRoute):
             await response(scope, receive, send)
 
         self.app = call_endpoint
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """Query parameters of an endpoint, and of what it depends on."""
+    yield from (field.alias for field in dependant.query_params)
+    for part in dependant.dependencies:
+        yield from _query_names(part)
 
 
 def _check_query(request: Request, known: frozenset[str]) -> None:

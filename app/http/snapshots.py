@@ -16,6 +16,7 @@ from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
 from app.parts import PartsDep, parts_of
 from app.store import chain_reads
 from app.store.reading import reading
+from ledger import rfc3339
 from ledger.errors import NotFoundError, TenantNotFoundError
 
 router = APIRouter(route_class=StrictRoute, tags=["snapshots"])
@@ -65,7 +66,7 @@ async def list_snapshots(
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     page = found[:limit]
     following = cursors.encode("snapshots", tenant_id, page[-1].from_seq) if len(found) > limit else None
-    return json_answer({"items": [row._asdict() for row in page], "next_cursor": following})
+    return json_answer({"items": [_shown(row) for row in page], "next_cursor": following})
 
 
 @router.get("/v1/snapshots/{snapshot_id}", responses={200: {"model": SnapshotAnswer}, **PROBLEM_RESPONSE})
@@ -79,4 +80,8 @@ async def read_snapshot(parts: PartsDep, snapshot_id: Annotated[WholeNumber, Pat
 
 
 def _with_envelope(row: chain_reads.SnapshotRow, dsse_envelope: str) -> dict[str, object]:
-    return {**row._asdict(), "dsse_envelope": orjson.Fragment(dsse_envelope)}
+    return {**_shown(row), "dsse_envelope": orjson.Fragment(dsse_envelope)}
+
+
+def _shown(row: chain_reads.SnapshotRow) -> dict[str, object]:
+    return {**row._asdict(), "snapshot_at": rfc3339.time_of(row.snapshot_hlc)}

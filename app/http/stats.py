@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,7 +32,7 @@ from app.metrics import Metrics
 from app.parts import parts_of
 from app.stats.intake import Chunk, StatsIntake
 from app.stats.share import LoopShare
-from ledger import canonical
+from ledger import canonical, rfc3339
 from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError
 
 router = APIRouter(route_class=LeanRoute, tags=["stats"])
@@ -49,7 +48,6 @@ LINES_PER_TURN = 50
 
 _validate = STATS_REPORT.validator.validate_json
 _LINE = orjson.OPT_APPEND_NEWLINE
-_EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 _REPORT = {"$ref": "#/components/schemas/StatsReport"}
 _BODY = {
     "required": True,
@@ -144,7 +142,7 @@ async def _reports_of(
 ) -> list[dict[str, Any]]:
     """What stands in the lines of these ``numbers``, which begin with 1; all checked, each with its times."""
     now_ms = time.time_ns() // 1_000_000
-    received = _time_text(now_ms)
+    received = rfc3339.text_of(now_ms)
     reports: list[dict[str, Any]] = []
     for first in range(0, len(numbers), LINES_PER_TURN):
         turn = numbers[first : first + LINES_PER_TURN]
@@ -223,18 +221,16 @@ def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
         raise ClockSkewError(
             f"the time of the report is {given_ms - now_ms} ms ahead; at most {max_skew_ms} ms are taken"
         )
-    return _time_text(given_ms)
+    text = rfc3339.text_of(given_ms)
+    assert text is not None, "it is not far from now"
+    return text
 
 
 def _parsed_ms(text: str) -> int:
     try:
-        given_ms = (datetime.fromisoformat(text) - _EPOCH) // _MILLISECOND
-    except (ValueError, OverflowError):
-        raise InvalidInputError("time: there is no such time", ("time",)) from None
+        given_ms, _ = rfc3339.milliseconds_of(text)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"time: {error}", ("time",)) from None
     if given_ms < 0:
         raise InvalidInputError("time: lies before 1970", ("time",))
     return given_ms
-
-
-def _time_text(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -14,6 +14,7 @@ from app.http.answers import json_answer
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN
 from app.session import Token, decode_header
 from app.write.requests import Draft, Receipt, RequestKey
+from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from ledger.events import JOB_EVENTS, Durability, EventType
 
@@ -99,6 +100,7 @@ def receipt_answer(receipt: Receipt) -> Response:
         "type": receipt.event.name,
         "action": receipt.event.action,
         "hlc": receipt.hlc,
+        "at": rfc3339.time_of(receipt.hlc),
         "epoch": receipt.epoch,
         "lsn": receipt.lsn,
         "fence_token": receipt.fence_token,

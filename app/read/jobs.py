@@ -1,135 +1,177 @@
-"""Reading one job at the level of consistency asked for, from the primary or a replica."""
+"""Reading jobs at the level of consistency asked for: one, a list of them, the events of one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from app.read.consistency import Promise, ReadLevel, UnfitError
-from app.read.replicas import Judge, Look, Replicas, Source
-from app.store import reads
+from app.read.copies import PRIMARY
+from app.store import chain_reads, reads
 from app.store.reading import reading
-from ledger import jobs
-from ledger.errors import (
-    ChainDamagedError,
-    DatabaseUnavailableError,
-    InvalidInputError,
-    JobNotFoundError,
-    TooStaleError,
-)
+from ledger import jobs, rfc3339
+from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 
 if TYPE_CHECKING:
-    from app.node import Node
-    from app.read.consistency import Consistency
+    from app.read.consistency import Promise
+    from app.read.copies import Copies
+    from app.read.replicas import Judge, Source
     from app.read.revealing import Revealing
-    from app.session import Token
     from app.store import Connection
     from app.store.reading import Pool
+    from app.store.reads import CreatedHlc
     from ledger.hlc import Hlc
-
-PRIMARY = Source("primary", 0)
-REPLICA_WAIT_PART = 0.1
-"""Part of ``read.wait`` that a session waits for a replica before it goes to the primary."""
 
 State = jobs.JobState | None
 
 
+class Page(NamedTuple):
+    """Part of a list; ``last`` is where the next part begins, None when there is none."""
+
+    items: list[dict[str, Any]]
+    last: CreatedHlc | None
+    consistency: dict[str, Any]
+
+
 class JobReader:
-    """Reads jobs; nothing else decides where from."""
+    """Reads jobs as the API shows them."""
 
-    def __init__(
-        self,
-        node: Node,
-        primary: Pool,
-        consistency: Consistency,
-        revealing: Revealing,
-        replicas: Replicas | None = None,
-    ) -> None:
-        self._node = node
+    def __init__(self, copies: Copies, revealing: Revealing) -> None:
+        self._copies = copies
         self._revealing = revealing
-        self._primary = primary
-        self._consistency = consistency
-        self._replicas = replicas
 
-    async def read(
-        self,
-        tenant_id: str,
-        job_id: str,
-        level: ReadLevel,
-        tokens: Sequence[Token],
-        as_of: Hlc | None,
-        max_staleness_ms: int = 0,
-    ) -> dict[str, Any]:
+    async def read(self, tenant_id: str | None, job_id: str, promise: Promise, as_of: Hlc | None) -> dict[str, Any]:
         """The job as ``GET /v1/jobs/{job_id}`` shows it, or as it was at ``as_of``.
+
+        Without ``tenant_id`` it is that of the only tenant that has a job of this id.
 
         Raises:
             JobNotFoundError: no such job, or not yet at ``as_of``.
+            InvalidInputError: no tenant was named, and several have a job of this id.
             ChainDamagedError: what is stored of the job is damaged, or the tenant is set apart and the level promises
                 writes that may be held back.
             SessionNotCaughtUpError, WriteLostError, TooStaleError, FencedError: the level cannot be kept.
         """
-        reason = self._node.damaged.get(tenant_id)
-        if reason is not None and (level is ReadLevel.STRONG or (tokens and level is ReadLevel.SESSION)):
-            # Acknowledged writes of this tenant may be held back: what the chain shows need not have them.
-            raise ChainDamagedError(tenant_id, reason)
-        pairs = [(token.node_id, token.epoch) for token in tokens]
+        of_tenant = tenant_id or await self._tenant_of(job_id, promise)
+        self._copies.check_whole(of_tenant, promise)
 
         async def look(pool: Pool, judge: Judge) -> State:
             async with reading(pool, snapshot=as_of is not None) as connection:
                 if as_of is not None:
-                    judge(await reads.seen(connection, pairs, self._node.node_id))
-                    return await _state_as_of(connection, tenant_id, job_id, as_of)
-                stored, seen = await reads.job_state_and_seen(connection, tenant_id, job_id, pairs, self._node.node_id)
+                    await self._copies.judged(connection, promise, judge)
+                    return await _state_as_of(connection, of_tenant, job_id, as_of)
+                asked = self._copies.asked_of(promise)
+                stored, seen = await reads.job_state_and_seen(connection, of_tenant, job_id, *asked)
                 judge(seen)
-                return None if stored is None else state_of(tenant_id, stored)
+                return None if stored is None else state_of(of_tenant, stored)
 
-        state, source = await self._read(look, Promise(level, tokens, max_staleness_ms))
+        state, source = await self._copies.read(look, promise)
         if state is None:
-            at = "" if as_of is None else f" at {as_of}"
-            behind = "" if source is PRIMARY else f" (says {source.name}, {source.staleness_ms} ms behind)"
-            raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}{at}{behind}")
-        (shown,) = await self._revealing.states(tenant_id, [state])
-        return {
-            "tenant_id": tenant_id,
-            **jobs.view(shown),
-            "consistency": {"level": level.name, "source": source.name, "staleness_ms": source.staleness_ms},
-        }
+            at = "" if as_of is None else " at that time"
+            raise JobNotFoundError(f"tenant {of_tenant} has no job {job_id}{at}{_behind(source)}")
+        (shown,) = await self._revealing.states(of_tenant, [state])
+        return {"tenant_id": of_tenant, **jobs.view(shown), "consistency": _kept(promise, source)}
 
-    async def _read(self, look: Look[State], promise: Promise) -> tuple[State, Source]:
-        """What ``look`` reads in a snapshot that keeps ``promise``: a replica's, else the primary's.
+    async def list(
+        self,
+        tenant_id: str,
+        promise: Promise,
+        status: str | None,
+        since: CreatedHlc | None,
+        below: CreatedHlc | None,
+        limit: int,
+    ) -> Page:
+        """Jobs of the tenant, newest first, created at ``since`` or later and before ``below``.
 
-        A session first waits for this node's own writes: before they are chained no copy has them.
+        Raises:
+            TenantNotFoundError: there is no such tenant; errors else as ``read``.
         """
-        level, wait_s = promise.level, 0.0
-        if level in (ReadLevel.SESSION, ReadLevel.STRONG):
-            await self._consistency.wait_here(promise.tokens)
-            wait_s = self._consistency.wait_s * REPLICA_WAIT_PART
-        if level is ReadLevel.STRONG:
-            await self._consistency.chain_own_writes()
-        elif self._replicas is not None:
-            answer = await self._replicas.read(look, promise, wait_s)
-            if answer is not None:
-                return answer
-        return await self._read_primary(look, promise), PRIMARY
+        self._copies.check_whole(tenant_id, promise)
 
-    async def _read_primary(self, look: Look[State], promise: Promise) -> State:
-        def judge(seen: reads.Seen) -> None:
-            promise.check(seen, PRIMARY.staleness_ms)
-            if promise.level is ReadLevel.STRONG:
-                self._consistency.check_not_fenced(seen.epoch)
+        async def look(pool: Pool, judge: Judge) -> reads.JobPage | None:
+            async with reading(pool, snapshot=True) as connection:
+                await self._copies.judged(connection, promise, judge)
+                page = await reads.list_jobs(connection, tenant_id, status, since, below, limit)
+                exists = page.states or await chain_reads.tenant_exists(connection, tenant_id)
+                return page if exists else None
 
-        async for _ in self._consistency.attempts():
-            try:
-                return await look(self._primary, judge)
-            except UnfitError:
-                continue
-            except DatabaseUnavailableError as error:
-                if promise.level is ReadLevel.BOUNDED_STALENESS:
-                    raise TooStaleError(f"no replica is fresh enough, and {error}") from error
-                raise
-        raise AssertionError("attempts never end without an error")
+        page, source = await self._copies.read(look, promise)
+        if page is None:
+            raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
+        states = await self._revealing.states(tenant_id, [state_of(tenant_id, state) for state in page.states])
+        items = [{"tenant_id": tenant_id, **jobs.view(state)} for state in states]
+        return Page(items, page.last_created if page.more else None, _kept(promise, source))
+
+    async def list_events(
+        self, tenant_id: str, job_id: str, promise: Promise, after: CreatedHlc | None, limit: int
+    ) -> Page:
+        """Chained events of a job in HLC order, from above ``after``.
+
+        Raises:
+            JobNotFoundError: there is no such job; errors else as ``read``.
+        """
+        self._copies.check_whole(tenant_id, promise)
+
+        async def look(pool: Pool, judge: Judge) -> tuple[list[reads.EventRow], bool] | None:
+            async with reading(pool, snapshot=True) as connection:
+                await self._copies.judged(connection, promise, judge)
+                events, more = await reads.list_job_events(connection, tenant_id, job_id, after, limit)
+                exists = events or await reads.job_exists(connection, tenant_id, job_id)
+                return (events, more) if exists else None
+
+        found, source = await self._copies.read(look, promise)
+        if found is None:
+            raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}{_behind(source)}")
+        events, more = found
+        payloads = await self._revealing.payloads(tenant_id, events)
+        items = [_event_item(event, payload) for event, payload in zip(events, payloads, strict=True)]
+        last = (events[-1].hlc_physical, events[-1].hlc_logical, events[-1].hlc_node) if more else None
+        return Page(items, last, _kept(promise, source))
+
+    async def _tenant_of(self, job_id: str, promise: Promise) -> str:
+        """The only tenant that has a job of this id.
+
+        Raises:
+            JobNotFoundError: none has.
+            InvalidInputError: several have.
+        """
+
+        async def look(pool: Pool, judge: Judge) -> list[str]:
+            async with reading(pool, snapshot=True) as connection:
+                await self._copies.judged(connection, promise, judge)
+                return await reads.tenants_of_job(connection, job_id)
+
+        tenants, source = await self._copies.read(look, promise)
+        if not tenants:
+            raise JobNotFoundError(f"no tenant has a job {job_id}{_behind(source)}")
+        if len(tenants) > 1:
+            raise InvalidInputError(
+                f"tenant_id: several tenants have a job {job_id}; say whose is meant", ("tenant_id",)
+            )
+        return tenants[0]
+
+
+def _behind(source: Source) -> str:
+    """What a copy that is not the primary adds to saying that something is not there."""
+    return "" if source is PRIMARY else f" (says {source.name}, {source.staleness_ms} ms behind)"
+
+
+def _kept(promise: Promise, source: Source) -> dict[str, Any]:
+    return {"level": promise.level.name, "source": source.name, "staleness_ms": source.staleness_ms}
+
+
+def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
+    payload = orjson.loads(event.payload)
+    return {
+        "seq": event.seq,
+        "hlc": event.t_hlc,
+        "at": rfc3339.time_of(event.t_hlc),
+        "type": payload.get("type") if isinstance(payload, dict) else None,
+        "action": event.action,
+        "payload": shown,
+        "payload_digest": event.payload_digest,
+        "chain_link": event.chain_link,
+    }
 
 
 async def _state_as_of(connection: Connection, tenant_id: str, job_id: str, as_of: Hlc) -> State:

@@ -100,7 +100,8 @@ WITH page AS (
            sum(coalesce(octet_length(state::text), 0)) OVER newest - coalesce(octet_length(state::text), 0)
                AS bytes_before
       FROM (SELECT * FROM scheduler.jobs
-             WHERE tenant_id = $1 AND (created_physical, created_logical, created_node) < ($2, $3, $4) {only}
+             WHERE tenant_id = $1 AND (created_physical, created_logical, created_node) < ($2, $3, $4)
+               AND (created_physical, created_logical, created_node) >= ($7, $8, $9) {only}
              ORDER BY created_physical DESC, created_logical DESC, created_node DESC
              LIMIT $5 + 1) AS listed
     WINDOW newest AS (ORDER BY created_physical DESC, created_logical DESC, created_node DESC)
@@ -109,7 +110,7 @@ SELECT state, created_physical, created_logical, created_node, found
   FROM page WHERE number <= $5 AND bytes_before < $6 ORDER BY number
 """
 _ALL_JOBS = _JOBS.format(only="")
-_JOBS_OF_STATUS = _JOBS.format(only="AND status = $7")
+_JOBS_OF_STATUS = _JOBS.format(only="AND status = $10")
 
 _EVENT_COLUMNS = "seq, t_hlc, hlc_physical, hlc_logical, hlc_node, action, payload, payload_digest, chain_link"
 
@@ -128,6 +129,13 @@ WITH page AS (
 )
 SELECT {_EVENT_COLUMNS}, found
   FROM page WHERE number <= $6 AND bytes_before < $7 ORDER BY number
+"""
+
+_TENANTS_OF_JOB = """
+SELECT h.tenant_id
+  FROM scheduler.chain_heads h
+ CROSS JOIN LATERAL (SELECT FROM scheduler.jobs WHERE tenant_id = h.tenant_id AND job_id = $1 LIMIT 1) AS j
+ LIMIT 2
 """
 
 _EVENTS_UP_TO = f"""
@@ -170,14 +178,20 @@ def _seen_in(row: asyncpg.Record) -> Seen:
 
 
 async def list_jobs(
-    connection: Connection, tenant_id: str, status: str | None, after: CreatedHlc | None, limit: int
+    connection: Connection,
+    tenant_id: str,
+    status: str | None,
+    since: CreatedHlc | None,
+    below: CreatedHlc | None,
+    limit: int,
 ) -> JobPage:
-    """Jobs of a tenant, newest first, from below ``after``.
+    """Jobs of a tenant, newest first, created at ``since`` or later and before ``below``.
 
     A job whose creation is not in the chain has no place in this order and is not listed.
     """
     query, only = (_ALL_JOBS, ()) if status is None else (_JOBS_OF_STATUS, (status,))
-    rows = await connection.fetch(query, tenant_id, *(after or _NEWEST), limit, PAGE_BYTES_MAX, *only)
+    bounds = (*(below or _NEWEST), limit, PAGE_BYTES_MAX, *(since or _OLDEST))
+    rows = await connection.fetch(query, tenant_id, *bounds, *only)
     if not rows:
         return JobPage([], None, False)
     last = rows[-1]
@@ -203,6 +217,15 @@ async def job_events_up_to(
     cursor = connection.cursor(_EVENTS_UP_TO, tenant_id, job_id, *hlc, prefetch=FOLD_ROWS)
     async for row in cursor:
         yield whole(tenant_id, EventRow(*row))
+
+
+async def tenants_of_job(connection: Connection, job_id: str) -> list[str]:
+    """Tenants that have a job of this id; two at most, which is to say several.
+
+    The primary key of jobs begins with the tenant: each tenant costs one look into it.
+    """
+    rows = await connection.fetch(_TENANTS_OF_JOB, job_id)
+    return [row["tenant_id"] for row in rows]
 
 
 async def job_exists(connection: Connection, tenant_id: str, job_id: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
@@ -11,8 +11,9 @@ import pytest
 from app.node import Node
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
-from app.read.consistency import Consistency, ReadLevel, all_seen
-from app.read.jobs import JobReader
+from app.read.consistency import Consistency, Promise, ReadLevel, all_seen
+from app.read.copies import Copies
+from app.read.jobs import JobReader, Page
 from app.read.revealing import Revealing
 from app.session import Token
 from app.store.reads import TokenPosition
@@ -21,6 +22,7 @@ from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
     FencedError,
+    InvalidInputError,
     JobNotFoundError,
     SessionNotCaughtUpError,
     TooStaleError,
@@ -49,7 +51,7 @@ class World:
 
     def reader(self, wait_s: float) -> JobReader:
         revealing = Revealing(PrivacyKnowledge(self.pool, SubjectKeys(self.pool, "file:/no/master.key")))
-        return JobReader(self.node, self.pool, Consistency(self.node, self.pool, wait_s), revealing)
+        return JobReader(Copies(self.node, self.pool, Consistency(self.node, self.pool, wait_s)), revealing)
 
     async def node_stands(self, node_id: str, epoch: int, chained_lsn: int) -> None:
         await self.pool.execute(
@@ -67,14 +69,18 @@ class World:
             "INSERT INTO scheduler.wal_epochs (node_id, epoch, end_lsn) VALUES ($1, $2, $3)", node_id, epoch, end_lsn
         )
 
-    async def store_job(self, job_id: str) -> None:
+    async def tenant_begins(self, tenant_id: str = "acme") -> None:
+        await self.pool.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ($1, 0)", tenant_id)
+
+    async def store_job(self, job_id: str, tenant_id: str = "acme") -> None:
         state = jobs.event_fact("ENQUEUE", {"fence_token": 1}, (7, 0, HERE), DIGEST, job_id, 1)
         await self.pool.execute(
             "INSERT INTO scheduler.jobs (tenant_id, job_id, status, created_physical, created_logical, created_node,"
-            " last_seq, state) VALUES ('acme', $1, 'SUBMITTED', 7, 0, $2, 1, $3)",
+            " last_seq, state) VALUES ($4, $1, 'SUBMITTED', 7, 0, $2, 1, $3)",
             job_id,
             HERE,
             jobs.to_json(state).decode(),
+            tenant_id,
         )
 
     async def chain_event(self, seq: int, job_id: str, name: str, hlc: Hlc, payload: str) -> None:
@@ -100,7 +106,7 @@ async def world(pool: asyncpg.Pool[asyncpg.Record]) -> World:
 
 
 async def read(world: World, level: ReadLevel, *tokens: Token, wait_s: float = SHORT_S) -> dict[str, object]:
-    return await world.reader(wait_s).read("acme", "job", level, tokens, None)
+    return await world.reader(wait_s).read("acme", "job", Promise(level, tokens, 0), None)
 
 
 async def still_waits(world: World, work: Awaitable[object]) -> asyncio.Task[object]:
@@ -148,6 +154,62 @@ async def test_a_session_read_waits_for_another_nodes_write(world: World) -> Non
     await world.store_job("job")
     await world.node_stands(THERE, 2, 10)
     assert (await reading)["status"] == "SUBMITTED"
+
+
+Answer = Awaitable[dict[str, object] | Page]
+READS: dict[str, Callable[[JobReader, Promise], Answer]] = {
+    "job": lambda reader, promise: reader.read("acme", "job", promise, None),
+    "job of any tenant": lambda reader, promise: reader.read(None, "job", promise, None),
+    "list": lambda reader, promise: reader.list("acme", promise, None, None, None, 10),
+    "events": lambda reader, promise: reader.list_events("acme", "job", promise, None, 10),
+}
+every_read = pytest.mark.parametrize("ask", READS.values(), ids=READS.keys())
+
+
+@every_read
+async def test_every_read_keeps_a_session(world: World, ask: Callable[[JobReader, Promise], Answer]) -> None:
+    await world.tenant_begins()
+    await world.node_stands(THERE, 2, 9)
+    promise = Promise(ReadLevel.SESSION, [token(THERE, 2, 10)], 0)
+    reading = await still_waits(world, ask(world.reader(LONG_S), promise))
+    await world.store_job("job")
+    await world.node_stands(THERE, 2, 10)
+    assert "SESSION" in str(await reading)
+    await world.node_stands(THERE, 3, 10)
+    await world.epoch_ended(THERE, 2, 9)
+    with pytest.raises(WriteLostError):
+        await ask(world.reader(SHORT_S), promise)
+    with pytest.raises(SessionNotCaughtUpError):
+        await ask(world.reader(SHORT_S), Promise(ReadLevel.SESSION, [token(HERE, EPOCH, 1)], 0))
+
+
+@every_read
+async def test_every_read_keeps_its_level(world: World, ask: Callable[[JobReader, Promise], Answer]) -> None:
+    await world.tenant_begins()
+    await world.store_job("job")
+    await world.node_stands(HERE, EPOCH + 1, 0)
+    assert "EVENTUAL" in str(await ask(world.reader(SHORT_S), Promise(ReadLevel.EVENTUAL, [], 0)))
+    with pytest.raises(FencedError):
+        await ask(world.reader(SHORT_S), Promise(ReadLevel.STRONG, [], 0))
+    await world.node_stands(HERE, EPOCH, 0)
+    world.node.damaged["acme"] = "edited"
+    with pytest.raises(ChainDamagedError, match="edited"):
+        await ask(world.reader(SHORT_S), Promise(ReadLevel.STRONG, [], 0))
+
+
+async def test_a_job_of_several_tenants_is_of_none_until_one_is_named(world: World) -> None:
+    for tenant_id in ("acme", "other"):
+        await world.tenant_begins(tenant_id)
+    any_tenant, session = READS["job of any tenant"], Promise(ReadLevel.SESSION, [], 0)
+    with pytest.raises(JobNotFoundError):
+        await any_tenant(world.reader(SHORT_S), session)
+    await world.store_job("job", "other")
+    answer = await any_tenant(world.reader(SHORT_S), session)
+    assert isinstance(answer, dict)
+    assert answer["tenant_id"] == "other"
+    await world.store_job("job", "acme")
+    with pytest.raises(InvalidInputError, match="say whose"):
+        await any_tenant(world.reader(SHORT_S), session)
 
 
 async def test_a_session_read_waits_for_this_nodes_own_write(world: World) -> None:
@@ -220,7 +282,7 @@ async def test_a_strong_read_of_a_fenced_node_is_refused(world: World) -> None:
     with pytest.raises(FencedError):
         await read(world, ReadLevel.STRONG)
     with pytest.raises(FencedError):
-        await world.reader(SHORT_S).read("acme", "job", ReadLevel.STRONG, [], Hlc(9, 0, HERE))
+        await world.reader(SHORT_S).read("acme", "job", Promise(ReadLevel.STRONG, [], 0), Hlc(9, 0, HERE))
 
 
 async def test_a_strong_read_also_sees_the_session_it_is_shown(world: World) -> None:
@@ -258,11 +320,11 @@ async def test_the_past_is_what_had_an_hlc_by_then_whatever_the_order_of_the_cha
         Hlc(29, 9, "z"),
         Hlc(30, 0, HERE),
     ):
-        past = await world.reader(SHORT_S).read("acme", "job", ReadLevel.SESSION, [], at)
+        past = await world.reader(SHORT_S).read("acme", "job", Promise(ReadLevel.SESSION, [], 0), at)
         statuses[at.text()] = past["status"]
     assert list(statuses.values()) == ["SUBMITTED", "SUBMITTED", "ACCEPTED", "RUNNING", "RUNNING", "COMPLETED"]
     with pytest.raises(JobNotFoundError):
-        await world.reader(SHORT_S).read("acme", "job", ReadLevel.SESSION, [], Hlc(9, 0, HERE))
+        await world.reader(SHORT_S).read("acme", "job", Promise(ReadLevel.SESSION, [], 0), Hlc(9, 0, HERE))
 
 
 async def test_a_damaged_state_is_the_ledgers_fault_not_the_callers(world: World) -> None:

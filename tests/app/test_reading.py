@@ -6,6 +6,7 @@ import base64
 import hashlib
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import httpx
@@ -81,6 +82,103 @@ def test_jobs_can_be_listed_by_status(client: httpx.Client) -> None:
     assert {job["status"] for job in failed} == {"FAILED"}
     assert len(everything(client, "/v1/jobs", tenant_id="acme", status="SUBMITTED")) == JOBS - JOBS // 3
     assert everything(client, "/v1/jobs", tenant_id="acme", status="RUNNING") == []
+
+
+def test_filters_are_taken_in_either_case(client: httpx.Client) -> None:
+    params: dict[str, Any] = {"tenant_id": "acme", "limit": 5}
+    expected = client.get("/v1/jobs", params={**params, "status": "FAILED"}).json()
+    for status in ("failed", "Failed"):
+        assert client.get("/v1/jobs", params={**params, "status": status}).json() == expected
+    assert client.get("/v1/jobs/job-0", params={"tenant_id": "acme", "consistency": "STRONG"}).status_code == 200
+    assert client.get("/v1/jobs", params={**params, "status": "gone"}).status_code == 422
+
+
+def test_the_location_of_a_new_job_is_followed_as_it_is(client: httpx.Client) -> None:
+    for given in ({}, {"job_id": "job.followed:1"}):
+        answer = client.post("/v1/jobs", json={"tenant_id": "followed", **given})
+        location = answer.headers["location"]
+        assert location == f"/v1/jobs/{answer.json()['job_id']}"
+        followed = client.get(location)
+        assert (followed.status_code, followed.json()["tenant_id"]) == (200, "followed")
+
+
+def test_every_hlc_has_its_time_beside_it(client: httpx.Client) -> None:
+    def at(hlc: str) -> str:
+        time_s = int(hlc.split(":")[0]) / 1000
+        return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    job = client.get("/v1/jobs/job-0", params={"tenant_id": "acme"}).json()
+    assert (job["created_at"], job["last_at"]) == (at(job["created_hlc"]), at(job["last_hlc"]))
+    listed = client.get("/v1/jobs", params={"tenant_id": "acme", "limit": 1}).json()["items"][0]
+    assert listed["created_at"] == at(listed["created_hlc"])
+    event = everything(client, "/v1/jobs/job-0/events", tenant_id="acme")[0]
+    assert event["at"] == at(event["hlc"])
+    head = client.get("/v1/chain/head", params={"tenant_id": "acme"}).json()
+    assert head["at"] == at(head["hlc"])
+    entry = client.get("/v1/chain/entries", params={"tenant_id": "acme", "limit": 1}).json()["items"][0]
+    assert entry["at"] == at(entry["t_hlc"])
+    snapshot = client.get("/v1/snapshots", params={"tenant_id": "acme", "limit": 1}).json()["items"][0]
+    assert snapshot["snapshot_at"] == at(snapshot["snapshot_hlc"])
+    clock = client.get("/v1/node").json()["clock"]
+    assert clock["last_at"] == at(clock["last_hlc"])
+    written = client.post("/v1/jobs", json={"tenant_id": "timed"}).json()
+    assert written["at"] == at(written["hlc"])
+    line = '{"tenant_id":"timed","type":"JobCreated"}'
+    lines = client.post("/v1/events", content=line, headers=NDJSON).json()
+    assert (lines["first_at"], lines["last_at"]) == (at(lines["first_hlc"]), at(lines["last_hlc"]))
+
+
+def test_the_past_is_asked_for_by_a_time_as_by_an_hlc(client: httpx.Client) -> None:
+    def status_at(as_of: str) -> str | int:
+        answer = client.get("/v1/jobs/past", params={"tenant_id": "past", "as_of": as_of})
+        return answer.json()["status"] if answer.status_code == 200 else answer.status_code
+
+    created = client.post("/v1/jobs", json={"tenant_id": "past", "job_id": "past"}).json()
+    failed = client.post("/v1/jobs/past/events", json={"tenant_id": "past", "type": "JobFailed"}).json()
+    while failed["at"] == created["at"]:
+        failed = client.post("/v1/jobs/past/events", json={"tenant_id": "past", "type": "JobFailed"}).json()
+    moment = datetime.fromisoformat(created["at"])
+    east = moment.astimezone(timezone(timedelta(hours=5, minutes=30))).isoformat(timespec="microseconds")
+    assert [status_at(at) for at in (created["at"], created["hlc"], east, failed["at"])] == [
+        "SUBMITTED",
+        "SUBMITTED",
+        "SUBMITTED",
+        "FAILED",
+    ]
+    before = (moment - timedelta(milliseconds=1)).isoformat()
+    assert status_at(before) == 404
+    unescaped = client.get(f"/v1/jobs/past?tenant_id=past&as_of={east}")
+    assert unescaped.status_code == 422
+    assert "%2B" in unescaped.json()["detail"]
+    for wrong in ("2026-02-30T00:00:00Z", "2026-11-22", "yesterday", "1:2"):
+        refused = client.get("/v1/jobs/past", params={"tenant_id": "past", "as_of": wrong})
+        assert (refused.status_code, refused.json()["path"]) == (422, "as_of")
+
+
+def test_jobs_are_listed_of_a_time(client: httpx.Client) -> None:
+    jobs = everything(client, "/v1/jobs", tenant_id="acme")
+    middle = jobs[100]["created_hlc"]
+    later = everything(client, "/v1/jobs", tenant_id="acme", since=middle, limit=40)
+    earlier = everything(client, "/v1/jobs", tenant_id="acme", until=middle, limit=40)
+    assert [job["job_id"] for job in (*later, *earlier)] == [job["job_id"] for job in jobs]
+    assert len(later) == 101
+    first, last = jobs[-1]["created_at"], jobs[0]["created_at"]
+    assert everything(client, "/v1/jobs", tenant_id="acme", until=first) == []
+    assert len(everything(client, "/v1/jobs", tenant_id="acme", since=first, until="2999-01-01T00:00:00Z")) == JOBS
+    after = datetime.fromisoformat(last) + timedelta(microseconds=100)
+    assert everything(client, "/v1/jobs", tenant_id="acme", since=after.isoformat()) == []
+    cursor = client.get("/v1/jobs", params={"tenant_id": "acme", "since": first, "limit": 1}).json()["next_cursor"]
+    assert client.get("/v1/jobs", params={"tenant_id": "acme", "cursor": cursor}).status_code == 422
+
+
+def test_a_session_that_cannot_be_read_is_refused_by_every_read(client: httpx.Client) -> None:
+    for path in ("/v1/jobs", "/v1/jobs/job-0", "/v1/jobs/job-0/events"):
+        refused = client.get(
+            path, params={"tenant_id": "acme"}, headers=[("Tally-Session", ""), ("Tally-Session", "x")]
+        )
+        assert (refused.status_code, refused.json()["path"]) == (422, "Tally-Session"), path
+        missing = client.get(path, params={"tenant_id": "acme", "consistency": "bounded_staleness"})
+        assert (missing.status_code, missing.json()["path"]) == (422, "max_staleness_ms"), path
 
 
 def test_a_cursor_of_one_status_is_refused_for_another(client: httpx.Client) -> None:

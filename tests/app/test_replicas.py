@@ -208,6 +208,29 @@ async def test_a_session_is_answered_by_whoever_has_its_writes(client: httpx.Asy
     await read_from(client, "replica-1", "new", session=session, as_of=created)
 
 
+async def test_lists_and_events_keep_a_session_on_whichever_copy_answers(
+    client: httpx.AsyncClient, standby: Standby
+) -> None:
+    async def listed(path: str, session: str | None = None, **how: Any) -> tuple[str, str]:
+        headers = {} if session is None else {"Tally-Session": session}
+        answer = await client.get(path, params={"tenant_id": "acme", **how}, headers=headers)
+        answer.raise_for_status()
+        return answer.json()["consistency"]["source"], answer.text
+
+    await standby.pause()
+    session = await create(client, "unseen-there")
+    assert (await listed("/v1/jobs"))[0] == "replica-1"
+    assert (await listed("/v1/jobs/old/events"))[0] == "replica-1"
+    for path in ("/v1/jobs", "/v1/jobs/unseen-there/events"):
+        source, text = await listed(path, session)
+        assert source == "primary"
+        assert '"JobCreated"' in text or "unseen-there" in text
+        assert (await listed(path, consistency="strong"))[0] == "primary"
+    await standby.resume()
+    await read_from(client, "replica-1", "unseen-there", session=session)
+    assert (await listed("/v1/jobs", session))[0] == "replica-1"
+
+
 async def test_a_session_waits_a_little_for_a_replica_that_is_nearly_there(
     run_server: RunServer, with_replicas: Callable[..., Any], standby: Standby
 ) -> None:
