@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
 
 import structlog
 
@@ -41,6 +42,14 @@ class LogKeys:
         """This node's own keys, and those of the ledger that the chain of ``_system`` names."""
         published = await self._published()
         return Keyring([*self._keys.own(), *(item.key for item in published)])
+
+    async def signing_now(self) -> Keyring:
+        """The keys that may sign checkpoints now: those that have neither ended nor been revoked."""
+        now = datetime.now(UTC)
+        ring = await self.keyring()
+        return Keyring(
+            key for key in ring if key.revoked_from_hlc is None and (key.not_after is None or key.not_after > now)
+        )
 
     async def keys_of(self, tenant_id: str) -> Keyring:
         """The published keys, and the verifier keys of the tenant's log."""

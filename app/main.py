@@ -52,6 +52,7 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.privacy_chain import PrivacyEntry
 from app.write.appender import STATEMENT_TIMEOUT_S
 from app.write.cosignatures import CosignatureInbox
+from app.write.ledger_watch import LedgerWatch
 from app.write.privacy_changes import PrivacyChanges
 from app.write.sealing import Sealing
 from app.write.timestamps import Authority, Timestamper
@@ -111,6 +112,7 @@ async def running(
         )
         parts = _parts(service, started, pool, replicas, knowledge, authorities)
         service.start()
+        service.spawn(kept_running(parts.ledger_watch.run))
         service.spawn(kept_running(knowledge.run))
         service.spawn(kept_running(parts.privacy_changes.finish))
         if parts.timestamper is not None:
@@ -185,6 +187,14 @@ def _parts(
         submitter=service.submitter,
         notary=service.notary,
         verifier=_verifier(service, started, pool, log_keys, authorities),
+        ledger_watch=LedgerWatch(
+            node=node,
+            pool=pool,
+            checkpoints=started.checkpoints,
+            notary=service.notary,
+            keyring=log_keys.signing_now,
+            on_failure=service.fail,
+        ),
         exporter=_exporter(service, started, pool, log_keys),
         importer=_importer(service, pool),
         staging=Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes),

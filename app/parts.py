@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from app.stats.intake import StatsIntake
     from app.write.cosignatures import CosignatureInbox
     from app.write.key_changes import KeyChanges
+    from app.write.ledger_watch import LedgerWatch
     from app.write.notary import Notary
     from app.write.privacy_changes import PrivacyChanges
     from app.write.sealing import Sealing
@@ -50,6 +51,7 @@ class Parts:
     submitter: Submitter
     notary: Notary
     verifier: ChainVerifier
+    ledger_watch: LedgerWatch
     exporter: BundleExporter
     importer: BundleImporter
     staging: Staging

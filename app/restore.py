@@ -6,7 +6,7 @@ From the WAL, in one transaction that is kept only when all of it fits::
        in the chain by HLC and digest, whatever PostgreSQL says of positions
     2. a higher epoch, so that no other process chains
     3. every record that PostgreSQL does not know is chained, by the appender itself
-    4. every chain has what the checkpoints beside the WAL say was signed
+    4. every chain that got entries has what the checkpoints beside the WAL say was signed
 
 The appender decides the same again, so where no other node wrote to a chain its rows come back with the same links;
 step 4 tells. Where other nodes wrote, their rows come back first, from bundles (app.bundle.restore).
@@ -96,19 +96,28 @@ async def restore_from_wal(
         origin = await node_store.read_log_origin(locked.connection)
         async with locked.connection.transaction():
             await _chain_wal(settings, database_url, locked, on_progress)
-            for _, error in await _lacking(settings, locked, origin):
+            after = await node_store.read_heads(locked.connection)
+            grown = _grown(before, after)
+            for head, error in await _lacking(settings, locked, origin):
+                if grown and head.tenant_id not in {each.tenant_id for each in grown}:
+                    # Other nodes wrote it: their WALs bring it back, and until then every start is refused.
+                    log.warning("restore_left_behind", tenant_id=head.tenant_id, error=str(error))
+                    continue
                 raise StartRefusedError(
                     f"the WAL of node {locked.who.node_id} alone does not bring back what this node signed, so nothing "
                     f"was stored: {error}. If other nodes wrote to that chain, or old segments were removed, bring "
                     "rows back with tally restore --from bundle first; tally restore --fork goes on without them"
                 ) from error
-        after = await node_store.read_heads(locked.connection)
+    log.info("restored_from_wal", node_id=locked.who.node_id, entries=sum(each.entries for each in grown))
+    return grown
+
+
+def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Grown]:
     grown = []
     for tenant_id, head in sorted(after.items()):
         entries = head.seq - (before[tenant_id].seq if tenant_id in before else 0)
         if entries:
             grown.append(Grown(tenant_id, entries, head.seq))
-    log.info("restored_from_wal", node_id=locked.who.node_id, entries=sum(each.entries for each in grown))
     return grown
 
 

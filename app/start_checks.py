@@ -13,16 +13,13 @@ import structlog
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
 from app.write import quarantine
-from ledger import merkle, tiles
+from app.write.signed_chain import root_of_chain, tree_agrees
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
 from signing import key_file
 from signing.checkpoint import Checkpoint, open_own
 from wal import control as wal_control
 from wal.control import Control
 from wal.segment import sync_folder
-
-LINKS_A_READ = 10_000
-"""Links read at once when a root is computed from the chain."""
 
 log = structlog.get_logger()
 
@@ -132,9 +129,9 @@ async def check_chain(
             f"the chain of tenant {tenant_id} ends at seq {head_seq}, but this node signed it up to "
             f"{checkpoint.size}: the database went back or was cut. {remedy}"
         )
-    if await _tree_agrees(connection, tenant_id, checkpoint):
+    if await tree_agrees(connection, tenant_id, checkpoint):
         return True
-    if await _root_of_chain(connection, tenant_id, checkpoint.size) != checkpoint.root:
+    if await root_of_chain(connection, tenant_id, checkpoint.size) != checkpoint.root:
         raise StartRefusedError(
             f"the chain of tenant {tenant_id} differs within its first {checkpoint.size} entries from the checkpoint "
             f"that this node signed: history was rewritten. {remedy}"
@@ -154,38 +151,6 @@ async def chain_holds(
         return True
     seq, link = seen
     return head is not None and head.seq >= seq and await notary_store.read_link(connection, tenant_id, seq) == link
-
-
-async def _tree_agrees(connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, checkpoint: Checkpoint) -> bool:
-    """Whether the stored tree proves that the entry at the checkpoint's size is the one that was signed there."""
-    if checkpoint.size == 0:
-        return True
-    leaf_index = checkpoint.size - 1
-    wanted = tiles.root_tiles(checkpoint.size) | tiles.inclusion_tiles(leaf_index, checkpoint.size)
-    stored = await notary_store.read_tiles(connection, tenant_id, wanted)
-    link = await notary_store.read_link(connection, tenant_id, checkpoint.size)
-    try:
-        proof = tiles.inclusion_proof(leaf_index, checkpoint.size, lambda level, index: stored[level, index])
-        leaf_hash = merkle.leaf_hash(bytes.fromhex(link or ""))
-        merkle.verify_inclusion(leaf_index, checkpoint.size, leaf_hash, proof, checkpoint.root)
-    except (LedgerError, KeyError, ValueError, TypeError):
-        return False
-    return True
-
-
-async def _root_of_chain(connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, size: int) -> bytes | None:
-    """Root over the links of the first ``size`` entries, None when one is missing or is no link."""
-    frontier = merkle.Frontier()
-    while frontier.size < size:
-        wanted = min(LINKS_A_READ, size - frontier.size)
-        rows = await notary_store.read_links(connection, tenant_id, frontier.size + 1, wanted)
-        if [row.seq for row in rows] != list(range(frontier.size + 1, frontier.size + wanted + 1)):
-            return None
-        try:
-            frontier.grow([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in rows])
-        except (ValueError, TypeError):
-            return None
-    return frontier.root()
 
 
 def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: key_file.FileSigner) -> Checkpoint:

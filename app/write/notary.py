@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
@@ -208,6 +208,24 @@ class Notary:
             if is_readable_tenant(tenant_id):
                 self._sign_again(tenant_id, tree_size)
         self._wake.set()
+
+    async def keep_followed(self, notes: Mapping[str, str]) -> list[str]:
+        """Keep checkpoints of other nodes beside the WAL, as ``TreeFollower.keep_followed``; returns the tenants whose
+        are kept. One that is being signed here is left for the next time."""
+        async with AsyncExitStack() as held:
+            free = {name: text for name, text in notes.items() if not self._memory.of(name).lock.locked()}
+            for name in free:
+                await held.enter_async_context(self._tenants[name].lock)
+            try:
+                async with self._pool.acquire() as connection:
+                    faults = await self._trees.keep_followed(connection, free)
+            except DATABASE_FAULTS as error:
+                log.debug("checkpoints_not_followed", error=str(error))
+                return []
+        for name, fault in faults.items():
+            if isinstance(fault, ChainBrokenError):
+                self._note_fault(name, fault)
+        return [name for name in free if name not in faults]
 
     def _take_due(self, overdue: set[str]) -> set[str]:
         """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again

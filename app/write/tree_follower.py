@@ -15,7 +15,7 @@ Invariants, per tenant::
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.node import Node
@@ -125,6 +125,27 @@ class TreeFollower:
             )
         except SignatureError:
             return False
+
+    async def keep_followed(self, connection: Connection, notes: Mapping[str, str]) -> dict[str, LedgerError]:
+        """Keep these checkpoints of other nodes beside the WAL, each signed by a key that counts and proved to extend
+        the one that is kept, once what bears this node's name below it is found to be its own.
+
+        The caller holds the tenants' locks. Returns the faults of those that are not kept.
+        """
+        faults: dict[str, LedgerError] = {}
+        sizes = {name: checkpoint.parse(parse_note(text).text).size for name, text in notes.items()}
+        for name, size in sizes.items():
+            try:
+                await self._check_followed(connection, name, size)
+            except LedgerError as error:
+                faults[name] = error
+        vouched = {name: text for name, text in notes.items() if name not in faults}
+        if vouched:
+            await asyncio.to_thread(self._checkpoints.store, vouched)
+        for name in vouched:
+            self._tenants[name].unkept = None
+            self._own.forget(name, sizes[name])
+        return faults
 
     async def _grow(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
         """One tenant's tree, one turn of links longer, with the checkpoint that is due."""

@@ -1,0 +1,143 @@
+"""A database that went back, or a chain that was replaced, stops every node that runs, not only its writer."""
+
+from __future__ import annotations
+
+import json
+
+import asyncpg
+import pytest
+
+from app.config import Settings
+from app.restore import restore_from_wal
+from app.service import Service
+from app.store.tampering import cut_tail
+from ledger.entry_check import ENTRY_COLUMNS
+from ledger.errors import DatabaseWentBackError, StartRefusedError
+from tests.app import chain_builder
+from tests.app.chains import until
+from tests.app.conftest import BackUp, MakeSettings, RunNode
+from tests.app.drafts import created
+from tests.app.starting import assert_refused, kept_size, write
+from tests.ledger.ledger_in_memory import Ledger
+
+ENTRIES = 6
+
+
+@pytest.fixture
+def both(make_settings: MakeSettings) -> tuple[Settings, Settings]:
+    """The node that writes, and another of the same ledger."""
+    chain = {"checkpoint_interval": "20ms"}
+    return make_settings("writer", chain=chain), make_settings("other", chain=chain)
+
+
+async def followed(other: Settings, size: int = ENTRIES) -> None:
+    """Wait until the node that does not write keeps a checkpoint of that size."""
+    await until(lambda: kept_size(other) >= size, "the other node keeps the writer's checkpoint")
+
+
+async def assert_stopped(*services: Service, match: str) -> None:
+    """Both nodes have failed, take no write, and say why."""
+    for service in services:
+        await until(lambda service=service: service.node.failure, "the node stops")  # type: ignore[misc]
+        assert isinstance(service.node.failure, DatabaseWentBackError)
+        assert service.stop_requested.is_set()
+        with pytest.raises(DatabaseWentBackError, match=match):
+            await service.submitter.submit(created("quite-another", 1), key=None)
+
+
+async def test_a_tail_cut_with_everything_made_to_fit_stops_the_node_that_only_watches_too(
+    run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
+) -> None:
+    writer, other = both
+    async with run_node(writer) as first, run_node(other) as second:
+        await write(first, *range(ENTRIES))
+        await followed(other)
+        await superuser.execute("SET session_replication_role = replica")
+        await cut_tail(superuser, "acme", 3)
+        await assert_stopped(first, second, match="tenant acme ends at seq 3")
+    for settings in both:
+        await assert_refused(run_node, settings, StartRefusedError, "acme ends at seq 3")
+
+
+async def replace(superuser: asyncpg.Connection, from_seq: int) -> None:
+    """Other events from ``from_seq`` on, as many as there were, with links, head, tree and tiles made to fit."""
+    rows = await superuser.fetch(
+        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = 'acme' ORDER BY seq"
+    )
+    ledger = Ledger("acme", [dict(row) for row in rows])
+    for row in ledger.entries[from_seq - 1 :]:
+        row["payload"] = json.dumps({**json.loads(row["payload"]), "forged": True}, separators=(",", ":"))
+    ledger.relink(from_seq)
+    ledger.store_head()
+    ledger.store_tree()
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile"):
+            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
+        await chain_builder.insert(superuser, ledger)
+
+
+async def test_a_replaced_chain_of_the_same_length_stops_every_node(
+    run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
+) -> None:
+    writer, other = both
+    async with run_node(writer) as first, run_node(other) as second:
+        await write(first, *range(ENTRIES))
+        await followed(other)
+        await replace(superuser, ENTRIES - 1)
+        await assert_stopped(first, second, match="tenant acme differs within its first 6 entries")
+    for settings in both:
+        await assert_refused(run_node, settings, StartRefusedError, "history was rewritten")
+
+
+async def test_a_tenant_that_vanished_stops_every_node(
+    run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
+) -> None:
+    writer, other = both
+    async with run_node(writer) as first, run_node(other) as second:
+        await write(first, *range(ENTRIES))
+        await followed(other)
+        async with superuser.transaction():
+            await superuser.execute("SET LOCAL session_replication_role = replica")
+            for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile", "batch_snapshot", "jobs"):
+                await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
+        await assert_stopped(first, second, match="tenant acme ends at seq 0")
+
+
+async def test_a_damaged_tree_is_no_rollback_and_is_made_again(
+    run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
+) -> None:
+    writer, other = both
+    async with run_node(writer) as first, run_node(other) as second:
+        await write(first, *range(ENTRIES))
+        await followed(other)
+        whole = await superuser.fetchval("SELECT hashes FROM scheduler.merkle_tile WHERE tenant_id = 'acme'")
+        await superuser.execute(
+            "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 0, get_byte(hashes, 0) # 1)"
+            " WHERE tenant_id = 'acme'"
+        )
+        await write(first, ENTRIES)
+        await followed(other, ENTRIES + 1)
+        tile = await superuser.fetchval("SELECT hashes FROM scheduler.merkle_tile WHERE tenant_id = 'acme'")
+        assert tile[: len(whole)] == whole
+        assert first.node.failure is second.node.failure is None
+
+
+async def test_a_node_brings_back_its_own_tenants_though_another_wrote_others(
+    run_node: RunNode, both: tuple[Settings, Settings], back_up: BackUp
+) -> None:
+    writer, other = both
+    async with run_node(writer) as first, run_node(other) as second:
+        await write(first, 1, tenant_id="acme")
+        await write(second, 1, tenant_id="globex")
+    older = await back_up()
+    async with run_node(writer) as first, run_node(other) as second:
+        await write(first, 2, tenant_id="acme")
+        await write(second, 2, tenant_id="globex")
+        await followed(other, 2)
+    for settings in both:
+        await assert_refused(run_node, settings, StartRefusedError, "older|ends at seq", url=older.service_url)
+    for settings in both:
+        assert await restore_from_wal(settings, older.service_url)
+    async with run_node(writer, url=older.service_url) as first, run_node(other, url=older.service_url):
+        await write(first, 3)
