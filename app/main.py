@@ -266,6 +266,7 @@ def _importer(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> BundleImp
         begin_tenant=service.system_entries.begin_tenant,
         check_heads=service.appender.check_heads,
         on_imported=service.imported,
+        on_damaged=service.appender.found_damaged,
         metrics=service.metrics,
         disk_reserve_bytes=service.settings.bundle.disk_reserve_bytes,
     )

@@ -117,6 +117,7 @@ async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
             begin_tenant=begin_tenant,
             check_heads=lambda heads: None,
             on_imported=lambda growth: None,
+            on_damaged=lambda error: None,
             metrics=Metrics(),
         )
         digest, _ = await asyncio.to_thread(digest_of, path)

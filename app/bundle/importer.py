@@ -12,8 +12,9 @@ One import of some files, in order::
 
 Until 4 nothing is stored, so a bundle that does not hold leaves nothing. After that the import may end anywhere: the
 same set of bundles again, here or on another node of the ledger, goes on behind the last batch, and a set that was
-imported whole adds nothing. Imports bypass the WAL and leave the clock alone; appenders of this and other nodes meet
-them at the heads' locks, as they meet each other.
+imported whole adds nothing. What the stored progress claims is looked up in the chains before it is believed. Imports
+bypass the WAL and leave the clock alone; appenders of this and other nodes meet them at the heads' locks, as they meet
+each other.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from ledger.conflict import Event
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
+    ChainDamagedError,
     ClockSkewError,
     ConfigurationError,
     DatabaseUnavailableError,
@@ -139,17 +141,20 @@ class BundleImporter:
         begin_tenant: Callable[[str], Awaitable[None]],
         check_heads: Callable[[dict[str, ChainHead]], None],
         on_imported: Callable[[Growth], None],
+        on_damaged: Callable[[ChainDamagedError], None],
         metrics: Metrics,
         disk_reserve_bytes: int = 0,
     ) -> None:
-        """``check_heads`` refuses heads of a database that went back; ``on_imported`` runs after each commit. Sorting
-        leaves ``disk_reserve_bytes`` of the disk free that the files are on."""
+        """``check_heads`` refuses heads of a database that went back; ``on_imported`` runs after each commit,
+        ``on_damaged`` when the rows of a tenant turn out to be damaged. Sorting leaves ``disk_reserve_bytes`` of the
+        disk free that the files are on."""
         self._pool = pool
         self._node = node
         self._trusted_keys = trusted_keys
         self._begin_tenant = begin_tenant
         self._check_heads = check_heads
         self._on_imported = on_imported
+        self._on_damaged = on_damaged
         self._metrics = metrics
         self._disk_reserve_bytes = disk_reserve_bytes
         self._turn = asyncio.Lock()
@@ -171,6 +176,7 @@ class BundleImporter:
             ClockSkewError: an entry lies further ahead than ``hlc.max_clock_skew``.
             InvalidInputError: the bundle is of ``_system``, or begins a chain where there is one.
             NotReadyError: the service stops, another node imports the same, or the disk is too full to sort on.
+            ChainDamagedError: PostgreSQL did not store all of a batch, or a chain is not as this node left it.
             DatabaseUnavailableError, DatabaseWentBackError: what was stored stays; repeat the call.
         """
         async with self._turn, contextlib.AsyncExitStack() as stack:
@@ -186,6 +192,9 @@ class BundleImporter:
             try:
                 bundles = await self._sorted(files, readers, sorter)
                 outcome = await place(bundles)
+            except ChainDamagedError as error:
+                self._on_damaged(error)
+                raise
             except DATABASE_FAULTS as error:
                 if isinstance(error, asyncpg.PostgresError) and chaining.is_record_fault(error):
                     raise BundleInvalidError(f"PostgreSQL refuses an entry of these bundles: {error}") from error
@@ -287,11 +296,35 @@ class BundleImporter:
         outcome = Imported(bundles.bundles, bundles.entries, heads=heads)
         outcome.imported, outcome.duplicates = progress.imported, progress.duplicates
         outcome.jobs_changed, outcome.conflicts = progress.jobs_changed, list(progress.conflicts)
-        async for batch in _batches(bundles.in_order, skip=progress.position):
+        async for batch in self._unstored(bundles, progress, outcome):
             if self._node.shutting_down:
                 raise NotReadyError("the service stops; import the same bundles again to go on")
             await self._store_batch(bundles.digest, progress, outcome, batch)
         return outcome
+
+    async def _unstored(
+        self, bundles: _Set, progress: ImportProgress, outcome: Imported
+    ) -> AsyncIterator[Sequence[Incoming]]:
+        """The entries behind ``progress``, in batches. Each before it is looked up in the chains first; from the batch
+        on of which one is missing, the progress is what somebody made of it, and everything is decided again."""
+        seen, is_borne_out = 0, True
+        async for batch in _batches(islice(bundles.in_order, progress.position)):
+            if is_borne_out and await self._is_chained(batch):
+                seen += len(batch)
+                continue
+            if is_borne_out:
+                is_borne_out = False
+                log.error("import_progress_not_borne_out", set_digest=bundles.digest, position=progress.position)
+                async with self._pool.acquire() as connection:
+                    await imports.restart(connection, bundles.digest, seen)
+                outcome.imported, outcome.duplicates, outcome.jobs_changed, outcome.conflicts = 0, seen, 0, []
+            yield batch
+        async for batch in _batches(bundles.in_order):
+            yield batch
+
+    async def _is_chained(self, batch: Sequence[Incoming]) -> bool:
+        async with self._pool.acquire() as connection:
+            return not decide(batch, await _standing(connection, batch)).placed
 
     async def _begin(self, tenant_id: str) -> None:
         try:
@@ -408,15 +441,14 @@ def _add_all(sorter: Sorter, batch: Sequence[Incoming]) -> None:
         sorter.add(entry)
 
 
-async def _batches(in_order: Iterator[Incoming], *, skip: int = 0) -> AsyncIterator[Sequence[Incoming]]:
-    """Entries in order, bounded in number and bytes, read in a thread; the first ``skip`` are left out."""
-    remaining = islice(in_order, skip, None)
+async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incoming]]:
+    """Entries in order, bounded in number and bytes, read in a thread."""
     held: list[Incoming] = []
 
     def take() -> list[Incoming]:
         batch, size = held[:], sum(len(entry.payload) for entry in held)
         held.clear()
-        for entry in islice(remaining, ENTRIES_A_TRANSACTION - len(batch)):
+        for entry in islice(in_order, ENTRIES_A_TRANSACTION - len(batch)):
             size += len(entry.payload)
             if batch and size > BYTES_A_TRANSACTION:
                 held.append(entry)

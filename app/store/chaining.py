@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncpg
 import structlog
 
 from ledger.conflict import Event
-from ledger.errors import InvalidInputError
+from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.jobs import JobState, from_json
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
 
@@ -52,7 +53,8 @@ WITH moved AS (
       FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
            AS n(tenant_id, head_seq, head_chain_link, head_hlc)
      WHERE h.tenant_id = n.tenant_id
-)
+    RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
+), stored AS (
 INSERT INTO scheduler.jobs AS j
        (tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state)
 SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state::json
@@ -63,6 +65,18 @@ SELECT tenant_id, job_id, status, created_physical, created_logical, created_nod
        SET status = excluded.status, created_physical = excluded.created_physical,
            created_logical = excluded.created_logical, created_node = excluded.created_node,
            last_seq = excluded.last_seq, state = excluded.state, updated_at = now()
+    RETURNING j.tenant_id
+)
+SELECT tenant_id, head_seq, head_chain_link, head_hlc, NULL AS jobs FROM moved
+UNION ALL
+SELECT tenant_id, NULL, NULL, NULL, count(*) FROM stored GROUP BY tenant_id
+"""
+
+_STORED_ENTRIES = """
+SELECT n.tenant_id, n.sent, count(l.seq) AS stored
+  FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS n(tenant_id, first_seq, last_seq, sent)
+  LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = n.tenant_id AND l.seq BETWEEN n.first_seq AND n.last_seq
+ GROUP BY n.tenant_id, n.sent ORDER BY n.sent = count(l.seq), n.tenant_id LIMIT 1
 """
 
 
@@ -152,6 +166,12 @@ async def create_heads(connection: Connection, tenant_ids: Sequence[str]) -> set
     return {row["tenant_id"] for row in rows}
 
 
+async def existing_heads(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
+    """Which of these tenants have a head."""
+    rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id = ANY($1)", tenant_ids)
+    return {row["tenant_id"] for row in rows}
+
+
 async def read_position(connection: Connection, node_id: str) -> WalPosition | None:
     """The node's row, locked until the transaction ends: waits for a commit whose answer was lost."""
     row = await connection.fetchrow(
@@ -185,20 +205,70 @@ async def load_job_states(connection: Connection, jobs: Sequence[tuple[str, str]
     return states
 
 
-async def copy_entries(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:
-    """Add rows of ``LOG_COLUMNS`` to the log."""
-    await connection.copy_records_to_table("scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, records=rows)
+def copied(status: str) -> int:
+    """Rows that a COPY says it stored; one that a trigger dropped is not among them."""
+    return int(status.removeprefix("COPY "))
+
+
+def dropped(tenant_id: str, what: str, sent: int, stored: int) -> ChainDamagedError:
+    """The error when PostgreSQL stored fewer rows of a tenant than it was sent, and said nothing."""
+    return ChainDamagedError(
+        tenant_id,
+        f"PostgreSQL stored {stored} of {sent} {what} without an error: a trigger or a rule drops them. Remove what "
+        "migrations/sql does not have",
+    )
+
+
+async def copy_entries(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Add rows of ``LOG_COLUMNS`` to the log, those of one tenant in seq order.
+
+    Raises:
+        ChainDamagedError: not all were stored; names a tenant that lacks some. The transaction MUST be rolled back.
+    """
+    status = await connection.copy_records_to_table(
+        "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, records=rows
+    )
+    if copied(status) == len(rows):
+        return
+    seqs: dict[str, list[int]] = {}
+    for tenant_id, seq, *_ in rows:
+        seqs.setdefault(tenant_id, []).append(seq)
+    sent = [(tenant_id, each[0], each[-1], len(each)) for tenant_id, each in seqs.items()]
+    row = await connection.fetchrow(_STORED_ENTRIES, *zip(*sent, strict=True))
+    assert row is not None
+    raise dropped(row["tenant_id"], "entries", row["sent"], row["stored"])
 
 
 async def finish(
     connection: Connection,
-    heads: Iterable[tuple[str, int, str, str]],
+    heads: Sequence[tuple[str, int, str, str]],
     jobs: Sequence[tuple[object, ...]],
 ) -> None:
-    """Move heads (tenant, seq, link, hlc) and merge-store job rows of ``MERGED_JOB_COLUMNS``."""
+    """Move heads (tenant, seq, link, hlc) and merge-store job rows of ``MERGED_JOB_COLUMNS``.
+
+    Raises:
+        ChainDamagedError: not all were stored as sent; names a tenant. The transaction MUST be rolled back.
+    """
     head_columns: Sequence[Sequence[object]] = list(zip(*heads, strict=True)) or [()] * 4
     job_columns: Sequence[Sequence[object]] = list(zip(*jobs, strict=True)) or [()] * len(MERGED_JOB_COLUMNS)
-    await connection.execute(_FINISH, *head_columns, *job_columns)
+    moved: dict[str, tuple[object, ...]] = {}
+    stored: dict[str, int] = {}
+    for tenant_id, *head, count in await connection.fetch(_FINISH, *head_columns, *job_columns):
+        if count is None:
+            moved[tenant_id] = tuple(head)
+        else:
+            stored[tenant_id] = count
+    for tenant_id, *head in heads:
+        if moved.get(tenant_id) != tuple(head):
+            raise ChainDamagedError(
+                tenant_id,
+                f"PostgreSQL did not move its head to seq {head[0]} and said no error: a trigger or a rule stands in "
+                "the way. Remove what migrations/sql does not have",
+            )
+    sent = Counter(str(job[0]) for job in jobs)
+    for tenant_id, count in sent.items():
+        if stored.get(tenant_id, 0) != count:
+            raise dropped(tenant_id, "job rows", count, stored.get(tenant_id, 0))
 
 
 async def find_entries(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from app.store.chaining import copied, dropped
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -65,14 +67,35 @@ async def find_digests(
     return found
 
 
-async def store_lines(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:
-    """Add rows of (tenant_id, route, key, line, body_digest, seq, epoch, lsn)."""
-    await connection.copy_records_to_table(
+async def store_lines(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Add rows of (tenant_id, route, key, line, body_digest, seq, epoch, lsn).
+
+    Raises:
+        ChainDamagedError: not all were stored; names a tenant that lacks some. The transaction MUST be rolled back.
+    """
+    status = await connection.copy_records_to_table(
         "idempotency",
         schema_name="scheduler",
         columns=("tenant_id", "route", "key", "line", "body_digest", "seq", "epoch", "lsn"),
         records=rows,
     )
+    if copied(status) == len(rows):
+        return
+    tenants, routes, keys, lines, *_ = zip(*rows, strict=True)
+    row = await connection.fetchrow(
+        """
+        SELECT n.tenant_id, count(*) AS sent, count(i.seq) AS stored
+          FROM unnest($1::text[], $2::smallint[], $3::text[], $4::integer[]) AS n(tenant_id, route, key, line)
+          LEFT JOIN scheduler.idempotency i USING (tenant_id, route, key, line)
+         GROUP BY n.tenant_id ORDER BY count(*) = count(i.seq), n.tenant_id LIMIT 1
+        """,
+        tenants,
+        routes,
+        keys,
+        lines,
+    )
+    assert row is not None
+    raise dropped(row["tenant_id"], "idempotency rows", row["sent"], row["stored"])
 
 
 async def forget_old(connection: Connection) -> None:

@@ -9,6 +9,7 @@ import orjson
 
 from app.store.chaining import ChainedEntry, ChainHead
 from ledger.conflict import Event
+from ledger.errors import DatabaseUnavailableError
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -49,13 +50,21 @@ async def begin(
 
 
 async def lock(connection: Connection, set_digest: str) -> ImportProgress:
-    """The progress of a set that was begun, locked until the transaction ends."""
+    """The progress of a set that was begun, locked until the transaction ends.
+
+    Raises:
+        DatabaseUnavailableError: there is none.
+    """
     row = await connection.fetchrow(
         "SELECT from_seqs, position, imported, duplicates, jobs_changed, conflicts, ended_at IS NOT NULL"
         "  FROM scheduler.bundle_import WHERE set_digest = $1 FOR UPDATE",
         set_digest,
     )
-    assert row is not None
+    if row is None:
+        raise DatabaseUnavailableError(
+            "PostgreSQL dropped the row of this import in scheduler.bundle_import without an error; remove the trigger "
+            "that does it, and import the same bundles again"
+        )
     from_seqs, position, imported, duplicates, jobs_changed, conflicts, has_ended = row
     return ImportProgress(
         orjson.loads(from_seqs),
@@ -85,6 +94,16 @@ async def advance(
         duplicates,
         jobs_changed,
         conflicts,
+    )
+
+
+async def restart(connection: Connection, set_digest: str, duplicates: int) -> None:
+    """Begin again behind the first ``duplicates`` entries, which the chains were found to hold."""
+    await connection.execute(
+        "UPDATE scheduler.bundle_import SET position = $2, imported = 0, duplicates = $2, jobs_changed = 0,"
+        " conflicts = '[]', ended_at = NULL WHERE set_digest = $1",
+        set_digest,
+        duplicates,
     )
 
 

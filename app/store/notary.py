@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,32 +145,46 @@ async def read_tiles(
     return {(row["level"], row["tile_index"]): row["hashes"] for row in rows}
 
 
-async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> None:
-    """Write what changed of each tree: tiles, size, root, and its checkpoint."""
+async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> set[str]:
+    """Write what changed of each tree: tiles, size, root, and its checkpoint.
+
+    Returns:
+        Tenants of which Postgres did not store all that was sent, without an error.
+    """
     tiles = [(tree.tenant_id, *at, hashes) for tree in grown for at, hashes in tree.tree.changed.items()]
+    unstored = Counter(tile[0] for tile in tiles)
     if tiles:
-        await connection.execute(
+        rows = await connection.fetch(
             """
-            INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes)
-            SELECT * FROM unnest($1::text[], $2::smallint[], $3::bigint[], $4::bytea[])
-                ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
+            WITH stored AS (
+                INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes)
+                SELECT * FROM unnest($1::text[], $2::smallint[], $3::bigint[], $4::bytea[])
+                    ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
+                RETURNING tenant_id
+            )
+            SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
             """,
             *zip(*tiles, strict=True),
         )
+        unstored -= Counter(dict(map(tuple, rows)))
+    missing = {tree.tenant_id for tree in grown}
     if grown:
-        await connection.execute(
+        rows = await connection.fetch(
             """
             UPDATE scheduler.merkle_head AS m
                SET tree_size = n.tree_size, root_hash = n.root_hash, checkpoint = n.checkpoint, signed_at = now()
               FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
                    AS n(tenant_id, tree_size, root_hash, checkpoint)
              WHERE m.tenant_id = n.tenant_id
+            RETURNING m.tenant_id
             """,
             *zip(
                 *((tree.tenant_id, tree.tree.size, tree.tree.root().hex(), tree.checkpoint) for tree in grown),
                 strict=True,
             ),
         )
+        missing -= {row["tenant_id"] for row in rows}
+    return missing.union(unstored)
 
 
 async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:

@@ -26,7 +26,8 @@ an entry stands in the way         look up what the chain holds of the batch: wh
                                    was away is not chained again; another event with that HLC makes a CONFLICT
 SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as REFUSED instead
 a row in the way of an entry, a    the tenant is set apart and its events are held back (app.write.quarantine);
-head that is not as left           all others go on: the fence, which held, says that the database did not go back
+head that is not as left, fewer    all others go on: the fence, which held, says that the database did not go back
+rows stored than were sent
 anything else                      again, with growing pauses, for as long as it takes
 =================================  ==============================================================
 """
@@ -207,6 +208,11 @@ class Appender:
         self._set_apart(pending.tenant_id, f"Postgres refuses its next entry ({error.sqlstate}): {error}")
         return await self._commit((pending,), refused_sqlstate=None)
 
+    def found_damaged(self, error: ChainDamagedError) -> None:
+        """Somebody else found the rows of a tenant damaged: no entry is appended to it."""
+        if error.tenant_id not in self._quarantine:
+            self._set_apart(error.tenant_id, error.reason)
+
     def _set_apart(self, tenant_id: str, reason: str) -> None:
         self._quarantine.begin(tenant_id, reason, self._heads.get(tenant_id), self._backlog)
 
@@ -357,6 +363,9 @@ class Appender:
             self._check_never_seen(missing)
             new_tenants = await chaining.create_heads(connection, sorted(missing))
             if new_tenants != missing:
+                begun_elsewhere = await chaining.existing_heads(connection, sorted(missing - new_tenants))
+                for tenant in sorted(missing - new_tenants - begun_elsewhere):
+                    raise ChainDamagedError(tenant, "PostgreSQL dropped its new row of scheduler.chain_heads")
                 raise asyncpg.InterfaceError("another node began the same tenant; trying again")
             heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
         self.check_heads(heads)

@@ -74,16 +74,29 @@ async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None
         links = checked_links(tenant_id, tree.size, prev_link, rows, ())
         tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(link.chain_link)) for link in links])
         prev_link = links[-1].chain_link
-        await store.store_trees(connection, [GrownTree(tenant_id, tree, kept)])
+        await _store(connection, GrownTree(tenant_id, tree, kept))
         tree.forget_changed()
     if anchor is None:
-        await store.store_trees(connection, [GrownTree(tenant_id, tree, None)])
+        await _store(connection, GrownTree(tenant_id, tree, None))
     elif tree.root() != anchor.root:
         raise ChainBrokenError(
             f"tenant {tenant_id} is signed no further: its first {anchor.size} entries are not those that this node "
             "signed; run tally verify"
         )
     return tree
+
+
+async def _store(connection: Connection, tree: GrownTree) -> None:
+    for tenant_id in await store.store_trees(connection, [tree]):
+        raise not_stored(tenant_id, "its Merkle tree")
+
+
+def not_stored(tenant_id: str, what: str) -> ChainBrokenError:
+    """The error when PostgreSQL did not store ``what`` of a tenant, and said nothing."""
+    return ChainBrokenError(
+        f"tenant {tenant_id} is signed no further: PostgreSQL did not store {what}, without an error: a trigger or a "
+        "rule drops rows. Remove what migrations/sql does not have"
+    )
 
 
 def _anchor(kept: str | None) -> Checkpoint | None:

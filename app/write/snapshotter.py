@@ -17,7 +17,7 @@ import orjson
 
 from app.metrics import Metrics
 from app.store import notary as store
-from app.write.before_signing import leaf_hashes_of, proved_root
+from app.write.before_signing import leaf_hashes_of, not_stored, proved_root
 from app.write.key_in_use import KeyInUse
 from app.write.tenant_memory import FollowedTenant
 from ledger import merkle
@@ -69,7 +69,10 @@ class Snapshotter:
                 return made
             row = await self._sign_batch(connection, tenant_id, tenant)
             if row is None:
+                signed_seq = tenant.signed_seq or 0
                 await self._load_signed(connection, tenant_id, tenant)
+                if tenant.signed_seq == signed_seq:
+                    raise not_stored(tenant_id, f"the snapshot from seq {signed_seq + 1} on")
             else:
                 made.append(row)
                 self._metrics.batch_snapshots.inc()

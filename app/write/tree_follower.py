@@ -22,7 +22,7 @@ from app.node import Node
 from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.notary import GrownTree, LinkRow
-from app.write.before_signing import checked_links, extended_tree, tree_of_chain, unforeseen
+from app.write.before_signing import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen
 from app.write.checkpoints import CheckpointFolder
 from app.write.key_in_use import KeyInUse
 from app.write.own_entries import OwnEntries
@@ -92,7 +92,11 @@ class TreeFollower:
                     name = stored.tenant_id
                     faults[name] = error if isinstance(error, LedgerError) else unforeseen(name, error)
                     tenant.tree = None
-            await store.store_trees(connection, [tree for tree in grown.values() if tree.checkpoint is not None])
+            signed = [tree for tree in grown.values() if tree.checkpoint is not None]
+            for name in await store.store_trees(connection, signed):
+                faults[name] = not_stored(name, "its Merkle tree")
+                self._tenants[name].tree = None
+                del grown[name]
         for name, tree in grown.items():
             tenant = self._tenants[name]
             tree.tree.forget_changed()

@@ -42,6 +42,7 @@ def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 50
         begin_tenant=begin_tenant,
         check_heads=lambda heads: None,
         on_imported=lambda growth: None,
+        on_damaged=lambda error: None,
         metrics=Metrics(),
     )
 
