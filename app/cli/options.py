@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +27,11 @@ Url = Annotated[
     ),
 ]
 Tenant = Annotated[str, typer.Option("--tenant", "-t", help="Tenant whose chain this is about.")]
+Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
+Durability = Annotated[
+    Level | None,
+    typer.Option("--durability", help="Level at which events are acknowledged.", show_default="by type"),
+]
 Keys = Annotated[
     Path | None,
     typer.Option("--keys", help=f"{KEYS_HELP}."),

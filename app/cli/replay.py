@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.progress import (
@@ -33,12 +33,10 @@ from rich.text import Text
 from app.cli.answers import Batch
 from app.cli.client import LedgerClient
 from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
-from app.cli.options import Tenant, Url
+from app.cli.options import Durability, Level, Tenant, Url
 from console.options import Json
 from console.outcome import err, out, print_json
 from ledger.errors import LedgerError
-
-Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
 
 PATIENCE_S = 600.0
 """How long one request is repeated while the service, which answered at first, is full or away."""
@@ -97,10 +95,7 @@ def replay(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="NDJSON or CSV.")],
     tenant: Tenant,
     url: Url,
-    durability: Annotated[
-        Level | None,
-        typer.Option("--durability", help="Level at which events are acknowledged.", show_default="by type"),
-    ] = None,
+    durability: Durability = None,
     file_format: Annotated[FileFormat, typer.Option("--format", help="Form of the file.")] = "auto",
     mapping: Annotated[
         Mapping | None, typer.Option("--map", help="Read a trace in a form of its own: openb, as CSV.")

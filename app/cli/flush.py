@@ -1,0 +1,136 @@
+"""``tally run --flush``: send what waits in a spool, each request once, however often it is tried.
+
+1. The lock is taken, so that only one sends.
+2. Files go in order of jobs and parts. Of a file that is older than the ledger remembers keys, what the job already
+   has is left out; everything else is the ledger's to recognize by its key.
+3. What was taken is removed; what the ledger refuses for good is set aside with the reason, and with it what follows of
+   that job. Anything else ends the sending, and all that is left waits.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, TypedDict
+
+from app.cli.answers import Event
+from app.cli.client import LedgerClient, RequestRefusedError
+from app.cli.recorded_job import is_refusal
+from app.cli.spool import Kept, Request, Spool, SpoolError, Waiting
+from console.outcome import err, out, print_json
+from ledger.errors import LedgerError
+
+KEYS_REMEMBERED_MS = 6 * 24 * 3600 * 1000
+"""The ledger knows a request again for seven days; a day is left for clocks that differ."""
+PATIENCE_S = 30.0
+
+
+class _ListedEvent(TypedDict):
+    type: str | None
+
+
+class _ListedEvents(TypedDict):
+    items: list[_ListedEvent]
+
+
+class FlushReport:
+    """What was done with a spool."""
+
+    def __init__(self) -> None:
+        self.jobs: set[str] = set()
+        self.events = 0
+        self.refused: list[dict[str, str]] = []
+        self.waiting = 0
+        self.problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``--json`` prints."""
+        return {
+            "jobs": len(self.jobs),
+            "events": self.events,
+            "refused": self.refused,
+            "waiting": self.waiting,
+            "problem": self.problem,
+        }
+
+
+def flush(url: str, folder: Path, *, as_json: bool) -> bool:
+    """Send what waits in ``folder``; returns whether nothing is left and nothing was refused.
+
+    Raises:
+        SpoolError: the folder cannot be read, or another one sends it.
+    """
+    spool = Spool(folder)
+    report = FlushReport()
+    with spool.locked():
+        waiting = spool.waiting()
+        report.waiting = len(waiting)
+        try:
+            with LedgerClient(url, patience_s=PATIENCE_S, on_wait=_say_wait) as client:
+                for each in waiting:
+                    _send_or_refuse(client, spool, each, report)
+                    report.waiting -= 1
+        except (LedgerError, OSError) as error:
+            report.problem = str(error)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report, folder)
+    return not report.waiting and not report.refused
+
+
+def _send_or_refuse(client: LedgerClient, spool: Spool, waiting: Waiting, report: FlushReport) -> None:
+    try:
+        if any(item["job"] == waiting.job for item in report.refused):
+            raise SpoolError("what came before it of this job was refused")
+        kept = spool.load(waiting)
+        report.events += _send(client, kept)
+    except LedgerError as error:
+        if not (is_refusal(error) or isinstance(error, SpoolError)):
+            raise
+        path = spool.refuse(waiting, str(error))
+        report.refused.append({"job": waiting.job, "file": str(path), "why": str(error)})
+    else:
+        spool.sent(waiting)
+        report.jobs.add(waiting.job)
+
+
+def _send(client: LedgerClient, kept: Kept) -> int:
+    """Send the requests of a file; returns how many were not known to be there."""
+    session = kept["session"]
+    requests = kept["requests"]
+    if not 0 <= time.time_ns() // 1_000_000 - kept["made_ms"] < KEYS_REMEMBERED_MS:
+        there = _types_there(client, kept)
+        requests = [request for request in requests if _type_of(request) not in there]
+    for request in requests:
+        answer = client.post(request["path"], request["body"], Event, key=request["key"], session=session)
+        session = answer["session"]
+    return len(requests)
+
+
+def _type_of(request: Request) -> str:
+    return str(request["body"].get("type", "JobCreated"))
+
+
+def _types_there(client: LedgerClient, kept: Kept) -> set[str | None]:
+    """The types of event that the job has in the ledger."""
+    try:
+        listed = client.get(f"/v1/jobs/{kept['job_id']}/events", _ListedEvents, tenant_id=kept["tenant_id"], limit=1000)
+    except RequestRefusedError as error:
+        if error.kind in ("job-not-found", "tenant-not-found"):
+            return set()
+        raise
+    return {item["type"] for item in listed["items"]}
+
+
+def _say_wait(error: LedgerError, delay_s: float) -> None:
+    err.print(f"trying again in {delay_s:.1f} s: {error}", markup=False)
+
+
+def _print(report: FlushReport, folder: Path) -> None:
+    jobs = "1 job" if len(report.jobs) == 1 else f"{len(report.jobs):,} jobs"
+    out.print(f"{report.events:,} events of {jobs} sent from {folder}, {report.waiting:,} files wait", markup=False)
+    for item in report.refused:
+        out.print(f"refused: job {item['job']}, now in {item['file']}: {item['why']}", markup=False)
+    if report.problem is not None:
+        err.print(f"the rest waits: {report.problem}", style="bold red", markup=False)

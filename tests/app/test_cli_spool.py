@@ -1,0 +1,390 @@
+"""``tally run --spool``: an absent ledger stops no command, and what was spooled goes in later, exactly once."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+
+from app.cli import recorded_job, spool
+from app.cli.client import RequestRefusedError
+from app.cli.flush import flush
+from app.cli.process import Ended
+from app.cli.recorded_job import RecordedJob
+from app.cli.spool import Spool, SpoolError
+from app.embedded import EmbeddedPostgres
+from tests.app.service_thread import serving
+from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering
+
+AWAY = "http://127.0.0.1:9"
+CREATED_ACCEPTED_COMPLETED = ["ENQUEUE", "DEQUEUE", "COMPLETE"]
+
+
+class LossyWay(ThreadingHTTPServer):
+    """A way to the ledger on which requests arrive and answers may be lost, or which is closed."""
+
+    def __init__(self, ledger: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Forward)
+        self.ledger = ledger
+        self.passes = -1
+        """How many requests more may pass; -1 for all."""
+        self.answers = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Forward(BaseHTTPRequestHandler):
+    server: LossyWay
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.passes == 0:
+            return
+        self.server.passes -= 1
+        wanted = {name: value for name, value in self.headers.items() if name not in ("Host", "Connection")}
+        answer = httpx.post(self.server.ledger + self.path, content=body, headers=wanted)
+        if not self.server.answers:
+            return
+        self.send_response(answer.status_code)
+        for name in ("Content-Type", "Content-Length"):
+            self.send_header(name, answer.headers[name])
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def ledger(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(postgres, tmp_path_factory.mktemp("spooling"), "spooling") as url:
+        yield url
+
+
+@pytest.fixture
+def way(ledger: str) -> Iterator[LossyWay]:
+    with LossyWay(ledger) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+def job(url: str, folder: Path, tenant: str) -> RecordedJob:
+    return RecordedJob(url, {"tenant_id": tenant}, "here", None, Spool(folder))
+
+
+def ran(url: str, folder: Path, tenant: str) -> RecordedJob:
+    """A command that ran and came to a good end."""
+    made = job(url, folder, tenant)
+    made.begin(["true"])
+    made.end(Ended(0, None, 1.5))
+    return made
+
+
+def actions(ledger: str, tenant: str, job_id: str) -> list[str]:
+    listed = httpx.get(f"{ledger}/v1/jobs/{job_id}/events", params={"tenant_id": tenant})
+    return [event["action"] for event in listed.json()["items"]]
+
+
+def state(ledger: str, tenant: str, job_id: str) -> Any:
+    return httpx.get(f"{ledger}/v1/jobs/{job_id}", params={"tenant_id": tenant}).json()
+
+
+def waiting(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.json"))
+
+
+def start(*arguments: str, url: str) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "run", *arguments],
+        env=clean | {"TALLY_URL": url},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
+    process = start(*arguments, url=url)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+# --- the command ----------------------------------------------------------------------------------------
+
+
+def test_a_command_runs_while_the_ledger_is_away_and_is_sent_later_once(ledger: str, folder: Path) -> None:
+    done = run("-t", "away", "--spool", str(folder), "--json", "--", "sh", "-c", "echo working; exit 3", url=AWAY)
+
+    assert done.returncode == 3, done.stderr
+    working, report = done.stdout.splitlines()
+    assert working == "working"
+    told = json.loads(report)
+    assert (told["spooled"], told["recorded"]) == (True, False)
+    job_id = told["job_id"]
+    assert waiting(folder) == [f"{job_id}-1.json", f"{job_id}-2.json"]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+    sent, again = (run("--flush", "--spool", str(folder), "--json", url=ledger) for _ in range(2))
+
+    assert (sent.returncode, again.returncode) == (0, 0), sent.stderr
+    assert json.loads(sent.stdout) == {"jobs": 1, "events": 3, "refused": [], "waiting": 0, "problem": None}
+    assert json.loads(again.stdout)["events"] == 0
+    assert actions(ledger, "away", job_id) == ["ENQUEUE", "DEQUEUE", "FAIL"]
+    now = state(ledger, "away", job_id)
+    assert (now["status"], now["spec"]["command"][0]) == ("FAILED", "sh")
+    assert "began_at" in now["spec"]
+    assert waiting(folder) == []
+
+
+@pytest.mark.parametrize("answers", [{"pieces": (PAGE,)}, {"drip": b"x", "times": 20}], ids=["a page", "a drip"])
+def test_whatever_answers_in_place_of_the_ledger_delays_the_command_by_seconds_only(
+    answers: dict[str, Any], folder: Path
+) -> None:
+    with answering(*answers.get("pieces", ()), drip=answers.get("drip", b""), times=answers.get("times", 0)) as url:
+        began = time.monotonic()
+        done = run("-t", "acme", "--spool", str(folder), "--", "true", url=url)
+
+    assert done.returncode == 0, done.stderr
+    # One answer is waited for, and none after the command: its beginning is in the spool.
+    assert time.monotonic() - began < recorded_job.START_WAIT_S + 20
+    assert len(waiting(folder)) == 2
+
+
+def test_without_a_spool_an_absent_ledger_is_125_and_nothing_runs(tmp_path: Path) -> None:
+    with answering(PAGE) as url:
+        done = run("-t", "acme", "--", "touch", str(tmp_path / "touched"), url=url)
+
+    assert done.returncode == 125
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_job_that_the_ledger_refuses_is_125_with_a_spool_too(ledger: str, folder: Path, tmp_path: Path) -> None:
+    done = run("-t", "No Tenant", "--spool", str(folder), "--", "touch", str(tmp_path / "touched"), url=ledger)
+
+    assert done.returncode == 125
+    assert not (tmp_path / "touched").exists()
+    assert not folder.exists()
+
+
+def test_a_spool_that_takes_nothing_is_told_and_stops_nothing(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    done = run("-t", "acme", "--spool", str(folder), "--json", "--", "sh", "-c", "exit 4", url=AWAY)
+
+    assert done.returncode == 4
+    assert "others may write to it" in done.stderr
+    told = json.loads(done.stdout)
+    assert (told["recorded"], told["spooled"]) == (False, False)
+    assert "others may write to it" in told["problem"]
+    assert list(folder.iterdir()) == []
+
+
+def test_the_level_asked_for_is_that_of_every_event(ledger: str) -> None:
+    done = run("-t", "levels", "--durability", "LOCAL", "--json", "--", "true", url=ledger)
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["recorded"], told["chain"]) == (True, None)
+
+
+def test_a_run_that_is_killed_leaves_what_it_spooled_and_the_job_open(
+    ledger: str, folder: Path, tmp_path: Path
+) -> None:
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    os.mkfifo(ready)
+    os.mkfifo(go)
+    command = ("sh", "-c", f"echo $$ > {ready}; read line < {go}")
+    tally = start("-t", "killed", "--spool", str(folder), "--", *command, url=AWAY)
+    pid = int(ready.read_text())
+
+    tally.send_signal(signal.SIGKILL)
+    tally.wait(timeout=PATIENCE_S)
+    flush(ledger, folder, as_json=True)
+
+    listed = httpx.get(f"{ledger}/v1/jobs", params={"tenant_id": "killed"}).json()["items"]
+    assert [each["status"] for each in listed] == ["ACCEPTED"]
+    os.kill(pid, 0)  # the command itself goes on
+    go.write_text("go\n")
+    tally.communicate(timeout=PATIENCE_S)  # its end closes the pipes
+
+
+# --- what is taken, and what not ------------------------------------------------------------------------
+
+
+def test_a_request_whose_answer_was_lost_is_recorded_once(ledger: str, way: LossyWay, folder: Path) -> None:
+    way.answers = False
+    made = ran(way.url, folder, "lost")
+    assert actions(ledger, "lost", made.job_id) == ["ENQUEUE"]  # it had arrived
+
+    assert flush(ledger, folder, as_json=True)
+
+    assert actions(ledger, "lost", made.job_id) == CREATED_ACCEPTED_COMPLETED
+
+
+def test_a_ledger_that_vanishes_during_the_command_gets_the_end_later(ledger: str, way: LossyWay, folder: Path) -> None:
+    made = job(way.url, folder, "vanished")
+    made.begin(["true"])
+    assert not made.is_begin_spooled
+    way.passes = 0
+
+    answer, is_spooled = made.end(Ended(0, None, 1.5))
+
+    assert (answer, is_spooled) == (None, True)
+    assert waiting(folder) == [f"{made.job_id}-2.json"]
+    assert flush(ledger, folder, as_json=True)
+    assert actions(ledger, "vanished", made.job_id) == CREATED_ACCEPTED_COMPLETED
+
+
+def test_what_neither_took_at_first_is_sent_whole_at_the_end(ledger: str, way: LossyWay, folder: Path) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    way.passes = 0
+    made = job(way.url, folder, "late")
+    made.begin(["true"])
+    assert made.is_unrecorded
+    way.passes = -1
+
+    made.end(Ended(0, None, 1.5))
+
+    assert actions(ledger, "late", made.job_id) == CREATED_ACCEPTED_COMPLETED
+
+
+# --- sending what waits ---------------------------------------------------------------------------------
+
+
+def test_a_flush_that_was_cut_short_is_finished_by_the_next(ledger: str, way: LossyWay, folder: Path) -> None:
+    made = [ran(AWAY, folder, "resumed") for _ in range(2)]
+    way.passes = 2  # the first beginning, and no answer to come for its end
+    recorded = flush_quickly(way.url, folder)
+
+    assert not recorded
+    assert len(waiting(folder)) == 3
+
+    assert flush(ledger, folder, as_json=True)
+    assert waiting(folder) == []
+    assert [actions(ledger, "resumed", each.job_id) for each in made] == [CREATED_ACCEPTED_COMPLETED] * 2
+
+
+def flush_quickly(url: str, folder: Path) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.cli.flush.PATIENCE_S", 0.0)
+        return flush(url, folder, as_json=True)
+
+
+def test_two_that_flush_at_once_send_each_job_once(ledger: str, folder: Path) -> None:
+    made = [ran(AWAY, folder, "together") for _ in range(4)]
+
+    both = [start("--flush", "--spool", str(folder), "--json", url=ledger) for _ in range(2)]
+    told = [json.loads(process.communicate(timeout=PATIENCE_S)[0]) for process in both]
+
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum(each["events"] for each in told) == 12
+    assert [actions(ledger, "together", each.job_id) for each in made] == [CREATED_ACCEPTED_COMPLETED] * 4
+
+
+def test_what_the_ledger_forgot_the_keys_of_is_not_added_again(ledger: str, folder: Path) -> None:
+    made = ran(AWAY, folder, "old")
+    kept = {path: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert flush(ledger, folder, as_json=True)
+    for path, file in kept.items():
+        file["made_ms"] -= 8 * 24 * 3600 * 1000
+        for request in file["requests"]:
+            request["key"] += "-forgotten"
+        path.write_text(json.dumps(file))
+
+    assert flush(ledger, folder, as_json=True)
+
+    assert waiting(folder) == []
+    assert actions(ledger, "old", made.job_id) == CREATED_ACCEPTED_COMPLETED
+
+
+def test_a_job_that_the_ledger_refuses_later_is_set_aside_with_the_reason(ledger: str, folder: Path) -> None:
+    refused = ran(AWAY, folder, "No Tenant")
+    taken = ran(AWAY, folder, "behind")
+
+    assert not flush(ledger, folder, as_json=True)
+
+    assert waiting(folder) == []
+    assert actions(ledger, "behind", taken.job_id) == CREATED_ACCEPTED_COMPLETED
+    begin, end = (json.loads((folder / "refused" / f"{refused.job_id}-{n}.json").read_text()) for n in (1, 2))
+    assert "tenant_id" in begin["refused"]
+    assert begin["file"]["requests"][0]["body"]["spec"]["command"] == ["true"]
+    assert "what came before it of this job was refused" in end["refused"]
+    assert flush(ledger, folder, as_json=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"{}", b"x" * (spool.FILE_BYTES_MAX + 2)])
+def test_a_file_that_is_none_of_a_spool_is_set_aside(ledger: str, folder: Path, content: bytes) -> None:
+    taken = ran(AWAY, folder, "strange")
+    (folder / "run-0000000000000-0123456789abcdef-1.json").write_bytes(content)
+    (folder / "run-0000000000001-0123456789abcdef-1.json").symlink_to("/dev/zero")
+
+    assert not flush(ledger, folder, as_json=True)
+
+    assert actions(ledger, "strange", taken.job_id) == CREATED_ACCEPTED_COMPLETED
+    reasons = [path.read_text() for path in sorted((folder / "refused").glob("*.txt"))]
+    assert reasons[0].startswith("not a file of a spool")
+    assert reasons[1] == "not a regular file"
+
+
+def test_a_spooled_path_leads_to_no_other_route(ledger: str, folder: Path) -> None:
+    ran(AWAY, folder, "paths")
+    for path in folder.glob("*.json"):
+        file = json.loads(path.read_text())
+        file["requests"][0]["path"] = "/v1/keys/rotate"
+        path.write_text(json.dumps(file))
+
+    assert not flush(ledger, folder, as_json=True)
+
+    assert len(list((folder / "refused").glob("*.txt"))) == 2
+
+
+def test_a_spool_has_a_bound_and_the_end_of_what_is_in_it_still_has_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "FILES_MAX", 1)
+    first, second = job(AWAY, folder, "full"), job(AWAY, folder, "full")
+    first.begin(["true"])
+    second.begin(["true"])
+
+    assert first.problem is None
+    assert "is full" in str(second.problem)
+    assert first.end(Ended(0, None, 1.0)).is_spooled
+    with pytest.raises(SpoolError, match="is full"):
+        second.end(Ended(0, None, 1.0))
+
+
+def test_a_refusal_at_the_end_is_told_and_not_spooled(ledger: str, folder: Path) -> None:
+    made = job(ledger, folder, "ended")
+    made.begin(["true"])
+    completed = {"tenant_id": "ended", "type": "JobCompleted"}
+    assert httpx.post(f"{ledger}/v1/jobs/{made.job_id}/events", json=completed).status_code == 201
+
+    with pytest.raises(RequestRefusedError, match="job-ended"):
+        made.end(Ended(0, None, 1.0))
+
+    assert waiting(folder) == []
