@@ -160,6 +160,10 @@ class JobEndedError(LedgerError):
     """The job is known to have ended; it takes no more events."""
 
 
+class JobExistsError(LedgerError):
+    """The job is known to have been created, and with another spec."""
+
+
 class IdempotencyReusedError(LedgerError):
     """An Idempotency-Key came back with another body than its first request had."""
 

@@ -5,7 +5,8 @@ The same join as :func:`ledger.jobs.merge`, one event at a time::
     fold_of(state).add(event); fold.state() == merge(state, event_fact(event))
 
 Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest)``. Only ``created``
-goes the other way: the JobCreated of lowest HLC stays, then of lowest digest.
+goes the other way: the JobCreated of lowest HLC stays, then of lowest digest; of the others it is remembered which said
+something else.
 
 A fact is recorded whatever it says; a field of the wrong type counts as not given. So the fold is total over payloads,
 also over those of a chain that someone has edited.
@@ -19,7 +20,7 @@ from typing import Any, Final
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
 from ledger.events import EVENTS_BY_ACTION
-from ledger.job_state import Created, End, HlcParts, JobState, Progress, Rank, Workflow
+from ledger.job_state import Created, End, HlcParts, JobState, Order, Progress, Rank, Workflow, merge_creations
 
 
 class JobFold:
@@ -36,6 +37,7 @@ class JobFold:
         "job_id",
         "last_hlc",
         "last_seq",
+        "others",
         "progress",
         "run",
         "workflow",
@@ -55,10 +57,12 @@ class JobFold:
             self.ack: dict[str, Rank] = {}
             self.progress: dict[str, Progress] = {}
             self.workflow: dict[str, dict[str, Workflow]] = {}
+            self.others: Mapping[str, Order] = {}
             return
         _, self.last_hlc, self.last_seq, self.fence, self.created, self.cancel, self.run, self.end, *_ = state
         self.accepted, self.ack, self.progress = dict(state.accepted), dict(state.ack), dict(state.progress)
         self.workflow = {dc: dict(facts) for dc, facts in state.workflow.items()}
+        self.others = state.others
 
     def add(self, action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> None:
         """Merge one event.
@@ -100,6 +104,7 @@ class JobFold:
             self.ack,
             self.progress,
             self.workflow,
+            self.others,
         )
 
 
@@ -108,13 +113,11 @@ Take = Callable[[JobFold, Rank, str, Mapping[str, Any]], None]
 
 
 def _take_created(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
-    order = rank[1:]
-    if fold.created is not None and fold.created.order <= order:
-        return
     assigned = payload.get("assigned_dcs")
     if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
         assigned = []
-    fold.created = Created(order, payload.get("spec", {}), assigned)
+    created = Created(rank[1:], payload.get("spec", {}), assigned)
+    fold.created, fold.others = merge_creations(fold.created, fold.others, created, {})
 
 
 def _take_cancelled(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ Encoded form, canonical JSON, in the column ``jobs.state``; what is absent was n
      "created": [*HLC, digest], "spec", "assigned_dcs": [dc],
      "cancel": RANK, "run": RANK, "end": [*RANK, action], "final_status", "aggregate_metrics", "error",
      "accepted": {dc: RANK}, "ack": {dc: RANK}, "progress": {dc: [*RANK, completed, failed]},
-     "workflow": {dc: {id: [*RANK, action]}}}
+     "workflow": {dc: {id: [*RANK, action]}}, "others": {creation digest: [*HLC, digest]}}
 
 with ``HLC = [physical_ms, logical, node_id]`` and ``RANK = [fence, *HLC, digest]``. What a caller gave
 freely (``spec``, ``aggregate_metrics``) stands no deeper here than in the payload it came from, so that
@@ -15,6 +15,7 @@ every payload within the bound on nesting has a state.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -31,10 +32,17 @@ Rank = tuple[int, int, int, str, str]
 """``(fence, physical_ms, logical, node_id, payload digest as hex)``."""
 
 
-class Created(NamedTuple):
-    """The first JobCreated; ``order`` is its ``(*HLC, digest)``, the lowest wins."""
+Order = tuple[int, int, str, str]
+"""``(*HLC, payload digest)``; among creations of a job the lowest wins."""
 
-    order: tuple[int, int, str, str]
+OTHERS_MAX: Final = 16
+"""Most creations that differ from the first one which a state remembers: those of lowest order."""
+
+
+class Created(NamedTuple):
+    """The first JobCreated."""
+
+    order: Order
     spec: Any
     assigned_dcs: list[str]
 
@@ -78,6 +86,45 @@ class JobState(NamedTuple):
     ack: Mapping[str, Rank] = {}
     progress: Mapping[str, Progress] = {}
     workflow: Mapping[str, Mapping[str, Workflow]] = {}
+    others: Mapping[str, Order] = {}
+    """The first of every other creation that says something else than ``created``, by its ``creation_digest``."""
+
+
+def creation_digest(spec: Any, assigned_dcs: list[str]) -> str:
+    """SHA-256, in hex, of the canonical JSON of what a creation says of its job; also computed in SQL.
+
+    Raises:
+        CanonicalError: there is no canonical form.
+    """
+    return hashlib.sha256(_encoded({"assigned_dcs": assigned_dcs, "spec": spec})).hexdigest()
+
+
+def merge_creations(
+    a: Created | None, a_others: Mapping[str, Order], b: Created | None, b_others: Mapping[str, Order]
+) -> tuple[Created | None, Mapping[str, Order]]:
+    """The first of two creations, and what others say something else, from two states of one job."""
+    if a is None or b is None:
+        return (b, b_others) if a is None else (a, a_others)
+    first, second = (a, b) if a.order <= b.order else (b, a)
+    if first.order[3] == second.order[3] and not a_others and not b_others:
+        return first, _NO_OTHERS
+    found = dict(a_others)
+    for digest, order in (*b_others.items(), (_digest_of(second), second.order)):
+        found[digest] = min(order, found.get(digest, order))
+    found.pop(_digest_of(first), None)
+    lowest = sorted(found.items(), key=lambda item: item[1])[:OTHERS_MAX]
+    return first, dict(lowest)
+
+
+def _digest_of(created: Created) -> str:
+    """Which creation this is; that of a payload which somebody edited beyond canonical form is its own."""
+    try:
+        return creation_digest(created.spec, created.assigned_dcs)
+    except CanonicalError:
+        return created.order[3]
+
+
+_NO_OTHERS: Final[Mapping[str, Order]] = {}
 
 
 def to_json(state: JobState) -> bytes:
@@ -92,7 +139,7 @@ def to_json(state: JobState) -> bytes:
         "last_seq": state.last_seq,
         "fence": state.fence,
     }
-    _, _, _, _, created, cancel, run, end, accepted, ack, progress, workflow = state
+    _, _, _, _, created, cancel, run, end, accepted, ack, progress, workflow, others = state
     if created is not None:
         value["created"] = list(created.order)
         value["spec"] = created.spec
@@ -114,6 +161,12 @@ def to_json(state: JobState) -> bytes:
         value["workflow"] = {
             dc: {name: [*rank, action] for name, (rank, action) in facts.items()} for dc, facts in workflow.items()
         }
+    if others:
+        value["others"] = {digest: list(order) for digest, order in others.items()}
+    return _encoded(value)
+
+
+def _encoded(value: dict[str, Any]) -> bytes:
     try:
         return canonical.encode(value)
     except CanonicalError:
@@ -167,12 +220,13 @@ def _from_value(value: dict[str, Any]) -> JobState:
             dc: {name: Workflow(_parts(fact[:5], _RANK_TYPES), _typed(fact[5], str)) for name, fact in facts.items()}
             for dc, facts in get("workflow", _NOTHING).items()
         },
+        {_typed(digest, str): _parts(order, _ORDER_TYPES) for digest, order in get("others", _NOTHING).items()},
     )
 
 
 def _created(order: Any, value: Mapping[str, Any]) -> Created:
     assigned_dcs = [_typed(dc, str) for dc in _typed(value["assigned_dcs"], list)]
-    return Created(_parts(order, (*_HLC_TYPES, str)), value["spec"], assigned_dcs)
+    return Created(_parts(order, _ORDER_TYPES), value["spec"], assigned_dcs)
 
 
 def _progress(fact: Any) -> Progress:
@@ -193,6 +247,7 @@ def _typed(value: Any, kind: type) -> Any:
 
 
 _HLC_TYPES: Final = (int, int, str)
+_ORDER_TYPES: Final = (*_HLC_TYPES, str)
 _RANK_TYPES: Final = (int, *_HLC_TYPES, str)
 
 

@@ -30,6 +30,7 @@ from ledger.job_state import (
     Rank,
     Workflow,
     from_json,
+    merge_creations,
     to_json,
 )
 
@@ -121,12 +122,12 @@ def merge(a: JobState, b: JobState) -> JobState:
     Raises:
         InvalidInputError: they are of different jobs.
     """
-    job_id, a_hlc, a_seq, a_fence, a_created, a_cancel, a_run, a_end, a_acc, a_ack, a_progress, a_flow = a
-    b_id, b_hlc, b_seq, b_fence, b_created, b_cancel, b_run, b_end, b_acc, b_ack, b_progress, b_flow = b
+    job_id, a_hlc, a_seq, a_fence, a_created, a_cancel, a_run, a_end, a_acc, a_ack, a_progress, a_flow, a_others = a
+    b_id, b_hlc, b_seq, b_fence, b_created, b_cancel, b_run, b_end, b_acc, b_ack, b_progress, b_flow, b_others = b
     if job_id != b_id:
         raise InvalidInputError(f"states of two jobs cannot be merged: {job_id} and {b_id}")
-    if a_created is None or (b_created is not None and b_created.order < a_created.order):
-        a_created = b_created
+    if b_created is not None:
+        a_created, a_others = merge_creations(a_created, a_others, b_created, b_others)
     if a_cancel is None or (b_cancel is not None and b_cancel > a_cancel):
         a_cancel = b_cancel
     if a_run is None or (b_run is not None and b_run > a_run):
@@ -148,6 +149,7 @@ def merge(a: JobState, b: JobState) -> JobState:
         _merge_ranks(a_ack, b_ack) if b_ack else a_ack,
         _merge_facts(a_progress, b_progress) if b_progress else a_progress,
         a_flow,
+        a_others,
     )
 
 

@@ -129,9 +129,20 @@ class ListedJobAnswer(_Answer):
     error: Any
 
 
-class JobAnswer(ListedJobAnswer):
-    """One job and how fresh this view of it is."""
+class OtherCreation(_Answer):
+    """A later JobCreated of the same job, at ``seq``, that says something else than the first, which counts."""
 
+    seq: int
+    hlc: HlcText
+    at: TimeOfHlc
+    spec: Any
+    assigned_dcs: Any
+
+
+class JobAnswer(ListedJobAnswer):
+    """One job and how fresh this view of it is. ``other_creations`` are at most 16, those of lowest HLC."""
+
+    other_creations: list[OtherCreation]
     consistency: ConsistencyAnswer
 
 

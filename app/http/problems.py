@@ -64,6 +64,7 @@ INTERNAL_ERROR = ProblemType("internal-error", 500, "The service failed")
 INVALID_EVENT = ProblemType("invalid-event", 422, "A line is not a valid event")
 INVALID_REQUEST = ProblemType("invalid-request", 422, "The request is not valid")
 JOB_ENDED = ProblemType("job-ended", 409, "The job has ended")
+JOB_EXISTS = ProblemType("job-exists", 409, "The job was created with another spec")
 JOB_NOT_FOUND = ProblemType("job-not-found", 404, "There is no such job")
 MALFORMED_HTTP = ProblemType("malformed-http", 400, "That is not an HTTP request")
 KEY_CONFLICT = ProblemType("key-conflict", 409, "The key is in another state")
@@ -97,6 +98,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.InvalidEventError: INVALID_EVENT,
     errors.InvalidInputError: INVALID_REQUEST,
     errors.JobEndedError: JOB_ENDED,
+    errors.JobExistsError: JOB_EXISTS,
     errors.JobNotFoundError: JOB_NOT_FOUND,
     errors.KeyConflictError: KEY_CONFLICT,
     errors.NotFoundError: NOT_FOUND,

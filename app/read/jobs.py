@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -55,22 +56,31 @@ class JobReader:
         of_tenant = tenant_id or await self._tenant_of(job_id, promise)
         self._copies.check_whole(of_tenant, promise)
 
-        async def look(pool: Pool, judge: Judge) -> State:
+        async def look(pool: Pool, judge: Judge) -> tuple[State, list[reads.EventRow]]:
             async with reading(pool, snapshot=as_of is not None) as connection:
                 if as_of is not None:
                     await self._copies.judged(connection, promise, judge)
-                    return await _state_as_of(connection, of_tenant, job_id, as_of)
-                asked = self._copies.asked_of(promise)
-                stored, seen = await reads.job_state_and_seen(connection, of_tenant, job_id, *asked)
-                judge(seen)
-                return None if stored is None else state_of(of_tenant, stored)
+                    state = await _state_as_of(connection, of_tenant, job_id, as_of)
+                else:
+                    asked = self._copies.asked_of(promise)
+                    stored, seen = await reads.job_state_and_seen(connection, of_tenant, job_id, *asked)
+                    judge(seen)
+                    state = None if stored is None else state_of(of_tenant, stored)
+                others = list(state.others.values()) if state is not None else []
+                return state, await reads.creations(connection, of_tenant, job_id, others) if others else []
 
-        state, source = await self._copies.read(look, promise)
+        (state, others), source = await self._copies.read(look, promise)
         if state is None:
             at = "" if as_of is None else " at that time"
             raise JobNotFoundError(f"tenant {of_tenant} has no job {job_id}{at}{_behind(source)}")
         (shown,) = await self._revealing.states(of_tenant, [state])
-        return {"tenant_id": of_tenant, **jobs.view(shown), "consistency": _kept(promise, source)}
+        view = jobs.view(shown)
+        return {
+            "tenant_id": of_tenant,
+            **view,
+            "other_creations": await self._other_creations(of_tenant, view, others),
+            "consistency": _kept(promise, source),
+        }
 
     async def list(
         self,
@@ -127,6 +137,18 @@ class JobReader:
         items = [_event_item(event, payload) for event, payload in zip(events, payloads, strict=True)]
         last = (events[-1].hlc_physical, events[-1].hlc_logical, events[-1].hlc_node) if more else None
         return Page(items, last, _kept(promise, source))
+
+    async def _other_creations(
+        self, tenant_id: str, view: dict[str, Any], events: Sequence[reads.EventRow]
+    ) -> Sequence[dict[str, Any]]:
+        """Those of ``events``, creations of one job, that say something else of it than ``view`` shows."""
+        items = []
+        for event, shown in zip(events, await self._revealing.payloads(tenant_id, events), strict=True):
+            payload = orjson.loads(orjson.dumps(shown))
+            said = {"spec": payload.get("spec", {}), "assigned_dcs": payload.get("assigned_dcs", [])}
+            if said != orjson.loads(orjson.dumps({name: view[name] for name in said})):
+                items.append({"seq": event.seq, "hlc": event.t_hlc, "at": rfc3339.time_of(event.t_hlc), **said})
+        return items
 
     async def _tenant_of(self, job_id: str, promise: Promise) -> str:
         """The only tenant that has a job of this id.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import asyncpg
 
@@ -12,11 +13,36 @@ from app.store.reading import reading
 from app.store.whole import whole
 from ledger import jobs
 from ledger.errors import ChainDamagedError
+from ledger.private_fields import PRIVATE_MARK
 
 _ENTRY_COLUMN = ChainedLine._fields.index("t_hlc")
 """Where the columns of the entry begin in a line."""
 LOOKUP_TIMEOUT_S = 5.0
 """Longest that one lookup may take, the wait for a connection included."""
+
+
+class ChainedJob(NamedTuple):
+    """What the chain says of one job.
+
+    ``creation`` is the ``creation_digest`` of its first creation; None where there is none yet, or it holds sealed
+    values, which can be compared with nothing.
+    """
+
+    fence_token: int
+    ended: bool
+    creation: str | None
+
+
+# A stored state is canonical JSON, so the text of a part is the canonical form of that part.
+_JOBS = f"""
+SELECT j.tenant_id, j.job_id, j.status, j.state->>'fence' AS fence,
+       CASE WHEN j.state->'created' IS NOT NULL AND strpos((j.state->'spec')::text, '"{PRIVATE_MARK}"') = 0
+            THEN encode(sha256(convert_to('{{"assigned_dcs":' || (j.state->'assigned_dcs')::text
+                                          || ',"spec":' || (j.state->'spec')::text || '}}', 'UTF8')), 'hex')
+       END AS creation
+  FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
+  JOIN scheduler.jobs j USING (tenant_id, job_id)
+"""
 
 
 class EdgeLookups:
@@ -25,19 +51,17 @@ class EdgeLookups:
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
 
-    async def find_jobs(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[int, bool]]:
-        """Highest fence of each (tenant, job id) that is chained, and whether it has ended."""
+    async def find_jobs(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ChainedJob]:
+        """What is chained of each (tenant, job id)."""
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-            rows = await connection.fetch(
-                """
-                SELECT j.tenant_id, j.job_id, j.status, j.state->>'fence' AS fence
-                  FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
-                  JOIN scheduler.jobs j USING (tenant_id, job_id)
-                """,
-                [tenant for tenant, _ in wanted],
-                [job for _, job in wanted],
+            tenants, ids = [tenant for tenant, _ in wanted], [job for _, job in wanted]
+            rows = await connection.fetch(_JOBS, tenants, ids)
+        return {
+            (row["tenant_id"], row["job_id"]): ChainedJob(
+                _fence(row["fence"]), jobs.is_ended(row["status"]), row["creation"]
             )
-        return {(row["tenant_id"], row["job_id"]): (_fence(row["fence"]), jobs.is_ended(row["status"])) for row in rows}
+            for row in rows
+        }
 
     async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
         """Chained lines of a keyed request, in line order.

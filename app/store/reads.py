@@ -138,6 +138,14 @@ SELECT h.tenant_id
  LIMIT 2
 """
 
+_CREATIONS = f"""
+SELECT {_EVENT_COLUMNS}
+  FROM scheduler.scheduler_log
+  JOIN unnest($3::text[], $4::text[]) AS wanted(t_hlc, payload_digest) USING (t_hlc, payload_digest)
+ WHERE tenant_id = $1 AND job_id = $2 AND action = 'ENQUEUE'
+ ORDER BY seq
+"""
+
 _EVENTS_UP_TO = f"""
 SELECT {_EVENT_COLUMNS}
   FROM scheduler.scheduler_log
@@ -217,6 +225,15 @@ async def job_events_up_to(
     cursor = connection.cursor(_EVENTS_UP_TO, tenant_id, job_id, *hlc, prefetch=FOLD_ROWS)
     async for row in cursor:
         yield whole(tenant_id, EventRow(*row))
+
+
+async def creations(
+    connection: Connection, tenant_id: str, job_id: str, orders: Sequence[tuple[int, int, str, str]]
+) -> list[EventRow]:
+    """Creations of a job that have these HLCs and digests, in the order of the chain; none of an edited one."""
+    wanted = [f"{physical}:{logical}:{node}" for physical, logical, node, _ in orders]
+    rows = await connection.fetch(_CREATIONS, tenant_id, job_id, wanted, [digest for *_, digest in orders])
+    return [whole(tenant_id, EventRow(*row)) for row in rows]
 
 
 async def tenants_of_job(connection: Connection, job_id: str) -> list[str]:

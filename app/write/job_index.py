@@ -13,13 +13,17 @@ JOBS_MAX = 200_000
 
 
 class KnownJob:
-    """Highest fence seen and whether the job is known to have ended."""
+    """Highest fence seen, whether the job is known to have ended, and its creation as ``creation_digest`` has it.
 
-    __slots__ = ("ended", "fence_token")
+    ``creation`` is None where it is not known, or cannot be compared.
+    """
 
-    def __init__(self, fence_token: int, ended: bool) -> None:
+    __slots__ = ("creation", "ended", "fence_token")
+
+    def __init__(self, fence_token: int, ended: bool, creation: str | None) -> None:
         self.fence_token = fence_token
         self.ended = ended
+        self.creation = creation
 
 
 class JobIndex:
@@ -35,20 +39,23 @@ class JobIndex:
             self._jobs.move_to_end((tenant_id, job_id))
         return known
 
-    def learn(self, tenant_id: str, job_id: str, fence_token: int, ended: bool) -> None:
+    def learn(self, tenant_id: str, job_id: str, fence_token: int, ended: bool, creation: str | None = None) -> None:
         """Add knowledge; what was known already is never lost to it."""
         known = self._jobs.get((tenant_id, job_id))
         if known is None:
-            self._jobs[(tenant_id, job_id)] = KnownJob(fence_token, ended)
+            self._jobs[(tenant_id, job_id)] = KnownJob(fence_token, ended, creation)
             if len(self._jobs) > JOBS_MAX:
                 self._jobs.popitem(last=False)
             return
         if fence_token > known.fence_token:
             known.fence_token = fence_token
         known.ended = known.ended or ended
+        if known.creation is None:
+            known.creation = creation
 
     def reopen(self, tenant_id: str, job_id: str) -> None:
-        """Forget that the job has ended: the event that said so was refused."""
+        """Forget that the job has ended, and how it was created: the event that said so was refused."""
         known = self._jobs.get((tenant_id, job_id))
         if known is not None:
             known.ended = False
+            known.creation = None

@@ -16,7 +16,6 @@ DurabilityTimeoutError: the event is in the WAL and may still be chained.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -31,6 +30,7 @@ from app.write.backlog import (
     Backlog,
     Pending,
 )
+from app.write.job_checks import CREATED, JobChecks, JobLookup, creation_in, creation_of
 from app.write.job_index import JobIndex
 from app.write.keyed import KeyedRequests
 from app.write.keyed_entry import check_lines, gone
@@ -41,10 +41,6 @@ from app.write.system_entries import SystemEntries, WalAppend, record_of
 from ledger import canonical, jobs, record
 from ledger.errors import (
     InvalidEventError,
-    InvalidInputError,
-    JobEndedError,
-    JobNotFoundError,
-    LedgerError,
     RecordTooLargeError,
 )
 from ledger.events import ACTIONS, EVENTS_BY_ACTION, Durability, SystemAction
@@ -58,7 +54,6 @@ LINES_PER_TURN = 500
 Facts = dict[str, object] | None
 """A payload before it is encoded, None where it is not kept: see ``Pending.facts``."""
 
-_CREATED = "JobCreated"
 _ENDS = frozenset({"JobCompleted", "JobFailed", "JobTimedOut"})
 
 
@@ -66,12 +61,6 @@ class WalQueue(WalAppend, Protocol):
     """What submitting needs of the WAL writer."""
 
     def check_room(self, records: int, record_bytes: int, reserved_bytes: int) -> None: ...
-
-
-class JobLookup(Protocol):
-    """What submitting needs of the store: (fence, ended) of each job that exists."""
-
-    async def __call__(self, wanted: Sequence[tuple[str, str]], /) -> dict[tuple[str, str], tuple[int, bool]]: ...
 
 
 class Submitter:
@@ -97,13 +86,11 @@ class Submitter:
         self._keyed = keyed
         self._quarantine = quarantine
         self._jobs = job_index
-        self._find_jobs = find_jobs
         self._system = system
         self._tenants = system.tenants
         self._answers = answers
         self._record_bytes_max = record_bytes_max
-        self._made_here = re.compile(rf"{re.escape(node.region)}-[0-9]+-{re.escape(node.gate)}-[0-9]+")
-        """Job ids that this node makes; a caller who brought one could meet a job made later."""
+        self._checks = JobChecks(node, job_index, find_jobs)
         self._watched: tuple[int, float] | None = None
         """LSN and time of one record on its way, a sample of how long they take: watching each would cost more."""
         self._entering_bytes = 0
@@ -116,6 +103,7 @@ class Submitter:
 
         Raises:
             JobNotFoundError, JobEndedError: the event is about no job, or one known to have ended.
+            JobExistsError: the job is known to have been created with another spec.
             InvalidInputError: a job is to be created under an id that only this node may make.
             ChainDamagedError: the tenant's chain is damaged; nothing was taken.
             HeldBackError: so it was found to be meanwhile; the event stays in the WAL.
@@ -128,7 +116,7 @@ class Submitter:
             DurabilityTimeoutError: taken, but the level was not reached in time.
         """
         if key is None:
-            await self._check_jobs((draft,), in_lines=False)
+            await self._checks.check((draft,), draft.durability, in_lines=False)
             pending, fence_token = self._enter_one(draft, None)
             return await self._answers.finish(pending, draft, fence_token)
         async with self._keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
@@ -136,7 +124,7 @@ class Submitter:
                 request.entered(request.recovered[0])
                 seen = True
             if not seen and not request.chained:
-                await self._check_jobs((draft,), in_lines=False)
+                await self._checks.check((draft,), draft.durability, in_lines=False)
                 line_key = record.IdempotencyKey(key.route, key.key, 0, key.body_digest)
                 pending, fence_token = self._enter_one(draft, line_key)
                 request.entered(pending)
@@ -159,14 +147,15 @@ class Submitter:
         lines counts.
 
         Raises:
-            InvalidEventError: a line is about no job, or one known to have ended; nothing was taken.
+            InvalidEventError: a line is about no job, or one known to have ended, or creates one that is known to have
+                been created with another spec; nothing was taken.
             EventRefusedError: the first line in whose place a REFUSED entry was chained; the others are chained.
             IdempotencyReusedError, RequestTooLargeError, WalFullError, WalPoisonedError, FencedError,
             DatabaseWentBackError, ChainDamagedError, HeldBackError, DurabilityTimeoutError: as ``submit``.
         """
         requested = durability if durability is not None else max(draft.durability for draft in drafts)
         if key is None:
-            await self._check_jobs(drafts, in_lines=True)
+            await self._checks.check(drafts, requested, in_lines=True)
             entered = await self._enter_lines(drafts, None, frozenset(), requested)
             await self._answers.wait(entered[-1].lsn, requested, entered[-1])
             if requested > Durability.LOCAL:
@@ -186,7 +175,7 @@ class Submitter:
             if not seen and len(present) < len(drafts):
                 await check_lines(request.chained, drafts, key)
                 if not present:
-                    await self._check_jobs(drafts, in_lines=True)
+                    await self._checks.check(drafts, requested, in_lines=True)
                 line_key = key._replace(body_digest=request.body_digest)
                 entered = await self._enter_lines(drafts, line_key, present, requested)
                 if not present:
@@ -221,7 +210,8 @@ class Submitter:
         event = EVENTS_BY_ACTION.get(ACTIONS[pending.record_type])
         if event is not None:
             fence_token = fence_token_of(pending.payload)
-            self._jobs.learn(pending.tenant_id, pending.job_id, fence_token, event.name in _ENDS)
+            creation = creation_in(pending.payload) if event.name == CREATED else None
+            self._jobs.learn(pending.tenant_id, pending.job_id, fence_token, event.name in _ENDS, creation)
 
     def chained(self, linked: LinkedBatch) -> None:
         """Learn which jobs have ended by what was chained, such as a cancellation that all have acknowledged."""
@@ -243,36 +233,6 @@ class Submitter:
         for (tenant_id, job_id), state in growth.job_states.items():
             if self._jobs.get(tenant_id, job_id) is not None:
                 self._jobs.learn(tenant_id, job_id, state.fence, jobs.is_ended(jobs.status(state)))
-
-    # --- checks -----------------------------------------------------------------------------------
-
-    async def _check_jobs(self, drafts: Sequence[Draft], *, in_lines: bool) -> None:
-        """Refuse events about jobs that do not exist or have ended; jobs created earlier in the request exist."""
-        created: set[tuple[str, str]] = set()
-        unknown: dict[tuple[str, str], int] = {}
-        for number, draft in enumerate(drafts):
-            if draft.job_id is None:
-                continue
-            job = (draft.tenant_id, draft.job_id)
-            if draft.event.name == _CREATED and self._made_here.fullmatch(draft.job_id) is not None:
-                raise _taken(draft.job_id, number, in_lines)
-            known = self._jobs.get(*job)
-            if known is not None and known.ended:
-                raise _ended(draft.job_id, number, in_lines)
-            if draft.event.name == _CREATED:
-                created.add(job)
-            elif known is None and job not in created:
-                unknown.setdefault(job, number)
-        if not unknown:
-            return
-        found = await self._find_jobs(list(unknown))
-        for job, number in unknown.items():
-            if job not in found:
-                raise _not_found(job, number, in_lines)
-            fence_token, ended = found[job]
-            if ended:
-                raise _ended(job[1], number, in_lines)
-            self._jobs.learn(*job, fence_token, ended)
 
     # --- entering: the one synchronous step -------------------------------------------------------
 
@@ -398,7 +358,9 @@ class Submitter:
         self._backlog.add(queued)
         self._tenants |= begun
         for pending, (draft, fence_token, *_) in zip(entered, events, strict=True):
-            self._jobs.learn(pending.tenant_id, pending.job_id, fence_token, draft.event.name in _ENDS)
+            name = draft.event.name
+            creation = creation_of(draft) if name == CREATED and draft.job_id is not None else None
+            self._jobs.learn(pending.tenant_id, pending.job_id, fence_token, name in _ENDS, creation)
         if self._watched is None:
             self._watched = (entered[-1].lsn, time.perf_counter())
         return entered
@@ -409,18 +371,3 @@ def _sealed(draft: Draft, fence_token: int, hlc: str) -> bytes:
     assert draft.seal is not None
     fields = draft.seal.seal(draft.fields, hlc)
     return canonical.encode({"type": draft.event.name, "fence_token": fence_token, **fields})
-
-
-def _not_found(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
-    reason = f"tenant {job[0]} has no job {job[1]}; create it first"
-    return InvalidEventError(reason, number + 1) if in_lines else JobNotFoundError(reason)
-
-
-def _taken(job_id: str, number: int, in_lines: bool) -> LedgerError:
-    reason = f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another"
-    return InvalidEventError(reason, number + 1, ("job_id",)) if in_lines else InvalidInputError(reason, ("job_id",))
-
-
-def _ended(job_id: str, number: int, in_lines: bool) -> LedgerError:
-    reason = f"job {job_id} has ended and takes no more events"
-    return InvalidEventError(reason, number + 1) if in_lines else JobEndedError(reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import reduce
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
 from ledger.events import EVENTS_BY_ACTION, JOB_EVENTS
+from ledger.job_state import OTHERS_MAX
 from ledger.jobs import JobFold, JobState, event_fact, fact_of, from_json, is_ended, merge, status, to_json, view
 
 JOB = "use1-1704931200000-gate42-00001"
@@ -104,7 +106,8 @@ def test_the_job_created_of_lowest_hlc_is_the_one_that_counts() -> None:
 def test_between_two_job_created_of_one_hlc_the_lower_digest_counts() -> None:
     twins = [fact("JobCreated", 1, spec={"n": n}) for n in range(2)]
     lower = min(twins, key=lambda state: state.created.order[3] if state.created else "")
-    assert fold(*twins) == fold(*reversed(twins)) == lower
+    assert fold(*twins) == fold(*reversed(twins))
+    assert fold(*twins)._replace(others={}) == lower
 
 
 # --- view -----------------------------------------------------------------------------------------
@@ -265,6 +268,28 @@ def test_a_state_survives_its_encoded_form_and_goes_on_merging(events: list[JobS
 @given(st.lists(facts(), min_size=1, max_size=8))
 def test_the_status_is_that_of_a_naive_reading_of_the_rule(events: list[JobState]) -> None:
     assert status(fold(*events)) == naive_status(events)
+
+
+@given(st.lists(facts(), min_size=1, max_size=8))
+def test_creations_that_differ_from_the_first_are_remembered(events: list[JobState]) -> None:
+    creations = sorted((e.created for e in events if e.created), key=lambda c: c.order)
+    said: dict[str, tuple[int, int, str, str]] = {}
+    for created in creations:
+        said.setdefault(json.dumps([created.spec, created.assigned_dcs], sort_keys=True), created.order)
+    assert sorted(fold(*events).others.values()) == sorted(said.values())[1 : 1 + OTHERS_MAX]
+
+
+def test_only_so_many_other_creations_are_remembered_whatever_their_order() -> None:
+    creations = [
+        event_fact("ENQUEUE", {"spec": number % 40}, (number, 0, "n1"), f"{number:064x}", JOB, number)
+        for number in range(1, 81)
+    ]
+    expected = {(number, 0, "n1", f"{number:064x}") for number in range(2, 2 + OTHERS_MAX)}
+    for order in (creations, creations[::-1], creations[1::2] + creations[::2]):
+        assert set(fold(*order).others.values()) == expected
+    halves = fold(*creations[::3]), fold(*creations[1::3]), fold(*creations[2::3])
+    assert fold(*halves) == fold(*halves[::-1]) == fold(*creations)
+    assert from_json(to_json(fold(*creations))) == fold(*creations)
 
 
 def naive_status(events: list[JobState]) -> str:

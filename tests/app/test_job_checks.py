@@ -1,0 +1,143 @@
+"""Creating a job a second time: harmless as it was, refused otherwise where that is known, shown where it was not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import httpx
+import orjson
+import pytest
+
+from app.service import Service
+from app.store.schema_version import MIGRATIONS
+from app.write.requests import Draft
+from ledger import canonical
+from ledger.errors import DurabilityTimeoutError, InvalidEventError, JobEndedError, JobExistsError
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import GLOBAL, LOCAL, completed, created, key
+from tests.app.postgres_proxy import PostgresProxy
+
+JOB = "brought-by-the-caller"
+
+
+def creation(n: int, **how: Any) -> Draft:
+    return created("acme", n, job_id=JOB, **how)
+
+
+async def refused(service: Service, draft: Draft) -> None:
+    next_lsn = service.writer.next_lsn
+    with pytest.raises(JobExistsError, match=JOB):
+        await service.submitter.submit(draft, key=None)
+    assert service.writer.next_lsn == next_lsn
+
+
+async def test_another_spec_is_refused_where_the_first_is_known_and_the_same_again_changes_nothing(
+    run_node: RunNode, chains: Chains
+) -> None:
+    async with run_node() as service:
+        submit = service.submitter.submit
+        await submit(creation(1), key=key("first"))
+        again = await submit(creation(1), key=None)
+        assert again.chain is not None
+        await refused(service, creation(2))
+        await refused(service, creation(2, durability=LOCAL))
+        await refused(service, creation(1)._replace(fields={"spec": {"n": 1}, "assigned_dcs": ["elsewhere"]}))
+        assert (await submit(creation(1), key=key("first"))).replayed
+        for lines in ([created("acme", 9), creation(2)], [creation(1), creation(3)]):
+            with pytest.raises(InvalidEventError) as refusal:
+                await service.submitter.submit_lines(lines, durability=None, key=None)
+            assert (refusal.value.line, refusal.value.path) == (2, ("job_id",))
+        fresh = [created("acme", n, job_id="of-one-request") for n in (1, 2)]
+        with pytest.raises(InvalidEventError):
+            await service.submitter.submit_lines(fresh, durability=LOCAL, key=None)
+    async with run_node() as service:
+        await refused(service, creation(2))
+        await service.submitter.submit(creation(1), key=None)
+        await service.submitter.submit(completed("acme", JOB), key=None)
+    async with run_node() as service:
+        with pytest.raises(JobEndedError):
+            await service.submitter.submit(creation(1), key=None)
+    assert len(await chains.sound("acme")) == 4
+
+
+async def test_of_two_that_come_together_one_is_refused(service: Service) -> None:
+    both = [service.submitter.submit(creation(n), key=None) for n in (1, 2)]
+    outcomes = await asyncio.gather(*both, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes].count(JobExistsError) == 1
+
+
+async def test_a_creation_that_waits_in_the_wal_is_known_also_after_a_restart(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy
+) -> None:
+    settings = make_settings(shutdown_grace="1s", write={"timeout": "1s"})
+    async with run_node(settings, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await until(lambda: not service.backlog, "nothing waits")
+        await proxy.refuse()
+        with pytest.raises(DurabilityTimeoutError):
+            await service.submitter.submit(creation(1), key=None)
+        await refused(service, creation(2, durability=LOCAL))
+    async with run_node(settings) as service:
+        await refused(service, creation(2, durability=LOCAL))
+
+
+async def test_what_was_not_known_is_shown_to_the_jobs_reader(
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    async def create(client: httpx.AsyncClient, spec: object, level: str, **given: object) -> httpx.Response:
+        body = {"tenant_id": "acme", "job_id": JOB, "spec": spec, "durability": level, **given}
+        return await client.post("/v1/jobs", json=body)
+
+    async with run_server() as here, run_server(make_settings("other")) as there:
+        assert (await create(here, {"n": 1}, "GLOBAL")).status_code == 201
+        problem = await create(there, {"n": 2}, "GLOBAL")
+        assert (problem.status_code, problem.json()["type"].rpartition("/")[2]) == (409, "job-exists")
+    async with run_server(make_settings("third")) as third:
+        job = (await third.get(f"/v1/jobs/{JOB}")).json()
+        assert job["other_creations"] == []
+        other = await create(third, {"n": 2}, "LOCAL")
+        assert other.status_code == 201
+        session = {"Tally-Session": other.json()["session"]}
+        await create(third, {"n": 2}, "LOCAL")
+    async with run_server(make_settings("fourth")) as fourth:
+        session = {"Tally-Session": (await create(fourth, {"n": 3}, "LOCAL", assigned_dcs=["x"])).json()["session"]}
+        job = (await fourth.get(f"/v1/jobs/{JOB}", headers=session)).json()
+        assert job["spec"] == {"n": 1}
+        assert [(one["spec"], one["assigned_dcs"]) for one in job["other_creations"]] == [
+            ({"n": 2}, []),
+            ({"n": 3}, ["x"]),
+        ]
+        assert job["other_creations"][0]["hlc"] == other.json()["hlc"]
+        assert job["other_creations"][0]["at"] == other.json()["at"]
+        then = {"as_of": other.json()["hlc"]}
+        before = (await fourth.get(f"/v1/jobs/{JOB}", params=then)).json()
+        assert [one["spec"] for one in before["other_creations"]] == [{"n": 2}]
+        verdict = (await fourth.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+        assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
+        seqs = [one["seq"] for one in job["other_creations"]]
+        entries = (await fourth.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]
+        assert ['"n":2' in entries[seqs[0] - 1]["payload"], '"n":3' in entries[seqs[1] - 1]["payload"]] == [True, True]
+    await chains.sound("acme")
+
+    # A ledger from before states remembered this learns it when it is migrated.
+    stored = await superuser.fetchval("SELECT state::text FROM scheduler.jobs WHERE job_id = $1", JOB)
+    before_then = {name: value for name, value in orjson.loads(stored).items() if name != "others"}
+    older = canonical.encode(before_then).decode()
+    await superuser.execute("UPDATE scheduler.jobs SET state = $2 WHERE job_id = $1", JOB, older)
+    await superuser.execute((MIGRATIONS / "sql" / "0006_other_creations.sql").read_text())
+    assert await superuser.fetchval("SELECT state::text FROM scheduler.jobs WHERE job_id = $1", JOB) == stored
+
+
+async def test_without_postgres_a_creation_is_taken_as_before(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy
+) -> None:
+    async with run_node(make_settings(write={"timeout": "1s"}), url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        await proxy.refuse()
+        assert (await service.submitter.submit(creation(1, durability=LOCAL), key=None)).achieved is LOCAL
+        with pytest.raises(DurabilityTimeoutError):
+            await service.submitter.submit(created("acme", 1, job_id="another", durability=GLOBAL), key=None)
+        await proxy.accept()
