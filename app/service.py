@@ -354,6 +354,7 @@ class Service:
                 self._settled_lsn(),
                 retain_s,
                 time.time(),
+                self.writer.retire,
             )
             if removed:
                 log.info("wal_segments_removed", segments=removed)
@@ -403,6 +404,9 @@ class Service:
         if self.node.failure is None:
             with contextlib.suppress(LedgerError):
                 await self.node.chained.wait(self.writer.durable_lsn, drain_s)
+        elif isinstance(self.node.failure, WalPoisonedError):
+            # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
+            await self.appender.drain(drain_s)
         await flushing
         for task in self._tasks:
             task.cancel()

@@ -9,17 +9,20 @@ Always true afterwards::
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 from wal.segment import list_segments, sync_folder
 
 
-def remove_segments(folder: Path, upto_lsn: int, older_than_s: float, now_s: float) -> list[str]:
+def remove_segments(
+    folder: Path, upto_lsn: int, older_than_s: float, now_s: float, retire: Callable[[str], None] = lambda _: None
+) -> list[str]:
     """Remove segments that end at or below ``upto_lsn`` and were last written ``older_than_s`` ago; their names.
 
-    ``upto_lsn`` MUST be chained and signed. ``now_s`` is seconds since 1970, as the file system counts them.
-    Safe beside the writer. A crash in the middle leaves fewer removed, nothing else.
+    ``upto_lsn`` MUST be chained and signed. ``now_s`` is seconds since 1970, as the file system counts them. ``retire``
+    is told each name before it goes: the writer's, where one is at work. A crash in the middle leaves fewer removed.
     """
     segments = list_segments(folder)
     removed = []
@@ -27,6 +30,7 @@ def remove_segments(folder: Path, upto_lsn: int, older_than_s: float, now_s: flo
         written_s = segment.path.stat().st_mtime
         if follower.base_lsn - 1 > upto_lsn or written_s > now_s - older_than_s:
             break
+        retire(segment.name)
         segment.path.unlink()
         removed.append(segment.name)
         sync_folder(folder)

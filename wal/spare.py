@@ -14,6 +14,7 @@ import os
 import threading
 from pathlib import Path
 
+from wal.guard import gone
 from wal.segment import FILE_MODE, SPARE_NAME, write_fully
 
 STEP_BYTES = 1 << 20
@@ -31,11 +32,21 @@ class Spare:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._ready = False
+        self._inode = 0
 
     @property
     def ready(self) -> bool:
         """The file is there, whole and synced."""
         return self._ready
+
+    def check(self) -> None:
+        """Return unless a spare that is ready is not where it was made.
+
+        Raises:
+            WalError: it was removed, renamed or replaced.
+        """
+        if self._ready and _inode_at(self._path) != self._inode:
+            raise gone(self._path)
 
     def prepare(self) -> None:
         """Begin to make the spare, if that was not begun since the last was taken."""
@@ -68,6 +79,7 @@ class Spare:
                         return
                     write_fully(descriptor, (_ZEROS[: self._size_bytes - start],), start)
                     os.fdatasync(descriptor)
+                self._inode = os.fstat(descriptor).st_ino
             finally:
                 os.close(descriptor)
         except OSError:
@@ -76,3 +88,11 @@ class Spare:
                 self._path.unlink(missing_ok=True)
             return
         self._ready = True
+
+
+def _inode_at(path: Path) -> int | None:
+    """Inode of the file there, None when there is none."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None

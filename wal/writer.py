@@ -14,6 +14,9 @@ Life of a batch, and what a crash in each phase leaves:
     3. fdatasync all of it is left, or a torn tail
     4. report    all of it is left
 
+After the fsync, and twice a second when idle, the writer looks whether the segment still has its name, and whether
+the folder has all that it had (wal.guard): what is written into a file that was removed is not acknowledged.
+
 A batch begins at once when the log is idle. While one is written, the next collects. Behind a batch of
 several, their writers are about to come back: the next is held open until about as many records are
 queued again, for ``batch_timeout_us`` at the most.
@@ -51,7 +54,8 @@ from wal.format import (
     SegmentHeader,
     encode_batch,
 )
-from wal.segment import create_segment, write_fully
+from wal.guard import CHECK_INTERVAL_S, FolderGuard, gone
+from wal.segment import create_segment, segment_name, write_fully
 from wal.spare import Spare
 
 LOCAL_GROUP_SYNC = "LOCAL_GROUP_SYNC"
@@ -155,6 +159,10 @@ class WalWriter:
         self._resolved_at = float("-inf")
         self._resolved_entries = 0
         self._descriptor = -1
+        self._path = folder
+        self._inode = 0
+        self._guard = FolderGuard(folder)
+        self._check_at = time.monotonic() + CHECK_INTERVAL_S
         self._offset = 0
         self._ahead = False
         """Zeros were written ahead in this segment; behind the last batch they go when it is finished."""
@@ -248,6 +256,10 @@ class WalWriter:
             self._ring()
         return first_lsn
 
+    def retire(self, name: str) -> None:
+        """The segment of this name is about to be removed, as nobody needs it any more."""
+        self._guard.retire(name)
+
     def close(self, timeout_s: float) -> None:
         """Take nothing more, make everything queued durable, and let the file go. A second call does nothing.
 
@@ -303,7 +315,8 @@ class WalWriter:
 
     def _collect(self) -> list[bytes]:
         """The next batch, once it is time to write it; empty when there is nothing left and no more comes."""
-        self._await_queued(1, -1)
+        while not self._await_queued(1, CHECK_INTERVAL_S):
+            self._check_folder()
         expected = min(self._resolved_entries, self._batch_max_entries)
         if expected >= LINGER_ENTRIES_MIN:
             left_s = self._resolved_at + self._batch_timeout_s - time.monotonic()
@@ -312,19 +325,36 @@ class WalWriter:
         with self._lock:
             return self._take()
 
-    def _await_queued(self, records: int, timeout_s: float) -> None:
-        """Sleep until so many are queued or a full batch is, the writer closes, or time is up (-1: never)."""
+    def _await_queued(self, records: int, timeout_s: float) -> bool:
+        """Sleep until so many are queued or a full batch is, or the writer closes; False when time was up before."""
         with self._lock:
             if self._closing or len(self._queue) >= records or self._queue_bytes >= self._batch_max_bytes:
-                return
+                return True
             self._wanted = records
         if self._bell.acquire(timeout=timeout_s):
-            return
+            return True
         with self._lock:
             rung = self._wanted == 0
             self._wanted = 0
         if rung:
             self._bell.acquire()
+        return rung
+
+    def _check_folder(self) -> None:
+        """Every ``CHECK_INTERVAL_S``, see that no file of the log was taken away."""
+        if time.monotonic() >= self._check_at:
+            self._spare.check()
+            self._guard.check()
+            self._check_at = time.monotonic() + CHECK_INTERVAL_S
+
+    def _check_named(self) -> None:
+        """The segment still has its name: what was synced into it will be found."""
+        try:
+            is_named = os.stat(self._path).st_ino == self._inode
+        except OSError:
+            is_named = False
+        if not is_named:
+            raise gone(self._path)
 
     def _take(self) -> list[bytes]:
         queue = self._queue
@@ -361,6 +391,7 @@ class WalWriter:
         started = time.perf_counter()
         os.fdatasync(self._descriptor)
         sync_s = time.perf_counter() - started
+        self._check_named()
         with self._lock:
             self._durable_lsn = last_lsn
             self._queue_bytes -= len(body)
@@ -369,11 +400,16 @@ class WalWriter:
         self._on_durable(last_lsn)
         if self._observe is not None:
             self._observe(sync_s, len(batch))
+        self._check_folder()
 
     def _open_segment(self, base_lsn: int, previous_lsn: int) -> None:
         header = SegmentHeader(self._node_id, self._wal_id, self._epoch, base_lsn, previous_lsn)
+        self._spare.check()
         self._ahead = self._spare.take()
         self._descriptor = create_segment(self._folder, header, prepared=self._ahead)
+        self._path = self._folder / segment_name(base_lsn, self._epoch)
+        self._inode = os.fstat(self._descriptor).st_ino
+        self._guard.made(self._path.name, self._inode)
         self._offset = SEGMENT_HEADER_BYTES
 
     def _finish_segment(self) -> None:

@@ -35,6 +35,7 @@ anything else                      again, with growing pauses, for as long as it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ class Appender:
         """Whether the last batch held records that were in the chain already, imported while this node was away: then
         the next one probably does too, and what stands in the chain is looked up first."""
         self._work = asyncio.Event()
+        self._drained = asyncio.Event()
         self._collecting: asyncio.TimerHandle | None = None
         self.database_error: str | None = None
         """Why the last attempt failed, None while all is well."""
@@ -154,14 +156,26 @@ class Appender:
                 if batch := self._peek(0):
                     await self._chain(batch)
                     self.wake()
+                if not self._peek(0):
+                    self._drained.set()
         except LedgerError as error:
             log.error("appender_stopped", error=str(error))
             self._on_failure(error)
         finally:
+            self._drained.set()
             if self._ahead is not None:
                 self._ahead.cancel()
             if self._connection is not None:
                 self._connection.terminate()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have ``run`` chain all that is committed, as far as it comes within ``timeout_s`` seconds."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._peek(0) and (left_s := deadline_s - time.monotonic()) > 0:
+            self._drained.clear()
+            self._work.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), left_s)
 
     async def chain_committed(self) -> None:
         """Chain all that is committed now.

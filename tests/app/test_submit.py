@@ -546,3 +546,26 @@ async def test_events_larger_than_all_bytes_that_may_wait_are_too_large(
         with pytest.raises(RequestTooLargeError, match="100000 may wait at once"):
             await service.submitter.submit_lines(drafts, durability=None, key=None)
         assert (await service.submitter.submit_lines(drafts[:9], durability=None, key=None)).accepted == 9
+
+
+# --- a WAL that is taken away ---------------------------------------------------------------------
+
+
+async def test_a_segment_that_was_removed_ends_the_node_and_what_was_acknowledged_is_chained_all_the_same(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
+) -> None:
+    settings = make_settings()
+    async with run_node(settings, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 0), key=None)
+        proxy.stall()
+        receipts = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in range(1, 9)]
+        (segment,) = (settings.wal_dir / service.node.node_id).glob("*.wal")
+        segment.unlink()
+        await until(lambda: service.node.failure, "an idle node misses its segment")
+        assert isinstance(service.node.failure, WalPoisonedError)
+        assert service.stop_requested.is_set()
+        with pytest.raises(WalPoisonedError, match="removed, renamed or replaced"):
+            await service.submitter.submit(created("acme", 9, durability=LOCAL), key=None)
+        proxy.resume()
+    rows = await chains.sound("acme")
+    assert {receipt.job_id for receipt in receipts} < {row["job_id"] for row in rows}

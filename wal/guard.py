@@ -1,0 +1,80 @@
+"""Notices that files of a WAL folder were removed, renamed or replaced under the writer, whose descriptors would not.
+
+Watched are, by inode: the folder itself, every segment until it is retired, and ``LOCK``; and ``control``, which is
+replaced all the time, by its name alone. What was not there when the writer began is not missed, but for segments.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ledger.errors import WalError
+from wal.control import CONTROL_NAME
+from wal.lock import LOCK_NAME
+from wal.segment import is_segment_name
+
+CHECK_INTERVAL_S = 0.5
+"""How often the folder is looked at, busy or idle: a fault is noticed within a second."""
+
+
+class FolderGuard:
+    """Watches one folder; ``check`` belongs to one thread, ``retire`` may be called from any."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._identity = _identity(folder)
+        found = _inodes(folder)
+        self._segments = {name: inode for name, inode in found.items() if is_segment_name(name)}
+        self._lock_inode = found.get(LOCK_NAME)
+        self._has_control = CONTROL_NAME in found
+        self._retired: set[str] = set()
+
+    def made(self, name: str, inode: int) -> None:
+        """The writer has a new segment; called on the thread that checks."""
+        self._segments[name] = inode
+
+    def retire(self, name: str) -> None:
+        """This segment is about to be removed, and nobody needs it; to be called before it is."""
+        self._retired.add(name)
+
+    def check(self) -> None:
+        """Return when all is where it was.
+
+        Raises:
+            WalError: names the first that is not.
+        """
+        try:
+            is_same = _identity(self._folder) == self._identity
+            found = _inodes(self._folder) if is_same else {}
+        except OSError as error:
+            raise WalError(f"the WAL folder {self._folder} cannot be read any more: {error}") from error
+        if not is_same:
+            raise WalError(f"another folder stands in the place of the WAL folder {self._folder}")
+        for name, inode in list(self._segments.items()):
+            if name in self._retired and name not in found:
+                del self._segments[name]
+                self._retired.discard(name)
+            elif found.get(name) != inode:
+                raise gone(self._folder / name)
+        if self._lock_inode is not None and found.get(LOCK_NAME) != self._lock_inode:
+            raise gone(self._folder / LOCK_NAME)
+        if self._has_control and CONTROL_NAME not in found:
+            raise gone(self._folder / CONTROL_NAME)
+        self._has_control = CONTROL_NAME in found
+
+
+def gone(path: Path) -> WalError:
+    """What is said of a file that is not where the writer has it."""
+    return WalError(f"{path} was removed, renamed or replaced under the writer; put it back before the next start")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _inodes(folder: Path) -> dict[str, int]:
+    """Inode by name of every file in the folder."""
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.inode() for entry in entries}
