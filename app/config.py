@@ -81,10 +81,14 @@ class _Section(BaseModel):
 
 
 class HttpSettings(_Section):
-    """``http.*``: where the service listens and how large a body it reads."""
+    """``http.*``: where the service listens, how large a body it reads, how many connections it holds and how long a
+    client may stand still."""
 
     listen: Annotated[str, AfterValidator(listen_address)] = "127.0.0.1:8080"
     body_bytes_max: Annotated[Size, sized("1 KiB", "1 GiB")] = 16 << 20
+    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    header_timeout: Annotated[Duration, between("100ms", "10m")] = timedelta(seconds=10)
+    body_timeout: Annotated[Duration, between("100ms", "10m")] = timedelta(seconds=30)
 
     @property
     def host(self) -> str:

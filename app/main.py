@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ from app.bundle.importer import BundleImporter
 from app.bundle.staging import Staging
 from app.config import Settings
 from app.http.application import create_app
+from app.http.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
 from app.http.protocol import ProblemProtocol
 from app.kept_running import kept_running
 from app.log_keys import LogKeys
@@ -42,6 +44,7 @@ from app.read.anchors import AnchorReader
 from app.read.consistency import Consistency
 from app.read.copies import Copies
 from app.read.jobs import JobReader
+from app.read.replicas import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.read.replicas import Replicas, replicas_at
 from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier
@@ -65,6 +68,8 @@ POOL_CONNECTIONS_MAX = 16
 OPEN_REQUESTS_SHARE = 0.5
 """Part of ``shutdown_grace`` for open requests; the rest is for the backlog."""
 LISTEN_BACKLOG = 2048
+TICKS_A_LOOK = 3
+"""Every so many tenths of a second each connection is looked at for a client that stands still."""
 TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""
 GC_ALLOCATIONS = 250_000
@@ -79,7 +84,15 @@ log = structlog.get_logger()
 
 
 class Server(uvicorn.Server):
-    """Uvicorn without its own signal handling: the service decides when to stop."""
+    """Uvicorn without its own signal handling: the service decides when to stop. It looks after silent clients."""
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; true ends the server."""
+        if counter % TICKS_A_LOOK == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                connection.look(now_s)  # type: ignore[union-attr]
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -322,6 +335,25 @@ def _named(what: str, tenants: Mapping[str, str]) -> str | None:
     return f"{what}: {', '.join(sorted(tenants)[:TENANTS_NAMED_MAX])}{more}"
 
 
+def _connection_bounds(settings: Settings) -> ConnectionBounds:
+    """What the settings say of connections, as far as this process may open files; its own limit is raised for it.
+
+    Raises:
+        StartRefusedError: it may open too few.
+    """
+    reserved = DESCRIPTORS_RESERVED + len(settings.database_replica_urls) * REPLICA_CONNECTIONS_MAX
+    wanted = settings.http.connections_max
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + reserved and soft < hard:
+        soft = min(wanted + reserved, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    allowed = connections_allowed(wanted, soft, reserved)
+    if allowed < wanted:
+        log.warning("connections_limited", connections_max=allowed, wanted=wanted, descriptors=soft, reserved=reserved)
+    timeouts = settings.http.header_timeout, settings.http.body_timeout
+    return ConnectionBounds(allowed, *(timeout.total_seconds() for timeout in timeouts))
+
+
 @contextlib.asynccontextmanager
 async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     """The HTTP server over ``parts``: its base URL and its task; leaving ends it once open requests are answered."""
@@ -341,7 +373,7 @@ async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]
     server = Server(
         uvicorn.Config(
             create_app(parts),
-            http=ProblemProtocol,
+            http=partial(ProblemProtocol, bounds=_connection_bounds(settings)),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from app.slots import Slots
 from app.store import bundles, chain_reads
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 EXPORTS_AT_ONCE_MAX = 2
-"""Each holds a connection, and an old state of the database, for as long as its reader takes; others wait."""
+"""Each holds a connection, and an old state of the database, for as long as its reader takes; others wait a while."""
 EXPORT_TIMEOUT_S = 3600.0
 """Longest that one export may take, its reader's pace included."""
 ENTRIES_A_TURN = 1000
@@ -86,7 +87,7 @@ class BundleExporter:
         self._signer = signer
         self._keyring = keyring
         self._sign_now = sign_now
-        self._slots = asyncio.Semaphore(EXPORTS_AT_ONCE_MAX)
+        self._slots = Slots(EXPORTS_AT_ONCE_MAX, "exports")
 
     async def export(
         self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None
@@ -101,7 +102,7 @@ class BundleExporter:
             SeqOutOfRangeError: the chain, as far as it is signed, does not have that range.
             SigningUnavailableError: nothing can be signed now.
             ChainDamagedError: rows do not hold together; before the first piece, those of the first entry part.
-            NotReadyError: the service stops.
+            NotReadyError: the service stops, or too many exports are under way.
             DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
         """
         await self._require(tenant_id)
@@ -109,7 +110,10 @@ class BundleExporter:
         keys = await self._keyring(tenant_id)
         writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
         with closing(writer):
-            async with self._slots, reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection:
+            async with (
+                self._slots.taken(),
+                reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection,
+            ):
                 chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
                 end = await _end(connection, tenant_id, chosen, keys)
                 pieces = self._entries(connection, tenant_id, chosen, writer)

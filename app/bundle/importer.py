@@ -167,6 +167,14 @@ class BundleImporter:
                 for digest, position, entries in await imports.unfinished(connection):
                     log.warning("bundle_import_unfinished", set_digest=digest, position=position, entries=entries)
 
+    async def check_trusting(self) -> None:
+        """Return if there are keys whose bundles may be imported.
+
+        Raises:
+            UntrustedKeyError: there are none, so no upload needs to be read.
+        """
+        await asyncio.to_thread(self._keys)
+
     async def run(self, files: Sequence[StagedFile], *, dry_run: bool) -> Imported:
         """Import the bundles in ``files``, or with ``dry_run`` do all but store.
 

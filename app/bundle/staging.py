@@ -7,6 +7,7 @@
 Invariants::
 
     bytes of one upload <= bytes_max        files of one upload <= FILES_MAX
+    a file that does not begin as a bundle does is refused before its first byte is written
     free space before anything is written >= reserve_bytes: a full disk would stop the WAL beside it for good
 """
 
@@ -21,11 +22,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from ledger.errors import InvalidInputError, NotReadyError, UploadTooLargeError
+from app.slots import Slots
+from ledger.bundle.format import BLOCK_BYTES, entries_name, parse_tar_header
+from ledger.errors import (
+    BundleInvalidError,
+    BundleRefusedError,
+    InvalidInputError,
+    NotReadyError,
+    UploadTooLargeError,
+)
+from signing.bundle.judging import refused
 
 FILES_MAX: Final = 100
 UPLOADS_AT_ONCE_MAX: Final = 2
-"""Each may take ``bundle.import_bytes_max`` of disk, and as much again to sort in; others wait before they are read."""
+"""Each may take ``bundle.import_bytes_max`` of disk, and as much again to sort in. Others wait a while."""
 
 
 def check_disk_room(folder: Path, reserve_bytes: int) -> None:
@@ -61,6 +71,8 @@ class Upload:
         self._bytes = 0
         self._name = ""
         self._file: BinaryIO | None = None
+        self._begins = bytearray()
+        """The first block of the file, until it is whole."""
         self._hash = hashlib.sha256()
 
     def begin_file(self, name: str) -> None:
@@ -73,7 +85,7 @@ class Upload:
             raise InvalidInputError(f"one import takes at most {FILES_MAX} files")
         assert self._file is None
         self._name, self._hash = name, hashlib.sha256()
-        self._file = (self._folder / f"{len(self.files):03d}.tar").open("xb")
+        self._begins.clear()
 
     def write(self, data: bytes) -> None:
         """The next bytes of the file.
@@ -81,8 +93,8 @@ class Upload:
         Raises:
             UploadTooLargeError: the upload is over its bound.
             NotReadyError: the disk is as full as it may be.
+            BundleRefusedError: the file is no bundle.
         """
-        assert self._file is not None
         self._bytes += len(data)
         if self._bytes > self._bytes_max:
             raise UploadTooLargeError(
@@ -91,14 +103,35 @@ class Upload:
             )
         check_disk_room(self._folder, self._reserve_bytes)
         self._hash.update(data)
-        self._file.write(data)
+        if self._file is None:
+            self._begins += data
+            if len(self._begins) < BLOCK_BYTES:
+                return
+            self._check_first_block()
+            self._open()
+        else:
+            self._file.write(data)
 
     def end_file(self) -> None:
-        """The file is whole."""
-        assert self._file is not None
-        self._file.close()
-        self.files.append(StagedFile(self._name, Path(self._file.name), self._hash.hexdigest()))
+        """The file is whole; one that is too short to be a bundle is judged with the others."""
+        file = self._file or self._open()
+        file.close()
+        self.files.append(StagedFile(self._name, Path(file.name), self._hash.hexdigest()))
         self._file = None
+
+    def _open(self) -> BinaryIO:
+        self._file = (self._folder / f"{len(self.files):03d}.tar").open("xb")
+        self._file.write(self._begins)
+        return self._file
+
+    def _check_first_block(self) -> None:
+        try:
+            name, _ = parse_tar_header(bytes(self._begins[:BLOCK_BYTES]))
+            if name != entries_name(1):
+                raise BundleInvalidError(f"its first member is {name!r}, not {entries_name(1)}")
+        except BundleInvalidError as error:
+            verdict = refused(error, self._hash.hexdigest(), len(self._begins)).to_json()
+            raise BundleRefusedError(f"{self._name} is no bundle, {error}", verdict, self._name) from error
 
     def close(self) -> None:
         """Let go of a file that has not ended."""
@@ -114,7 +147,7 @@ class Staging:
         self._folder = wal_folder / "staging"
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
-        self._turns = asyncio.Semaphore(UPLOADS_AT_ONCE_MAX)
+        self._turns = Slots(UPLOADS_AT_ONCE_MAX, "imports")
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @asynccontextmanager
@@ -122,10 +155,10 @@ class Staging:
         """Room for one upload, as soon as there is; on leaving, all of it is gone.
 
         Raises:
-            NotReadyError: the disk is too full to begin one.
+            NotReadyError: the disk is too full to begin one, or too many are under way.
         """
         folder = self._folder / secrets.token_hex(8)
-        async with self._turns:
+        async with self._turns.taken():
             check_disk_room(self._folder.parent, self._reserve_bytes)
             folder.mkdir(mode=0o700, parents=True)
             upload = Upload(folder, self._bytes_max, self._reserve_bytes)

@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.answers import ImportAnswer, json_answer
 from app.http.body import read_json
+from app.http.disconnect import while_connected
 from app.http.multipart import MEDIA_TYPE as MULTIPART
-from app.http.multipart import read_files
+from app.http.multipart import uploaded
 from app.http.requests import EXPORT_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
 from app.parts import parts_of
@@ -72,7 +73,8 @@ async def export_bundle(request: Request) -> Response:
     parts.check_writable()
     wanted = await read_json(request, EXPORT_REQUEST, BODY_BYTES_MAX)
     pieces = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
-    await anext(pieces)
+    async with while_connected(request):
+        await anext(pieces)
     return StreamedBundle(request, pieces, f"{wanted['tenant_id']}.bundle.tar")
 
 
@@ -87,7 +89,7 @@ async def import_bundles(request: Request, dry_run: bool = False) -> Response:
     added again. With `dry_run` nothing is stored. Cut short, the same call again goes on where it was."""
     parts = parts_of(request)
     parts.check_writable()
-    async with parts.staging.upload() as upload:
-        await read_files(request, upload)
+    await parts.importer.check_trusting()
+    async with uploaded(request, parts.staging) as upload:
         outcome = await parts.importer.run(upload.files, dry_run=dry_run)
     return json_answer(outcome.to_json(dry_run=dry_run))

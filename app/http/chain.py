@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.http import cursor as cursors
 from app.http.answers import (
@@ -15,6 +15,7 @@ from app.http.answers import (
     VerdictAnswer,
     json_answer,
 )
+from app.http.disconnect import while_connected
 from app.http.fields import CursorText, Limit, ReadableTenantId, SeqNumber
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
@@ -32,19 +33,22 @@ TenantQuery = Annotated[ReadableTenantId, Query()]
 
 @router.get("/v1/chain/verify", responses={200: {"model": VerdictAnswer}, **PROBLEM_RESPONSE})
 async def verify_chain(
+    request: Request,
     parts: PartsDep,
     tenant_id: Annotated[ReadableTenantId | None, Query(description="Required, in one of its two spellings.")] = None,
     tenant_id_in_camel_case: Annotated[ReadableTenantId | None, Query(alias="tenantId")] = None,
     from_seq: Annotated[SeqNumber | None, Query()] = None,
     to_seq: Annotated[SeqNumber | None, Query()] = None,
 ) -> Response:
-    """Verify a tenant's chain, all of it when no range is given. 200 whenever it could run."""
+    """Verify a tenant's chain, all of it when no range is given. 200 whenever it could run. It stops when nobody waits
+    for it any more."""
     given = [tenant for tenant in (tenant_id, tenant_id_in_camel_case) if tenant is not None]
     if len(given) != 1:
         raise InvalidInputError("tenant_id: needed once, as tenant_id or tenantId", ("tenant_id",))
     if from_seq is not None and to_seq is not None and from_seq > to_seq:
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
-    verification = await parts.verifier.full(given[0], from_seq, to_seq)
+    async with while_connected(request):
+        verification = await parts.verifier.full(given[0], from_seq, to_seq)
     return json_answer(verification.to_json())
 
 

@@ -6,6 +6,8 @@ Parts of the body are files, each with a ``filename``; whatever the field is cal
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from email.message import Message
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from ledger.errors import InvalidInputError, NotReadyError
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-    from app.bundle.staging import Upload
+    from app.bundle.staging import Staging, Upload
 
 MEDIA_TYPE = "multipart/form-data"
 FILE_NAME_CHARACTERS_MAX = 200
@@ -28,21 +30,32 @@ BOUNDARY_CHARACTERS_MAX = 70
 _CODECS = {"utf-8": "utf-8", "iso-8859-1": "latin-1", "us-ascii": "ascii"}
 
 
-async def read_files(request: Request, upload: Upload) -> None:
-    """Write every file of the body to ``upload``.
+@asynccontextmanager
+async def uploaded(request: Request, staging: Staging) -> AsyncIterator[Upload]:
+    """Every file of the body, in ``staging``, where who sends nothing takes no room.
 
     Raises:
         ProblemError: not multipart/form-data, or encoded.
         InvalidInputError: the body is malformed, cut short, holds no file, or something else than files.
-        UploadTooLargeError: it is over the bound of ``upload``.
-        NotReadyError: the disk takes no more.
+        UploadTooLargeError: it is over the bound of ``staging``.
+        BundleRefusedError: a file is no bundle.
+        NotReadyError: the disk takes no more, or too many send at once.
     """
-    files = _Files(upload)
     boundary = _boundary(request)
+    pieces = request.stream()
+    first = await anext(pieces)
+    async with staging.upload() as upload:
+        await _read(first, pieces, boundary, upload)
+        yield upload
+
+
+async def _read(first: bytes, pieces: AsyncIterator[bytes], boundary: bytes, upload: Upload) -> None:
+    files = _Files(upload)
     try:
         parser = MultipartParser(boundary, files.callbacks())
-        async for chunk in request.stream():
-            await asyncio.to_thread(parser.write, chunk)
+        await asyncio.to_thread(parser.write, first)
+        async for piece in pieces:
+            await asyncio.to_thread(parser.write, piece)
     except FormParserError as error:
         raise InvalidInputError(f"the body is not well-formed multipart/form-data: {error}") from None
     except OSError as error:

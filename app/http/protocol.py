@@ -1,20 +1,33 @@
-"""HTTP/1.1 as uvicorn speaks it, but what its parser refuses is answered with a problem, a head has a bound, and an
-answer leaves in one system call where uvicorn makes two.
+"""HTTP/1.1 as uvicorn speaks it, but what its parser refuses is answered with a problem, heads, trailers, connections
+and silences have bounds, and an answer leaves in one system call where uvicorn makes two.
 
 0 <= bytes of request line and headers <= HEAD_BYTES_MAX
+0 <= connections <= http.connections_max, but for those that are just being refused or ended
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
+import struct
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from app.http.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress
 from app.http.heads import check_head
-from app.http.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, ProblemError, problem_response
+from app.http.problems import (
+    HEADERS_TOO_LARGE,
+    MALFORMED_HTTP,
+    NOT_READY,
+    REQUEST_TIMEOUT,
+    ProblemError,
+    problem_response,
+)
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
@@ -25,6 +38,7 @@ TRAILER_BYTES_MAX = 64 * 1024
 """Most bytes of a chunked body that may follow each other without a byte of content: extensions and trailers."""
 LINGER_S = 2.0
 """How long what the client still sends is thrown away, so that it gets to read why it was refused."""
+_NO_LINGER = struct.pack("ii", 1, 0)
 _FIELD_BYTES = len(b": \r\n")
 _OF_KNOWN_LENGTH = b"content-length: "
 """Stands in the head of an answer whose body is there already, or follows at once."""
@@ -33,8 +47,16 @@ _OF_KNOWN_LENGTH = b"content-length: "
 class ProblemProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *given: Any, bounds: ConnectionBounds, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._bounds = bounds
+        self._progress = Progress()
+        self._waiting_since_s = 0.0
+        """When the client could begin a head, or began it."""
+        self._body_is_open = False
+        self._received_bytes = 0
+        self.written_bytes = 0
+        """Bytes of answers, whether or not the client has taken them."""
         self._chunk_bytes = 0
         self._head_bytes = 0
         self._head_chunks_bytes = 0
@@ -49,9 +71,12 @@ class ProblemProtocol(HttpToolsProtocol):
         """Why nothing more is read. Requests that came whole are answered first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """A client is there; when there are too many, the one that has been silent for longest must go."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
+        self._waiting_since_s = self.loop.time()
+        if len(self.connections) > self._bounds.connections_max:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: what is being answered hears of it, what waits is dropped."""
@@ -65,9 +90,9 @@ class ProblemProtocol(HttpToolsProtocol):
         """Take what the client sent, unless it is a head, or a trailer, without end."""
         if self._fault is not None:
             return
-        self._unset_keepalive_if_required()
         head = self.headers
         self._chunk_bytes = len(data)
+        self._received_bytes += len(data)
         if self._head_is_open:
             self._head_chunks_bytes += len(data)
         self._empty_bytes += len(data)
@@ -83,7 +108,9 @@ class ProblemProtocol(HttpToolsProtocol):
         if not self._head_is_open:
             if self._empty_bytes > TRAILER_BYTES_MAX:
                 self._refuse(_trailers_too_large())
-        elif self.headers is head:
+        elif self.headers is not head:
+            self._waiting_since_s = self.loop.time()
+        else:
             # All of it belongs to a head that is not whole yet; the parser tells of a header only once that is.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
@@ -121,10 +148,11 @@ class ProblemProtocol(HttpToolsProtocol):
         self._upgrades = self.parser.should_upgrade()
         if self._upgrades:
             return
+        self._body_is_open = True
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before and self.scope["method"] != "HEAD":
-            self.cycle.transport = _AnswerTransport(self.transport, self.cycle)
+            self.cycle.transport = _AnswerTransport(self, self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Content of a body."""
@@ -134,6 +162,7 @@ class ProblemProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is whole."""
         self._empty_bytes = 0
+        self._body_is_open = False
         if not self._upgrades:
             super().on_message_complete()
 
@@ -143,9 +172,15 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer is written: the next one, or why there is none."""
-        super().on_response_complete()
-        if self._fault is not None and self._is_answered() and not self.transport.is_closing():
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._fault is not None:
             self._answer_fault(self._fault)
+        self._waiting_since_s = self.loop.time()
+        self.flow.resume_reading()
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """Take a request that offers another protocol as if it had not: the parser leaves its body in ``rest``."""
@@ -158,6 +193,76 @@ class ProblemProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.data_received(b"".join((line, *fields, b"\r\n", rest)))
+
+    # --- bounds -----------------------------------------------------------------------------------
+
+    def look(self, now_s: float) -> None:
+        """End the connection if its client is gone, or has stood still for too long."""
+        if self.flow.read_paused and self._is_gone():
+            self.transport.abort()
+            return
+        unread_bytes = self.transport.get_write_buffer_size()
+        stage: tuple[str, object] = ("", None)
+        moved_bytes = 0
+        if unread_bytes:
+            stage, moved_bytes = ("writing", self.cycle), self.written_bytes - unread_bytes
+        elif self._body_is_open and not self.flow.read_paused:
+            stage, moved_bytes = ("reading", self.cycle), self._received_bytes
+        is_stalled = self._progress.stalled_s(stage, moved_bytes, now_s) > self._bounds.body_timeout_s
+        if unread_bytes:
+            if is_stalled:
+                self._cut_off()
+        elif self.transport.is_closing() or self._fault is not None:
+            return
+        elif self._body_is_open:
+            if is_stalled and stage[0]:
+                self._end_reading()
+        elif self._is_answered() and now_s - self._waiting_since_s > self._bounds.header_timeout_s:
+            self._end_waiting()
+
+    def _is_gone(self) -> bool:
+        """Whether the client has ended its side, which nothing tells of while it is not read."""
+        ended = select.poll()
+        ended.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(ended.poll(0))
+
+    def _cut_off(self) -> None:
+        """End the connection, with all that the system still holds to send on it."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
+
+    def _end_reading(self) -> None:
+        if self.cycle.response_complete:
+            self.transport.close()
+            return
+        self._refuse(
+            _too_slow(
+                f"http.body_timeout of {self._bounds.body_timeout_s:g} s brought {PROGRESS_BYTES} bytes of the body"
+            )
+        )
+
+    def _end_waiting(self) -> None:
+        if self._head_is_open:
+            self._refuse(_too_slow(f"http.header_timeout of {self._bounds.header_timeout_s:g} s brought the head"))
+        else:
+            self.transport.close()
+
+    def _make_room(self) -> None:
+        waiting = [each for each in self.connections if each is not self and each.is_waiting()]  # type: ignore[union-attr]
+        if waiting:
+            min(waiting, key=attrgetter("_waiting_since_s")).transport.abort()
+            return
+        self._fault = ProblemError(
+            NOT_READY, f"all {self._bounds.connections_max} connections of http.connections_max are busy; try again"
+        )
+        self._write_fault(self._fault)
+        self.transport.close()
+
+    def is_waiting(self) -> bool:
+        """Whether the client has nothing of ours, and we have no whole head of it."""
+        return (
+            not self._body_is_open and self._fault is None and self._is_answered() and not self.transport.is_closing()
+        )
 
     # --- refusals ---------------------------------------------------------------------------------
 
@@ -184,13 +289,15 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def _answer_fault(self, fault: ProblemError) -> None:
         """Answer what was refused, and end the connection once the client has read it, or soon."""
-        self._unset_keepalive_if_required()
-        answer = problem_response(fault.kind, str(fault), headers={"Connection": "close"})
-        head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
-        self.transport.write(b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body)))
+        self._write_fault(fault)
         self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _write_fault(self, fault: ProblemError) -> None:
+        answer = problem_response(fault.kind, str(fault), headers={"Connection": "close"})
+        head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
+        self.transport.write(b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body)))
 
 
 class _Flow(FlowControl):
@@ -210,10 +317,11 @@ class _AnswerTransport(asyncio.Transport):
     """The transport of a connection as one answer writes to it: a head that says how long its body is waits for the
     first piece of that, which may be empty."""
 
-    __slots__ = ("_cycle", "_head", "_transport", "_was_held")
+    __slots__ = ("_connection", "_cycle", "_head", "_transport", "_was_held")
 
-    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
-        self._transport = transport
+    def __init__(self, connection: ProblemProtocol, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._transport = connection.transport
         self._cycle = cycle
         self._head: bytes | None = None
         self._was_held = False
@@ -225,6 +333,7 @@ class _AnswerTransport(asyncio.Transport):
         elif self._cycle.response_started and not self._was_held and _OF_KNOWN_LENGTH in data:
             self._head, self._was_held = bytes(data), True
             return
+        self._connection.written_bytes += len(data)
         self._transport.write(data)
 
     def close(self) -> None:
@@ -240,6 +349,10 @@ class _AnswerTransport(asyncio.Transport):
 
 def _malformed(why: str) -> ProblemError:
     return ProblemError(MALFORMED_HTTP, f"the request is refused, {why}; the connection is closed")
+
+
+def _too_slow(what: str) -> ProblemError:
+    return ProblemError(REQUEST_TIMEOUT, f"not even {what}; the connection is closed")
 
 
 def _head_too_large() -> ProblemError:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from app.read.verified_positions import Position, VerifiedPositions
+from app.slots import Slots
 from app.store.chain_reader import consistent_reader, list_tenants
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from signing.keys import Keyring
 
 VERIFICATIONS_AT_ONCE_MAX = 2
-"""Each holds a connection and a snapshot of the database for as long as it runs; others wait."""
+"""Those that were asked for; each holds a connection and a snapshot of the database for as long as it runs."""
 VERIFICATION_TIMEOUT_S = 6 * 3600.0
 """Longest that one verification may take."""
 
@@ -75,7 +76,7 @@ class ChainVerifier:
         self._anchors = anchors
         self._positions = positions
         self._metrics = metrics
-        self._slots = asyncio.Semaphore(VERIFICATIONS_AT_ONCE_MAX)
+        self._slots = Slots(VERIFICATIONS_AT_ONCE_MAX, "verifications")
 
     async def full(self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None) -> Verification:
         """Verify a tenant's chain, or a range of it.
@@ -83,8 +84,10 @@ class ChainVerifier:
         Raises:
             TenantNotFoundError: there is no such tenant.
             DatabaseUnavailableError: Postgres cannot be reached.
+            NotReadyError: too many verifications that were asked for are under way.
         """
-        return await self._verify(tenant_id, from_seq, to_seq, None)
+        async with self._slots.taken():
+            return await self._verify(tenant_id, from_seq, to_seq, None)
 
     async def incremental(self, tenant_id: str) -> Verification:
         """Verify what came after the last verified snapshot, and that the entry there is unchanged.
@@ -127,32 +130,31 @@ class ChainVerifier:
     async def _verify(
         self, tenant_id: str, from_seq: int | None, to_seq: int | None, expected_prev: str | None
     ) -> Verification:
-        async with self._slots:
-            began_s = time.perf_counter()
-            # 1. What is kept outside the database, before the database is looked at.
-            keyring = await self._keyring()
-            checkpoints = self._checkpoints(tenant_id, keyring)
-            opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
-            anchors = await self._anchors(tenant_id) if from_seq in (None, 1) else ()
-            # 2. The ledger, in one state.
-            async with (
-                reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
-                consistent_reader(connection, tenant_id) as reader,
-            ):
-                is_known = await reader.head() is not None or await reader.last_entry() is not None
-                if not is_known and expected_prev is None and not checkpoints:
-                    raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-                verdict = await verify(
-                    reader,
-                    tenant_id=tenant_id,
-                    from_seq=from_seq,
-                    to_seq=to_seq,
-                    expected_prev=expected_prev,
-                    open_snapshot=opener,
-                    checkpoints=checkpoints,
-                    anchors=anchors,
-                )
-            verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
+        began_s = time.perf_counter()
+        # 1. What is kept outside the database, before the database is looked at.
+        keyring = await self._keyring()
+        checkpoints = self._checkpoints(tenant_id, keyring)
+        opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
+        anchors = await self._anchors(tenant_id) if from_seq in (None, 1) else ()
+        # 2. The ledger, in one state.
+        async with (
+            reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
+            consistent_reader(connection, tenant_id) as reader,
+        ):
+            is_known = await reader.head() is not None or await reader.last_entry() is not None
+            if not is_known and expected_prev is None and not checkpoints:
+                raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+            verdict = await verify(
+                reader,
+                tenant_id=tenant_id,
+                from_seq=from_seq,
+                to_seq=to_seq,
+                expected_prev=expected_prev,
+                open_snapshot=opener,
+                checkpoints=checkpoints,
+                anchors=anchors,
+            )
+        verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
         # 3. What came of it.
         self._report(verification)
         if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):

@@ -305,7 +305,48 @@ def test_a_dry_run_says_what_would_be_and_stores_nothing(client: httpx.Client, p
     assert imported(client, bundle, dry_run="true")["imported"] == 0
 
 
-def test_without_trusted_keys_or_with_too_much_nothing_is_imported(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+def trusting(folder: Path) -> Path:
+    """A file of the key of ``SIGNER``."""
+    keys = folder / "trusted.pem"
+    keys.write_text(SIGNER.public_key_pem)
+    return keys
+
+
+def test_too_much_is_not_imported(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    limits = {"import_bytes_max": "4 KiB", "trusted_keys": trusting(tmp_path)}
+    with (
+        serving(postgres, tmp_path / "data", "bundle_too_much", bundle=limits) as url,
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        half = bundle_of(build(1, snapshots_to=(1,)))[:4000]
+        answer = send(client, half, half)
+        assert (answer.status_code, kind_of(answer)) == (413, "payload-too-large")
+        (node,) = (path for path in (tmp_path / "data" / "wal").iterdir() if path.is_dir())
+        assert list((node / "staging").iterdir()) == []
+
+
+def test_an_upload_that_can_never_be_imported_is_refused_before_a_byte_of_it_is_on_the_disk(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    bundle = bundle_of(build(1, snapshots_to=(1,)))
+    not_first = bundle[bundle.index(b"snapshots.ndjson") :]
+    for name, keys in (("bundle_no_trust", None), ("bundle_trust", trusting(tmp_path))):
+        with (
+            serving(postgres, tmp_path / name, name, bundle={"trusted_keys": keys}) as url,
+            httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+        ):
+            for content in (bytes(100_000), b"PK\3\4" * 1000, not_first, *([bundle] if keys is None else [])):
+                answer = send(client, content)
+                wanted = "untrusted-key" if keys is None else "bundle-invalid"
+                assert (answer.status_code, kind_of(answer)) == (422, wanted)
+                if keys is not None:
+                    assert answer.json()["verdict"]["valid"] is False
+            assert not list((tmp_path / name / "wal").glob("*/staging/*/*.tar"))
+            if keys is not None:
+                assert send(client, bundle).status_code == 200
+
+
+def test_without_trusted_keys_nothing_is_imported(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     limits = {"import_bytes_max": "4 KiB"}
     with (
         serving(postgres, tmp_path / "data", "bundle_untrusted", bundle=limits) as url,
@@ -315,14 +356,11 @@ def test_without_trusted_keys_or_with_too_much_nothing_is_imported(postgres: Emb
         answer = send(client, small[:4000])
         assert (answer.status_code, kind_of(answer)) == (422, "untrusted-key")
         assert "bundle.trusted_keys" in answer.json()["detail"]
-        answer = send(client, bytes(4000), bytes(4000))
-        assert (answer.status_code, kind_of(answer)) == (413, "payload-too-large")
-        (node,) = (path for path in (tmp_path / "data" / "wal").iterdir() if path.is_dir())
-        assert list((node / "staging").iterdir()) == []
+        assert not list((tmp_path / "data" / "wal").glob("*/staging"))
 
 
 def test_an_import_leaves_room_on_the_disk_of_the_wal(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    reserved = {"disk_reserve_bytes": "1024 GiB"}
+    reserved = {"disk_reserve_bytes": "1024 GiB", "trusted_keys": trusting(tmp_path)}
     with (
         serving(postgres, tmp_path / "data", "bundle_disk", bundle=reserved) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False) as client,

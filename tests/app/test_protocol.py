@@ -13,7 +13,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
+from app.http.deadlines import ConnectionBounds
 from app.http.protocol import ProblemProtocol
+
+BOUNDS = ConnectionBounds(1000, 60.0, 60.0)
 
 
 class Pieces(asyncio.Transport):
@@ -87,7 +90,10 @@ def connected(application: Starlette) -> tuple[ProblemProtocol, Pieces]:
     """A connection to ``application``."""
     config = uvicorn.Config(application, log_config=None, access_log=False, lifespan="off")
     config.load()
-    protocol, transport = ProblemProtocol(config=config, server_state=ServerState(), app_state={}), Pieces()
+    protocol, transport = (
+        ProblemProtocol(config=config, server_state=ServerState(), app_state={}, bounds=BOUNDS),
+        Pieces(),
+    )
     protocol.connection_made(transport)
     return protocol, transport
 

@@ -1,0 +1,67 @@
+"""How long a client may stand still. One look a tick at every connection; no timer for each request.
+
+A connection waits for its client in one of three ways, and each ends::
+
+    for a head             http.header_timeout after the connection, or the answer before, was there
+    for a body             when no PROGRESS_BYTES more of it came, nor its end, for http.body_timeout
+    for an answer's reader likewise, when no PROGRESS_BYTES more of it were taken
+
+While the service works on a whole request, or does not read because nobody takes what came, no time is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledger.errors import StartRefusedError
+
+PROGRESS_BYTES = 64 * 1024
+"""Bytes that a client must send, or take, in ``http.body_timeout``, unless it is done before."""
+DESCRIPTORS_RESERVED = 128
+"""Files that the process may open besides connections: WAL, PostgreSQL, stats, uploads, files of the system."""
+CONNECTIONS_LEAST = 8
+"""With room for fewer connections the service does not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """What all connections of one listener are held to."""
+
+    connections_max: int
+    header_timeout_s: float
+    body_timeout_s: float
+
+
+class Progress:
+    """Since when one stage of a connection has made none."""
+
+    __slots__ = ("_moved_bytes", "_since_s", "_stage")
+
+    def __init__(self) -> None:
+        self._stage: object = None
+        self._since_s = 0.0
+        self._moved_bytes = 0
+
+    def stalled_s(self, stage: object, moved_bytes: int, now_s: float) -> float:
+        """Seconds since ``stage`` was first seen, or since it moved ``PROGRESS_BYTES``.
+
+        MUST be called at each look with the stage of that moment: one that was left begins anew.
+        """
+        if stage != self._stage or moved_bytes - self._moved_bytes >= PROGRESS_BYTES:
+            self._stage, self._since_s, self._moved_bytes = stage, now_s, moved_bytes
+        return now_s - self._since_s
+
+
+def connections_allowed(connections_max: int, descriptors_max: int, reserved: int = DESCRIPTORS_RESERVED) -> int:
+    """How many connections may be open at once in a process that may open ``descriptors_max`` files.
+
+    Raises:
+        StartRefusedError: hardly any.
+    """
+    allowed = min(connections_max, descriptors_max - reserved)
+    if allowed < min(CONNECTIONS_LEAST, connections_max):
+        raise StartRefusedError(
+            f"this process may open {descriptors_max} files, and {reserved} of them are kept for the write-ahead log, "
+            f"PostgreSQL and files: raise the limit (ulimit -n) to {reserved + connections_max}"
+        )
+    return allowed

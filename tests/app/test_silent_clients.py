@@ -1,0 +1,172 @@
+"""Clients that connect and say nothing, or begin and do not go on: each wait ends, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from app.http.deadlines import PROGRESS_BYTES, Progress, connections_allowed
+from ledger.errors import StartRefusedError
+from tests.app.service_thread import serving
+from tests.app.test_bundle_import import trusting
+from tests.app.test_raw_requests import Answer, answers
+
+DATABASE = "silent_clients"
+DEADLINE_S = 60
+CONNECTIONS_MAX = 20
+POST = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 41\r\n\r\n{"
+UPLOAD = (
+    b"POST /v1/bundles/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    b'Content-Length: 100000\r\n\r\n--b\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\n'
+)
+VERIFY = b"GET /v1/chain/verify?tenant_id=acme HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def base_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("silent")
+    bounds = {"connections_max": CONNECTIONS_MAX, "header_timeout": "2s", "body_timeout": "2s"}
+    with serving(postgres, folder, DATABASE, http=bounds, bundle={"trusted_keys": trusting(folder)}) as url:
+        assert httpx.post(f"{url}/v1/jobs", json={"tenant_id": "acme"}).status_code == 201
+        yield url
+
+
+@contextmanager
+def connected(base_url: str, sent: bytes = b"", receive_buffer_bytes: int | None = None) -> Iterator[socket.socket]:
+    host, port = base_url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    if receive_buffer_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    connection.settimeout(DEADLINE_S)
+    connection.connect((host, int(port)))
+    with connection:
+        connection.sendall(sent)
+        yield connection
+
+
+def all_of(connection: socket.socket) -> list[Answer]:
+    """What the service answers until it ends the connection."""
+    received = b""
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return answers(received)
+
+
+def positions(base_url: str) -> int:
+    return int(httpx.get(f"{base_url}/v1/node").json()["positions"]["written_lsn"])
+
+
+def test_a_connection_that_says_nothing_is_closed(base_url: str) -> None:
+    with connected(base_url) as new, connected(base_url, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") as kept:
+        assert all_of(new) == []
+        assert [answer.status for answer in all_of(kept)] == [200]
+
+
+def test_half_a_head_and_half_a_body_are_told_that_they_were_too_slow(base_url: str) -> None:
+    before = positions(base_url)
+    chunked = POST.replace(b"Content-Length: 41", b"Transfer-Encoding: chunked")
+    halves = (b"GET /livez HTTP/1.1\r\nHost: loc", POST, chunked + b"\x0a", POST[:-1], UPLOAD)
+    with ExitStack() as stack:
+        open_ones = [stack.enter_context(connected(base_url, half)) for half in halves]
+        for connection in open_ones:
+            (answer,) = all_of(connection)
+            assert answer.status in (408, 400)
+            assert answer.headers["connection"] == "close"
+            assert answer.problem == ("request-timeout" if answer.status == 408 else "malformed-http")
+    assert positions(base_url) == before
+
+
+def test_uploads_that_stall_give_their_room_back(base_url: str) -> None:
+    with ExitStack() as stack:
+        stalled = [stack.enter_context(connected(base_url, UPLOAD)) for _ in range(4)]
+        answer = httpx.post(f"{base_url}/v1/bundles/import", files={"f": bytes(600)}, timeout=DEADLINE_S)
+        assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (422, "bundle-invalid")
+        assert [answer.status for connection in stalled for answer in all_of(connection)] == [408] * 4
+
+
+def test_who_does_not_read_the_answers_is_cut_off(base_url: str) -> None:
+    asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200
+    with connected(base_url, asked, receive_buffer_bytes=4096) as connection:
+        ended = select.poll()
+        ended.register(connection, select.POLLERR | select.POLLHUP)
+        assert ended.poll(DEADLINE_S * 1000), "the connection is still there"
+    assert httpx.get(f"{base_url}/livez").status_code == 200
+
+
+def test_with_one_connection_too_many_the_oldest_silent_one_goes(base_url: str) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(base_url)) for _ in range(CONNECTIONS_MAX * 3)]
+        asked = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with connected(base_url, asked) as connection:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert all_of(silent[0]) == []
+
+
+def test_while_every_connection_is_busy_a_new_one_is_refused_at_once(base_url: str) -> None:
+    with ExitStack() as stack:
+        asked = POST.replace(b"\r\n\r\n{", b"\r\nExpect: 100-continue\r\n\r\n")
+        busy = [stack.enter_context(connected(base_url, asked)) for _ in range(CONNECTIONS_MAX)]
+        for connection in busy:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")
+        (refused,) = all_of(stack.enter_context(connected(base_url)))
+        assert (refused.status, refused.problem) == (503, "not-ready")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "http.connections_max" in json.loads(refused.body)["detail"]
+        assert {answer.status for connection in busy for answer in all_of(connection)} == {408}
+    assert httpx.get(f"{base_url}/livez").status_code == 200
+
+
+@pytest.mark.parametrize("asked", [VERIFY, VERIFY * 2], ids=["alone", "another behind it"])
+async def test_a_verification_that_nobody_waits_for_stops(
+    base_url: str, postgres: EmbeddedPostgres, asked: bytes
+) -> None:
+    connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
+    try:
+        async with asyncio.timeout(DEADLINE_S), connection.transaction():
+            await connection.execute("LOCK TABLE scheduler.scheduler_log IN ACCESS EXCLUSIVE MODE")
+            for _ in range(3):  # one more than may run at once
+                with connected(base_url, asked):
+                    await _until_waiting(connection, 1)
+                await _until_waiting(connection, 0)
+    finally:
+        await connection.close()
+    assert httpx.get(f"{base_url}/v1/chain/verify?tenant_id=acme", timeout=DEADLINE_S).json()["valid"] is True
+
+
+async def _until_waiting(connection: asyncpg.Connection, count: int) -> None:
+    """Wait until so many reads of the service wait for the table."""
+    statement = """SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid != pg_backend_pid()"""
+    while await connection.fetchval(statement) != count:
+        await asyncio.sleep(0.02)
+
+
+def test_progress_is_bytes_by_the_time_and_a_stage_left_begins_anew() -> None:
+    progress = Progress()
+    assert progress.stalled_s("reading", 10, 100.0) == 0
+    assert progress.stalled_s("reading", 9 + PROGRESS_BYTES, 120.0) == 20
+    assert progress.stalled_s("reading", 10 + PROGRESS_BYTES, 130.0) == 0
+    assert progress.stalled_s("reading", 10 + PROGRESS_BYTES, 155.0) == 25
+    assert progress.stalled_s("", 0, 156.0) == 0
+    assert progress.stalled_s("reading", 10 + PROGRESS_BYTES, 157.0) == 0
+
+
+def test_connections_leave_descriptors_for_the_rest() -> None:
+    assert connections_allowed(1000, 1_000_000) == 1000
+    assert connections_allowed(1000, 1024) == 1024 - 128
+    assert connections_allowed(1, 129) == 1
+    with pytest.raises(StartRefusedError, match=r"may open 130 files.*\(ulimit -n\) to 1128"):
+        connections_allowed(1000, 130)
