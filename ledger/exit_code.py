@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ledger.errors import (
     ArchiveInvalidError,
@@ -59,6 +59,10 @@ def gravest(codes: Iterable[ExitCode]) -> ExitCode:
     return min(codes, key=_GRAVEST_FIRST.index, default=ExitCode.FINE)
 
 
+OWN_SOURCES: Final = ("archive", "bundle")
+"""What ``compared_with`` calls checkpoints that came with the entries; each also names the aspect of such a place."""
+
+
 class Unchecked(NamedTuple):
     """What a verification left unchecked; nothing where all of it is empty."""
 
@@ -73,10 +77,12 @@ class Unchecked(NamedTuple):
 def unchecked(verdict: Mapping[str, Any]) -> Unchecked:
     """What a verdict object of ``/v1/chain/verify`` leaves unchecked, for which it means INCOMPLETE.
 
-    That there was no checkpoint to compare with is said by ``compared_with`` and is not incomplete.
+    That there was no checkpoint from outside to compare with is said by ``compared_with`` and is not incomplete; that
+    one was given and could not be compared is, and ``not_compared`` names it.
     """
     aspects = [aspect for aspect, result in verdict["verdicts"].items() if result == "not_checked"]
-    if verdict["compared_with"] is None and "checkpoint" in aspects:
+    outside = {*(verdict["compared_with"] or "").split(", "), *verdict.get("not_compared", ())} - {"", *OWN_SOURCES}
+    if not outside and "checkpoint" in aspects:
         aspects.remove("checkpoint")
     return Unchecked(tuple(aspects), verdict["unsigned_entries"], max(0, verdict["from_seq"] - 1))
 

@@ -20,13 +20,23 @@ _EMPTY: Final = EMPTY_ROOT.hex()
 
 
 class TreeHead(NamedTuple):
-    """A tree head that someone kept: ``root`` is 32 raw bytes, ``source`` says who, such as ``node``."""
+    """A tree head that someone kept: ``root`` is 32 raw bytes, ``source`` says who, such as ``node``.
+
+    Only one from outside makes the verdict on checkpoints ``ok``. One that ``is_own``, kept with the entries, counts
+    against them when they differ, and says nothing for them: whoever changed those could change it as well.
+    """
 
     size: int
     root: bytes
     source: str
     fault: str | None = None
     """Why it does not open, when it does not: then size and root say nothing."""
+    is_own: bool = False
+
+    @property
+    def holder(self) -> str:
+        """Who keeps it, in words."""
+        return self.source or "the ledger itself"
 
 
 class Anchor(NamedTuple):
@@ -79,8 +89,8 @@ class TreeChecker:
         self._sources = dict.fromkeys((head.source for head in checkpoints), False)
 
     def compared_sources(self) -> list[str]:
-        """Sources of the checkpoints that the chain was compared with so far, in the order they were given."""
-        return [source for source, is_compared in self._sources.items() if is_compared]
+        """Named sources of the checkpoints that the chain was compared with so far, in the order they were given."""
+        return [source for source, is_compared in self._sources.items() if is_compared and source]
 
     def anchored(self) -> tuple[Anchored, ...]:
         """What came of every anchor, once ``finish`` was called."""
@@ -105,7 +115,7 @@ class TreeChecker:
             head = self._checkpoints.pop(0)
             self._name_source(head)
             if head.root != root:
-                detail = f"the first {size} entries are not those of the checkpoint held by {head.source}"
+                detail = f"the first {size} entries are not those of the checkpoint held by {head.holder}"
                 self._report("rollback", size, detail, head.root.hex() or None, root.hex())
         while self._anchors and self._anchors[0].size == size:
             self._compare_anchor(self._anchors.pop(0), root)
@@ -118,14 +128,14 @@ class TreeChecker:
         """No entry follows; ``last_seq`` is that of the last one there is."""
         for head in self._unreadable:
             self._name_source(head)
-            detail = f"the checkpoint held by {head.source} does not open: {head.fault}"
+            detail = f"the checkpoint held by {head.holder} does not open: {head.fault}"
             self._findings.add("rollback", max(last_seq, 1), detail)
         for head in self._checkpoints:
             if head.size > last_seq:
                 self._name_source(head)
-                detail = f"the checkpoint held by {head.source} covers {head.size} entries, there are {last_seq}"
+                detail = f"the checkpoint held by {head.holder} covers {head.size} entries, there are {last_seq}"
                 self._findings.add("rollback", last_seq + 1, detail, expected=head.size, actual=last_seq)
-            else:
+            elif not head.is_own:
                 self._findings.leave_undecided("checkpoint")
         for anchor in self._anchors:
             detail = f"the {anchor.kind} anchor by {anchor.by} covers {anchor.size} entries, there are {last_seq}"
@@ -142,7 +152,8 @@ class TreeChecker:
             self._findings.leave_undecided("tree")
 
     def _name_source(self, head: TreeHead) -> None:
-        self._findings.begin("checkpoint")
+        if not head.is_own:
+            self._findings.begin("checkpoint")
         self._sources[head.source] = True
 
     def _compare_anchor(self, anchor: Anchor, root: bytes) -> None:

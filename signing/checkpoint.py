@@ -109,6 +109,19 @@ def open_checkpoint(
     return checkpoint
 
 
+def signer_of(text: str | bytes, keyring: Keyring) -> PublicKey:
+    """The first key of ``keyring`` that signed a checkpoint in its log's name.
+
+    Raises:
+        UnknownKeyError: none of them did.
+        SignatureError: malformed, or a known key's signature does not hold.
+    """
+    parsed = note.parse(text)
+    origin = parse(parsed.text).origin
+    named = [key for key in _verifiers(keyring, origin) if key.name == origin]
+    return note.signers_of(parsed, named)[0].public_key
+
+
 class JudgedCheckpoint(NamedTuple):
     """A checkpoint, and why no held key vouches for it; None when one does, and where no keys are held at all."""
 

@@ -48,6 +48,17 @@ def _rank_of_folder(item: pytest.Item) -> int:
     return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
 
+@pytest.fixture(autouse=True)
+def user_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state folder of the user who runs commands in a test, which begins without one; never that of whoever tests.
+
+    Ledgers of tests share names and keys, so what one test has seen is not for the next.
+    """
+    folder = tmp_path_factory.getbasetemp() / f"state-{next(_numbers)}"
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder / "tallystick"
+
+
 @dataclass(frozen=True)
 class Database:
     """URLs of one database, by who logs in."""

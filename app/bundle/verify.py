@@ -23,9 +23,12 @@ from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint
 from signing.keys import Keyring
+from signing.memory import Memory
 
 
-async def verify_file(path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None = None) -> BundleVerdict:
+async def verify_file(
+    path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None = None, memory: Memory | None = None
+) -> BundleVerdict:
     """The verdict on the file; whatever it holds, nothing but this is the outcome.
 
     Raises:
@@ -34,16 +37,20 @@ async def verify_file(path: Path, keyring: Keyring | None, kept: JudgedCheckpoin
     began_s = time.perf_counter()
     try:
         with BundleReader.open(path, keyring) as reader:
-            return await verify_bundle(reader, keyring, kept)
+            return await verify_bundle(reader, keyring, kept, memory)
     except BundleInvalidError as error:
         return refused(error, *digest_of(path), time.perf_counter() - began_s)
 
 
 async def verify_bundle(
-    reader: BundleReader, keyring: Keyring | None, kept: JudgedCheckpoint | None = None
+    reader: BundleReader,
+    keyring: Keyring | None,
+    kept: JudgedCheckpoint | None = None,
+    memory: Memory | None = None,
 ) -> BundleVerdict:
-    """The verdict on an open bundle, against the keys of ``keyring`` and a checkpoint kept elsewhere.
+    """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere and what was verified
+    before; what is to be remembered is in it.
 
     Without ``keyring`` no signature is judged, and nothing vouches for what else is found.
     """
-    return await judged(reader, keyring, kept, partial(verify, ReadingAhead(reader)))
+    return await judged(reader, keyring, kept, partial(verify, ReadingAhead(reader)), memory)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,18 +18,20 @@ from app.cli.options import CheckpointFile, Keys, Tenant, Url
 from app.cli.verdict_text import print_first_break, print_verdicts
 from app.cli.verify_anchors import Outsiders
 from app.cli.verify_request import Request
-from console.options import Json
+from console.options import Json, NoState, State
 from console.outcome import CommandExit, err, out, print_json
 from console.verifying import read_checkpoint
-from ledger.errors import ProofError, UnknownKeyError
+from ledger.comparison import rollback, with_break, with_checkpoint
+from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import exit_code_of_verdict
-from ledger.merkle import verify_consistency
-from ledger.verdict import KINDS
+from ledger.merkle import EMPTY_ROOT, verify_consistency
 from ledger.verification import Anchor, TreeHead
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
+from signing.looks import Look, remember_told
+from signing.memory import MEMORY, memory_of
 
-SOURCE = "file"
+FILE = "file"
 """What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
 
 
@@ -50,6 +54,8 @@ def verify(
     ] = None,
     from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
+    state: State = None,
+    no_state: NoState = False,
     as_json: Json = False,
 ) -> None:
     """Verify a tenant's chain: links, payloads, head, snapshots, signatures, tree, job states, checkpoints.
@@ -62,6 +68,11 @@ def verify(
     checked with --keys only. Without it the service verifies; --keys then
     serves to check the signature of --checkpoint.
 
+    The newest checkpoint that was verified of each log is remembered in your
+    state folder and compared with ever after: a ledger that was cut or
+    rewritten since you looked is a rollback. The first look says that it is
+    the first. With --dsn that takes --keys.
+
     With --witness-key and --tsa-ca, what those outsiders said of the log is
     judged here, and what holds is held against the log.
 
@@ -72,52 +83,102 @@ def verify(
       tally verify -t acme --tsa-ca authority-ca.pem --witness-key "$(cat w1.vkey)"
       tally verify -t acme --dsn postgresql://reader@db/tallystick --keys trusted-keys.json --json
     """
+    keyring = Keyring.load(keys) if keys is not None else None
     request = Request(
         tenant,
         from_seq,
         to_seq,
-        keyring=Keyring.load(keys) if keys is not None else None,
+        keyring=keyring,
         kept=read_checkpoint(checkpoint) if checkpoint is not None else None,
         outsiders=Outsiders.load(witness_key or [], tsa_ca),
+        memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )
-    verdict = _verify_by_rows(dsn, request) if dsn is not None else _verify_by_service(url, request)
+    verdict = _verify_by_rows(dsn, request) if dsn is not None else verify_by_service(url, request)
     if as_json:
         print_json(verdict)
     else:
         _print(verdict)
+    if request.memory is not None:
+        remember_told(request.memory, [verdict.get("memory")])
     raise CommandExit(exit_code_of_verdict(verdict))
 
 
 # --- through the service ------------------------------------------------------------------------------
 
 
-def _verify_by_service(url: str, request: Request) -> dict[str, Any]:
-    tenant, kept, outsiders = request.tenant, request.kept, request.outsiders
+def verify_by_service(url: str, request: Request) -> dict[str, Any]:
+    """The verdict object of the service on what ``request`` names, and what was compared with it here."""
+    tenant, memory = request.tenant, request.memory
     with LedgerClient(url) as client:
+        # 1. The log's checkpoint as it is now: before the verdict, which so covers all of it.
+        present = _present_checkpoint(client, tenant)
+        # 2. The verdict of the service.
         verdict: dict[str, Any] = client.get(
             "/v1/chain/verify", Verdict, tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
         )
-        if kept is None and not outsiders.are_any:
+        is_compared = request.kept is not None or request.outsiders.are_any
+        if not is_compared and memory is None:
             return verdict
         ring = request.keyring if request.keyring is not None else Keyring.from_json(client.get("/v1/keys"))
-        present = client.get_text(f"/v1/log/{tenant}/checkpoint")
-        try:
-            now = open_checkpoint(present, ring)
-            then = open_checkpoint(kept, ring, origin=now.origin) if kept is not None else None
-        except UnknownKeyError as error:
-            err.print(f"the checkpoint proves nothing: {error}", markup=False)
-            return with_checkpoint(verdict, "unknown_key")
-        # What outsiders said: of this log, and under the kept checkpoint.
-        anchors = verify_anchors.served(
-            client, tenant, outsiders, lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin)
-        )
-        anchors += verify_anchors.under(kept, outsiders.witnesses) if kept is not None else []
-        verdict = _with_anchors(client, tenant, verdict, anchors, now, outsiders)
-        # The kept checkpoint itself.
-        if then is None:
+        # 3. What the caller brought.
+        if is_compared:
+            if present is None:
+                raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
+            verdict = _compared(client, request, verdict, present, ring)
+        # 4. What was verified before.
+        if memory is None:
             return verdict
-        rollback = _rollback(client, tenant, then, now)
-        return with_checkpoint(verdict, "ok" if rollback is None else "broken", rollback)
+        look = Look.at(memory, tenant, present, ring, datetime.now(UTC))
+        return _looked(client, look, verdict, is_any=present is not None)
+
+
+def _compared(
+    client: LedgerClient, request: Request, verdict: dict[str, Any], present: str, ring: Keyring
+) -> dict[str, Any]:
+    """``verdict`` with what the caller brought compared with the log, whose checkpoint is ``present``."""
+    tenant, kept, outsiders = request.tenant, request.kept, request.outsiders
+    try:
+        now = open_checkpoint(present, ring)
+        then = open_checkpoint(kept, ring, origin=now.origin) if kept is not None else None
+    except UnknownKeyError as error:
+        err.print(f"the checkpoint proves nothing: {error}", markup=False)
+        return with_checkpoint(verdict, "unknown_key", FILE)
+    # What outsiders said: of this log, and under the kept checkpoint.
+    anchors = verify_anchors.served(
+        client, tenant, outsiders, lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin)
+    )
+    anchors += verify_anchors.under(kept, outsiders.witnesses) if kept is not None else []
+    verdict = _with_anchors(client, tenant, verdict, anchors, now, outsiders)
+    # The kept checkpoint itself.
+    if then is None:
+        return verdict
+    found = _rollback(client, tenant, then, now)
+    return with_checkpoint(verdict, "ok" if found is None else "broken", FILE, found)
+
+
+def _present_checkpoint(client: LedgerClient, tenant: str) -> str | None:
+    """The log's checkpoint as it is now, None when there is none yet."""
+    try:
+        return client.get_text(f"/v1/log/{tenant}/checkpoint")
+    except RequestRefusedError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return None
+
+
+def _looked(client: LedgerClient, look: Look, verdict: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
+    """``verdict`` with what was verified before compared with the log as it is now, and told if it is to be remembered.
+
+    ``is_any`` says whether the log has a checkpoint, whoever signed it.
+    """
+    tenant = verdict["tenant_id"]
+    if look.before and look.now is None and is_any:
+        return look.with_verdict(with_checkpoint(verdict, "unknown_key", MEMORY))
+    for seen in look.before:
+        now = look.now.checkpoint if look.now is not None else seen.checkpoint._replace(size=0, root=EMPTY_ROOT)
+        found = _rollback(client, tenant, seen.checkpoint, now)
+        verdict = with_checkpoint(verdict, "ok" if found is None else "broken", MEMORY, found)
+    return look.with_verdict(verdict)
 
 
 def _rollback(client: LedgerClient, tenant: str, then: Checkpoint, now: Checkpoint) -> dict[str, Any] | None:
@@ -125,9 +186,7 @@ def _rollback(client: LedgerClient, tenant: str, then: Checkpoint, now: Checkpoi
     try:
         _check_grown(client, tenant, then, now)
     except ProofError as error:
-        actual = now.root.hex() if now.size == then.size else None
-        found = {"seq": then.size, "kind": "rollback", "detail": str(error)}
-        return found | {"expected": then.root.hex(), "actual": actual}
+        return rollback(then.size, str(error), then.root.hex(), now.root.hex() if now.size == then.size else None)
     return None
 
 
@@ -143,12 +202,12 @@ def _with_anchors(
     judged_here = {kind for kind, given in ((WITNESS, outsiders.witnesses), (RFC_3161, outsiders.roots)) if given}
     found = [each for each in verdict["anchors"] if each["kind"] not in judged_here]
     for anchor in anchors:
-        rollback = None
+        found_break = None
         if anchor.status == "ok":
-            rollback = _rollback(client, tenant, Checkpoint(now.origin, anchor.size, anchor.root), now)
-        if rollback is not None:
-            verdict = with_break(verdict, rollback)
-            found.append(anchor.found("broken", rollback["detail"])._asdict())
+            found_break = _rollback(client, tenant, Checkpoint(now.origin, anchor.size, anchor.root), now)
+        if found_break is not None:
+            verdict = with_break(verdict, found_break)
+            found.append(anchor.found("broken", found_break["detail"])._asdict())
         else:
             found.append(anchor.found(anchor.status, anchor.detail)._asdict())
     return {**verdict, "anchors": found}
@@ -169,32 +228,11 @@ def _check_grown(client: LedgerClient, tenant: str, then: Checkpoint, now: Check
             "/v1/chain/proof/consistency", ConsistencyProof, tenant_id=tenant, first=then.size, second=now.size
         )
     except RequestRefusedError as error:
+        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise
         raise ProofError(f"the log cannot prove that it extends the checkpoint: {error}") from error
     hashes = [bytes.fromhex(text) for text in proof["hashes"]]
     verify_consistency(then.size, now.size, then.root, now.root, hashes)
-
-
-def with_checkpoint(verdict: dict[str, Any], outcome: str, rollback: dict[str, Any] | None = None) -> dict[str, Any]:
-    """``verdict`` with what the comparison with the given checkpoint came to; ``rollback`` is the break it found.
-
-    What was broken before stays broken.
-    """
-    found = dict(verdict)
-    verdicts = found["verdicts"] = dict(verdict["verdicts"])
-    if verdicts["checkpoint"] != "broken":
-        verdicts["checkpoint"] = outcome
-    found["valid"] = not {"broken", "unknown_key"} & set(verdicts.values())
-    if outcome != "unknown_key":
-        found["compared_with"] = ", ".join(filter(None, (verdict["compared_with"], SOURCE)))
-    return found if rollback is None else with_break(found, rollback)
-
-
-def with_break(verdict: dict[str, Any], rollback: dict[str, Any]) -> dict[str, Any]:
-    """``verdict`` with one more break, of the aspect ``checkpoint``."""
-    breaks = [item for item in (verdict["first_break"], rollback) if item is not None]
-    first = min(breaks, key=lambda item: (item["seq"], KINDS.index(item["kind"])))
-    verdicts = {**verdict["verdicts"], "checkpoint": "broken"}
-    return {**verdict, "verdicts": verdicts, "valid": False, "first_break": first}
 
 
 # --- straight from PostgreSQL -------------------------------------------------------------------------
@@ -209,13 +247,13 @@ def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
     is_key_unknown = False
     if request.kept is not None:
         try:
-            heads.append(kept_head(request.kept, request.tenant, request.keyring, SOURCE))
+            heads.append(kept_head(request.kept, request.tenant, request.keyring, FILE))
             anchors = verify_anchors.under(request.kept, request.outsiders.witnesses)
         except UnknownKeyError as error:
             err.print(f"the checkpoint proves nothing: {error}", markup=False)
             is_key_unknown = True
     verdict = asyncio.run(verify_database(dsn, request, heads, anchors))
-    return with_checkpoint(verdict, "unknown_key") if is_key_unknown else verdict
+    return with_checkpoint(verdict, "unknown_key", FILE) if is_key_unknown else verdict
 
 
 # --- what was found -------------------------------------------------------------------------------------
@@ -236,6 +274,8 @@ def _print(verdict: dict[str, Any]) -> None:
         out.print("compared with no checkpoint, so a tail cut without trace would not be seen; see --checkpoint")
     else:
         out.print(f"compared with the checkpoint kept by: {verdict['compared_with']}", markup=False)
+    if "memory" in verdict:
+        out.print(f"memory: {verdict['memory']['says']}", markup=False)
     for anchor in verdict["anchors"]:
         said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
         out.print(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))), markup=False)

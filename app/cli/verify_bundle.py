@@ -17,12 +17,14 @@ from app.bundle.report import Against, VerifiedFile
 from app.bundle.verify import verify_file
 from app.cli.options import CheckpointFile, Keys
 from app.cli.verdict_text import print_first_break, print_verdicts
-from console.options import Json
+from console.options import Json, NoState, State
 from console.outcome import CommandExit, out, print_json
 from console.verifying import read_checkpoint
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
+from signing.looks import remember_told
+from signing.memory import Memory, memory_of
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
 
@@ -37,13 +39,17 @@ def verify_bundle(
             "--report", metavar="OUT", help="Write a report to file: Markdown, or JSON when the name ends in .json."
         ),
     ] = None,
+    state: State = None,
+    no_state: NoState = False,
     as_json: Json = False,
 ) -> None:
     """Verify bundles offline: container, manifest, links, payloads, snapshots, signatures, tree, checkpoints.
 
     Keys inside a bundle are never used: give those you trust with --keys. A
     checkpoint that you kept, from anywhere, shows with --checkpoint whether
-    the log was cut before the export.
+    the log was cut before the export. With --keys, the newest checkpoint that
+    was verified of each log is remembered in your state folder, and every
+    later bundle of that log must agree with it; an older one is no rollback.
 
     Exit codes: 0 whole and signed; 2 tampered or corrupt; 3 nothing wrong
     found but not everything checked, such as a range that begins later, an
@@ -57,7 +63,11 @@ def verify_bundle(
     """
     keyring = Keyring.load(keys) if keys is not None else None
     kept = _kept(checkpoint, keyring) if checkpoint is not None else None
-    verified = [_verify(path, keyring, kept) for path in files]
+    memory = memory_of(state, is_off=no_state or keyring is None)
+    verified = []
+    for path in files:
+        verified.append(_verify(path, keyring, kept, memory))
+        memory = _remembered(memory, verified[-1])
     against = Against(_name(keys), keyring, _name(checkpoint), kept)
     now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
     document = report.to_json(verified, against, now, tool)
@@ -71,12 +81,20 @@ def verify_bundle(
     raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
 
 
-def _verify(path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None) -> VerifiedFile:
+def _verify(path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None, memory: Memory | None) -> VerifiedFile:
     try:
-        outcome = asyncio.run(verify_file(path, keyring, kept))
+        outcome = asyncio.run(verify_file(path, keyring, kept, memory))
     except OSError as error:
         return VerifiedFile(_readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or _readable(error))
     return VerifiedFile(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
+
+
+def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:
+    """The memory that the next file is compared with: what was verified of this one is in it."""
+    if memory is None or file.outcome is None:
+        return memory
+    remember_told(memory, [file.outcome.memory])
+    return Memory.open(memory.folder)
 
 
 def _kept(path: Path, keyring: Keyring | None) -> JudgedCheckpoint:
@@ -115,6 +133,8 @@ def _print(file: VerifiedFile) -> None:
             markup=False,
         )
     print_verdicts(verdict["verdicts"])
+    if outcome.memory is not None:
+        out.print(f"memory: {outcome.memory['says']}", markup=False)
     for text in outcome.not_checked:
         out.print(f"not checked: {text}", markup=False)
     print_first_break(verdict["first_break"])

@@ -6,7 +6,7 @@ Signatures count only when made by keys the caller brought; keys that stand in t
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,13 @@ import asyncpg
 from app.anchors import as_of
 from app.cli.verify_request import Request
 from app.read.anchors import newest_anchors
-from app.store.chain_reader import consistent_reader
+from app.store.chain_reader import PostgresChainReader, consistent_reader
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
 from signing import note
 from signing.keys import Keyring
+from signing.looks import Look
 from signing.snapshot import open_snapshot
 
 CONNECT_TIMEOUT_S = 10.0
@@ -39,14 +40,14 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
     """
     began_s = time.perf_counter()
     try:
-        found = await _verify(dsn, request, heads, anchors)
+        found, look = await _verify(dsn, request, heads, anchors)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         text = str(error) or type(error).__name__
         raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
     verdict = found.to_json((time.perf_counter() - began_s) * 1000)
     if request.keyring is None and verdict["verdicts"]["checkpoint"] == "ok":
         verdict["verdicts"]["checkpoint"] = "not_checked"
-    return verdict
+    return verdict if look is None else look.with_verdict(verdict)
 
 
 def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> TreeHead:
@@ -70,7 +71,16 @@ def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoi
     return found
 
 
-async def _verify(dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]) -> Verdict:
+async def _look(reader: PostgresChainReader, request: Request) -> Look | None:
+    """What was verified of this ledger before. A range is no look at it, and without keys nobody vouches for one."""
+    if request.memory is None or request.keyring is None or (request.from_seq, request.to_seq) != (None, None):
+        return None
+    return Look.at(request.memory, request.tenant, await reader.checkpoint(), request.keyring, datetime.now(UTC))
+
+
+async def _verify(
+    dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]
+) -> tuple[Verdict, Look | None]:
     tenant, keyring, outsiders = request.tenant, request.keyring, request.outsiders
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
@@ -87,7 +97,10 @@ async def _verify(dsn: str, request: Request, heads: list[TreeHead], anchors: li
                     connection, tenant, opener, outsiders.witnesses, lambda _authority: outsiders.roots
                 )
                 anchors = anchors + judge()
-            return await verify(
+            look = await _look(reader, request)
+            if look is not None:
+                heads = [*heads, *look.heads]
+            found = await verify(
                 reader,
                 tenant_id=tenant,
                 from_seq=request.from_seq,
@@ -96,5 +109,6 @@ async def _verify(dsn: str, request: Request, heads: list[TreeHead], anchors: li
                 checkpoints=heads,
                 anchors=anchors,
             )
+            return found, look
     finally:
         await connection.close()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.cli.verify_anchors import Outsiders
 from signing.keys import Keyring
+from signing.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,5 @@ class Request:
     kept: str | None
     """Text of a checkpoint kept elsewhere."""
     outsiders: Outsiders
+    memory: Memory | None = None
+    """What was verified before, None when nothing is to be remembered."""

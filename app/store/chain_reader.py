@@ -39,6 +39,7 @@ _SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
 
 _HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid"
 _TREE = "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
+_CHECKPOINT = "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _ENTRIES = (
     f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
     " WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq, ctid"
@@ -85,6 +86,11 @@ class PostgresChainReader:
         """The stored tree's size and root."""
         row = await self._row(_TREE)
         return StoredTree(*row) if row is not None else None
+
+    async def checkpoint(self) -> str | None:
+        """The newest checkpoint of the tenant's log, as stored."""
+        row = await self._row(_CHECKPOINT)
+        return row[0] if row is not None else None
 
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         """Stored tiles ``first..last`` of a level."""

@@ -274,9 +274,11 @@ def verify(file, keys, kept):
     need(roots == (bytes.fromhex(root), own_root) and not path, "the checkpoint's log does not begin like this")
     unknown |= not is_known or not those_of(signers) - those_of(key for key in signers if key.revoked[0] < NEVER)
     is_part = keys is None or said.from_seq > 1 or signed_to < last.seq
-    if kept and kept[3] and kept[0] == origin and not last.seq < kept[1] <= size:
+    if kept and kept[3] and kept[0] == origin and not last.seq < kept[1] < size:
         need(kept[1] <= size, "the log went back behind the checkpoint given")
-        need(said.from_seq > 1 or not kept[1] or kept_root == kept[2], "the checkpoint given has other entries")
+        kept_root = own_root if kept[1] == size else kept_root
+        is_here = kept[1] == size or (said.from_seq == 1 and kept[1] > 0)
+        need(not is_here or kept_root == kept[2], "the checkpoint given has other entries")
     elif kept:
         unknown, is_part = unknown or not kept[3], True
     return 4 if unknown and keys is not None else 3 if is_part else 0

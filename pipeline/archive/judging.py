@@ -59,7 +59,7 @@ class ArchiveJudge:
             if signed.verdict == "unknown_key" and self._unknown_manifest is None:
                 self._unknown_manifest = (manifest.from_seq, signed.detail or "")
             self._judge_checkpoint(manifest)
-            heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), ARCHIVE))
+            heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), ARCHIVE, is_own=True))
         return heads
 
     def verdict(self, found: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from console.options import Json
+from console.options import Json, NoState, State
 from console.outcome import CommandExit, err, out, print_json
 from console.verifying import coloured, read_checkpoint
 from ledger.errors import SignatureError, TenantNotFoundError
@@ -20,10 +20,13 @@ from ledger.tree_check import TreeHead
 from pipeline.cli.breaks import BreaksFolder
 from pipeline.cli.counted import counted
 from pipeline.cli.incomplete import print_why_incomplete
+from pipeline.cli.looks import Looks
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place
 from pipeline.cli.running import running
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
+from signing.looks import remember_told
+from signing.memory import Memory, memory_of
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -50,13 +53,17 @@ def verify(
         str | None,
         typer.Option("--breaks", metavar="FOLDER", help="Write every break there, as Parquet; must not be there yet."),
     ] = None,
+    state: State = None,
+    no_state: NoState = False,
     master: Master = None,
     as_json: Json = False,
 ) -> None:
     """Verify ledgers of any size: links, payloads, heads, snapshots, signatures, trees, job states.
 
     Each tenant gets the verdict that tally verify gives. Signatures are
-    judged with --keys only; a checkpoint counts for the log it names.
+    judged with --keys only; a checkpoint counts for the log it names. With
+    --keys, the newest checkpoint verified of each log is remembered in your
+    state folder and compared with ever after.
 
     \b
     Exit codes: 0 whole; 2 tampered; 3 nothing wrong found but not everything
@@ -71,12 +78,14 @@ def verify(
       tally pipeline verify --bundle sites/*.tar --keys trusted/ --json
     """
     where = named_place(context, dsn, archive, bundles, more_bundles, tenants)
+    keyring = load_keys(keys) if keys else None
     request = _Request(
         tenants,
-        load_keys(keys) if keys else None,
+        keyring,
         read_checkpoint(checkpoint) if checkpoint is not None else None,
         None if breaks is None else BreaksFolder.named(breaks),
         master,
+        memory_of(state, is_off=no_state or keyring is None),
     )
     if where.option == "--bundle":
         told, codes = _verify_bundles([*map(Path, where.names)], request)
@@ -88,6 +97,8 @@ def verify(
         _print(told)
     if gravest(codes) is ExitCode.INCOMPLETE:
         print_why_incomplete(told["tenants"], is_any_key=request.keyring is not None)
+    if request.memory is not None:
+        remember_told(request.memory, (verdict.get("memory") for verdict in told["tenants"]))
     raise CommandExit(gravest(codes))
 
 
@@ -100,6 +111,8 @@ class _Request(NamedTuple):
     """The text of a checkpoint kept elsewhere."""
     breaks: BreaksFolder | None
     master: str | None
+    memory: Memory | None
+    """What was verified before, None when nothing is to be remembered."""
 
 
 # --- where the ledgers are ----------------------------------------------------------------------------
@@ -126,9 +139,12 @@ def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str,
             raise TenantNotFoundError(f"there is {said} in {place}")
         with running("verify", request.master) as spark:
             kept = None if request.kept is None else _Kept.of(request.kept, tenants, request.keyring)
+            looks = Looks(opened, tenants, request.keyring, request.memory)
 
             def work(passed: Accumulator[int]) -> Verified:
-                heads = {} if kept is None or kept.unknown is not None else {kept.tenant: [kept.head]}
+                heads = {tenant: looks.heads(tenant) for tenant in tenants}
+                if kept is not None and kept.unknown is None:
+                    heads[kept.tenant] = [kept.head, *heads[kept.tenant]]
                 keyring = request.keyring
                 if isinstance(opened, OpenArchive):
                     return verify_archive(
@@ -139,6 +155,7 @@ def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str,
             told, written = _worked(spark, request, work)
     if kept is not None:
         kept.judge(told["tenants"], request.keyring)
+    told["tenants"] = [looks.told(verdict) for verdict in told["tenants"]]
     for tenant in missing:
         err.print(f"there is no tenant {tenant!r} in {place}", markup=False)
     code_of = exit_code_of_bundle if isinstance(opened, OpenArchive) else exit_code_of_verdict
@@ -152,7 +169,9 @@ def _verify_bundles(files: Sequence[Path], request: _Request) -> tuple[dict[str,
         told, written = _worked(
             spark,
             request,
-            lambda passed: verify_bundles(spark, files, keyring=request.keyring, kept=request.kept, passed=passed),
+            lambda passed: verify_bundles(
+                spark, files, keyring=request.keyring, kept=request.kept, memory=request.memory, passed=passed
+            ),
         )
     return told, [*map(_exit_code_of_file, told["tenants"]), written]
 
@@ -241,6 +260,7 @@ def _print(told: dict[str, Any]) -> None:
     out.print(table)
     for verdict in verdicts:
         _print_first_break(verdict)
+    _print_looks([verdict["memory"] for verdict in verdicts if "memory" in verdict])
     out.print(
         f"{counted(told['entries_checked'], 'entry', 'entries')} of {counted(len(verdicts), 'ledger')} "
         f"in {told['seconds']:.1f} s, "
@@ -248,6 +268,17 @@ def _print(told: dict[str, Any]) -> None:
     )
     if told["breaks_written"] is not None:
         out.print(f"every break: {told['breaks_written']}", markup=False)
+
+
+def _print_looks(looks: Sequence[Mapping[str, Any]]) -> None:
+    first = sum(look["first_look"] for look in looks)
+    compared = sum(bool(look["compared"]) for look in looks)
+    if looks:
+        out.print(
+            f"memory: {counted(compared, 'log')} compared with what was verified before, "
+            f"{first:,} looked at for the first time; kept in {looks[0]['state']}",
+            markup=False,
+        )
 
 
 def _print_first_break(verdict: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
+from signing.memory import Memory
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -42,12 +43,14 @@ def verify_bundles(
     *,
     keyring: Keyring | None = None,
     kept: str | None = None,
+    memory: Memory | None = None,
     passed: Accumulator[int] | None = None,
 ) -> Verified:
     """Verify bundle files; the objects have the aspect ``bundle`` and name their ``file``, in the order given.
 
     A file that cannot be read has an object too, with ``error`` and ``exit_code`` and no aspect.
-    ``kept`` is the text of a checkpoint kept elsewhere, for the bundles of its log.
+    ``kept`` is the text of a checkpoint kept elsewhere, for the bundles of its log; ``memory`` is what was verified
+    before.
 
     Raises:
         SignatureError: ``kept`` does not hold.
@@ -55,7 +58,7 @@ def verify_bundles(
     if kept is not None:
         judge_checkpoint(kept, keyring)
     keys = sent(keyring)
-    check = _CheckBundles(tuple(str(file.absolute()) for file in files), keys, kept, passed)
+    check = _CheckBundles(tuple(str(file.absolute()) for file in files), keys, kept, memory, passed)
     found = over_numbers(spark, len(files), check, DDL).persist()
     verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()
     return Verified(spark, [orjson.loads(bytes(row.data)) for row in verdicts], [found])
@@ -68,6 +71,7 @@ class _CheckBundles:
     files: Sequence[str]
     keys: str | None
     kept: str | None
+    memory: Memory | None
     passed: Accumulator[int] | None
 
     def __call__(self, number: int) -> Iterator[pa.RecordBatch]:
@@ -77,7 +81,7 @@ class _CheckBundles:
         breaks: list[Break] = []
         file = self.files[number]
         try:
-            verdict = _verified(Path(file), keyring_of(self.keys), self.kept, breaks).to_json()
+            verdict = _verified(Path(file), keyring_of(self.keys), self.kept, self.memory, breaks).to_json()
         except OSError as error:
             breaks, verdict = [], _unread(error)
         if self.passed is not None:
@@ -107,12 +111,14 @@ def _readable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _verified(file: Path, keyring: Keyring | None, kept: str | None, breaks: list[Break]) -> BundleVerdict:
+def _verified(
+    file: Path, keyring: Keyring | None, kept: str | None, memory: Memory | None, breaks: list[Break]
+) -> BundleVerdict:
     began_s = time.perf_counter()
     try:
         with BundleReader.open(file, keyring) as reader:
             verify_rows = partial(verify, BundleChainReader(reader), on_break=breaks.append)
-            return asyncio.run(judged(reader, keyring, _kept_of_log(reader, kept, keyring), verify_rows))
+            return asyncio.run(judged(reader, keyring, _kept_of_log(reader, kept, keyring), verify_rows, memory))
     except BundleInvalidError as error:
         return refused(error, *digest_of(file), time.perf_counter() - began_s)
 

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from ledger.errors import (
@@ -35,6 +36,8 @@ from signing.bundle.manifest import Manifest, judge
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import Checkpoint, JudgedCheckpoint
 from signing.keys import Keyring
+from signing.looks import Look, compared
+from signing.memory import Memory
 from signing.range_manifest import judge_own_checkpoint
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
@@ -65,6 +68,8 @@ class BundleVerdict:
     """Snapshots by the id of the key that each says signed it."""
     not_checked: list[str] = field(default_factory=list)
     """What could not be checked, and why, in words."""
+    memory: dict[str, Any] | None = None
+    """What the look of a verifier with a memory came to, as ``signing.looks`` tells it."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object, and beside it what was verified."""
@@ -75,7 +80,8 @@ class BundleVerdict:
             about["checkpoint"] = tree_head_json(self.checkpoint)
         about["manifest_key_ids"] = list(self.manifest_keys)
         about["snapshot_key_ids"] = sorted(self.snapshot_keys)
-        return {**self.verdict, "not_checked": self.not_checked, "bundle": about}
+        memory = {} if self.memory is None else {"memory": self.memory}
+        return {**self.verdict, "not_checked": self.not_checked, **memory, "bundle": about}
 
 
 _TOLD: Final = (
@@ -102,11 +108,19 @@ class BundleJudge:
     """The verification of one open bundle, around that of its rows. Calls in order: ``judge``, then ``verdict``; or
     ``broken``, when anything on the way refused the bundle."""
 
-    def __init__(self, reader: BundleReader, keyring: Keyring | None, kept: JudgedCheckpoint | None = None) -> None:
-        """Without ``keyring`` no signature is judged, and nothing vouches for what else is found."""
+    def __init__(
+        self,
+        reader: BundleReader,
+        keyring: Keyring | None,
+        kept: JudgedCheckpoint | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        """Without ``keyring`` no signature is judged, nothing vouches for what else is found, nothing is remembered."""
         self._reader = reader
         self._keyring = keyring
         self._kept = kept
+        self._memory = memory
+        self._look: Look | None = None
         self._result = BundleVerdict({}, reader.digest, reader.size_bytes, reader.manifest)
 
     @property
@@ -127,6 +141,14 @@ class BundleJudge:
         self._own = _own_checkpoint(self._reader, self._keyring)
         self._result.checkpoint = self._own.checkpoint
         heads, self._undecided = _heads(self._reader.manifest, self._own, self._kept)
+        # 3. What this verifier verified before.
+        manifest = self._reader.manifest
+        if self._memory is not None and self._keyring is not None:
+            note, now = self._reader.checkpoint(), datetime.now(UTC)
+            self._look = Look.at_range(
+                self._memory, manifest.tenant_id, note, self._keyring, now, to_seq=manifest.to_seq
+            )
+            heads += self._look.heads_within(manifest.to_seq)
         return heads
 
     def open_snapshot(self, text: str) -> OpenedSnapshot:
@@ -143,9 +165,16 @@ class BundleJudge:
         """All of it together; ``found`` is what came of the rows, ``seconds`` what all of it took."""
         result, own, kept = self._result, self._own, self._kept
         result.verdict = found.to_json(seconds * 1000)
+        if kept is not None and kept.unknown is None and kept.checkpoint[:2] == own.checkpoint[:2]:
+            result.verdict = compared(result.verdict, kept.checkpoint, own.checkpoint, KEPT)
+        if self._look is not None:
+            result.verdict = self._look.compared_with_own(result.verdict)
         _add_manifest(result.verdict, self._signed, self._why)
         _add_checkpoints(result.verdict, own, kept, self._keyring, self._undecided)
-        result.not_checked = _left_out(found, result, self._keyring, _unjudged(own, kept, self._undecided))
+        if self._look is not None:
+            result.memory = self._look.told(result.verdict)
+        unjudged = _unjudged(own, kept, self._undecided, self._look)
+        result.not_checked = _left_out(found, result, self._keyring, unjudged)
         return result
 
     def broken(self, error: BundleInvalidError, seconds: float) -> BundleVerdict:
@@ -158,14 +187,16 @@ async def judged(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None,
     verify_rows: Callable[..., Awaitable[Verdict]],
+    memory: Memory | None = None,
 ) -> BundleVerdict:
-    """The verdict on an open bundle, against the keys of ``keyring`` and a checkpoint kept elsewhere.
+    """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere and what was verified
+    before. Nothing is remembered here: the outcome says what is to be.
 
     Without ``keyring`` no signature is judged, and nothing vouches for what else is found. ``verify_rows`` is
     ``ledger.verification.verify`` over the bundle's rows.
     """
     began_s = time.perf_counter()
-    whole = BundleJudge(reader, keyring, kept)
+    whole = BundleJudge(reader, keyring, kept, memory)
     try:
         found = await verify_rows(
             tenant_id=reader.manifest.tenant_id,
@@ -226,13 +257,15 @@ def _heads(
     """The tree heads that the entries can be compared with, and why the kept one cannot."""
     heads = []
     if own.unknown is None:
-        heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), OWN))
+        heads.append(TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), OWN, is_own=True))
     if kept is None or kept.unknown is not None:
         return heads, None
     head = kept.checkpoint
     if head.origin != manifest.origin:
         return heads, f"the checkpoint given is of log {head.origin!r}, the bundle of {manifest.origin!r}"
-    if manifest.to_seq < head.size <= own.checkpoint.size:
+    if head.size == own.checkpoint.size > manifest.to_seq:
+        return heads, None
+    if manifest.to_seq < head.size < own.checkpoint.size:
         return heads, f"the checkpoint given covers {head.size} entries, the bundle ends at seq {manifest.to_seq}"
     heads.append(TreeHead(head.size, head.root, KEPT))
     return heads, None
@@ -256,6 +289,7 @@ def _add_checkpoints(
     undecided: str | None,
 ) -> None:
     """The verdict on checkpoints, where more than the comparison of roots decides it. What is broken stays so."""
+    verdict["not_compared"] = [] if undecided is None else [KEPT]
     verdicts = verdict["verdicts"]
     if verdicts["checkpoint"] == "broken":
         return
@@ -266,14 +300,18 @@ def _add_checkpoints(
         verdicts["checkpoint"] = "not_checked"
 
 
-def _unjudged(own: JudgedCheckpoint, kept: JudgedCheckpoint | None, undecided: str | None) -> list[str]:
+def _unjudged(
+    own: JudgedCheckpoint, kept: JudgedCheckpoint | None, undecided: str | None, look: Look | None
+) -> list[str]:
     """Which checkpoints say nothing here, and why."""
     left = []
     if own.unknown is not None:
         left.append(f"the checkpoint inside: {own.unknown}")
-    if kept is None:
+    if look is not None and look.why_not is not None:
+        left.append(f"what is remembered of this log: {look.why_not}")
+    if kept is None and (look is None or not look.before):
         left.append("no checkpoint kept elsewhere was given: that the log was longer once would not be seen")
-    elif kept.unknown is not None:
+    elif kept is not None and kept.unknown is not None:
         left.append(f"the checkpoint given: {kept.unknown}")
     return left if undecided is None else [*left, undecided]
 
@@ -307,6 +345,7 @@ def _broken(result: BundleVerdict, kind: str, detail: str, seconds: float) -> Bu
         "first_break": _break(kind, detail),
         "breaks": {kind: 1},
         "compared_with": None,
+        "not_compared": [],
         "signed_to_seq": 0,
         "unsigned_entries": 0,
         "duration_ms": round(seconds * 1000, 1),

@@ -131,7 +131,7 @@ def test_a_checkpoint_that_was_given_is_not_called_missing(
     about = [text for text in told["not_checked"] if "checkpoint" in text]
     logs = {"origin": told["against"]["checkpoint"]["origin"], "own": told["bundle"]["checkpoint"]["origin"]}
     assert about == [text.format(**logs) for text in said]
-    without = json.loads(tally(path, *options, code=0).stdout)["not_checked"]
+    without = json.loads(tally(path, *options, "--no-state", code=0).stdout)["not_checked"]
     assert [text for text in without if "no checkpoint kept elsewhere was given" in text]
 
 
@@ -154,3 +154,62 @@ def test_a_file_name_that_is_no_text_is_told_escaped(keys: str, tmp_path: Path) 
         done = tally(str(odd), "--keys", keys, "--report", str(report), "--json", code=0)
         assert json.loads(done.stdout)["file"].endswith("bad\\xff.tar")
         assert "bad\\" in report.read_text()
+
+
+# --- what is remembered ---------------------------------------------------------------------------------
+
+
+def test_a_later_bundle_must_agree_with_what_was_verified_before(keys: str, tmp_path: Path, user_state: Path) -> None:
+    snapshots = (10, 20, 30, 40)
+    grown, forked = build(40, snapshots_to=snapshots), build(40, snapshots_to=snapshots, begin_ms=1_704_931_200_001)
+    good, more, fork = (
+        str(store(tmp_path, data, name))
+        for data, name in ((GOOD, "good.tar"), (bundle_of(grown), "more.tar"), (bundle_of(forked), "fork.tar"))
+    )
+    part = str(store(tmp_path, bundle_of(grown, to_seq=20), "part.tar"))
+
+    def verify(file: str, code: int, *options: str) -> tuple[str, str | None, str]:
+        told = json.loads(tally(file, "--keys", keys, "--json", *options, code=code).stdout)
+        return told["verdicts"]["checkpoint"], told["compared_with"], told.get("memory", {}).get("says", "")
+
+    # A first look says so, and compares with nothing from outside.
+    checkpoint, compared_with, says = verify(good, 0)
+    assert (checkpoint, compared_with) == ("not_checked", "bundle")
+    assert "this is the first look at this log" in says
+    assert f"30 entries are remembered now in {user_state}" in says
+    # The same, a longer one, and the beginning of that with its checkpoint.
+    assert verify(good, 0)[:2] == ("ok", "bundle, memory")
+    assert verify(more, 0)[:2] == ("ok", "bundle, memory")
+    assert verify(part, 0)[:2] == ("ok", "bundle, memory")
+    # An older one is no rollback, and not compared.
+    checkpoint, compared_with, says = verify(good, 0)
+    assert (checkpoint, compared_with) == ("not_checked", "bundle")
+    assert "what is here is older, and ends at 30 entries: that is no rollback by itself" in says
+    # Another history is one; also beyond what was seen, and never remembered.
+    assert verify(fork, 2)[0] == "broken"
+    assert verify(fork, 2)[0] == "broken"
+    assert verify(fork, 0, "--no-state") == ("not_checked", "bundle", "")
+    assert verify(fork, 0, "--state", str(tmp_path / "another"))[0] == "not_checked"
+
+
+def test_what_no_trusted_key_signed_or_does_not_hold_is_not_remembered(
+    keys: str, tmp_path: Path, user_state: Path
+) -> None:
+    strange = str(store(tmp_path, bundle_of(LEDGER, signer=STRANGER), "strange.tar"))
+    broken = str(store(tmp_path, GOOD[:-1], "broken.tar"))
+    later = str(store(tmp_path, bundle_of(LEDGER, 11), "later.tar"))
+    for file, code in ((strange, 4), (broken, 2), (later, 3)):
+        tally(file, "--keys", keys, code=code)
+        assert not (user_state / "checkpoints.json").exists(), file
+    tally(str(store(tmp_path, GOOD)), code=3)
+    assert not user_state.joinpath("checkpoints.json").exists(), "no key was given"
+
+
+def test_a_damaged_memory_ends_the_command_in_one_line(keys: str, tmp_path: Path, user_state: Path) -> None:
+    path = str(store(tmp_path, GOOD))
+    tally(path, "--keys", keys, code=0)
+    state = user_state / "checkpoints.json"
+    state.write_bytes(state.read_bytes()[:-2])
+    done = tally(path, "--keys", keys, code=1)
+    assert len(done.stderr.splitlines()) == 1
+    assert f"{state}, which holds the checkpoints verified so far, is damaged" in done.stderr

@@ -117,8 +117,8 @@ def test_a_range_holds_what_it_says_and_what_it_leaves_open_is_incomplete(client
         assert (exit_code(found), found.verdict["valid"]) == (code, True), bounds
         assert found.checkpoint is not None
         assert found.checkpoint.size == 60
-        proved = "ok" if from_seq in (1, None) else "not_checked"
-        assert found.verdict["verdicts"]["checkpoint"] == proved
+        assert found.verdict["verdicts"]["checkpoint"] == "not_checked", "none from outside was there"
+        assert found.verdict["compared_with"] == ("bundle" if from_seq in (1, None) else None)
 
 
 def test_the_same_ledger_exports_the_same_bytes(client: httpx.Client, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from app.cli import Commands
 from app.cli import tally as command_line
-from app.cli.verify import with_checkpoint
+from ledger.comparison import with_checkpoint
 from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
 
 ASPECTS = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
@@ -49,6 +49,12 @@ def tally(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         (verdict(signatures="not_checked"), ExitCode.INCOMPLETE),
         (verdict(checkpoint="not_checked"), ExitCode.INCOMPLETE),
         (verdict(checkpoint="not_checked") | {"compared_with": None}, ExitCode.FINE),
+        (verdict(checkpoint="not_checked") | {"compared_with": "bundle", "not_compared": []}, ExitCode.FINE),
+        (
+            verdict(checkpoint="not_checked") | {"compared_with": "bundle", "not_compared": ["file"]},
+            ExitCode.INCOMPLETE,
+        ),
+        (verdict(checkpoint="not_checked") | {"compared_with": "memory, bundle"}, ExitCode.INCOMPLETE),
         (verdict(unsigned_entries=1), ExitCode.INCOMPLETE),
         (verdict(from_seq=2), ExitCode.INCOMPLETE),
         (verdict(payloads="broken", signatures="unknown_key", unsigned_entries=3), ExitCode.TAMPERED),
@@ -138,7 +144,7 @@ def test_a_command_does_not_load_what_only_others_need() -> None:
 def test_a_checkpoint_that_the_chain_does_not_extend_makes_the_verdict_broken() -> None:
     rollback = {"seq": 9, "kind": "rollback"}
 
-    found = with_checkpoint(verdict(), "broken", rollback)
+    found = with_checkpoint(verdict(), "broken", "file", rollback)
 
     assert found["valid"] is False
     assert found["verdicts"]["checkpoint"] == "broken"
@@ -149,13 +155,13 @@ def test_a_checkpoint_that_the_chain_does_not_extend_makes_the_verdict_broken() 
 def test_the_first_break_stays_the_lowest_when_a_checkpoint_adds_one() -> None:
     edited = verdict(links="broken") | {"first_break": {"seq": 4, "kind": "link"}}
 
-    found = with_checkpoint(edited, "broken", {"seq": 9, "kind": "rollback"})
+    found = with_checkpoint(edited, "broken", "file", {"seq": 9, "kind": "rollback"})
 
     assert found["first_break"] == {"seq": 4, "kind": "link"}
 
 
 def test_a_checkpoint_of_an_unknown_key_is_not_a_comparison() -> None:
-    found = with_checkpoint(verdict(), "unknown_key")
+    found = with_checkpoint(verdict(), "unknown_key", "file")
 
     assert found["valid"] is False
     assert found["compared_with"] == "node"

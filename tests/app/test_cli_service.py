@@ -310,6 +310,38 @@ def test_a_tail_that_was_cut_without_trace_is_found_by_the_kept_checkpoint(servi
     assert with_checkpoint["verdicts"]["checkpoint"] == "broken"
 
 
+def test_a_tail_that_was_cut_without_trace_is_a_rollback_to_whoever_looked_before(service: Service) -> None:
+    submit(service, "seen", jobs=4)
+    service.report("snapshot", "-t", "seen")
+    direct = ("verify", "-t", "seen", "--dsn", service.superuser_url, "--keys", str(service.keys))
+
+    first, by_service = service.report(*direct), service.report("verify", "-t", "seen")
+    assert (first["verdicts"]["checkpoint"], first["compared_with"]) == ("not_checked", None)
+    assert (first["memory"]["first_look"], first["memory"]["remembered"]["size"]) == (True, 12)
+    assert "this is the first look at this log" in first["memory"]["says"]
+    assert (by_service["memory"]["first_look"], by_service["compared_with"]) == (False, "node, memory")
+    again = service.report(*direct)
+    assert (again["verdicts"]["checkpoint"], again["compared_with"]) == ("ok", "memory")
+
+    asyncio.run(cut(service.superuser_url, "seen", last_seq=6))
+    found = service.report(*direct, code=2)
+    assert (found["first_break"]["kind"], found["verdicts"]["checkpoint"]) == ("rollback", "broken")
+    assert "held by memory covers 12 entries, there are 6" in found["first_break"]["detail"]
+    assert service.report(*direct, code=2)["first_break"] == found["first_break"], "what broke is not remembered"
+    unseen = service.report(*direct, "--no-state", code=3)
+    assert (unseen["compared_with"], "memory" in unseen) == (None, False)
+
+
+def test_a_state_file_that_is_damaged_ends_the_command_and_is_not_forgotten(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints.json").write_text("{}")
+    (tmp_path / "checkpoints.json").chmod(0o600)
+    done = service.tally("verify", "-t", "_system", "--state", str(tmp_path))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "is damaged" in done.stderr
+    assert (tmp_path / "checkpoints.json").read_text() == "{}"
+
+
 def test_a_checkpoint_of_another_tenant_is_no_comparison(service: Service, tmp_path: Path) -> None:
     submit(service, "one", jobs=1)
     submit(service, "other", jobs=1)

@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import httpx
 import pytest
 
-from app.cli.verify import SOURCE
+from app.cli.verify import FILE, verify_by_service
 from app.cli.verify_anchors import Outsiders
 from app.cli.verify_database import kept_head, verify_database
 from app.cli.verify_request import Request
 from app.config import Settings
+from app.embedded import EmbeddedPostgres
 from app.store.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
 from signing.keys import Keyring
+from signing.memory import Memory
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.witness import Witness
-from tests.conftest import Database
+from tests.conftest import Database, fresh_database
 
 WHOLE, CUT = 6, 3
 NOBODY = Outsiders([], [])
@@ -34,6 +38,12 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(
         chain={"checkpoint_interval": "20ms"}, log={"witnesses": [Witness().verifier_key], "origin": "log.example"}
     )
+
+
+@pytest.fixture
+def other_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    with fresh_database(postgres) as database:
+        yield database
 
 
 async def grow(client: httpx.AsyncClient, size: int) -> str:
@@ -91,9 +101,58 @@ async def test_a_kept_checkpoint_finds_it_and_without_one_nothing_is_claimed(
     alone = await by_rows(database, [], keyring)
     assert alone["valid"]
     assert (alone["compared_with"], alone["verdicts"]["checkpoint"]) == (None, "not_checked")
-    verdict = await by_rows(database, [kept_head(kept, "acme", keyring, SOURCE)], keyring)
+    verdict = await by_rows(database, [kept_head(kept, "acme", keyring, FILE)], keyring)
     assert not verdict["valid"]
     assert (verdict["first_break"]["kind"], verdict["compared_with"]) == ("rollback", "file")
+
+
+async def by_service(client: httpx.AsyncClient, state: Path) -> dict[str, Any]:
+    request = Request("acme", None, None, keyring=None, kept=None, outsiders=NOBODY, memory=Memory.open(state))
+    return await asyncio.to_thread(verify_by_service, str(client.base_url), request)
+
+
+async def test_whoever_verified_before_finds_it_and_what_was_written_over_it(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, tmp_path: Path
+) -> None:
+    state = tmp_path / "auditor"
+    async with run_server(settings) as client:
+        await grow(client, WHOLE)
+        first = await by_service(client, state)
+        assert (first["memory"]["first_look"], first["memory"]["remembered"]["size"]) == (True, WHOLE)
+        await grow(client, WHOLE + 1)
+        second = await by_service(client, state)
+        assert (second["compared_with"], second["valid"]) == ("node, memory", True)
+        size = second["memory"]["remembered"]["size"]
+        assert size > WHOLE
+    await cut(superuser)
+    forget_checkpoints(settings)
+    async with run_server(settings) as client:
+        for length, detail in (
+            (CUT + 1, f"the checkpoint holds {size} entries"),
+            (size + 3, "the proof does not lead to the root"),  # longer than it ever was, and of other entries
+        ):
+            await grow(client, length)
+            told = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+            assert told["valid"], "nothing that is left inside tells"
+            found = await by_service(client, state)
+            assert (found["first_break"]["kind"], found["verdicts"]["checkpoint"]) == ("rollback", "broken")
+            assert detail in found["first_break"]["detail"]
+            assert found["memory"]["remembered"]["size"] == size
+
+
+async def test_a_ledger_set_up_anew_under_an_old_name_is_no_rollback(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, other_database: Database, tmp_path: Path
+) -> None:
+    state, roots = tmp_path / "auditor", set()
+    for length, own in ((WHOLE, database), (CUT, other_database)):
+        settings = make_settings(f"of-{length}", chain={"checkpoint_interval": "20ms"}, log={"origin": "log.example"})
+        async with run_server(settings, url=own.service_url) as client:
+            await grow(client, length)
+            found = await by_service(client, state)
+        assert (found["valid"], found["memory"]["first_look"]) == (True, True)
+        roots.add(found["memory"]["root_key"])
+    assert len(roots) == 2
+    assert len(Memory.open(state).logs) == 2
 
 
 async def test_an_outsider_who_kept_a_checkpoint_finds_it_by_a_consistency_proof(

@@ -10,6 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from ledger.exit_code import ExitCode
+from tests.app.bundles import bundle_of
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import checkpoint_of, days, ledger_of, store
@@ -174,3 +175,30 @@ def test_a_place_without_any_tenant_is_not_fine(run_command: RunCommand, databas
         found = run_command("verify", *place)
         assert (found.returncode, found.stdout) == (ExitCode.COULD_NOT_RUN, "")
         assert "there is nothing to verify in" in found.stderr
+
+
+def test_a_ledger_that_was_cut_since_it_was_verified_is_a_rollback_wherever_it_is(
+    run_command: RunCommand, database: Database, tmp_path: Path
+) -> None:
+    whole, cut, other = ledger_of("acme", days(30)), ledger_of("acme", days(20)), ledger_of("other", days(10))
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
+    for name, ledger in (("whole", whole), ("cut", cut)):
+        (tmp_path / f"{name}.tar").write_bytes(bundle_of(ledger))
+    for ledger in (cut, other):
+        ledger.store_jobs()
+    asyncio.run(store(database, cut, other))
+
+    def verify(*place: str) -> tuple[int, list[dict[str, object]]]:
+        found = run_command("verify", *place, "--keys", "keys.pem", "--json")
+        return found.returncode, json.loads(found.stdout)["tenants"]
+
+    _, (first,) = verify("--bundle", "whole.tar")
+    assert (first["verdicts"]["checkpoint"], first["compared_with"]) == ("not_checked", "bundle")
+    assert (first["memory"]["first_look"], first["memory"]["remembered"]["size"]) == (True, 30)
+    _, (again, older) = verify("--bundle", "whole.tar", "cut.tar")
+    assert (again["verdicts"]["checkpoint"], again["compared_with"]) == ("ok", "bundle, memory")
+    assert (older["valid"], older["verdicts"]["checkpoint"]) == (True, "not_checked")
+    assert "that is no rollback by itself" in older["memory"]["says"]
+    code, (acme, untouched) = verify("--dsn", database.service_url)
+    assert (code, acme["first_break"]["kind"], acme["compared_with"]) == (ExitCode.TAMPERED, "rollback", "memory")
+    assert (untouched["valid"], untouched["compared_with"]) == (True, None)

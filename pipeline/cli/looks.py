@@ -1,0 +1,54 @@
+"""What the verifier remembers of the ledgers of a place, and what it is to remember: see ``signing.looks``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ledger.errors import ArchiveInvalidError
+from ledger.tree_check import TreeHead
+from pipeline.source import OpenPlace
+from pipeline.source.archives import OpenArchive
+from pipeline.source.postgres import OpenPostgres
+from signing.keys import Keyring
+from signing.looks import Look
+from signing.memory import Memory
+
+
+class Looks:
+    """One look at each tenant of a database or an archive."""
+
+    def __init__(
+        self, opened: OpenPlace, tenants: Sequence[str], keyring: Keyring | None, memory: Memory | None
+    ) -> None:
+        """Without keys nobody vouches for a checkpoint, and without a memory there is nothing to compare with."""
+        self._looks: dict[str, Look] = {}
+        self._heads: dict[str, list[TreeHead]] = {}
+        if keyring is None or memory is None:
+            return
+        for tenant in tenants:
+            if isinstance(opened, OpenArchive):
+                self._look_at_archive(opened, tenant, keyring, memory)
+            elif isinstance(opened, OpenPostgres):
+                note = opened.checkpoint(tenant)
+                look = self._looks[tenant] = Look.at(memory, tenant, note, keyring, datetime.now(UTC))
+                self._heads[tenant] = look.heads
+
+    def _look_at_archive(self, opened: OpenArchive, tenant: str, keyring: Keyring, memory: Memory) -> None:
+        try:
+            newest = opened.archive(tenant, keyring).newest
+        except ArchiveInvalidError:
+            return  # Its verification says so.
+        note, now = newest.checkpoint, datetime.now(UTC)
+        look = self._looks[tenant] = Look.at_range(memory, tenant, note, keyring, now, to_seq=newest.to_seq)
+        self._heads[tenant] = look.heads_within(newest.to_seq)
+
+    def heads(self, tenant: str) -> list[TreeHead]:
+        """Tree heads that the entries of ``tenant`` must agree with."""
+        return self._heads.get(tenant, [])
+
+    def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
+        """The verdict object of a tenant with what the look at it came to."""
+        look = self._looks.get(verdict["tenant_id"])
+        return {**verdict} if look is None else look.with_verdict(verdict)

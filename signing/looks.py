@@ -1,0 +1,175 @@
+"""One look at a ledger by a verifier with a memory: what to compare it with, what of it to remember, what to say.
+
+A checkpoint is remembered only when a key that the user trusts signed it, and when all that it covers was verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from ledger.comparison import rollback, with_checkpoint
+from ledger.errors import SignatureError
+from ledger.tree_check import TreeHead
+from signing.checkpoint import Checkpoint, open_checkpoint, parse, signer_of
+from signing.keys import Keyring
+from signing.memory import MEMORY, Memory, Seen
+from signing.note import parse as parse_note
+
+_MUST_HOLD: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree")
+
+
+class Look(NamedTuple):
+    """What is known before the entries are verified."""
+
+    memory: Memory
+    before: Sequence[Seen]
+    """What was verified before and this ledger must still hold; one checkpoint, or none at a first look."""
+    now: Seen | None
+    """The ledger's own checkpoint, None when there is none that a trusted key signed."""
+    why_not: str | None = None
+    """Why what was verified before cannot be compared, where it cannot."""
+
+    @classmethod
+    def at(cls, memory: Memory, tenant_id: str, note: str | None, keyring: Keyring, now: datetime) -> Look:
+        """The look at a ledger whose own checkpoint is ``note``.
+
+        Whoever edits a ledger can take that away. Then every log of the tenant counts that one of the keys signed.
+        """
+        own = _opened(tenant_id, note, keyring, now)
+        if own is None:
+            return cls(memory, memory.seen_of_tenant(tenant_id, keyring), None)
+        before = memory.seen(own)
+        return cls(memory, () if before is None else (before,), own)
+
+    @classmethod
+    def at_range(
+        cls, memory: Memory, tenant_id: str, note: str, keyring: Keyring, now: datetime, *, to_seq: int
+    ) -> Look:
+        """The look at a range that ends at ``to_seq`` and carries the checkpoint ``note``, which may be a later one.
+
+        A range that ends before what was verified is an older one, and no rollback by itself.
+        """
+        own = _opened(tenant_id, note, keyring, now)
+        before = None if own is None else memory.seen(own)
+        if own is None or before is None:
+            return cls(memory, (), own)
+        size, last = before.checkpoint.size, own.checkpoint.size
+        why_not = None
+        if size > last:
+            why_not = f"what is here is older, and ends at {last} entries: that is no rollback by itself"
+        elif to_seq < size < last:
+            why_not = f"only the entries up to seq {to_seq} are here"
+        return cls(memory, (before,), own, why_not)
+
+    def compared_with_own(self, verdict: dict[str, Any]) -> dict[str, Any]:
+        """``verdict`` on such a range; what was verified is compared with its checkpoint, if they are of one size."""
+        for seen in self.before:
+            if self.why_not is None and self.now is not None and seen.checkpoint.size == self.now.checkpoint.size:
+                return compared(verdict, seen.checkpoint, self.now.checkpoint, MEMORY)
+        return verdict
+
+    def with_verdict(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
+        """``verdict``, whose entries were compared with ``heads``, and under ``memory`` what the look came to."""
+        found = self.compared_with_own({**verdict})
+        return {**found, "memory": self.told(found)}
+
+    def heads_within(self, to_seq: int) -> list[TreeHead]:
+        """Of ``heads``, those from before that the entries of such a range reach."""
+        return [head for head in self.heads if not head.is_own and head.size <= to_seq]
+
+    @property
+    def heads(self) -> list[TreeHead]:
+        """Tree heads that the entries must agree with."""
+        heads = [TreeHead(seen.checkpoint.size, seen.checkpoint.root, MEMORY) for seen in self.before]
+        if self.now is not None:
+            heads.append(TreeHead(self.now.checkpoint.size, self.now.checkpoint.root, "", is_own=True))
+        return heads
+
+    def verified(self, verdict: Mapping[str, Any]) -> Seen | None:
+        """What to remember now that the verdict is known: nothing unless all of it holds."""
+        return self.now if self.now is not None and _is_whole(verdict) else None
+
+    def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
+        """The look in plain values, and in words."""
+        kept, is_compared = self.verified(verdict), MEMORY in (verdict["compared_with"] or "").split(", ")
+        newest = max((each for each in (*self.before, kept) if each is not None), key=_size, default=None)
+        origin = newest.checkpoint.origin if newest is not None else None
+        return {
+            "state": str(self.memory.folder),
+            "log": origin,
+            "root_key": newest.root_key if newest is not None else None,
+            "first_look": not self.before,
+            "compared": [seen.to_json() for seen in self.before] if is_compared else [],
+            "remembered": {**newest.to_json(), "checkpoint": newest.note} if newest is not None else None,
+            "says": "; ".join(self._sentences(is_compared, newest, kept)),
+        }
+
+    def _sentences(self, is_compared: bool, newest: Seen | None, kept: Seen | None) -> list[str]:
+        said = []
+        for seen in self.before:
+            what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
+            said.append(f"compared with {what}" if is_compared else f"not compared with {what}")
+        if self.why_not is not None:
+            said.append(self.why_not)
+        if not self.before:
+            said.append("this is the first look at this log: there was nothing to compare with")
+        if kept is not None and newest is kept:
+            said.append(f"{kept.checkpoint.size} entries are remembered now in {self.memory.folder}")
+        elif kept is None:
+            said.append("nothing new is remembered: " + (_NOT_WHOLE if self.now else _NO_CHECKPOINT))
+        return said
+
+
+def remember_told(memory: Memory, looks: Iterable[Mapping[str, Any] | None]) -> None:
+    """Remember what these looks, as ``Look.told`` gave them, were told to.
+
+    Raises:
+        ConfigurationError, SignatureError: as ``Memory.remember``.
+    """
+    kept = [(look["root_key"], look["remembered"]) for look in looks if look is not None]
+    memory.remember(
+        Seen(root_key, parse(parse_note(seen["checkpoint"]).text), seen["checkpoint"], seen["seen_at"])
+        for root_key, seen in kept
+        if seen is not None
+    )
+
+
+def compared(verdict: dict[str, Any], kept: Checkpoint, own: Checkpoint, source: str) -> dict[str, Any]:
+    """``verdict`` with a checkpoint that ``source`` holds compared with one of the same size that came with the
+    entries, unless the entries themselves were."""
+    if source in (verdict["compared_with"] or "").split(", "):
+        return verdict
+    found = None
+    if kept.root != own.root:
+        detail = f"the checkpoint that came along is not that of {source}, of the same {kept.size} entries"
+        found = rollback(kept.size, detail, kept.root.hex(), own.root.hex())
+    return with_checkpoint(verdict, "ok" if found is None else "broken", source, found)
+
+
+_NOT_WHOLE: Final = "not everything from the first entry on was verified and holds"
+_NO_CHECKPOINT: Final = "it has no checkpoint that a trusted key signed"
+
+
+def _opened(tenant_id: str, note: str | None, keyring: Keyring, now: datetime) -> Seen | None:
+    if note is None:
+        return None
+    try:
+        checkpoint = open_checkpoint(note, keyring)
+        if not checkpoint.origin.endswith(f"/{tenant_id}"):
+            return None
+        return Seen.of(note, keyring.root_key_id or signer_of(note, keyring).key_id, now)
+    except SignatureError:
+        return None
+
+
+def _is_whole(verdict: Mapping[str, Any]) -> bool:
+    """Whether a verdict object says that everything from the first entry on was verified and holds."""
+    verdicts = verdict["verdicts"]
+    is_whole = verdict["valid"] and verdict["from_seq"] == 1
+    return bool(is_whole and all(verdicts[aspect] == "ok" for aspect in _MUST_HOLD))
+
+
+def _size(seen: Seen) -> int:
+    return seen.checkpoint.size

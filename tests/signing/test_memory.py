@@ -1,0 +1,132 @@
+"""What a verifier remembers on disk: one checkpoint a log, never less, never lost in silence, for one user alone."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import ConfigurationError, SignatureError
+from signing import memory as memories
+from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.keys import Keyring
+from signing.memory import Memory, Seen, memory_of, user_folder
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER
+
+NOW = datetime(2026, 11, 22, 2, 40, tzinfo=UTC)
+ORIGIN = "log.example/acme"
+RING = Keyring([SIGNER.public_key])
+
+
+def seen(size: int, *, origin: str = ORIGIN, root_key: str = "root", root: int = 1, signer=SIGNER) -> Seen:
+    note = sign_checkpoint(Checkpoint(origin, size, bytes([root]) * 32), signer)
+    return Seen.of(note, root_key, NOW)
+
+
+def test_the_newest_checkpoint_of_each_log_is_kept_for_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "tallystick"
+    memory = Memory.open(folder)
+    assert memory.seen(seen(5)) is None
+    memory.remember([seen(5), seen(9, origin="log.example/other")])
+    memory.remember([seen(7)])
+    memory.remember([seen(6)])
+    again = Memory.open(folder)
+    assert again.seen(seen(1)) == seen(7)
+    assert len(again.logs) == 2
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert modes == {"tallystick": 0o700, "checkpoints.json": 0o600, "lock": 0o600}
+
+
+def test_a_log_is_one_origin_under_one_root_key_or_one_signing_key(tmp_path: Path) -> None:
+    Memory.open(tmp_path).remember([seen(7, root_key="one")])
+    memory = Memory.open(tmp_path)
+    assert memory.seen(seen(3, root_key="two", signer=STRANGER)) is None, "a ledger set up anew under an old name"
+    assert memory.seen(seen(3, root_key="one", signer=STRANGER)) == seen(7, root_key="one"), "its key was rotated"
+    assert memory.seen(seen(3, root_key="two")) == seen(7, root_key="one"), "only said to have another root"
+    assert memory.seen(seen(3, root_key="one", origin="log.example/other")) is None
+
+
+def test_a_ledger_that_names_no_log_is_every_log_of_the_tenant_that_a_held_key_signed(tmp_path: Path) -> None:
+    memory = Memory.open(tmp_path)
+    memory.remember([seen(7), seen(8, origin="b.example/acme", signer=STRANGER), seen(9, origin="log.example/other")])
+    assert Memory.open(tmp_path).seen_of_tenant("acme", RING) == [seen(7)]
+
+
+def test_two_histories_of_one_size_are_never_both_remembered(tmp_path: Path) -> None:
+    memory = Memory.open(tmp_path)
+    memory.remember([seen(7)])
+    with pytest.raises(SignatureError, match="two histories of 7 entries"):
+        memory.remember([seen(7, root=2)])
+    assert Memory.open(tmp_path).seen(seen(1)) == seen(7)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "version", "form"])
+def test_a_damaged_file_is_an_error_that_names_it_and_is_left_as_it_is(tmp_path: Path, damage: str) -> None:
+    Memory.open(tmp_path).remember([seen(7)])
+    path = tmp_path / "checkpoints.json"
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[data.index(b"\\n7\\n") + 2] ^= 1
+    elif damage == "version":
+        data = bytearray(json.dumps({**json.loads(data), "version": 2}).encode())
+    else:
+        data = {"cut": data[:-1], "empty": bytearray(), "form": bytearray(b"[]")}[damage]
+    path.write_bytes(data)
+    for use in (lambda: Memory.open(tmp_path), lambda: Memory(tmp_path, {}).remember([seen(8)])):
+        with pytest.raises(ConfigurationError, match=str(path)):
+            use()
+    assert path.read_bytes() == data
+
+
+def test_a_file_that_others_can_write_to_is_not_believed(tmp_path: Path) -> None:
+    Memory.open(tmp_path).remember([seen(7)])
+    (tmp_path / "checkpoints.json").chmod(0o620)
+    with pytest.raises(ConfigurationError, match="others may have changed it"):
+        Memory.open(tmp_path)
+
+
+def test_a_full_memory_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memories, "LOGS_MAX", 2)
+    memory = Memory.open(tmp_path)
+    memory.remember(seen(1, origin=f"log.example/{name}") for name in "ab")
+    with pytest.raises(ConfigurationError, match="--state DIR"):
+        memory.remember([seen(1, origin="log.example/c")])
+    memory.remember([seen(2, origin="log.example/b")])
+    assert sorted(name for name, _ in Memory.open(tmp_path).logs) == ["log.example/a", "log.example/b"]
+
+
+def _remember_one(folder: Path, number: int) -> None:
+    Memory.open(folder).remember([seen(number, origin=f"log.example/t{number}"), seen(number)])
+
+
+def test_verifiers_side_by_side_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_remember_one, args=(tmp_path, number)) for number in range(1, 9)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    memory = Memory.open(tmp_path)
+    assert len(memory.logs) == 9
+    assert memory.seen(seen(1)) == seen(8)
+
+
+def test_a_folder_that_cannot_be_written_to_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="--no-state"):
+        Memory.open(tmp_path / "file" / "state")
+    with pytest.raises(ConfigurationError, match="cannot both"):
+        memory_of(tmp_path, is_off=True)
+    assert memory_of(None, is_off=True) is None
+
+
+def test_the_folder_is_that_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_folder({"XDG_STATE_HOME": "/state"}) == Path("/state/tallystick")
+    for value in ("", "relative"):
+        assert user_folder({"XDG_STATE_HOME": value}) == tmp_path / ".local" / "state" / "tallystick"
