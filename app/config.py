@@ -64,6 +64,8 @@ ENV_OF_PIPELINE = frozenset(
 ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"}) | ENV_OF_PIPELINE
 """Variables with our prefix that are read elsewhere: this file's own path, the client's target, the pipeline's own."""
 DEFAULT_TOML = Path("tally.toml")
+TOML_BYTES_MAX = 1 << 20
+"""Largest file of settings that is read."""
 REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16
 WITNESSES_MAX = 32
@@ -388,11 +390,14 @@ def load_settings(**overrides: object) -> Settings:
 
 def _toml_path() -> Path | None:
     named = os.environ.get("TALLY_CONFIG")
-    if not named:
-        return DEFAULT_TOML if DEFAULT_TOML.is_file() else None
-    if not Path(named).is_file():
+    if not named and not DEFAULT_TOML.is_file():
+        return None
+    path = Path(named or DEFAULT_TOML)
+    if not path.is_file():
         raise ConfigurationError(f"TALLY_CONFIG names {named}, which is not a file")
-    return Path(named)
+    if path.stat().st_size > TOML_BYTES_MAX:
+        raise ConfigurationError(f"{path} has more than {TOML_BYTES_MAX} bytes, too many for settings")
+    return path
 
 
 def _unknown_environment() -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from ledger.errors import InvalidInputError
+
 CHECKPOINT_BYTES_MAX: Final = 1 << 20
-"""A kept checkpoint is read so far."""
+"""Longest text that may be a kept checkpoint."""
 _COLOURS: Final = {"ok": "green", "not_checked": "yellow", "unknown_key": "magenta", "broken": "red"}
 
 
@@ -14,10 +16,14 @@ def read_checkpoint(path: Path) -> str:
     """The text of a kept checkpoint; bytes that are no text do not open as one.
 
     Raises:
+        InvalidInputError: it is too long for a checkpoint.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        return file.read(CHECKPOINT_BYTES_MAX).decode("utf-8", "replace")
+        content = file.read(CHECKPOINT_BYTES_MAX + 1)
+    if len(content) > CHECKPOINT_BYTES_MAX:
+        raise InvalidInputError(f"{path} is over {CHECKPOINT_BYTES_MAX} bytes, too much for a checkpoint")
+    return content.decode("utf-8", "replace")
 
 
 def coloured(verdict: str) -> str:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from app.cli.on_demand import EntryPoint, OnDemandGroup
-from console.program import EXIT_CODES, run
+from console import program
 
 
 class Commands(OnDemandGroup):
@@ -48,7 +48,7 @@ tally = typer.Typer(
     cls=Commands,
     name="tally",
     help="Tallystick: a tamper-evident job ledger.",
-    epilog=EXIT_CODES,
+    epilog=program.EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -63,4 +63,4 @@ def _all_commands() -> None:
 
 def main() -> NoReturn:
     """Run ``tally`` with the arguments of this process."""
-    run(tally)
+    program.run(tally)

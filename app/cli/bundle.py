@@ -115,6 +115,9 @@ def import_(
       tally bundle import site-a.tar site-b.tar --dry-run
       tally bundle import /mnt/usb/*.tar --json
     """
+    for file in files:
+        if not file.is_file():
+            raise InvalidInputError(f"{file} is not a regular file")
     total = sum(file.stat().st_size for file in files)
     with _upload_progress(hidden=as_json) as progress, LedgerClient(url) as client:
         task = progress.add_task("sending", total=total)

@@ -57,10 +57,12 @@ class EventFile:
     """A file of events for one tenant.
 
     Raises:
-        InvalidInputError: the file's form cannot be told, or goes with no such mapping.
+        InvalidInputError: it is no regular file, its form cannot be told, or goes with no such mapping.
     """
 
     def __init__(self, path: Path, tenant_id: str, file_format: FileFormat, mapping: Mapping | None) -> None:
+        if not path.is_file():
+            raise InvalidInputError(f"{path} is not a regular file, and it is read twice; save it to one first")
         self.path = path
         self.mapping = mapping
         self._tenant_id = tenant_id
@@ -141,7 +143,7 @@ def _json_object(line: int, text: bytes) -> EventFields:
 def _csv_rows(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """``(line, row)`` of a CSV file whose header holds ``required``; a row spans the line it ends on."""
     with io.TextIOWrapper(path.open("rb"), encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(_bounded_lines(file), strict=True)
         try:
             header = next(reader, [])
             _check_header(header, required)
@@ -157,6 +159,13 @@ def _csv_rows(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict
             raise InvalidInputError(f"line {reader.line_num}: not CSV: {error}") from None
         except UnicodeDecodeError:
             raise InvalidInputError(f"after line {reader.line_num}: not UTF-8") from None
+
+
+def _bounded_lines(file: io.TextIOWrapper) -> Iterator[str]:
+    for line, text in enumerate(iter(lambda: file.readline(_LINE_BYTES_MAX + 1), ""), start=1):
+        if len(text) > _LINE_BYTES_MAX:
+            raise InvalidInputError(f"line {line}: longer than {_LINE_BYTES_MAX} characters")
+        yield text
 
 
 def _check_header(header: list[str], required: tuple[str, ...]) -> None:

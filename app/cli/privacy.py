@@ -19,6 +19,8 @@ from ledger.errors import DatabaseUnavailableError, InvalidInputError
 
 CONNECT_TIMEOUT_S = 10.0
 FROM_STANDARD_INPUT = "-"
+SUBJECT_CHARACTERS_MAX = 4096
+"""How much of standard input is read; the service takes less."""
 
 privacy = typer.Typer(no_args_is_help=True, help="Private fields: encrypted in the log, under a key for each person.")
 
@@ -144,7 +146,7 @@ def erase(
       tally erase -t acme --subject - < person.txt
     """
     if subject == FROM_STANDARD_INPUT:
-        subject = sys.stdin.readline().rstrip("\r\n")
+        subject = sys.stdin.readline(SUBJECT_CHARACTERS_MAX).rstrip("\r\n")
     body = {"subject": subject} if reason is None else {"subject": subject, "reason": reason}
     with LedgerClient(url) as client:
         answer = client.post(f"/v1/tenants/{tenant}/erasures", body, Erasure, repeatable=True)

@@ -1,8 +1,6 @@
 """What answers is not trusted to be a ledger: whatever it is, a command says so in one line, never a trace."""
 
-import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,9 +11,11 @@ from threading import Event, Thread
 import msgspec
 import pytest
 
-from app.cli import answers, client
+from app.cli import answers, client, main
 from app.cli.client import LedgerClient, NotTheLedgerError, UnreachableError
+from app.config import load_settings
 from app.http import answers as served
+from ledger.errors import ConfigurationError
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 PATIENCE_S = 60.0
@@ -142,40 +142,65 @@ def test_what_the_commands_read_of_answers_is_what_the_service_sends() -> None:
 # --- the commands ---------------------------------------------------------------------------------------
 
 
-def tally(*arguments: str, url: str = "", **environment: str) -> subprocess.Popen[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "app.cli", *arguments],
-        env=clean | {"TALLY_URL": url, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def told(process: subprocess.Popen[str], code: int = 1) -> str:
-    """The one line with which a command ended."""
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code, said
-    assert "Traceback" not in said
-    line = said.splitlines()[-1]
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
+    """The one line with which a command of this process ended."""
+    monkeypatch.setattr(sys, "argv", ["tally", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == code, said
+    line: str = said.splitlines()[-1]
     assert "error: " in line
     return line
 
 
-def test_commands_say_in_one_line_that_no_ledger_answers(tmp_path: Path) -> None:
+def test_commands_say_in_one_line_that_no_ledger_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     events = tmp_path / "events.ndjson"
     events.write_text('{"type": "JobCreated", "job_id": "j"}\n')
     commands = (
         ("run", "-t", "acme", "--", "touch", str(tmp_path / "touched")),
         ("replay", str(events), "-t", "acme"),
         ("verify", "-t", "acme"),
+        ("snapshot", "-t", "acme"),
         ("keys", "list"),
+        ("keys", "rotate"),
+        ("keys", "revoke", "06e3fd8fda29bb60"),
         ("bundle", "export", "-t", "acme", "-o", str(tmp_path / "acme.tar")),
+        ("bundle", "import", str(events)),
+        ("privacy", "show", "-t", "acme"),
+        ("erase", "-t", "acme", "--subject", "alice"),
+        ("witness", "list", "-t", "acme"),
     )
     with answering(PAGE) as url:
-        running = [tally(*command, url=url) for command in commands]
-        for command, process in zip(commands, running, strict=True):
-            assert "does not answer as a Tallystick does" in told(process, 125 if command[0] == "run" else 1)
+        monkeypatch.setenv("TALLY_URL", url)
+        for command in commands:
+            line = told(monkeypatch, capsys, *command, code=125 if command[0] == "run" else 1)
+            assert "does not answer as a Tallystick does" in line
     assert list(tmp_path.iterdir()) == [events]
+
+
+def test_files_without_end_are_not_read_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endless = tmp_path / "endless"
+    with endless.open("wb") as file:
+        file.truncate(1 << 34)
+    example = str(Path(__file__).parents[2] / "docs" / "formats" / "example.bundle.tar")
+    zero = "/dev/zero"
+    commands = (
+        (("replay", zero, "-t", "acme"), "is not a regular file"),
+        (("replay", str(endless), "-t", "acme", "--format", "csv"), "line 1: longer than"),
+        (("replay", str(endless), "-t", "acme", "--format", "ndjson"), "line 1: longer than"),
+        (("verify-bundle", example, "--keys", zero), "too much for keys"),
+        (("verify-bundle", example, "--checkpoint", zero), "too much for a checkpoint"),
+        (("verify", "-t", "acme", "--dsn", "postgresql://127.0.0.1:9/x", "--keys", zero), "too much for keys"),
+        (("bundle", "import", zero), "is not a regular file"),
+    )
+    for command, complaint in commands:
+        assert complaint in told(monkeypatch, capsys, *command)
+    monkeypatch.setenv("TALLY_CONFIG", str(endless))
+    with pytest.raises(ConfigurationError, match="too many for settings"):
+        load_settings()
