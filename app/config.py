@@ -48,6 +48,7 @@ from app.setting_types import (
     Size,
     between,
     comma_separated,
+    host_name,
     listen_address,
     parse_size,
     sized,
@@ -68,6 +69,7 @@ TOML_BYTES_MAX = 1 << 20
 """Largest file of settings that is read."""
 REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16
+HOSTS_MAX = 64
 WITNESSES_MAX = 32
 """Witnesses of one ledger; a note has room for a signature of each."""
 FIRST_EVENT_ENTRIES = 2
@@ -83,10 +85,16 @@ class _Section(BaseModel):
 
 
 class HttpSettings(_Section):
-    """``http.*``: where the service listens, how large a body it reads, how many connections it holds and how long a
-    client may stand still."""
+    """``http.*``: where the service listens and which names it answers to, how large a body it reads, how many
+    connections it holds and how long a client may stand still."""
 
     listen: Annotated[str, AfterValidator(listen_address)] = "127.0.0.1:8080"
+    hosts: Annotated[
+        list[Annotated[str, AfterValidator(host_name)]],
+        Field(max_length=HOSTS_MAX),
+        NoDecode,
+        BeforeValidator(comma_separated),
+    ] = []
     body_bytes_max: Annotated[Size, sized("1 KiB", "1 GiB")] = 16 << 20
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     header_timeout: Annotated[Duration, between("100ms", "10m")] = timedelta(seconds=10)

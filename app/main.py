@@ -33,6 +33,7 @@ from app.bundle.staging import Staging
 from app.config import Settings
 from app.http.application import create_app
 from app.http.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
+from app.http.heads import ServedNames
 from app.http.protocol import ProblemProtocol
 from app.kept_running import kept_running
 from app.log_keys import LogKeys
@@ -373,7 +374,11 @@ async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]
     server = Server(
         uvicorn.Config(
             create_app(parts),
-            http=partial(ProblemProtocol, bounds=_connection_bounds(settings)),  # type: ignore[arg-type]
+            http=partial(  # type: ignore[arg-type]
+                ProblemProtocol,
+                bounds=_connection_bounds(settings),
+                names=ServedNames(settings.http.host, settings.http.hosts),
+            ),
             log_config=None,
             access_log=False,
             lifespan="off",

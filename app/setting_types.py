@@ -20,6 +20,7 @@ _DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
 _CLOCK_DURATION = re.compile(r"(?:(?P<d>\d{1,5})\.)?(?P<h>\d{2}):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d{1,6})?)")
 _UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"(?P<amount>\d{1,18}) ?(?P<unit>B|KiB|MiB|GiB)?")
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?", re.ASCII)
 _DATABASE_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
 
 
@@ -136,6 +137,17 @@ def listen_address(value: str) -> str:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::1]:8080")
     return value
+
+
+def host_name(value: str) -> str:
+    """``value``, which is a host as the header ``Host`` names it, without a port.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if _HOST_NAME.fullmatch(value) is None:
+        raise ValueError("must be a host name or an address without scheme and port, such as ledger.example.org")
+    return value.strip("[]")
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]

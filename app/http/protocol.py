@@ -19,7 +19,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.http.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress
-from app.http.heads import check_head
+from app.http.heads import ServedNames, check_head
 from app.http.problems import (
     HEADERS_TOO_LARGE,
     MALFORMED_HTTP,
@@ -47,8 +47,9 @@ _OF_KNOWN_LENGTH = b"content-length: "
 class ProblemProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *given: Any, bounds: ConnectionBounds, **named: Any) -> None:
+    def __init__(self, *given: Any, bounds: ConnectionBounds, names: ServedNames, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._names = names
         self._bounds = bounds
         self._progress = Progress()
         self._waiting_since_s = 0.0
@@ -144,7 +145,7 @@ class ProblemProtocol(HttpToolsProtocol):
             head_bytes = len(self.url) + sum(len(name) + len(value) + _FIELD_BYTES for name, value in self.headers)
             if head_bytes > HEAD_BYTES_MAX:
                 raise _head_too_large()
-        check_head(self.parser.get_http_version(), self.headers)
+        check_head(self.parser.get_http_version(), self.parser.get_method(), self.headers, self._names)
         self._upgrades = self.parser.should_upgrade()
         if self._upgrades:
             return

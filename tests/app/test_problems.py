@@ -416,7 +416,7 @@ def test_a_job_id_of_the_form_that_this_node_makes_is_refused(client: httpx.Clie
     assert other.status_code == 201
 
 
-HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: tally\r\n"
+HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: tally\r\n"
         (HEAD + b"a header without end", None, None),
         (HEAD + b"X: " + b"x" * 70_000 + b"\r\n\r\n", 431, "headers-too-large"),
         (HEAD + b"X: y\r\n" * 20_000 + b"\r\n", 431, "headers-too-large"),
-        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: tally\r\n\r\n", 431, "headers-too-large"),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431, "headers-too-large"),
         (HEAD + b"X: " + b"x" * 4_000_000, 431, "headers-too-large"),
     ],
 )
@@ -460,8 +460,8 @@ def test_a_head_behind_a_large_body_is_not_too_large(base_url: str) -> None:
     size = 200_000
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(
-            b"POST /v1/events HTTP/1.1\r\nHost: t\r\nContent-Type: application/x-ndjson\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (size, b" " * size) + b"GET /livez HTTP/1.1\r\nHost: t\r\n"
+            b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (size, b" " * size) + b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
         )
         connection.sendall(b"Connection: close\r\n\r\n")
         received = b""

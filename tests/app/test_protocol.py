@@ -14,8 +14,10 @@ from starlette.routing import Route
 from uvicorn.server import ServerState
 
 from app.http.deadlines import ConnectionBounds
+from app.http.heads import ServedNames
 from app.http.protocol import ProblemProtocol
 
+NAMES = ServedNames("127.0.0.1", ())
 BOUNDS = ConnectionBounds(1000, 60.0, 60.0)
 
 
@@ -91,7 +93,7 @@ def connected(application: Starlette) -> tuple[ProblemProtocol, Pieces]:
     config = uvicorn.Config(application, log_config=None, access_log=False, lifespan="off")
     config.load()
     protocol, transport = (
-        ProblemProtocol(config=config, server_state=ServerState(), app_state={}, bounds=BOUNDS),
+        ProblemProtocol(config=config, server_state=ServerState(), app_state={}, bounds=BOUNDS, names=NAMES),
         Pieces(),
     )
     protocol.connection_made(transport)
@@ -105,7 +107,7 @@ async def until(holds: object) -> None:
 
 
 def asking(path: str, method: str = "GET", more: str = "") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nhost: here\r\n{more}\r\n".encode()
+    return f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n".encode()
 
 
 async def test_an_answer_that_is_there_leaves_in_one_piece_each_time(application: Starlette) -> None:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from app.embedded import EmbeddedPostgres
+from app.http.heads import ServedNames
 from tests.app.service_thread import serving
 
 DEADLINE_S = 60
@@ -38,7 +39,7 @@ class Answer(NamedTuple):
 @pytest.fixture(scope="module")
 def base_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("raw")
-    with serving(postgres, folder, "raw_requests") as url:
+    with serving(postgres, folder, "raw_requests", http={"hosts": ["ledger.example.org"]}) as url:
         yield url
 
 
@@ -153,6 +154,73 @@ def test_a_head_that_two_readers_may_read_in_two_ways_is_refused(
     (answer,) = answers(exchange(str(client.base_url).rstrip("/"), sent))
     assert (answer.status, answer.problem) == (status, problem)
     assert entries(client) == before
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:80", True),
+        ("localhost.:8080", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9:1", True),
+        ("[::1]:8080", True),
+        ("ledger.example.org:443", True),
+        ("ledger.example.org.evil.example", False),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("192.0.2.7", False),
+        ("[2001:db8::1]", False),
+        ("127.1", False),
+        ("", False),
+        ("localhost:", False),
+        ("localhost@evil.example", False),
+        ("localhost, evil.example", False),
+        ("localhost/x", False),
+    ],
+)
+def test_a_name_that_is_not_ours_is_refused_so_that_no_page_can_bind_its_own_to_us(
+    client: httpx.Client, host: str, is_ours: bool
+) -> None:
+    head = b"GET /livez HTTP/1.1\r\nConnection: close\r\nHost: %b\r\n\r\n" % host.encode()
+    (answer,) = answers(exchange(str(client.base_url).rstrip("/"), head))
+    assert (answer.status, is_ours or answer.problem) == ((200, True) if is_ours else (421, "host-not-allowed"))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"), [("192.0.2.7:8080", True), ("[2001:db8::1]", True), ("127.1", False), ("evil.example", False)]
+)
+def test_a_service_that_others_can_reach_answers_to_addresses_too(host: str, is_ours: bool) -> None:
+    assert ServedNames("0.0.0.0", ()).has_host(host.encode()) is is_ours
+
+
+@pytest.mark.parametrize(
+    ("origin", "may_write"),
+    [
+        ("http://localhost", True),
+        ("http://localhost:80", True),
+        ("https://ledger.example.org", True),
+        ("http://localhost:3000", False),
+        ("https://localhost:80", False),
+        ("http://evil.example", False),
+        ("http://ledger.example.org.evil.example", False),
+        ("null", False),
+        ("", False),
+        ("http://localhost\r\nOrigin: http://evil.example", False),
+    ],
+)
+def test_a_page_of_another_origin_reads_what_its_browser_lets_it_and_changes_nothing(
+    client: httpx.Client, origin: str, may_write: bool
+) -> None:
+    base_url = str(client.base_url).rstrip("/")
+    before = entries(client)
+    field = b"\r\nOrigin: %b\r\n" % origin.encode()
+    (answer,) = answers(exchange(base_url, WHOLE_POST.replace(b"\r\n", field + b"Connection: close\r\n", 1)))
+    assert (answer.status, may_write or answer.problem) == ((201, True) if may_write else (403, "origin-not-allowed"))
+    assert entries(client) == before + may_write
+    (answer,) = answers(exchange(base_url, LAST_GET.replace(b"\r\n", field, 1)))
+    assert answer.status == 200
 
 
 def test_http_1_0_is_answered_and_the_connection_ends(base_url: str) -> None:

@@ -153,8 +153,8 @@ async def test_idle_and_half_sent_connections_do_not_delay_a_stop(
 ) -> None:
     child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
     address = urlsplit(await child.ready())
-    idle = b"GET /livez HTTP/1.1\r\nHost: here\r\n\r\n"
-    half = b"POST /v1/jobs HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Len"
+    idle = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    half = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Len"
     with open_connections(address.hostname, address.port, [b"", idle, half] * 20):
         assert await child.terminate(AT_ONCE_S) == 0
 
@@ -164,7 +164,7 @@ async def test_a_request_whose_body_never_comes_is_answered_and_does_not_keep_th
 ) -> None:
     child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
     address = urlsplit(await child.ready())
-    half = b"POST /v1/jobs HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    half = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(half)
     await writer.drain()
