@@ -49,6 +49,7 @@ from app.setting_types import (
     between,
     comma_separated,
     host_name,
+    key_place,
     listen_address,
     parse_size,
     sized,
@@ -70,6 +71,7 @@ TOML_BYTES_MAX = 1 << 20
 REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16
 HOSTS_MAX = 64
+URIS_ALLOWED_MAX = 32
 WITNESSES_MAX = 32
 """Witnesses of one ledger; a note has room for a signature of each."""
 FIRST_EVENT_ENTRIES = 2
@@ -201,9 +203,18 @@ class LogSettings(_Section):
 
 
 class SigningSettings(_Section):
-    """``signing.key_uri``: ``file:PATH`` or a signer of securesystemslib; a file beside the data when not said."""
+    """``signing.key_uri``: ``file:PATH`` or a signer of securesystemslib; a file beside the data when not said.
+
+    ``uris_allowed`` are folders and beginnings of URIs that a rotation over HTTP may name a key of.
+    """
 
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+    uris_allowed: Annotated[
+        list[Annotated[str, AfterValidator(key_place)]],
+        Field(max_length=URIS_ALLOWED_MAX),
+        NoDecode,
+        BeforeValidator(comma_separated),
+    ] = []
     pin: SecretStr | None = None
 
     def read_pin(self) -> str:

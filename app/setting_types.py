@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from ledger.errors import InvalidInputError
+from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, anchored
+from signing import remote_signer
 from signing.cosignature import WitnessKey
+from signing.private_file import path_of
 
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
@@ -148,6 +150,23 @@ def host_name(value: str) -> str:
     if _HOST_NAME.fullmatch(value) is None:
         raise ValueError("must be a host name or an address without scheme and port, such as ledger.example.org")
     return value.strip("[]")
+
+
+def key_place(value: str) -> str:
+    """``value``, which is a folder of key files, or the beginning of the URIs of keys outside of files.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if remote_signer.is_remote(value):
+        return value
+    try:
+        path_of(value)
+    except ConfigurationError:
+        raise ValueError(
+            "must be a folder, such as file:/etc/tallystick/keys, or the beginning of a key URI, such as awskms:"
+        ) from None
+    return value
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]

@@ -78,7 +78,8 @@ def rotate(
         typer.Option(
             "--new-key-uri",
             metavar="URI",
-            help="The new key, as the service's machine sees it: a key file, or an HSM, Vault or cloud key.",
+            help="The new key, as the service's machine sees it: a key file, or an HSM, Vault or cloud key, that "
+            "signing.uris_allowed leaves to be named.",
             show_default="a new file beside the present one",
         ),
     ] = None,

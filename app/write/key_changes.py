@@ -27,18 +27,18 @@ import structlog
 
 from app.config import Settings
 from app.node import Node
-from app.node_keys import LocalOrRemote, NodeKeys, Retired, last_signed_ms, log_key_beside, new_key_path, open_signer
+from app.node_keys import LocalOrRemote, NodeKeys, Retired, last_signed_ms, log_key_beside, new_key_path
 from app.published_keys import PublishedKey, published_keys
 from app.store import keys as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
 from app.write.key_in_use import KeyInUse
+from app.write.named_keys import open_named
 from app.write.notary import Notary
 from app.write.system_entries import SystemEntries
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
-    ConfigurationError,
     DatabaseUnavailableError,
     DurabilityTimeoutError,
     EventRefusedError,
@@ -204,10 +204,8 @@ class KeyChanges:
                 raise InvalidInputError("new_key_uri: name the new key; this node signs outside of files")
             path = new_key_path(configured)
             return key_file.generate(path, self._keys.signer.public_key.algorithm), path.name
-        try:
-            signer = open_signer(new_key_uri, self._settings.signing.read_pin, may_generate=False)
-        except ConfigurationError as error:
-            raise InvalidInputError(f"new_key_uri: {error}", ("new_key_uri",)) from error
+        signing = self._settings.signing
+        signer = open_named(new_key_uri, signing.uris_allowed, signing.read_pin)
         if isinstance(signer, remote_signer.RemoteSigner):
             if log_key:
                 raise InvalidInputError("new_key_uri: checkpoints are signed with a key in a file", ("new_key_uri",))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import stat
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+import structlog
 
 from app import node_keys
 from app.config import Settings
@@ -321,7 +325,71 @@ async def test_a_damaged_file_of_keys_stops_the_start(run_node: RunNode, make_se
 # --- refusals -----------------------------------------------------------------------------------------
 
 
-async def test_what_cannot_be_rotated_or_revoked_is_refused(client: Client, tmp_path: Path, chains: Chains) -> None:
+@contextlib.contextmanager
+def refusals() -> Iterator[list[str]]:
+    """Why the service refused keys, as its log says it."""
+    reasons: list[str] = []
+    with structlog.testing.capture_logs() as lines:
+        yield reasons
+    reasons += [line["reason"] for line in lines if line["event"] == "new_key_refused"]
+
+
+async def test_a_caller_names_only_keys_of_the_folders_that_the_settings_name(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path, chains: Chains
+) -> None:
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    (allowed / "below").mkdir(parents=True)
+    for name in ("good", "below/deep", "of-another", "../other/key"):
+        (allowed / name).parent.mkdir(exist_ok=True)
+        key_file.generate(allowed / f"{name}.pem")
+    if os.geteuid() == 0:  # Nobody else may give a file away.
+        os.chown(allowed / "of-another.pem", 12345, 12345)
+    else:
+        (allowed / "of-another.pem").unlink()
+    (allowed / "wide.pem").write_bytes((allowed / "good.pem").read_bytes())
+    (allowed / "wide.pem").chmod(0o644)
+    (allowed / "no-key.pem").write_text("a secret that nobody may read out of an answer")
+    (allowed / "no-key.pem").chmod(0o600)
+    (allowed / "link.pem").symlink_to(other / "key.pem")
+    (allowed / "loop.pem").symlink_to(allowed / "loop.pem")
+    refused = [
+        "/etc/passwd",
+        "file:/etc/shadow",
+        "/nowhere/at/all.pem",
+        f"{other}/key.pem",
+        f"{allowed}/../other/key.pem",
+        f"file:{allowed}/%2e%2e/other/key.pem",
+        *(
+            f"{allowed}/{name}.pem"
+            for name in ("below/deep", "of-another", "wide", "no-key", "link", "loop", "missing")
+        ),
+        str(allowed),
+        "hsm:2?label=ledger",
+        "awskms:alias/other",
+        "gpg:whatever",
+    ]
+    settings = make_settings(signing={"uris_allowed": [f"file:{allowed}", "awskms:alias/ledger"]})
+    async with run_server(settings) as client:
+        await add_jobs(client, 1)
+        await until(chains.key_recorded, "the start is recorded")
+        with refusals() as reasons:
+            answers = [await client.post("/v1/keys/rotate", json={"new_key_uri": uri}) for uri in refused]
+        assert {answer.status_code for answer in answers} == {422}
+        assert len({answer.content for answer in answers}) == 1, "an answer tells of a file"
+        assert len(reasons) == len(refused) - 2
+        answer = await rotate(client, new_key_uri=f"file:{allowed}/good.pem")
+        assert answer["key"]["key_id"] == key_file.load(str(allowed / "good.pem")).key_id == await signing_key(client)
+
+
+async def test_what_cannot_be_rotated_or_revoked_is_refused(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path, chains: Chains
+) -> None:
+    settings = make_settings(signing={"uris_allowed": [str(tmp_path / "node" / "keys")]})
+    async with run_server(settings) as client:
+        await refuse_what_cannot_be(client, tmp_path, chains)
+
+
+async def refuse_what_cannot_be(client: Client, tmp_path: Path, chains: Chains) -> None:
     await add_jobs(client, 1)
     await until(chains.key_recorded, "the start is recorded")
     own = await signing_key(client)

@@ -156,7 +156,7 @@ async def test_a_node_starts_while_its_hsm_is_away_and_signs_when_it_is_back(
 async def test_keys_rotate_from_a_file_into_the_hsm_and_on_to_another_key_in_it(
     run_server: RunServer, make_settings: MakeSettings, token: Token
 ) -> None:
-    settings = make_settings(signing={"pin": PIN})
+    settings = make_settings(signing={"pin": PIN, "uris_allowed": ["hsm:"]})
     first, second = token.make_key(2), token.make_key(3)
     async with run_server(settings) as client:
         await add_jobs(client, 1)
@@ -177,7 +177,8 @@ async def test_a_signer_that_cannot_be_had_changes_nothing(
     run_server: RunServer, make_settings: MakeSettings, token: Token
 ) -> None:
     wrong_curve = token.make_key(4, "secp384r1")
-    async with run_server(make_settings(signing={"pin": PIN})) as client:
+    settings = make_settings(signing={"pin": PIN, "uris_allowed": ["hsm:", "hv:"]})
+    async with run_server(settings) as client:
         await add_jobs(client, 1)
         own = await signing_key(client)
         for uri, expected in (
