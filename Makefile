@@ -46,12 +46,16 @@ torture: $(DEV) $(CLASSES) debian-tools
 	$(if $(SEED),,TEST_EXAMPLES=2000 $(BIN)/python -m pytest -m hypothesis --timeout=0)
 
 # The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware; Chromium looks
-# at the page of a report.
-DEBIAN := strace softhsm2 chromium
+# at the page of a report; Debian's PostgreSQL is the oldest that the ledger is tested on, and gets no cluster of its own.
+DEBIAN := strace softhsm2 chromium postgresql
+CLUSTERS := /etc/postgresql-common/createcluster.d
 debian-tools:
-	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && command -v chromium >/dev/null && exit 0; \
+	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && command -v chromium >/dev/null && \
+	  ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  mkdir -p $(CLUSTERS) && echo "create_main_cluster = false" >$(CLUSTERS)/tallystick.conf && \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null; \
+	  done=$$?; rm -f $(CLUSTERS)/tallystick.conf; exit $$done; \
 	else \
 	  echo "The tests need $(DEBIAN); install them first, on Debian: sudo apt-get install $(DEBIAN)" >&2; \
 	  exit 1; \

@@ -64,10 +64,14 @@ _RELAUNCH_S = 0.1
 
 
 class EmbeddedPostgres:
-    """One PostgreSQL server below ``data_dir``. Not for use from several threads at once."""
+    """One PostgreSQL server below ``data_dir``. Not for use from several threads at once.
 
-    def __init__(self, data_dir: Path) -> None:
+    ``programs`` is the folder of another PostgreSQL's programs, which whoever runs it must be able to execute.
+    """
+
+    def __init__(self, data_dir: Path, programs: Path | None = None) -> None:
         self.data_dir = data_dir.resolve()
+        self._programs = programs
         self._process: subprocess.Popen[bytes] | None = None
         self._users_lock: IO[bytes] | None = None
 
@@ -164,7 +168,7 @@ class EmbeddedPostgres:
 
     def _make_sure_it_runs(self) -> bool:
         """True if the server was down. The start lock is held."""
-        cluster = open_cluster(self.data_dir)
+        cluster = open_cluster(self.data_dir, self._programs)
         if self.postmaster_pid() is not None and self._wait_until_ready(cluster.data):
             return False
         self._launch(cluster)

@@ -36,6 +36,10 @@ _SETTINGS = {
 }
 
 
+_BUILTIN_LOCALE = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+_BUILTIN_LOCALE_SINCE = 17
+
+
 class Credentials(msgspec.Struct, frozen=True):
     """Content of ``credentials.json``: passwords by login, and the port."""
 
@@ -60,8 +64,10 @@ def find_data(data_dir: Path) -> Path | None:
     return None if home is None else home / "data"
 
 
-def open_cluster(data_dir: Path) -> Cluster:
-    """The cluster of ``data_dir``, made if there is none. The caller keeps others out meanwhile.
+def open_cluster(data_dir: Path, programs: Path | None = None) -> Cluster:
+    """The cluster of ``data_dir``, made if there is none, by our own PostgreSQL or the one in the folder ``programs``.
+
+    The caller keeps others out meanwhile.
 
     Raises:
         StartRefusedError: it cannot be made, is not ours, or was made by another version.
@@ -76,7 +82,7 @@ def open_cluster(data_dir: Path) -> Cluster:
             "to begin with an empty ledger."
         )
     account = account_for(home)
-    binaries = reachable_binaries(account)
+    binaries = programs or reachable_binaries(account)
     data = home / "data"
     if data.exists():
         # 2. It is there: fit to run, and with the passwords to log in.
@@ -169,12 +175,14 @@ def _initdb(binaries: Path, data: Path, account: Account, password: str) -> None
                 str(binaries / "initdb"),
                 *("-D", str(data), "-U", SUPERUSER, "--pwfile", str(password_file)),
                 *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"),
-                *("--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
-                *(part for name, value in _SETTINGS.items() for part in ("--set", f"{name}={value}")),
+                *(_BUILTIN_LOCALE if _version(binaries, account) >= _BUILTIN_LOCALE_SINCE else ()),
             ]
         )
     finally:
         password_file.unlink()
+    # Not by initdb's --set, which PostgreSQL 15 lacks.
+    with (data / "postgresql.conf").open("a") as configuration:
+        configuration.writelines(f"{name} = '{value}'\n" for name, value in _SETTINGS.items())
 
 
 def _make_roles(binaries: Path, data: Path, account: Account, credentials: Credentials) -> None:
@@ -193,12 +201,18 @@ def _make_roles(binaries: Path, data: Path, account: Account, credentials: Crede
 
 def _check_version(binaries: Path, data: Path, account: Account) -> None:
     made_by = (data / "PG_VERSION").read_text().strip()
-    ours = account.run([str(binaries / "postgres"), "--version"]).split()[-1]
-    if made_by != ours.split(".")[0]:
+    ours = _version(binaries, account)
+    if made_by != str(ours):
         raise StartRefusedError(
             f"the cluster {data} was made by PostgreSQL {made_by}, and this is {ours}. Move its content with "
             "pg_dump and psql, or run the version of Tallystick that made it."
         )
+
+
+def _version(binaries: Path, account: Account) -> int:
+    """Major version of the server in ``binaries``."""
+    told = account.run([str(binaries / "postgres"), "--version"])
+    return int(told.partition(") ")[2].partition(".")[0])
 
 
 def _replace_file(path: Path, content: bytes) -> None:

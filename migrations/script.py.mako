@@ -1,13 +1,16 @@
 """${message}."""
 
+from pathlib import Path
+
+from app.store.migrate import downgrade as downgrade
 from app.store.migrate import run_sql_file
 
-revision = ${repr(up_revision)}
-down_revision = ${repr(down_revision)}
-branch_labels = ${repr(branch_labels)}
-depends_on = ${repr(depends_on)}
+revision = ${'"%s"' % up_revision}
+down_revision = ${'"%s"' % down_revision if down_revision else None}
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:
-    """Run the SQL of this revision."""
-    run_sql_file("${up_revision}_${slug}.sql")
+    """Say what becomes of what is there."""
+    run_sql_file(f"{Path(__file__).stem}.sql")

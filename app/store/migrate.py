@@ -1,12 +1,14 @@
 """Bring a database to the schema this version knows.
 
 One migration run is one transaction under an advisory lock: two at once do not meet, and a run that fails
-leaves nothing. The SQL of each revision is a file in ``migrations/sql``.
+leaves nothing. The SQL of each revision is a file in ``migrations/sql``. Nothing goes back: an older schema has no
+place for what a newer one recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import asyncpg
 import structlog
@@ -20,15 +22,25 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
-from app.store.schema_version import MIGRATIONS, newest_revision
-from app.store.tables import SCHEMA, metadata
+from app.store.schema_version import MIGRATIONS, SERVER_VERSION_MIN, check_server, newest_revision
+from app.store.tables import LOG_PARTITIONS, SCHEMA, metadata
 from ledger.errors import StartRefusedError
 
 log = structlog.get_logger()
 
-SERVER_VERSION_MIN = 15
 _LOCK = 0x7A11_5C4E_3A
 """Key of the advisory lock, one for each database."""
+_PARTITIONS = frozenset(f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS))
+
+COMPARED: dict[str, Any] = {
+    "include_schemas": True,
+    "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
+    "include_object": lambda _, name, kind, *__: kind != "table" or name not in _PARTITIONS,
+    "version_table_schema": SCHEMA,
+    "compare_type": True,
+    "compare_server_default": True,
+}
+"""What of a database is compared with the declared tables, by ``alembic check`` too: all of our schema."""
 
 
 def migrate(url: str) -> None:
@@ -53,23 +65,6 @@ def migrate(url: str) -> None:
         ) from error
 
 
-def check_server(version_num: int, encoding: str) -> None:
-    """Raises StartRefusedError if the server is too old or the database not UTF8.
-
-    ``version_num`` is as in ``server_version_num``, such as 150004.
-    """
-    if version_num < SERVER_VERSION_MIN * 10_000:
-        raise StartRefusedError(
-            f"PostgreSQL {SERVER_VERSION_MIN} or newer is needed, and this server is "
-            f"{version_num // 10_000}: upgrade it, or name another with TALLY_MIGRATE_URL"
-        )
-    if encoding != "UTF8":
-        raise StartRefusedError(
-            f"the database must have encoding UTF8 and has {encoding}: CREATE DATABASE ... ENCODING 'UTF8' "
-            "TEMPLATE template0"
-        )
-
-
 def engine(url: str) -> AsyncEngine:
     """SQLAlchemy's way to the database that ``url`` names in asyncpg's form; keeps no connections."""
 
@@ -84,9 +79,35 @@ def run_in_transaction(url: str) -> None:
     asyncio.run(_run(url))
 
 
+def print_statements() -> None:
+    """Print what Alembic was asked for as SQL for psql; called by ``migrations/env.py``."""
+    context.configure(dialect_name="postgresql", target_metadata=metadata, version_table_schema=SCHEMA)
+    with context.begin_transaction():
+        script = context.get_context().impl
+        script.static_output(_OFFLINE)
+        if context.get_starting_revision_argument() in (None, "base"):
+            script.static_output(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};")
+        context.run_migrations()
+
+
+def downgrade() -> None:
+    """What each revision has in place of a way back.
+
+    Raises:
+        CommandError: always.
+    """
+    raise CommandError(
+        "revisions of the ledger's schema have no way back: an older schema has no place for what a newer one "
+        "recorded. Restore a backup from before (docs/backup.md), and let the older version serve that"
+    )
+
+
 def run_sql_file(name: str) -> None:
     """Run all statements of ``migrations/sql/<name>`` in the migration's transaction; called by revisions."""
     statements = (MIGRATIONS / "sql" / name).read_text(encoding="utf-8")
+    if context.is_offline_mode():
+        op.get_context().impl.static_output(statements)
+        return
     # The driver's own execute takes many statements at once, SQLAlchemy's prepares and takes one.
     driver = op.get_bind().connection.driver_connection
     assert driver is not None
@@ -101,26 +122,40 @@ def _config() -> Config:
 
 async def _run(url: str) -> None:
     async with engine(url).begin() as connection:
-        await connection.run_sync(_migrate)
+        found, reached = await connection.run_sync(_migrate)
+    if found != reached:
+        log.info("schema_migration", from_revision=found, to_revision=reached)
 
 
-def _migrate(connection: SyncConnection) -> None:
+def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:
+    """Run it; the revision before and after, which counts once the transaction is committed."""
     # 1. The server is fit, and nobody else migrates this database.
     version_num, encoding = connection.execute(
         text("SELECT current_setting('server_version_num')::int, current_setting('server_encoding')")
     ).one()
     check_server(version_num, encoding)
     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    # 2. The schema, where Alembic keeps its version too.
-    if connection.execute(text("SELECT to_regnamespace(:name) IS NULL"), {"name": SCHEMA}).scalar():
+    # 2. The schema, where Alembic keeps its version too; not for those who only look.
+    context.configure(connection=connection, target_metadata=metadata, **COMPARED)
+    migration = context.get_context()
+    is_missing = connection.execute(text("SELECT to_regnamespace(:name) IS NULL"), {"name": SCHEMA}).scalar()
+    if is_missing and not migration.opts.get("dont_mutate"):
         connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
     # 3. The revisions that are missing.
-    context.configure(connection=connection, target_metadata=metadata, version_table_schema=SCHEMA)
-    found, newest = context.get_context().get_current_revision(), context.get_head_revision()
-    if found != newest:
-        log.info("schema_migration", from_revision=found, to_revision=newest)
+    found = migration.get_current_revision()
     with context.begin_transaction():
         context.run_migrations()
+    return found, migration.get_current_revision()
+
+
+_OFFLINE = f"""DO $$
+BEGIN
+    IF current_setting('server_version_num')::int < {SERVER_VERSION_MIN}0000
+       OR current_setting('server_encoding') <> 'UTF8' THEN
+        RAISE 'PostgreSQL {SERVER_VERSION_MIN} or newer and a database of encoding UTF8 are needed';
+    END IF;
+    PERFORM pg_advisory_xact_lock({_LOCK});
+END $$;"""
 
 
 def _described(error: Exception) -> str:

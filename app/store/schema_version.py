@@ -21,13 +21,36 @@ if TYPE_CHECKING:
 MIGRATIONS = Path(app.__file__).parent.parent / "migrations"
 
 
+SERVER_VERSION_MIN = 15
+"""Oldest PostgreSQL: NULLS NOT DISTINCT came with it."""
+
+
+def check_server(version_num: int, encoding: str) -> None:
+    """Raises StartRefusedError if the server is too old or the database not UTF8.
+
+    ``version_num`` is as in ``server_version_num``, such as 150004.
+    """
+    if version_num < SERVER_VERSION_MIN * 10_000:
+        raise StartRefusedError(
+            f"PostgreSQL {SERVER_VERSION_MIN} or newer is needed, and this server is "
+            f"{version_num // 10_000}: upgrade it, or name another with TALLY_MIGRATE_URL"
+        )
+    if encoding != "UTF8":
+        raise StartRefusedError(
+            f"the database must have encoding UTF8 and has {encoding}: CREATE DATABASE ... ENCODING 'UTF8' "
+            "TEMPLATE template0"
+        )
+
+
 def newest_revision() -> str:
     """The revision that ``migrate`` brings a database to."""
     return max(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
 async def check_schema(connection: Connection) -> None:
-    """Raises StartRefusedError unless the database has exactly the schema this version knows."""
+    """Raises StartRefusedError unless the server is fit and the database has exactly the schema this version knows."""
+    settings = connection.get_settings()
+    check_server(int(connection.get_server_version().major) * 10_000, settings.server_encoding)
     known = newest_revision()
     try:
         found = await _revision(connection)

@@ -100,9 +100,10 @@ CREATE TABLE scheduler.merkle_tile (
     tenant_id text COLLATE "C" NOT NULL,
     level smallint NOT NULL,
     tile_index bigint NOT NULL,
-    hashes bytea STORAGE EXTERNAL NOT NULL,
+    hashes bytea NOT NULL,
     PRIMARY KEY (tenant_id, level, tile_index)
 );
+ALTER TABLE scheduler.merkle_tile ALTER COLUMN hashes SET STORAGE EXTERNAL;
 
 -- Merged state of every job; ``state`` is the canonical JSON of the fold over its entries.
 CREATE TABLE scheduler.jobs (

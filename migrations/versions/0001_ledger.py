@@ -1,5 +1,6 @@
 """The ledger: chains, snapshots, Merkle trees, merged jobs and what nodes keep in Postgres."""
 
+from app.store.migrate import downgrade as downgrade
 from app.store.migrate import run_sql_file
 
 revision = "0001"

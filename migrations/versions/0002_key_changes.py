@@ -1,5 +1,6 @@
 """Keys that change: which sign now, and why one was revoked."""
 
+from app.store.migrate import downgrade as downgrade
 from app.store.migrate import run_sql_file
 
 revision = "0002"

@@ -1,5 +1,6 @@
 """What outsiders said of checkpoints: cosignatures and time stamps."""
 
+from app.store.migrate import downgrade as downgrade
 from app.store.migrate import run_sql_file
 
 revision = "0003"

@@ -1,5 +1,6 @@
 """Imports of bundles: how far each has come."""
 
+from app.store.migrate import downgrade as downgrade
 from app.store.migrate import run_sql_file
 
 revision = "0004"

@@ -1,5 +1,6 @@
 """Private fields, the wrapped keys of those they are about, and what the chain must say of both."""
 
+from app.store.migrate import downgrade as downgrade
 from app.store.migrate import run_sql_file
 
 revision = "0005"

@@ -1,5 +1,6 @@
 """States of jobs remember creations that differ from the first."""
 
+from app.store.migrate import downgrade as downgrade
 from app.store.migrate import run_sql_file
 
 revision = "0006"

@@ -13,12 +13,13 @@ from pathlib import Path
 import asyncpg
 import pytest
 from alembic.script import ScriptDirectory
+from structlog.testing import capture_logs
 
 from app.embedded import EmbeddedPostgres
 from app.embedded_account import find_package
 from app.embedded_cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
-from app.store.migrate import check_server, migrate
-from app.store.schema_version import MIGRATIONS, check_schema, is_newest, newest_revision
+from app.store.migrate import migrate
+from app.store.schema_version import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
 from tests.conftest import Database
 
@@ -37,6 +38,21 @@ async def test_migrating_again_changes_nothing(database: Database, service: asyn
     await asyncio.to_thread(migrate, database.owner_url)
     assert await service.fetchval("SELECT tenant_id FROM scheduler.chain_heads") == "acme"
     await check_schema(service)
+
+
+async def test_a_migration_is_logged_once_it_is_done(empty_database: Database) -> None:
+    connection = await asyncpg.connect(empty_database.owner_url)
+    await connection.execute("CREATE SCHEMA scheduler CREATE TABLE scheduler.heartbeat ()")
+    with capture_logs() as logs, pytest.raises(StartRefusedError, match="heartbeat"):
+        await asyncio.to_thread(migrate, empty_database.owner_url)
+    assert logs == []
+    await connection.execute("DROP SCHEMA scheduler CASCADE")
+    await connection.close()
+    with capture_logs() as logs:
+        await asyncio.to_thread(migrate, empty_database.owner_url)
+        await asyncio.to_thread(migrate, empty_database.owner_url)
+    done = {"from_revision": None, "to_revision": newest_revision(), "event": "schema_migration", "log_level": "info"}
+    assert logs == [done]
 
 
 async def test_two_migrations_at_once_do_not_meet(empty_database: Database) -> None:
@@ -106,6 +122,16 @@ def test_a_server_that_is_too_old_or_not_utf8_is_refused(version_num: int, encod
     check_server(150000, "UTF8")
     with pytest.raises(StartRefusedError, match=said):
         check_server(version_num, encoding)
+
+
+async def test_neither_a_migration_nor_a_start_accepts_a_server_that_is_too_old(
+    empty_database: Database, database: Database, service: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.schema_version.SERVER_VERSION_MIN", 99)
+    with pytest.raises(StartRefusedError, match="99 or newer is needed, and this server is 18"):
+        await asyncio.to_thread(migrate, empty_database.owner_url)
+    with pytest.raises(StartRefusedError, match="99 or newer is needed, and this server is 18"):
+        await check_schema(service)
 
 
 # A server of one's own

@@ -12,7 +12,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection as SyncConnection
 
 from app.embedded_cluster import OWNER, SERVICE, SERVICE_GROUP
-from app.store.migrate import engine
+from app.store.migrate import COMPARED, engine
 from app.store.tables import LOG_PARTITIONS, SCHEMA, metadata
 from tests.conftest import Database
 
@@ -104,16 +104,7 @@ async def insert_anchors(connection: asyncpg.Connection) -> None:
 
 async def test_alembic_finds_no_difference_between_declared_and_migrated(database: Database) -> None:
     def differences(connection: SyncConnection) -> list[object]:
-        partitions = {f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS)}
-        options = {
-            "include_schemas": True,
-            "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
-            "include_object": lambda _, name, kind, *__: kind != "table" or name not in partitions,
-            "version_table_schema": SCHEMA,
-            "compare_type": True,
-            "compare_server_default": True,
-        }
-        context = MigrationContext.configure(connection, opts=options)
+        context = MigrationContext.configure(connection, opts=COMPARED)
         return list(compare_metadata(context, metadata))
 
     async with engine(database.owner_url).connect() as connection:
