@@ -42,11 +42,25 @@ class Snapshot(TypedDict):
     """A signed range of a chain."""
 
     id: int
+    tenant_id: str
     from_seq: int
     to_seq: int
     entry_count: int
     merkle_root: str
     snapshot_hlc: str
+
+
+class Tenant(TypedDict):
+    """One tenant."""
+
+    tenant_id: Annotated[str, Meta(pattern="^[a-z0-9_-]{1,63}$")]
+
+
+class Tenants(TypedDict):
+    """A page of the list of tenants."""
+
+    items: list[Tenant]
+    next_cursor: str | None
 
 
 class Key(TypedDict):

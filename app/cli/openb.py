@@ -11,7 +11,8 @@ That row becomes three events, ``trace_time`` in each payload::
     JobAccepted   at scheduled_time   when it is not blank
     JobCompleted  at deletion_time    when pod_phase is Succeeded; JobFailed when it is Failed
 
-Other phases stay open. Events come in order of trace time; at one time, in order of rows. Within a job no
+A pod that was deleted while Running or Pending was cancelled: JobCancellationRequested (reason ``deleted``, requestor
+``trace``) and JobCancellationAcked, both at deletion_time. Without a deletion_time such a pod stays open. Events come in order of trace time; at one time, in order of rows. Within a job no
 event precedes the one before it, even where the trace's times do.
 """
 
@@ -40,6 +41,8 @@ COLUMNS = (
 _AMOUNTS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 _TEXTS = ("gpu_spec", "qos")
 _PHASES = ("Pending", "Running", "Succeeded", "Failed")
+
+_DELETED = {"reason": "deleted", "requestor": "trace"}
 
 Row = dict[str, str]
 EventFields = dict[str, Any]
@@ -88,8 +91,11 @@ def _events_of(line: int, row: Row) -> list[_Placed]:
         steps.append(("scheduled_time", {"type": "JobAccepted", "dc_id": CLUSTER, "worker_count": 1}))
     if phase == "Succeeded":
         steps.append(("deletion_time", {"type": "JobCompleted", "final_status": phase}))
-    if phase == "Failed":
+    elif phase == "Failed":
         steps.append(("deletion_time", {"type": "JobFailed", "error": phase, "failed_dc": CLUSTER}))
+    elif row["deletion_time"]:
+        steps.append(("deletion_time", {"type": "JobCancellationRequested", **_DELETED}))
+        steps.append(("deletion_time", {"type": "JobCancellationAcked", "dc_id": CLUSTER}))
     return _place(line, row, steps)
 
 

@@ -2,26 +2,89 @@
 
 from __future__ import annotations
 
-from app.cli.answers import Snapshot
-from app.cli.client import LedgerClient
-from app.cli.options import Tenant, Url
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.answers import Snapshot, Tenants
+from app.cli.client import LedgerClient, RequestRefusedError
+from app.cli.options import Url
 from console.options import Json
-from console.outcome import out, print_json
+from console.outcome import CommandExit, err, out, print_json
+from ledger.errors import InvalidInputError
+from ledger.events import SYSTEM_TENANT
+from ledger.exit_code import ExitCode
+
+PAGE_TENANTS = 1000
+"""Tenants asked for at once."""
 
 
-def snapshot(tenant: Tenant, url: Url, as_json: Json = False) -> None:
-    """Sign a snapshot of a tenant's chain now, instead of when the batch is full.
+def snapshot(
+    url: Url,
+    tenant: Annotated[str | None, typer.Option("--tenant", "-t", help="Tenant whose chain is signed.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Sign the chains of all tenants, and of _system.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Sign a snapshot of a tenant's chain, or of all, now instead of when the batch is full.
+
+    With --all a tenant whose chain cannot be signed is told, the others are
+    signed all the same, and the exit code is 1.
 
     \b
     Examples:
       tally snapshot --tenant acme
       tally snapshot -t acme --json
+      tally snapshot --all
     """
+    if (tenant is None) is not every:
+        raise InvalidInputError("say which chains: --tenant T, or --all")
     with LedgerClient(url) as client:
-        answer = client.post("/v1/snapshots", {"tenant_id": tenant}, Snapshot)
+        if tenant is not None:
+            _told(_sign(client, tenant), as_json)
+            return
+        made, problems = _sign_all(client, as_json)
+    if as_json:
+        print_json({"snapshots": made, "problems": problems})
+    if problems:
+        raise CommandExit(ExitCode.COULD_NOT_RUN)
+
+
+def _sign_all(client: LedgerClient, as_json: bool) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    made: list[dict[str, Any]] = []
+    problems: list[dict[str, str]] = []
+    # The ledger's own chain last: what the others cause in it is signed too.
+    for tenant in sorted(_tenants(client), key=lambda name: (name == SYSTEM_TENANT, name)):
+        try:
+            made.append(_sign(client, tenant))
+        except RequestRefusedError as error:
+            err.print(f"tenant {tenant}: {error}", style="bold red", markup=False)
+            problems.append({"tenant_id": tenant, "problem": str(error)})
+        else:
+            if not as_json:
+                _told(made[-1], as_json)
+    return made, problems
+
+
+def _tenants(client: LedgerClient) -> Iterator[str]:
+    cursor = None
+    while True:
+        page = client.get("/v1/tenants", Tenants, limit=PAGE_TENANTS, cursor=cursor)
+        yield from (item["tenant_id"] for item in page["items"])
+        cursor = page["next_cursor"]
+        if cursor is None or not page["items"]:
+            return
+
+
+def _sign(client: LedgerClient, tenant: str) -> dict[str, Any]:
+    answer: dict[str, Any] = client.post("/v1/snapshots", {"tenant_id": tenant}, Snapshot, repeatable=True)
+    return answer
+
+
+def _told(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
     signed = f"seq {answer['from_seq']} to {answer['to_seq']}, {answer['entry_count']} entries"
-    out.print(f"snapshot {answer['id']} of tenant {tenant} signs {signed}", markup=False)
+    out.print(f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}", markup=False)
     out.print(f"Merkle root {answer['merkle_root']}, HLC {answer['snapshot_hlc']}", markup=False)

@@ -344,6 +344,19 @@ class VerdictAnswer(_Answer):
     duration_ms: float
 
 
+class TenantAnswer(_Answer):
+    """One tenant, or ``_system``."""
+
+    tenant_id: str
+
+
+class TenantList(_Answer):
+    """Tenants by name."""
+
+    items: list[TenantAnswer]
+    next_cursor: str | None
+
+
 class ListedSnapshot(_Answer):
     """One signed batch of entries."""
 

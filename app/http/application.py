@@ -10,7 +10,22 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from app.http import anchors, bundles, chain, docs, events, jobs, keys, log, node, privacy, service, snapshots, stats
+from app.http import (
+    anchors,
+    bundles,
+    chain,
+    docs,
+    events,
+    jobs,
+    keys,
+    log,
+    node,
+    privacy,
+    service,
+    snapshots,
+    stats,
+    tenants,
+)
 from app.http.answers import Problem
 from app.http.middleware import Observed
 from app.http.problems import (
@@ -25,7 +40,7 @@ from app.parts import Parts
 from ledger.errors import LedgerError
 
 TITLE = "Tallystick"
-ROUTERS = (jobs, events, stats, chain, snapshots, bundles, privacy, keys, log, anchors, node, service, docs)
+ROUTERS = (jobs, events, stats, chain, snapshots, bundles, tenants, privacy, keys, log, anchors, node, service, docs)
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 
 

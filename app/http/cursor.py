@@ -60,6 +60,21 @@ def decode_number(name: str, scope: str, cursor: str | None) -> int | None:
             raise _foreign()
 
 
+def decode_text(name: str, scope: str, cursor: str | None) -> str | None:
+    """The text at which ``cursor`` stands; None when there is no cursor.
+
+    Raises:
+        InvalidInputError: it is not a cursor of this list.
+    """
+    if cursor is None:
+        return None
+    match _decode(name, scope, cursor):
+        case [str(text)]:
+            return text
+        case _:
+            raise _foreign()
+
+
 def _text(value: list[Any]) -> str:
     return base64.urlsafe_b64encode(orjson.dumps(value)).rstrip(b"=").decode()
 

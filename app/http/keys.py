@@ -31,7 +31,7 @@ async def list_keys(parts: PartsDep, tenant_id: Annotated[ReadableTenantId | Non
     """Keys of snapshots, when they count and where they sign; and of checkpoints, of one tenant's log or of all."""
     published = await parts.key_changes.published()
     async with reading(parts.pool) as connection:
-        tenants = [tenant_id] if tenant_id else await chain_reads.first_tenants(connection, TENANTS_MAX)
+        tenants = [tenant_id] if tenant_id else await chain_reads.list_tenants(connection, "", TENANTS_MAX)
     ring = [item.key for item in published]
     return json_answer(
         {

@@ -153,7 +153,7 @@ class CancelRequest(_Cancellation, total=False):
 class SnapshotRequest(TypedDict):
     """Body of ``POST /v1/snapshots``."""
 
-    tenant_id: TenantId
+    tenant_id: ReadableTenantId
 
 
 @with_config(STRICT)

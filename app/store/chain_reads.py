@@ -103,9 +103,11 @@ async def tenant_exists(connection: Connection, tenant_id: str) -> bool:
     return bool(await connection.fetchval("SELECT true FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id))
 
 
-async def first_tenants(connection: Connection, limit: int) -> list[str]:
-    """The first ``limit`` tenants by name, ``_system`` among them."""
-    rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads ORDER BY tenant_id LIMIT $1", limit)
+async def list_tenants(connection: Connection, after: str, limit: int) -> list[str]:
+    """Up to ``limit`` tenants by name, those behind ``after``, ``_system`` among them."""
+    rows = await connection.fetch(
+        "SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id > $1 ORDER BY tenant_id LIMIT $2", after, limit
+    )
     return [row["tenant_id"] for row in rows]
 
 

@@ -121,6 +121,8 @@ def test_what_the_commands_read_of_answers_is_what_the_service_sends() -> None:
         answers.Event: served.EventAnswer,
         answers.Batch: served.BatchAnswer,
         answers.Snapshot: served.ListedSnapshot,
+        answers.Tenant: served.TenantAnswer,
+        answers.Tenants: served.TenantList,
         answers.Key: served.KeyAnswer,
         answers.Keys: served.KeyList,
         answers.Rotation: served.RotationAnswer,

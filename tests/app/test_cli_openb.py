@@ -8,6 +8,9 @@ from app.cli import openb
 from ledger.errors import InvalidInputError
 
 
+CANCELLED = ("JobCancellationRequested", "JobCancellationAcked")
+
+
 def row(**columns: str) -> dict[str, str]:
     return {
         "name": "pod-1",
@@ -41,23 +44,35 @@ def test_a_pod_that_was_created_has_its_resources_and_qos_as_spec() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "scheduled", "types"),
+    ("phase", "scheduled", "deleted", "types"),
     [
-        ("Pending", "", ["JobCreated"]),
-        ("Running", "7", ["JobCreated", "JobAccepted"]),
-        ("Succeeded", "7", ["JobCreated", "JobAccepted", "JobCompleted"]),
-        ("Failed", "7", ["JobCreated", "JobAccepted", "JobFailed"]),
-        ("Failed", "", ["JobCreated", "JobFailed"]),
+        ("Pending", "", "", ["JobCreated"]),
+        ("Running", "7", "", ["JobCreated", "JobAccepted"]),
+        ("Pending", "", "90", ["JobCreated", *CANCELLED]),
+        ("Running", "7", "90", ["JobCreated", "JobAccepted", *CANCELLED]),
+        ("Succeeded", "7", "90", ["JobCreated", "JobAccepted", "JobCompleted"]),
+        ("Failed", "7", "90", ["JobCreated", "JobAccepted", "JobFailed"]),
+        ("Failed", "", "90", ["JobCreated", "JobFailed"]),
     ],
 )
-def test_the_phase_and_the_scheduled_time_decide_what_happened(phase: str, scheduled: str, types: list[str]) -> None:
-    fed = events_of(row(pod_phase=phase, scheduled_time=scheduled))
+def test_the_phase_and_its_times_decide_what_happened(
+    phase: str, scheduled: str, deleted: str, types: list[str]
+) -> None:
+    fed = events_of(row(pod_phase=phase, scheduled_time=scheduled, deletion_time=deleted))
 
     assert [event["type"] for event in fed] == types
 
 
+def test_a_pod_that_was_deleted_was_cancelled_by_the_trace_and_that_was_acknowledged_at_once() -> None:
+    requested, acked = events_of(row(pod_phase="Running"))[-2:]
+
+    at = {"job_id": "pod-1", "trace_time": 90}
+    assert requested == {"type": "JobCancellationRequested", "reason": "deleted", "requestor": "trace", **at}
+    assert acked == {"type": "JobCancellationAcked", "dc_id": "openb", **at}
+
+
 def test_a_pod_scheduled_at_time_zero_was_scheduled() -> None:
-    fed = events_of(row(creation_time="0", scheduled_time="0"))
+    fed = events_of(row(creation_time="0", scheduled_time="0", deletion_time=""))
 
     assert [(event["type"], event["trace_time"]) for event in fed] == [("JobCreated", 0), ("JobAccepted", 0)]
 
@@ -70,8 +85,8 @@ def test_each_event_carries_the_time_the_trace_gives_it() -> None:
 
 def test_events_of_all_jobs_come_in_order_of_trace_time_and_at_one_time_in_order_of_rows() -> None:
     fed = events_of(
-        row(name="late", creation_time="9", scheduled_time="9"),
-        row(name="early", creation_time="1", scheduled_time="9"),
+        row(name="late", creation_time="9", scheduled_time="9", deletion_time=""),
+        row(name="early", creation_time="1", scheduled_time="9", deletion_time=""),
     )
 
     assert [(event["job_id"], event["type"]) for event in fed] == [

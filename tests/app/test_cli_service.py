@@ -116,13 +116,14 @@ def test_a_replayed_trace_has_the_states_of_the_trace_and_verifies(service: Serv
 
     report = service.report("replay", str(file), "--map", "openb", "-t", "trace")
 
-    assert report["types"] == {"JobCreated": 600, "JobAccepted": 450, "JobCompleted": 150, "JobFailed": 150}
-    assert (report["events"], report["added"], report["already_there"]) == (1350, 1350, 0)
+    ended = {"JobCompleted": 150, "JobFailed": 150, "JobCancellationRequested": 300, "JobCancellationAcked": 300}
+    assert report["types"] == {"JobCreated": 600, "JobAccepted": 450, **ended}
+    assert (report["events"], report["added"], report["already_there"]) == (1950, 1950, 0)
     states = [service.get(f"/v1/jobs/pod-{n}", tenant_id="trace")["status"] for n in range(4)]
-    assert states == ["ACCEPTED", "COMPLETED", "FAILED", "SUBMITTED"]
+    assert states == ["CANCELLED", "COMPLETED", "FAILED", "CANCELLED"]
     service.report("snapshot", "-t", "trace")
     verdict = service.report("verify", "-t", "trace")
-    assert (verdict["valid"], verdict["entries_checked"] >= 1350) == (True, True)
+    assert (verdict["valid"], verdict["entries_checked"] >= 1950) == (True, True)
 
 
 def test_a_second_replay_adds_nothing(service: Service, tmp_path: Path) -> None:
@@ -160,8 +161,8 @@ def test_the_summary_for_people_names_the_rate_and_the_types(service: Service, t
     done = service.tally("replay", str(trace(tmp_path / "t.csv", jobs=4)), "--map", "openb", "-t", "people")
 
     assert done.returncode == 0
-    assert "9 events of t.csv for tenant people" in done.stdout
-    assert "events/s): 9 added, 0 already there" in done.stdout
+    assert "13 events of t.csv for tenant people" in done.stdout
+    assert "events/s): 13 added, 0 already there" in done.stdout
     assert "JobAccepted" in done.stdout
 
 

@@ -1,0 +1,100 @@
+"""``tally snapshot --all`` signs every chain there is, the ledger's own too, and ``GET /v1/tenants`` lists them."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.cli import main, snapshot
+from app.embedded import EmbeddedPostgres
+from tests.app.service_thread import serving
+from tests.conftest import execute
+
+TENANTS = ("acme", "beta", "gamma")
+
+
+@pytest.fixture(scope="module")
+def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(postgres, tmp_path_factory.mktemp("snapshots"), "snapshot_all") as url:
+        for tenant in TENANTS:
+            httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}).raise_for_status()
+        yield url
+
+
+def signed_to(url: str, tenant: str) -> tuple[int, int]:
+    head = httpx.get(f"{url}/v1/chain/head", params={"tenant_id": tenant}).json()
+    return head["signed_to_seq"], head["seq"]
+
+
+def tally(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str, *arguments: str, code: int = 0
+) -> str:
+    monkeypatch.setattr(sys, "argv", ["tally", "snapshot", "--url", url, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed: str = capsys.readouterr().out
+    assert ended.value.code == code
+    return printed
+
+
+@pytest.mark.parametrize("page", [1000, 2])
+def test_every_chain_is_signed_to_its_head(
+    url: str, page: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(snapshot, "PAGE_TENANTS", page)
+    for tenant in TENANTS:
+        httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}).raise_for_status()
+
+    made = json.loads(tally(monkeypatch, capsys, url, "--all", "--json"))
+
+    assert [each["tenant_id"] for each in made["snapshots"]] == [*TENANTS, "_system"]
+    assert made["problems"] == []
+    for tenant in (*TENANTS, "_system"):
+        signed, head = signed_to(url, tenant)
+        assert signed == head > 0
+
+
+def test_one_chain_of_the_ledger_itself_can_be_signed(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "of tenant _system signs seq 1 to" in tally(monkeypatch, capsys, url, "--tenant", "_system")
+
+
+def test_a_tenant_and_all_are_not_asked_for_at_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tally(monkeypatch, capsys, url, code=1) == ""
+    assert tally(monkeypatch, capsys, url, "--all", "-t", "acme", code=1) == ""
+
+
+def test_tenants_are_listed_by_name_page_by_page(url: str) -> None:
+    listed: list[str] = []
+    cursor: str | None = None
+    while True:
+        asked: dict[str, Any] = {"limit": 3} | ({"cursor": cursor} if cursor else {})
+        page = httpx.get(f"{url}/v1/tenants", params=asked).json()
+        listed += [item["tenant_id"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+
+    assert sorted(listed) == sorted([*TENANTS, "_system"])
+    assert httpx.get(f"{url}/v1/tenants", params={"cursor": "AAAA"}).status_code == 422
+
+
+def test_a_chain_that_cannot_be_signed_is_told_and_the_others_are_signed(
+    url: str, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = "INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('begun', 0)"
+    asyncio.run(execute(postgres.superuser_url("snapshot_all"), empty))
+    httpx.post(f"{url}/v1/jobs", json={"tenant_id": "gamma"}).raise_for_status()
+
+    made = json.loads(tally(monkeypatch, capsys, url, "--all", "--json", code=1))
+
+    assert [item["tenant_id"] for item in made["problems"]] == ["begun"]
+    assert "gamma" in [each["tenant_id"] for each in made["snapshots"]]
+    assert len(set(signed_to(url, "gamma"))) == 1
