@@ -51,6 +51,7 @@ from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
 from app.service import Service
+from app.session import SessionTokens
 from app.start import StartedNode, start_node, went_away
 from app.store.faults import DATABASE_FAULTS
 from app.store.privacy_chain import PrivacyEntry
@@ -216,6 +217,7 @@ def _parts(
         sealing=Sealing(knowledge),
         revealing=revealing,
         privacy_changes=PrivacyChanges(node, pool, knowledge, service.system_entries),
+        sessions=SessionTokens(started.session_secret),
         consistency=consistency,
         metrics=service.metrics,
         stats=service.stats,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from app.read.jobs import JobReader
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
+    from app.session import SessionTokens
     from app.stats.intake import StatsIntake
     from app.write.cosignatures import CosignatureInbox
     from app.write.key_changes import KeyChanges
@@ -59,6 +60,7 @@ class Parts:
     sealing: Sealing
     revealing: Revealing
     privacy_changes: PrivacyChanges
+    sessions: SessionTokens
     consistency: Consistency
     metrics: Metrics
     stats: StatsIntake

@@ -1,17 +1,19 @@
 """Session tokens: what a client shows to read its own writes.
 
-A token names one durable write, so a reader can check that it sees it. Opaque to clients; inside, the
-unpadded base64url form of::
+A token names one durable write, so a reader can check that it sees it. Opaque to clients; inside, the unpadded
+base64url form of::
 
-    t1 {node_id} {epoch} {lsn} {hlc}
+    t2 {node_id} {epoch} {lsn} {hlc}, then 16 bytes: the first of HMAC-SHA256 over all before them
 
-``node_id``, ``epoch`` and ``lsn`` are the write's position in a WAL, ``hlc`` its time. Example:
-``t1 node-7f3a 3 17 1704931200000:1:node-7f3a``. A ``Tally-Session`` header holds one token or several,
-separated by commas. A token carries no rights; a made-up one can only make its bearer wait.
+``node_id``, ``epoch`` and ``lsn`` are the write's position in a WAL, ``hlc`` its time, the key is the secret of the
+ledger, which its nodes share. Example of the text: ``t2 node-7f3a 3 17 1704931200000:1:node-7f3a``. A
+``Tally-Session`` header holds one token or several, separated by commas. A token carries no rights. One that no node of
+the ledger made is refused, so a token can move a clock, or make its bearer wait, only for what a node really wrote.
 """
 
 import base64
 import binascii
+import hmac
 import re
 from typing import NamedTuple
 
@@ -23,10 +25,12 @@ SESSION_HEADER_BYTES_MAX = 4096
 """Longest ``Tally-Session`` header that is read."""
 SESSION_TOKENS_MAX = 32
 """Most tokens in one header."""
+SECRET_BYTES = 32
+MAC_BYTES = 16
 
 _HEADER_PATH = ("Tally-Session",)
 _PLAIN = re.compile(
-    rf"t1 (?P<node>{NODE_ID}) (?P<epoch>[1-9][0-9]{{0,17}}) (?P<lsn>[1-9][0-9]{{0,17}})"
+    rf"t2 (?P<node>{NODE_ID}) (?P<epoch>[1-9][0-9]{{0,17}}) (?P<lsn>[1-9][0-9]{{0,17}})"
     r" (?P<hlc>[0-9]{1,19}:[0-9]{1,10}:[a-z0-9-]{1,63})"
 )
 _SEPARATOR = re.compile(r"[ \t]*,[ \t]*")
@@ -40,49 +44,82 @@ class Token(NamedTuple):
     lsn: int
     hlc: str
 
-    def encode(self) -> str:
-        """The opaque text a client is given."""
-        plain = f"t1 {self.node_id} {self.epoch} {self.lsn} {self.hlc}".encode()
-        return base64.urlsafe_b64encode(plain).rstrip(b"=").decode()
+
+class SessionTokens:
+    """Makes and reads the tokens of one ledger, whose ``secret`` binds them."""
+
+    def __init__(self, secret: bytes) -> None:
+        assert len(secret) == SECRET_BYTES
+        self._secret = secret
+
+    def encode(self, token: Token) -> str:
+        """The opaque text a client is given; equal tokens give equal text."""
+        plain = f"t2 {token.node_id} {token.epoch} {token.lsn} {token.hlc}".encode()
+        return base64.urlsafe_b64encode(plain + self._mac(plain)).rstrip(b"=").decode()
+
+    def decode(self, text: str) -> Token:
+        """The token that ``text`` stands for.
+
+        Raises:
+            InvalidInputError: ``text`` is not what ``encode`` made with this secret.
+        """
+        plain, mac = _parts(text)
+        if not hmac.compare_digest(mac, self._mac(plain)):
+            raise InvalidInputError(
+                "not a session token of this ledger, or one from before its tokens were signed; drop it, and read on "
+                "with the token of the next write",
+                _HEADER_PATH,
+            )
+        return _token(plain)
+
+    def decode_header(self, header: str | None) -> list[Token]:
+        """The tokens of a ``Tally-Session`` header, in its order; none when there is no header.
+
+        Raises:
+            InvalidInputError: too long, too many, or one is not of this ledger.
+        """
+        if not header:
+            return []
+        if len(header) > SESSION_HEADER_BYTES_MAX:
+            raise InvalidInputError(f"longer than {SESSION_HEADER_BYTES_MAX} bytes", _HEADER_PATH)
+        parts = _SEPARATOR.split(header.strip(" \t"))
+        if len(parts) > SESSION_TOKENS_MAX:
+            raise InvalidInputError(f"more than {SESSION_TOKENS_MAX} tokens", _HEADER_PATH)
+        return [self.decode(part) for part in parts]
+
+    def _mac(self, plain: bytes) -> bytes:
+        return hmac.digest(self._secret, plain, "sha256")[:MAC_BYTES]
 
 
-def decode(text: str) -> Token:
-    """The token that ``text`` stands for.
+def unverified(text: str) -> Token:
+    """What ``text`` says, whoever made it: for a client that looks at its own tokens.
 
     Raises:
-        InvalidInputError: ``text`` was not made by ``Token.encode``.
+        InvalidInputError: it is malformed.
     """
+    return _token(_parts(text)[0])
+
+
+def _parts(text: str) -> tuple[bytes, bytes]:
+    """What is bound, and its MAC."""
     try:
-        plain = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode("ascii")
+        whole = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raise _malformed() from None
-    match = _PLAIN.fullmatch(plain)
+    if base64.urlsafe_b64encode(whole).rstrip(b"=").decode() != text:
+        raise _malformed()
+    return whole[:-MAC_BYTES], whole[-MAC_BYTES:]
+
+
+def _token(plain: bytes) -> Token:
+    match = _PLAIN.fullmatch(plain.decode("ascii", "replace"))
     if match is None:
         raise _malformed()
     try:
         Hlc.parse(match["hlc"])
     except InvalidInputError:
         raise _malformed() from None
-    token = Token(match["node"], int(match["epoch"]), int(match["lsn"]), match["hlc"])
-    if token.encode() != text:
-        raise _malformed()
-    return token
-
-
-def decode_header(header: str | None) -> list[Token]:
-    """The tokens of a ``Tally-Session`` header, in its order; none when there is no header.
-
-    Raises:
-        InvalidInputError: too long, too many, or one is malformed.
-    """
-    if not header:
-        return []
-    if len(header) > SESSION_HEADER_BYTES_MAX:
-        raise InvalidInputError(f"longer than {SESSION_HEADER_BYTES_MAX} bytes", _HEADER_PATH)
-    parts = _SEPARATOR.split(header.strip(" \t"))
-    if len(parts) > SESSION_TOKENS_MAX:
-        raise InvalidInputError(f"more than {SESSION_TOKENS_MAX} tokens", _HEADER_PATH)
-    return [decode(part) for part in parts]
+    return Token(match["node"], int(match["epoch"]), int(match["lsn"]), match["hlc"])
 
 
 def _malformed() -> InvalidInputError:

@@ -38,6 +38,7 @@ from app.identity import Identity
 from app.key_chain import KeyChain
 from app.node import Node
 from app.node_keys import NodeKeys, last_signed_ms
+from app.session import SECRET_BYTES
 from app.start_checks import chain_holds, check_chain
 from app.start_claims import check_chained
 from app.start_wal import FoundWal, find_wal, to_its_end
@@ -89,6 +90,8 @@ class StartedNode:
     keys: NodeKeys
     key_chain: KeyChain
     log_origin: str
+    session_secret: bytes
+    """What the session tokens of this ledger are bound with."""
     lost: list[lost_wal.LsnRange]
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
     fork: log_fork.Fork | None
@@ -267,10 +270,22 @@ async def _start_locked(
         keys=keys,
         key_chain=key_chain,
         log_origin=origin,
+        session_secret=await _session_secret(connection),
         lost=lost,
         fork=await _unrecorded_fork(connection, folder, origin, pending),
         accepted_loss=accept_lost_wal,
     )
+
+
+async def _session_secret(connection: asyncpg.Connection[asyncpg.Record]) -> bytes:
+    """The secret of this ledger's session tokens, which the first start of any node made."""
+    secret = await node_store.settle_session_secret(connection, secrets.token_bytes(SECRET_BYTES))
+    if type(secret) is not bytes or len(secret) != SECRET_BYTES:
+        raise StartRefusedError(
+            "the row of scheduler.session_secret is not one that a start made: remove it, and the next start makes "
+            "another; the session tokens that clients hold are refused then"
+        )
+    return secret
 
 
 async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: Settings) -> str:

@@ -13,6 +13,7 @@ from app.http.body import JSON_MEDIA_TYPE, parse, read_body
 from app.http.requests import JOB_REQUEST
 from app.http.routing import LeanRoute
 from app.http.writing import receipt_answer
+from app.session import SECRET_BYTES, SessionTokens
 from app.write.requests import Receipt
 from benchmarks.serving import application, serve
 from ledger.events import JOB_EVENTS, Durability
@@ -33,7 +34,7 @@ RECEIPT = Receipt(
 )
 
 router = APIRouter(route_class=LeanRoute)
-_ANSWER = receipt_answer(RECEIPT)
+_ANSWER = receipt_answer(SessionTokens(bytes(SECRET_BYTES)), RECEIPT)
 _BODY = bytes(_ANSWER.body)
 _HEADERS = {name: _ANSWER.headers[name] for name in ("Tally-Session", "Location")}
 _BODY_BYTES_MAX = min(Settings().http.body_bytes_max, Settings().wal.record_bytes_max)

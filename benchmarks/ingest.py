@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from app.session import decode_header
+from app.session import unverified
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import copy, read_back
@@ -93,7 +93,7 @@ async def _send_all(target: Target) -> tuple[float, dict[str, int]]:
         nonlocal last_lsn
         for request in requests:
             answer = json.loads((await client.ask(request)).body)
-            last_lsn = max(last_lsn, *(token.lsn for token in decode_header(answer["session"])))
+            last_lsn = max(last_lsn, unverified(answer["session"]).lsn)
 
     requests = [[post("/v1/events", body, "ndjson") for body in each] for each in bodies]
     began_s = time.perf_counter()

@@ -19,6 +19,7 @@ from app.http.body import JSON_MEDIA_TYPE, parse, read_body
 from app.http.requests import JOB_REQUEST
 from app.http.routing import LeanRoute
 from app.http.writing import receipt_answer
+from app.session import SECRET_BYTES, SessionTokens
 from app.store.chaining import LOG_COLUMNS
 from app.store.growth import ChainPosition
 from app.write.requests import Receipt
@@ -33,6 +34,7 @@ POOL_CONNECTIONS = 16
 NODE_ID = "naive"
 
 _BODY_BYTES_MAX = min(Settings().http.body_bytes_max, Settings().wal.record_bytes_max)
+_SESSIONS = SessionTokens(bytes(SECRET_BYTES))
 _LOCK = "SELECT head_seq, head_chain_link FROM scheduler.chain_heads WHERE tenant_id = $1 FOR UPDATE"
 _INSERT = (
     f"INSERT INTO scheduler.scheduler_log ({', '.join(LOG_COLUMNS)})"
@@ -105,7 +107,7 @@ async def submit_job(request: Request) -> Response:
     given = parse(JOB_REQUEST, await read_body(request, JSON_MEDIA_TYPE, _BODY_BYTES_MAX))
     fields = {name: given[name] for name in ("spec", "assigned_dcs") if name in given}
     ledger: NaiveLedger = request.app.state.ledger
-    return receipt_answer(await ledger.submit(given["tenant_id"], fields))
+    return receipt_answer(_SESSIONS, await ledger.submit(given["tenant_id"], fields))
 
 
 async def main() -> None:

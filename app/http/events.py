@@ -32,6 +32,7 @@ from app.http.writing import (
     write_headers,
 )
 from app.parts import parts_of
+from app.session import SessionTokens
 from app.write.requests import BatchReceipt, Draft
 from ledger import canonical, rfc3339
 from ledger.errors import InvalidEventError, InvalidInputError
@@ -89,7 +90,7 @@ async def submit_events(request: Request, durability: Annotated[Level | None, Qu
         parts.consistency.receive(tokens)
         await parts.consistency.wait_for_session(tokens)
     level = None if durability is None else Durability[durability]
-    return _answer(await parts.submitter.submit_lines(drafts, durability=level, key=key))
+    return _answer(parts.sessions, await parts.submitter.submit_lines(drafts, durability=level, key=key))
 
 
 async def drafts_of(body: bytes, line_bytes_max: int) -> list[Draft]:
@@ -175,8 +176,8 @@ def _brackets(line: bytes) -> int:
     return line.count(b"{") + line.count(b"[")
 
 
-def _answer(receipt: BatchReceipt) -> Response:
-    session = token_of(receipt.last_hlc, receipt.epoch, receipt.last_lsn)
+def _answer(sessions: SessionTokens, receipt: BatchReceipt) -> Response:
+    session = token_of(sessions, receipt.last_hlc, receipt.epoch, receipt.last_lsn)
     body = {
         "accepted": receipt.accepted,
         "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),

@@ -110,7 +110,7 @@ async def _submit(
         if job_id is not None:
             await parts.consistency.wait_for_session(tokens)
     receipt = await parts.submitter.submit(draft, key=key)
-    return receipt_answer(receipt)
+    return receipt_answer(parts.sessions, receipt)
 
 
 @router.get("/v1/jobs/{job_id}", responses={200: {"model": JobAnswer}, **PROBLEM_RESPONSE})

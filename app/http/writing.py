@@ -12,7 +12,8 @@ from fastapi import Request, Response
 
 from app.http.answers import json_answer
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN
-from app.session import Token, decode_header
+from app.parts import parts_of
+from app.session import SessionTokens, Token
 from app.write.requests import Draft, Receipt, RequestKey
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
@@ -67,14 +68,14 @@ def session_tokens(request: Request) -> Sequence[Token]:
     """The tokens the request shows.
 
     Raises:
-        InvalidInputError: one is malformed.
+        InvalidInputError: one is not of this ledger.
     """
-    return decode_header(",".join(request.headers.getlist("tally-session")))
+    return parts_of(request).sessions.decode_header(",".join(request.headers.getlist("tally-session")))
 
 
-def token_of(hlc: str, epoch: int, lsn: int) -> str:
+def token_of(sessions: SessionTokens, hlc: str, epoch: int, lsn: int) -> str:
     """The session token of a write of the node that ``hlc`` names."""
-    return Token(hlc.rpartition(":")[2], epoch, lsn, hlc).encode()
+    return sessions.encode(Token(hlc.rpartition(":")[2], epoch, lsn, hlc))
 
 
 def durability_answer(requested: Durability, achieved: Durability, survives: Sequence[str]) -> dict[str, object]:
@@ -90,9 +91,9 @@ def write_headers(session: str, replayed: bool) -> dict[str, str]:
     return headers
 
 
-def receipt_answer(receipt: Receipt) -> Response:
+def receipt_answer(sessions: SessionTokens, receipt: Receipt) -> Response:
     """201 for one event. Equal receipts give equal bytes."""
-    session = token_of(receipt.hlc, receipt.epoch, receipt.lsn)
+    session = token_of(sessions, receipt.hlc, receipt.epoch, receipt.lsn)
     chain = receipt.chain
     body = {
         "job_id": receipt.job_id,

@@ -141,7 +141,7 @@ class Consistency:
         if mine:
             lsn = max(mine)
             try:
-                # Anybody can write a token: one of what was never committed must not hurry those who chain.
+                # A token may be of what is not committed yet: it must not hurry those who chain.
                 await node.committed.wait(lsn, self.wait_s)
                 await node.chained.wait(lsn, self.wait_s)
             except DurabilityTimeoutError as error:

@@ -84,6 +84,16 @@ async def log_origin(connection: Connection) -> str | None:
     return origin
 
 
+async def settle_session_secret(connection: Connection, proposed: bytes) -> bytes | None:
+    """The secret of this ledger's session tokens: the one stored first, ``proposed`` if none was. Anything may stand
+    there once somebody dropped the constraints."""
+    await connection.execute(
+        "INSERT INTO scheduler.session_secret (secret) VALUES ($1) ON CONFLICT DO NOTHING", proposed
+    )
+    secret: bytes | None = await connection.fetchval("SELECT secret FROM scheduler.session_secret")
+    return secret
+
+
 async def settle_log_origin(connection: Connection, proposed: str) -> str:
     """The origin of this ledger's logs; ``proposed`` becomes it when there is none yet."""
     await connection.execute(

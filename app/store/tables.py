@@ -64,6 +64,14 @@ ledger_identity = Table(
     _time("created_at", now=True),
 )
 
+session_secret = Table(
+    "session_secret",
+    metadata,
+    _only("session_secret"),
+    Column("secret", LargeBinary, CheckConstraint("length(secret) = 32", name="session_secret_length"), nullable=False),
+    _time("created_at", now=True),
+)
+
 chain_heads = Table(
     "chain_heads",
     metadata,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -10,20 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import asyncpg
 import httpx
 import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.http import problems
 from app.http.problems import ProblemType
-from app.session import Token
+from app.session import SECRET_BYTES, SessionTokens, Token
 from tests.app.service_thread import serving
 
 BODY_BYTES_MAX = 256 * 1024
 JSON = {"content-type": "application/json"}
 NDJSON = {"content-type": "application/x-ndjson"}
 CREATED = b'{"tenant_id":"acme","type":"JobCreated"}\n'
-IN_THE_FUTURE = Token("other", 1, 1, "99999999999999:0:other").encode()
+IN_THE_FUTURE = Token("other", 1, 1, "99999999999999:0:other")
+MADE_UP = SessionTokens(bytes(SECRET_BYTES)).encode(Token("other", 1, 1, "1:0:other"))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,20 @@ def client(base_url: str) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def sessions(postgres: EmbeddedPostgres, client: httpx.Client) -> SessionTokens:
+    """Makes tokens as the nodes of that ledger do."""
+
+    async def secret() -> bytes:
+        connection = await asyncpg.connect(postgres.superuser_url("problems"))
+        try:
+            return bytes(await connection.fetchval("SELECT secret FROM scheduler.session_secret"))
+        finally:
+            await connection.close()
+
+    return SessionTokens(asyncio.run(secret()))
+
+
 class Bad(NamedTuple):
     """One request and what it must be answered with."""
 
@@ -62,6 +79,8 @@ class Bad(NamedTuple):
     path: str
     content: bytes | None = None
     headers: dict[str, str] = JSON
+    shown: Token | None = None
+    """Sent as a session token that the ledger itself made."""
 
 
 def post(name: str, content: object, field: str | None, **change: Any) -> Bad:
@@ -223,8 +242,11 @@ HEADERS = [
     post("a key with a space", {"tenant_id": "acme"}, "Idempotency-Key", headers=JSON | {"idempotency-key": "a b"}),
     post("a long key", {"tenant_id": "acme"}, "Idempotency-Key", headers=JSON | {"idempotency-key": "k" * 256}),
     post("a made-up session", {"tenant_id": "acme"}, "Tally-Session", headers=JSON | {"tally-session": "xyz"}),
+    post("a session of another ledger", {"tenant_id": "acme"}, "Tally-Session")._replace(
+        headers=JSON | {"tally-session": MADE_UP}
+    ),
     post("a time far ahead", {"tenant_id": "acme"}, None, status=400, problem="clock-skew")._replace(
-        headers=JSON | {"tally-session": IN_THE_FUTURE}
+        shown=IN_THE_FUTURE
     ),
     post("too long by its header", b" " * (BODY_BYTES_MAX + 1), None, status=413, problem="payload-too-large"),
     lines("too long for lines", b" " * (BODY_BYTES_MAX + 1), None, status=413, problem="payload-too-large"),
@@ -267,7 +289,7 @@ QUERIES = [
     get("job before its time", "/v1/jobs/known?tenant_id=acme&as_of=1:0:a", None, status=404, problem="job-not-found"),
     get(
         "a session of nobody", "/v1/jobs/known?tenant_id=acme", None, status=503, problem="session-not-caught-up"
-    )._replace(headers={"tally-session": Token("nobody", 1, 1, "1:0:nobody").encode()}),
+    )._replace(shown=Token("nobody", 1, 1, "1:0:nobody")),
     get("jobs of nobody", "/v1/jobs?tenant_id=nobody", None, status=404, problem="tenant-not-found"),
     get(
         "jobs of nobody ended", "/v1/jobs?tenant_id=nobody&status=FAILED", None, status=404, problem="tenant-not-found"
@@ -313,9 +335,12 @@ QUERIES = [
 @pytest.mark.parametrize(
     "bad", BODIES + EVENTS + LINES + HEADERS + QUERIES, ids=lambda bad: f"{bad.path[:30]} {bad.name}"
 )
-def test_a_bad_request_gets_its_problem_and_stores_nothing(client: httpx.Client, bad: Bad) -> None:
+def test_a_bad_request_gets_its_problem_and_stores_nothing(
+    client: httpx.Client, sessions: SessionTokens, bad: Bad
+) -> None:
     before = written(client)
-    answer = client.request(bad.method, bad.path, content=bad.content, headers=bad.headers)
+    headers = bad.headers if bad.shown is None else bad.headers | {"tally-session": sessions.encode(bad.shown)}
+    answer = client.request(bad.method, bad.path, content=bad.content, headers=headers)
     problem = answer.json()
     assert answer.headers["content-type"] == "application/problem+json"
     assert (answer.status_code, problem["type"].rsplit("/", 1)[-1]) == (bad.status, bad.problem), problem

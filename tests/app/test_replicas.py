@@ -17,7 +17,7 @@ from app.embedded import EmbeddedPostgres
 from app.read.consistency import Promise, ReadLevel
 from app.read.heartbeat import Heartbeat
 from app.read.replicas import Replicas, Source, replicas_at
-from app.session import Token
+from app.session import SessionTokens, Token
 from app.store import reads
 from app.store.reading import READ_TIMEOUT_S, reading
 from tests.app.conftest import MakeSettings, RunServer
@@ -312,15 +312,16 @@ async def test_a_write_is_lost_only_by_the_word_of_one_who_saw_the_later_epoch(
         " VALUES ('there', 'w', $1, $2, $2) ON CONFLICT (node_id) DO UPDATE"
         " SET epoch = excluded.epoch, chained_lsn = excluded.chained_lsn"
     )
-    lost = Token("there", 2, 11, "1:0:there").encode()
     settings = with_replicas(read={"wait": "50ms"})
     async with proxy_to(database.service_url) as primary, run_server(settings, url=primary.url) as client:
         await create(client, "old")
         await superuser.execute(position, 2, 10)
+        sessions = SessionTokens(await superuser.fetchval("SELECT secret FROM scheduler.session_secret"))
         seen = Token("there", 2, 10, "1:0:there")
-        await read_from(client, "replica-1", "old", session=seen.encode())
+        lost = sessions.encode(seen._replace(lsn=11))
+        await read_from(client, "replica-1", "old", session=sessions.encode(seen))
         for unknown in (seen._replace(lsn=11), seen._replace(epoch=3), seen._replace(node_id="stranger")):
-            assert problem(await read(client, "old", unknown.encode())) == (503, "session-not-caught-up")
+            assert problem(await read(client, "old", sessions.encode(unknown))) == (503, "session-not-caught-up")
         await standby.pause()
         async with superuser.transaction():
             await superuser.execute(

@@ -348,6 +348,7 @@ async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Con
     expected = {name: ["INSERT", "SELECT", "UPDATE"] for name in writable}
     expected |= {name: ["INSERT", "SELECT"] for name in append_only}
     expected |= {name: ["SELECT"] for name in ("alembic_version", "log_entries")}
+    expected["session_secret"] = ["INSERT", "SELECT"]
     expected["idempotency"] = ["DELETE", "INSERT", "SELECT", "UPDATE"]
     assert {row["relname"]: sorted(row["rights"]) for row in rows} == expected
 

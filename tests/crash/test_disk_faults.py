@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.session import decode_header
+from app.session import unverified
 from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load
@@ -41,7 +41,7 @@ def synced_lsn(folder: Path, batches: int) -> int:
 def acknowledged_lsn(book: Book) -> int:
     """Highest LSN that an answer has acknowledged."""
     sessions = [sent.answered.session for sent in book.sent if sent.is_acknowledged]
-    return max(token.lsn for session in sessions if session for token in decode_header(session))
+    return max(unverified(session).lsn for session in sessions if session)
 
 
 @pytest.mark.parametrize(
