@@ -6,7 +6,7 @@ the records between the two are looked up, by HLC and digest. One of them is cha
 
 - the event itself, or a REFUSED or CONFLICT entry that keeps it;
 - for the beginning of a tenant, the entry by which another node recorded it;
-- for a keyed line, the line that came first.
+- for a keyed line that was not to be acknowledged before it was chained, the line that came first.
 
 Everything from the first record on of which none of that holds is chained again, or found in the chain by the appender.
 """
@@ -22,7 +22,8 @@ import structlog
 from app.start_wal import FoundWal
 from app.write import prior
 from app.write.backlog import Pending
-from app.write.linking import tenant_begun_by
+from app.write.linking import events_of, tenant_begun_by
+from ledger.errors import ChainDamagedError
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -54,17 +55,31 @@ async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: i
 
 
 async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pending | None:
-    standing = prior.events_of(await prior.standing(connection, batch))
+    standing = events_of(await prior.standing(connection, batch))
     absent = [pending for pending in batch if not prior.stands(pending, standing[pending.tenant_id])]
     if not absent:
         return None
-    keys = await prior.chained_keys(connection, absent)
     unrecorded = await prior.begun_unrecorded(connection, absent)
+    decided = await _lost_to_another(connection, [each for each in absent if not each.answered_early])
     for pending in absent:
-        begun, key = tenant_begun_by(pending), pending.idempotency
-        if begun is not None and begun not in unrecorded:
-            continue
-        if key is not None and key.line in keys.get((pending.tenant_id, key.route, key.key), {}):
-            continue
-        return pending
+        begun = tenant_begun_by(pending)
+        if pending.lsn not in decided and (begun is None or begun in unrecorded):
+            return pending
     return None
+
+
+async def _lost_to_another(connection: Connection, keyed: Sequence[Pending]) -> set[int]:
+    """LSNs of those that the chain has another event for, which came with the same key."""
+    try:
+        keys = await prior.chained_keys(connection, keyed)
+    except ChainDamagedError:
+        # The appender meets the same row, and quarantines the tenant.
+        return set()
+    lsns = set()
+    for pending in keyed:
+        assert pending.idempotency is not None
+        route, key, line, body_digest = pending.idempotency
+        lines = keys.get((pending.tenant_id, route, key), {})
+        if line in lines or any(winner.body_digest != body_digest for winner in lines.values()):
+            lsns.add(pending.lsn)
+    return lsns

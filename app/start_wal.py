@@ -95,6 +95,7 @@ class FoundWal:
                 event.payload,
                 event.idempotency,
                 None,
+                event.answered_early,
             )
 
 

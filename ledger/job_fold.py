@@ -14,13 +14,27 @@ also over those of a chain that someone has edited.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
-from ledger.events import EVENTS_BY_ACTION
-from ledger.job_state import Created, End, HlcParts, JobState, Order, Progress, Rank, Workflow, merge_creations
+from ledger.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, SystemAction
+from ledger.job_state import (
+    Created,
+    End,
+    HlcParts,
+    JobState,
+    Order,
+    Progress,
+    Rank,
+    Refused,
+    Workflow,
+    merge_creations,
+)
+
+CREATION: Final = JOB_EVENTS["JobCreated"].action
 
 
 class JobFold:
@@ -39,6 +53,7 @@ class JobFold:
         "last_seq",
         "others",
         "progress",
+        "refused",
         "run",
         "workflow",
     )
@@ -58,11 +73,13 @@ class JobFold:
             self.progress: dict[str, Progress] = {}
             self.workflow: dict[str, dict[str, Workflow]] = {}
             self.others: Mapping[str, Order] = {}
+            self.refused: Refused | None = None
             return
         _, self.last_hlc, self.last_seq, self.fence, self.created, self.cancel, self.run, self.end, *_ = state
         self.accepted, self.ack, self.progress = dict(state.accepted), dict(state.ack), dict(state.progress)
         self.workflow = {dc: dict(facts) for dc, facts in state.workflow.items()}
         self.others = state.others
+        self.refused = state.refused
 
     def add(self, action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> None:
         """Merge one event.
@@ -71,7 +88,7 @@ class JobFold:
         yet). Never raises for what ``payload`` holds.
 
         Raises:
-            InvalidInputError: ``action`` is not that of a job event.
+            InvalidInputError: ``action`` is neither that of a job event nor REFUSED.
         """
         take = _TAKE.get(action)
         if take is None:
@@ -105,6 +122,7 @@ class JobFold:
             self.progress,
             self.workflow,
             self.others,
+            self.refused,
         )
 
 
@@ -179,6 +197,29 @@ def _take_workflow(fold: JobFold, rank: Rank, action: str, payload: Mapping[str,
             facts[workflow_id] = Workflow(rank, action)
 
 
+def _take_refused(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    refused = refused_of(payload, fold.job_id)
+    if refused is None:
+        return
+    refused_action, reason, lost_to = refused
+    order = (int(refused_action == CREATION), *rank[1:])
+    if fold.refused is None or order > fold.refused.rank:
+        fold.refused = Refused(order, refused_action, reason, lost_to["job_id"], lost_to["hlc"])
+
+
+def refused_of(payload: Mapping[str, Any], job_id: str) -> tuple[str, str, Mapping[str, str]] | None:
+    """Action, reason and winner of the event of ``job_id`` that a REFUSED entry keeps because it lost against another
+    of its key; None of any other REFUSED entry."""
+    reason, lost_to, kind, kept = (payload.get(name) for name in ("reason", "lost_to", "record_type", "job_id"))
+    if not isinstance(reason, str) or not isinstance(lost_to, dict) or kind.__class__ is not int:
+        return None
+    if not all(isinstance(lost_to.get(name), str) for name in ("job_id", "hlc")):
+        return None
+    if ACTIONS.get(kind) not in EVENTS_BY_ACTION or kept != b64encode(job_id.encode("utf-8", "replace")).decode():
+        return None
+    return ACTIONS[kind], reason, lost_to
+
+
 def _count(value: Any) -> int:
     return int(value) if value.__class__ is int and 0 <= value <= INTEGER_MAX else 0
 
@@ -194,5 +235,6 @@ _TAKE: Final[dict[str, Take]] = {
     "TIMEOUT": _take_ended,
     "DISPATCH": _take_workflow,
     "WORKFLOW_COMPLETE": _take_workflow,
+    SystemAction.REFUSED.value: _take_refused,
 }
-assert _TAKE.keys() == EVENTS_BY_ACTION.keys()
+assert _TAKE.keys() == EVENTS_BY_ACTION.keys() | {SystemAction.REFUSED}

@@ -6,7 +6,8 @@ Encoded form, canonical JSON, in the column ``jobs.state``; what is absent was n
      "created": [*HLC, digest], "spec", "assigned_dcs": [dc],
      "cancel": RANK, "run": RANK, "end": [*RANK, action], "final_status", "aggregate_metrics", "error",
      "accepted": {dc: RANK}, "ack": {dc: RANK}, "progress": {dc: [*RANK, completed, failed]},
-     "workflow": {dc: {id: [*RANK, action]}}, "others": {creation digest: [*HLC, digest]}}
+     "workflow": {dc: {id: [*RANK, action]}}, "others": {creation digest: [*HLC, digest]},
+     "refused": [is_creation, *HLC, digest, action, reason, job_id, t_hlc]}
 
 with ``HLC = [physical_ms, logical, node_id]`` and ``RANK = [fence, *HLC, digest]``. What a caller gave
 freely (``spec``, ``aggregate_metrics``) stands no deeper here than in the payload it came from, so that
@@ -70,6 +71,18 @@ class Workflow(NamedTuple):
     action: str
 
 
+class Refused(NamedTuple):
+    """An event of the job that was acknowledged and lost against another of its Idempotency-Key, as its REFUSED entry
+    has it: a creation before any other, then the newest."""
+
+    rank: tuple[int, int, int, str, str]
+    """``(1 for a creation else 0, *HLC, digest)`` of the entry."""
+    action: str
+    reason: str
+    lost_to_job_id: str
+    lost_to_hlc: str
+
+
 class JobState(NamedTuple):
     """All that is known of one job. Never change one in place: states share their parts."""
 
@@ -88,6 +101,7 @@ class JobState(NamedTuple):
     workflow: Mapping[str, Mapping[str, Workflow]] = {}
     others: Mapping[str, Order] = {}
     """The first of every other creation that says something else than ``created``, by its ``creation_digest``."""
+    refused: Refused | None = None
 
 
 def creation_digest(spec: Any, assigned_dcs: list[str]) -> str:
@@ -139,7 +153,7 @@ def to_json(state: JobState) -> bytes:
         "last_seq": state.last_seq,
         "fence": state.fence,
     }
-    _, _, _, _, created, cancel, run, end, accepted, ack, progress, workflow, others = state
+    _, _, _, _, created, cancel, run, end, accepted, ack, progress, workflow, others, refused = state
     if created is not None:
         value["created"] = list(created.order)
         value["spec"] = created.spec
@@ -163,6 +177,8 @@ def to_json(state: JobState) -> bytes:
         }
     if others:
         value["others"] = {digest: list(order) for digest, order in others.items()}
+    if refused is not None:
+        value["refused"] = [*refused.rank, *refused[1:]]
     return _encoded(value)
 
 
@@ -221,6 +237,7 @@ def _from_value(value: dict[str, Any]) -> JobState:
             for dc, facts in get("workflow", _NOTHING).items()
         },
         {_typed(digest, str): _parts(order, _ORDER_TYPES) for digest, order in get("others", _NOTHING).items()},
+        None if get("refused") is None else _refused(value["refused"]),
     )
 
 
@@ -231,6 +248,10 @@ def _created(order: Any, value: Mapping[str, Any]) -> Created:
 
 def _progress(fact: Any) -> Progress:
     return Progress(_parts(fact[:5], _RANK_TYPES), _typed(fact[5], int), _typed(fact[6], int))
+
+
+def _refused(value: Any) -> Refused:
+    return Refused(_parts(value[:5], _RANK_TYPES), *_parts(value[5:], (str, str, str, str)))
 
 
 def _parts(value: Any, types: tuple[type, ...]) -> Any:

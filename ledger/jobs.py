@@ -22,12 +22,13 @@ from ledger import rfc3339
 from ledger.conflict import held_event
 from ledger.errors import InvalidInputError
 from ledger.events import EVENTS_BY_ACTION, SystemAction
-from ledger.job_fold import JobFold
+from ledger.job_fold import CREATION, JobFold, refused_of
 from ledger.job_state import (
     HlcParts,
     JobState,
     Progress,
     Rank,
+    Refused,
     Workflow,
     from_json,
     merge_creations,
@@ -38,6 +39,7 @@ __all__ = [
     "STATUSES",
     "JobFold",
     "JobState",
+    "ended_text",
     "event_fact",
     "fact_of",
     "from_json",
@@ -57,11 +59,18 @@ CANCELLED: Final = "CANCELLED"
 COMPLETED: Final = "COMPLETED"
 FAILED: Final = "FAILED"
 TIMED_OUT: Final = "TIMED_OUT"
+REFUSED: Final = "REFUSED"
+"""The creation was acknowledged at LOCAL and lost against another of its Idempotency-Key: the job never was."""
 
-STATUSES: Final = (SUBMITTED, ACCEPTED, RUNNING, CANCELLING, CANCELLED, COMPLETED, FAILED, TIMED_OUT)
+STATUSES: Final = (SUBMITTED, ACCEPTED, RUNNING, CANCELLING, CANCELLED, COMPLETED, FAILED, TIMED_OUT, REFUSED)
 """Every status a job can have."""
 
-_ENDED: Final = frozenset((CANCELLED, COMPLETED, FAILED, TIMED_OUT))
+KEY_REUSED: Final = "idempotency-key-reused"
+"""Reason of a refusal: the key of an event that was acknowledged turned out to be taken by another body."""
+KEY_REPLAYED: Final = "idempotent-replay"
+"""Reason of a refusal: the same request as that of an acknowledged event had been chained as another event."""
+
+_ENDED: Final = frozenset((CANCELLED, COMPLETED, FAILED, TIMED_OUT, REFUSED))
 _STATUS_OF_END: Final = {"COMPLETE": COMPLETED, "FAIL": FAILED, "TIMEOUT": TIMED_OUT}
 
 _Fact = TypeVar("_Fact", Progress, Workflow)
@@ -81,10 +90,12 @@ def said_of_job(
     """What an entry says of its job: the first four arguments of ``JobFold.add``, None when it says nothing.
 
     A CONFLICT entry counts as the event that it holds: which of two that claim one HLC was chained first then makes
-    no difference.
+    no difference. A REFUSED entry says that its event lost, where it names the winner.
     """
     if action in EVENTS_BY_ACTION:
         return action, payload, hlc, digest
+    if action == SystemAction.REFUSED:
+        return None if refused_of(payload, job_id) is None else (SystemAction.REFUSED.value, payload, hlc, digest)
     held = held_event(payload, job_id) if action == SystemAction.CONFLICT else None
     if held is None or held.event.action not in EVENTS_BY_ACTION:
         return None
@@ -122,8 +133,10 @@ def merge(a: JobState, b: JobState) -> JobState:
     Raises:
         InvalidInputError: they are of different jobs.
     """
-    job_id, a_hlc, a_seq, a_fence, a_created, a_cancel, a_run, a_end, a_acc, a_ack, a_progress, a_flow, a_others = a
-    b_id, b_hlc, b_seq, b_fence, b_created, b_cancel, b_run, b_end, b_acc, b_ack, b_progress, b_flow, b_others = b
+    (job_id, a_hlc, a_seq, a_fence, a_created, a_cancel, a_run, a_end, a_acc, a_ack, a_progress, a_flow) = a[:12]
+    (b_id, b_hlc, b_seq, b_fence, b_created, b_cancel, b_run, b_end, b_acc, b_ack, b_progress, b_flow) = b[:12]
+    a_others, a_refused = a.others, a.refused
+    b_others, b_refused = b.others, b.refused
     if job_id != b_id:
         raise InvalidInputError(f"states of two jobs cannot be merged: {job_id} and {b_id}")
     if b_created is not None:
@@ -136,6 +149,8 @@ def merge(a: JobState, b: JobState) -> JobState:
         a_end = b_end
     if b_flow:
         a_flow = _merge_workflows(a_flow, b_flow) if a_flow else b_flow
+    if a_refused is None or (b_refused is not None and b_refused.rank > a_refused.rank):
+        a_refused = b_refused
     return JobState(
         job_id,
         a_hlc if a_hlc >= b_hlc else b_hlc,
@@ -150,6 +165,7 @@ def merge(a: JobState, b: JobState) -> JobState:
         _merge_facts(a_progress, b_progress) if b_progress else a_progress,
         a_flow,
         a_others,
+        a_refused,
     )
 
 
@@ -185,7 +201,10 @@ def _merge_workflows(
 
 
 def status(state: JobState) -> str:
-    """The status: cancellation first, then the highest fence, and within it how far the job has come."""
+    """The status: REFUSED for a job that never was, then cancellation, then the highest fence, and within it how far
+    the job has come."""
+    if state.refused is not None and state.created is None and state.refused.action == CREATION:
+        return REFUSED
     if state.cancel is not None:
         if state.end is not None or _all_acknowledged(state):
             return CANCELLED
@@ -227,4 +246,26 @@ def view(state: JobState) -> dict[str, Any]:
         "last_seq": state.last_seq,
         "result": result or None,
         "error": outcome.get("error"),
+        "refused": None if state.refused is None else _refusal(state.refused),
     }
+
+
+def _refusal(refused: Refused) -> dict[str, Any]:
+    """Which event of the job was refused though it was acknowledged, why, and against which it lost."""
+    return {
+        "type": EVENTS_BY_ACTION[refused.action].name,
+        "hlc": "{}:{}:{}".format(*refused.rank[1:4]),
+        "reason": refused.reason,
+        "lost_to": {"job_id": refused.lost_to_job_id, "hlc": refused.lost_to_hlc},
+    }
+
+
+def ended_text(status: str, refused: Refused | None) -> str | None:
+    """Why a job takes no more events, to be said behind its name; None while it does."""
+    if status == REFUSED and refused is not None:
+        how = "the same request" if refused.reason == KEY_REPLAYED else "another request"
+        return (
+            f"was never made, though it was acknowledged at LOCAL: with its Idempotency-Key {how} had made job "
+            f"{refused.lost_to_job_id} first"
+        )
+    return "has ended and takes no more events" if is_ended(status) else None

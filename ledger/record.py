@@ -2,9 +2,12 @@
 
 Format, all integers big-endian::
 
-    version u8 = 1 | tenant u8 length, bytes | job_id u8 length, bytes | keyed u8 (0 or 1)
+    version u8 = 1 | tenant u8 length, bytes | job_id u8 length, bytes | keyed u8 (0, 1 or 2)
     when keyed: route u8 | key u16 length, bytes | line u32 | body_digest 32 bytes
     payload: the rest, RFC 8785 canonical JSON
+
+``keyed`` is 0 without an Idempotency-Key, 1 when the event may be acknowledged once it is durable, 2 when it is only
+once it is chained: what loses against another of its key must stay in the chain in the first case alone.
 
 Worked example, tenant ``a``, job ``j``, no key, payload ``{}``::
 
@@ -41,6 +44,8 @@ class EventRecord(NamedTuple):
     job_id: str
     payload: bytes
     idempotency: IdempotencyKey | None = None
+    answered_early: bool = True
+    """Whether it may be acknowledged before it is chained; always so without a key."""
 
 
 class Recorded(Protocol):
@@ -54,6 +59,8 @@ class Recorded(Protocol):
     def payload(self) -> bytes: ...
     @property
     def idempotency(self) -> IdempotencyKey | None: ...
+    @property
+    def answered_early(self) -> bool: ...
 
 
 def encode(record: Recorded) -> bytes:
@@ -68,7 +75,7 @@ def encode(record: Recorded) -> bytes:
     return b"".join(
         (
             head,
-            b"\x01",
+            b"\x01" if record.answered_early else b"\x02",
             _KEY_HEADER.pack(route, len(key_bytes)),
             key_bytes,
             _KEY_TAIL.pack(line, body_digest),
@@ -91,8 +98,8 @@ def decode(data: bytes) -> EventRecord:
         job_end = at + 1 + data[at]
         job_id = data[at + 1 : job_end].decode()
         keyed = data[job_end]
-        if keyed > 1:
-            raise InvalidInputError(f"keyed flag {keyed} is neither 0 nor 1")
+        if keyed > 2:
+            raise InvalidInputError(f"keyed flag {keyed} is none of 0, 1 and 2")
         at = job_end + 1
         if not keyed:
             return EventRecord(tenant_id, job_id, data[at:])
@@ -103,4 +110,4 @@ def decode(data: bytes) -> EventRecord:
         payload = data[at + key_length + _KEY_TAIL.size :]
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         raise InvalidInputError(f"record payload is cut short or malformed: {error}") from error
-    return EventRecord(tenant_id, job_id, payload, IdempotencyKey(route, key, line, body_digest))
+    return EventRecord(tenant_id, job_id, payload, IdempotencyKey(route, key, line, body_digest), keyed == 1)

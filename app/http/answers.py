@@ -17,7 +17,9 @@ from ledger.jobs import STATUSES
 
 _JSON_OPTIONS = orjson.OPT_UTC_Z
 
-JobStatus = Literal["SUBMITTED", "ACCEPTED", "RUNNING", "CANCELLING", "CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT"]
+JobStatus = Literal[
+    "SUBMITTED", "ACCEPTED", "RUNNING", "CANCELLING", "CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT", "REFUSED"
+]
 assert set(JobStatus.__args__) == set(STATUSES)  # type: ignore[attr-defined]
 Level = Literal["NONE", "LOCAL", "REGIONAL", "GLOBAL"]
 
@@ -109,6 +111,22 @@ class ConsistencyAnswer(_Answer):
     staleness_ms: int
 
 
+class LostTo(_Answer):
+    """The event that was chained first under the same Idempotency-Key."""
+
+    job_id: JobId
+    hlc: HlcText
+
+
+class RefusedEvent(_Answer):
+    """An event of the job that was acknowledged at LOCAL and lost against another of its Idempotency-Key."""
+
+    type: str
+    hlc: HlcText
+    reason: str
+    lost_to: LostTo
+
+
 class ListedJobAnswer(_Answer):
     """One job: what all events about it say together."""
 
@@ -127,6 +145,7 @@ class ListedJobAnswer(_Answer):
     last_seq: int
     result: dict[str, Any] | None
     error: Any
+    refused: RefusedEvent | None
 
 
 class OtherCreation(_Answer):

@@ -12,7 +12,7 @@ from app.store.idempotency import ChainedLine
 from app.store.reading import reading
 from app.store.whole import whole
 from ledger import jobs
-from ledger.errors import ChainDamagedError
+from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.private_fields import PRIVATE_MARK
 
 _ENTRY_COLUMN = ChainedLine._fields.index("t_hlc")
@@ -24,12 +24,12 @@ LOOKUP_TIMEOUT_S = 5.0
 class ChainedJob(NamedTuple):
     """What the chain says of one job.
 
-    ``creation`` is the ``creation_digest`` of its first creation; None where there is none yet, or it holds sealed
-    values, which can be compared with nothing.
+    ``ended`` is why it takes no more events, None while it does; ``creation`` is the ``creation_digest`` of its first
+    creation; None where there is none yet, or it holds sealed values, which can be compared with nothing.
     """
 
     fence_token: int
-    ended: bool
+    ended: str | None
     creation: str | None
 
 
@@ -39,7 +39,8 @@ SELECT j.tenant_id, j.job_id, j.status, j.state->>'fence' AS fence,
        CASE WHEN j.state->'created' IS NOT NULL AND strpos((j.state->'spec')::text, '"{PRIVATE_MARK}"') = 0
             THEN encode(sha256(convert_to('{{"assigned_dcs":' || (j.state->'assigned_dcs')::text
                                           || ',"spec":' || (j.state->'spec')::text || '}}', 'UTF8')), 'hex')
-       END AS creation
+       END AS creation,
+       CASE WHEN j.status = '{jobs.REFUSED}' THEN j.state::text END AS refused
   FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
   JOIN scheduler.jobs j USING (tenant_id, job_id)
 """
@@ -58,7 +59,7 @@ class EdgeLookups:
             rows = await connection.fetch(_JOBS, tenants, ids)
         return {
             (row["tenant_id"], row["job_id"]): ChainedJob(
-                _fence(row["fence"]), jobs.is_ended(row["status"]), row["creation"]
+                _fence(row["fence"]), _ended(row["tenant_id"], row["status"], row["refused"]), row["creation"]
             )
             for row in rows
         }
@@ -78,6 +79,13 @@ class EdgeLookups:
                 )
                 raise ChainDamagedError(line.tenant_id, f"{reason} stands there")
         return [whole(line.tenant_id, line, ("prev_chain_link",)) for line in lines]
+
+
+def _ended(tenant_id: str, status: str, refused: str | None) -> str | None:
+    try:
+        return jobs.ended_text(status, jobs.from_json(refused).refused if refused else None)
+    except InvalidInputError as error:
+        raise ChainDamagedError(tenant_id, f"a stored job state is none: {error}") from error
 
 
 def _fence(stored: str | None) -> int:

@@ -49,22 +49,21 @@ async def find_lines(connection: Connection, tenant_ids: Sequence[str], route: i
     return [ChainedLine(*row) for row in rows]
 
 
-async def find_digests(
+async def find_claims(
     connection: Connection, keys: Sequence[tuple[str, int, str]]
-) -> dict[tuple[str, int, str], dict[int, bytes]]:
-    """For each (tenant, route, key): body digest by chained line. Keys without a chained line are absent."""
+) -> list[tuple[tuple[str, int, str], ChainedLine]]:
+    """The rows of these (tenant, route, key), with the entries that they name as in ``find_lines``."""
     rows = await connection.fetch(
         """
-        SELECT i.tenant_id, i.route, i.key, i.line, i.body_digest
+        SELECT i.route, i.key, i.tenant_id, i.line, i.body_digest, i.seq, i.epoch, i.lsn,
+               l.t_hlc, l.job_id, l.action, l.payload, l.chain_link, l.prev_chain_link
           FROM unnest($1::text[], $2::smallint[], $3::text[]) AS wanted(tenant_id, route, key)
           JOIN scheduler.idempotency i USING (tenant_id, route, key)
+          LEFT JOIN scheduler.scheduler_log l USING (tenant_id, seq)
         """,
         *zip(*keys, strict=True),
     )
-    found: dict[tuple[str, int, str], dict[int, bytes]] = {}
-    for tenant_id, route, key, line, digest in rows:
-        found.setdefault((tenant_id, route, key), {})[line] = digest
-    return found
+    return [((line[0], route, key), ChainedLine(*line)) for route, key, *line in rows]
 
 
 async def store_lines(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -441,8 +441,8 @@ class Appender:
                 states = await prior.job_states(connection, batch, self._states, before.job_states)
         except DatabaseUnavailableError:
             return None
-        for tenant, route, key, line, body_digest, *_ in before.idempotency_rows:
-            keys.setdefault((tenant, route, key), {})[line] = body_digest
+        for name, winners in before.winners.items():
+            keys.setdefault(name, {}).update(winners)
         linked = link_batch(
             batch, heads=heads, new_tenants=set(), chained_keys=keys, job_states=states, linkers=self._linkers
         )

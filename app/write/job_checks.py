@@ -59,8 +59,8 @@ class JobChecks:
             if is_creation and self._made_here.fullmatch(draft.job_id) is not None:
                 raise _taken(draft.job_id, number, in_lines)
             known = self._jobs.get(*job)
-            if known is not None and known.ended:
-                raise _ended(draft.job_id, number, in_lines)
+            if known is not None and known.ended is not None:
+                raise _ended(draft.job_id, known.ended, number, in_lines)
             if is_creation:
                 creation = creation_of(draft)
                 for first in (None if known is None else known.creation, created.setdefault(job, creation)):
@@ -85,8 +85,8 @@ class JobChecks:
         for job, number in unknown.items():
             if job not in found:
                 raise _not_found(job, number, in_lines)
-            if found[job].ended:
-                raise _ended(job[1], number, in_lines)
+            if (ended := found[job].ended) is not None:
+                raise _ended(job[1], ended, number, in_lines)
         self._check_creations(drafts, created, in_lines=in_lines)
 
     def _knows(self, job: tuple[str, str]) -> bool:
@@ -102,8 +102,8 @@ class JobChecks:
             known = self._jobs.get(*job) if job in created and draft.event.name == CREATED else None
             if known is None:
                 continue
-            if known.ended:
-                raise _ended(job[1], number, in_lines)
+            if known.ended is not None:
+                raise _ended(job[1], known.ended, number, in_lines)
             if _differ(known.creation, created[job]):
                 raise _exists(job, number, in_lines)
 
@@ -140,8 +140,8 @@ def _taken(job_id: str, number: int, in_lines: bool) -> LedgerError:
     return InvalidEventError(reason, number + 1, ("job_id",)) if in_lines else InvalidInputError(reason, ("job_id",))
 
 
-def _ended(job_id: str, number: int, in_lines: bool) -> LedgerError:
-    reason = f"job {job_id} has ended and takes no more events"
+def _ended(job_id: str, ended: str, number: int, in_lines: bool) -> LedgerError:
+    reason = f"job {job_id} {ended}"
     return InvalidEventError(reason, number + 1) if in_lines else JobEndedError(reason)
 
 

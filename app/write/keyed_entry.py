@@ -1,24 +1,22 @@
 """Whether the entry that a row of the idempotency table names is the event of the request that is answered with it.
 
-The table is not part of the chain, so its rows prove nothing: a changed ``seq`` would have a repeated request answered
-with somebody else's event. The request itself says what its event is; where its private fields were encrypted, only
-type and job can be compared.
+The table is not part of the chain, so its rows prove nothing: a changed or copied row would have a request answered
+with an event that was never its own. The entry says which key its event came with (``ledger.keyed``), and the request
+itself what its event is; where its private fields were encrypted, only type and job of that can be compared.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import orjson
 
-from ledger import canonical
-from ledger.conflict import held_event
+from ledger import canonical, keyed
 from ledger.errors import ChainDamagedError, LedgerError
-from ledger.events import ACTIONS, SystemAction
 from ledger.hlc import Hlc
+from ledger.record import IdempotencyKey
 
 if TYPE_CHECKING:
     from app.store.idempotency import ChainedLine
@@ -35,14 +33,15 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
         ChainDamagedError: it is another, or the row says what no row of this service can.
     """
     try:
-        fits = line.epoch > 0 and line.lsn > 0 and _fits(line, draft, is_same_form=line.body_digest == key.body_digest)
+        fits = line.epoch > 0 and line.lsn > 0 and _fits(line, draft, key)
     except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
         fits = False
     if not fits:
         raise ChainDamagedError(
             line.tenant_id,
             f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}, whose entry is not "
-            "the event of this request",
+            "the event of this request; one that was made before events said their key counts no more: send the "
+            "request under a new key if GET /v1/jobs does not have the job",
         )
 
 
@@ -64,31 +63,39 @@ async def check_lines(chained: Sequence[ChainedLine], drafts: Sequence[Draft], k
         _check_fits(line, drafts[line.line], key)
 
 
+def is_bound(line: ChainedLine, route: int, key: str) -> bool:
+    """Whether the entry that a row names says that it came with this key. One that says nothing of any key may have
+    been made before events did."""
+    try:
+        event = keyed.kept_event(line.job_id, line.action, line.payload)
+        digest = None if event is None else keyed.digest_in(orjson.loads(event.payload))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
+    named = IdempotencyKey(route, key, line.line, line.body_digest)
+    return event is not None and digest in (None, keyed.key_digest(line.tenant_id, named))
+
+
 def gone(tenant_id: str, key: RequestKey) -> ChainDamagedError:
     """The error when lines that were chained are not in the table any more."""
     return ChainDamagedError(tenant_id, f"the rows of Idempotency-Key {key.key!r} in scheduler.idempotency are gone")
 
 
-def _fits(line: ChainedLine, draft: Draft, *, is_same_form: bool) -> bool:
-    job_id, action, payload = line.job_id, line.action, line.payload
-    if action == SystemAction.REFUSED:
-        kept = orjson.loads(payload)
-        job_id, action = base64.b64decode(kept["job_id"]).decode(), ACTIONS[kept["record_type"]]
-        payload = base64.b64decode(kept["payload"]).decode()
-    elif action == SystemAction.CONFLICT:
-        held = held_event(orjson.loads(payload), job_id)
-        if held is None:
-            return False
-        action, payload = held.event.action, held.payload
+def _fits(line: ChainedLine, draft: Draft, key: RequestKey) -> bool:
+    event = keyed.kept_event(line.job_id, line.action, line.payload)
+    if event is None:
+        return False
     hlc = Hlc.parse(line.t_hlc)
     if draft.job_id is None:
-        is_job = job_id.endswith(f"-{hlc.logical:05d}") and f"-{hlc.physical_ms}-" in job_id
+        is_job = event.job_id.endswith(f"-{hlc.logical:05d}") and f"-{hlc.physical_ms}-" in event.job_id
     else:
-        is_job = job_id == draft.job_id
-    if line.tenant_id != draft.tenant_id or action != draft.event.action or not is_job:
+        is_job = event.job_id == draft.job_id
+    if line.tenant_id != draft.tenant_id or event.action != draft.event.action or not is_job:
         return False
-    facts = orjson.loads(payload)
-    if draft.seal is not None or not is_same_form:
+    facts = orjson.loads(event.payload)
+    digest = keyed.key_digest(line.tenant_id, IdempotencyKey(key.route, key.key, line.line, line.body_digest))
+    if keyed.digest_in(facts) != digest:
+        return False
+    if draft.seal is not None or line.body_digest != key.body_digest:
         return bool(facts["type"] == draft.event.name)
-    asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields}
-    return canonical.encode(asked).decode() == payload
+    asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields, keyed.MEMBER: digest}
+    return canonical.encode(asked).decode() == event.payload

@@ -10,6 +10,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth
@@ -25,12 +26,21 @@ from ledger.standing import Standing, place_of
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
-KEY_REUSED = "idempotency-key-reused"
-"""Reason in a REFUSED entry: the event was acknowledged, and its key turned out to be taken by another body."""
+
+class KeyWinner(NamedTuple):
+    """The event that a line of a keyed request has in the chain; its place is known by its HLC."""
+
+    body_digest: bytes
+    t_hlc: str
+    job_id: str
+
+
+ChainedKeys = dict[RequestName, dict[int, KeyWinner]]
+"""By chained line, what each keyed request has in the chain."""
 
 
 class DuplicateLineError(LedgerError):
-    """The keyed line is chained already, by this node or another; nothing was added."""
+    """The keyed line is chained already, by this node or another; nothing of its kind was added."""
 
 
 @dataclass(slots=True)
@@ -39,17 +49,21 @@ class LinkedBatch(Growth):
 
     idempotency_rows: list[tuple[str, int, str, int, bytes, int, int, int]] = field(default_factory=list)
     """(tenant, route, key, line, body digest, seq, epoch, LSN) of each keyed line."""
+    winners: ChainedKeys = field(default_factory=dict)
+    """What each keyed request of the batch has in the chain by it."""
     outcomes: list[ChainPosition | LedgerError | None] = field(default_factory=list)
     """Where each event stands, None where nobody waits to know, or why it does not."""
     is_returning: bool = False
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
     refused_jobs: list[tuple[str, str]] = field(default_factory=list)
     """(tenant, job) of each event in whose place a REFUSED entry stands."""
+    last_lsn: int = 0
+    """LSN of the last event of the batch."""
     conflicts: list[tuple[str, str, int]] = field(default_factory=list)
     """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
 
 
-def refused_payload(pending: Pending, why: Mapping[str, str]) -> bytes:
+def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
     """Payload of the REFUSED entry that stands in for an event, with all of its bytes."""
     return canonical.encode(
         {
@@ -75,8 +89,16 @@ def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: int, lsn: int) 
 
 
 def refused_job_id(pending: Pending) -> str:
-    """Job id of the REFUSED entry that stands in for ``pending``."""
+    """Job id of the REFUSED entry that stands in for ``pending`` because Postgres would not hold it, maybe for its job
+    id. An event that lost against another of its key keeps its job id, for whoever reads the job."""
     return f"refused:{pending.hlc.node_id}:{pending.lsn}"
+
+
+def is_refused_in(pending: Pending, standing: Event | None) -> bool:
+    """Whether what stands at the event's HLC is the REFUSED entry that keeps it."""
+    if standing is None or standing.action != SystemAction.REFUSED:
+        return False
+    return standing.job_id in (pending.job_id, refused_job_id(pending))
 
 
 def link_batch(
@@ -84,7 +106,7 @@ def link_batch(
     *,
     heads: Mapping[str, ChainHead],
     new_tenants: set[str],
-    chained_keys: Mapping[RequestName, Mapping[int, bytes]],
+    chained_keys: Mapping[RequestName, Mapping[int, KeyWinner]],
     job_states: Mapping[tuple[str, str], jobs.JobState],
     linkers: dict[str, Linker],
     chained: Mapping[str, Chained] | None = None,
@@ -97,7 +119,7 @@ def link_batch(
         batch: events in LSN order.
         heads: locked head of every tenant in the batch.
         new_tenants: tenants whose head was created in this transaction.
-        chained_keys: body digest by line of every keyed request in the batch that has chained lines.
+        chained_keys: what every keyed request in the batch has in the chain.
         job_states: stored state of every job in the batch that has one.
         linkers: per-tenant linkers, filled as needed.
         chained: when some of the batch came into the chain by another way, what stands there, by tenant and HLC.
@@ -105,11 +127,11 @@ def link_batch(
             a REFUSED entry takes its place.
         held_back: makes the outcome of events whose tenant has no head in ``heads``: its chain is damaged.
     """
-    linked = LinkedBatch()
-    keys_in_batch: dict[RequestName, dict[int, bytes]] = {}
+    linked = LinkedBatch(last_lsn=batch[-1].lsn)
+    keys_in_batch = linked.winners
     awaited: list[tuple[int, str, int]] = []
     grower = Grower(linked, heads, job_states, linkers)
-    events_there = _events_of(chained or {})
+    events_there = events_of(chained or {})
     for pending in batch:
         tenant_id = pending.tenant_id
         if held_back is not None and tenant_id not in heads:
@@ -117,13 +139,19 @@ def link_batch(
             continue
         key = pending.idempotency
         is_plain = key is None and pending.record_type != _TENANT_CREATED
-        refusal = None if is_plain else _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
-        why: dict[str, str] | None = None
-        if refusal is not None:
-            if key is None or not pending.answered_early or isinstance(refusal, DuplicateLineError):
+        lost = None if is_plain else _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
+        refusal: LedgerError | None = None
+        why: dict[str, object] | None = None
+        if lost is not None:
+            refusal, winner = lost
+            if key is None or winner is None or not pending.answered_early or winner.t_hlc == pending.hlc.text():
                 linked.outcomes.append(refusal)
                 continue
-            why = {"reason": KEY_REUSED, "idempotency_key": key.key}
+            why = {
+                "reason": jobs.KEY_REPLAYED if isinstance(refusal, DuplicateLineError) else jobs.KEY_REUSED,
+                "idempotency_key": key.key,
+                "lost_to": {"job_id": winner.job_id, "hlc": winner.t_hlc},
+            }
         elif refused_sqlstate is not None:
             why = {"sqlstate": refused_sqlstate}
         hlc = pending.hlc
@@ -131,8 +159,9 @@ def link_batch(
             job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
             facts = pending.facts
         else:
-            job_id, action = refused_job_id(pending), SystemAction.REFUSED.value
-            payload, facts = refused_payload(pending, why), None
+            job_id = pending.job_id if lost is not None else refused_job_id(pending)
+            action, facts = SystemAction.REFUSED.value, None
+            payload = refused_payload(pending, why)
         stands = None
         if chained:
             event = event_of(pending)
@@ -140,7 +169,7 @@ def link_batch(
             stands_at, kept_digest = place_of(event, events_there.get(tenant_id, {}))
             stands = None if stands_at is None else standing[stands_at]
             entry = standing.get(event.t_hlc)
-            if entry is not None and entry.event.job_id == refused_job_id(pending):
+            if entry is not None and is_refused_in(pending, entry.event):
                 stands, kept_digest = entry, None
             linked.is_returning |= stands is not None or kept_digest is not None
             if kept_digest is not None:
@@ -157,12 +186,12 @@ def link_batch(
             seq = grower.append(tenant_id, hlc, job_id, action, payload, facts=facts)
             if why is not None:
                 linked.refused_jobs.append((tenant_id, pending.job_id))
-                if "sqlstate" in why:
+                if lost is None:
                     refusal = event_refused(refused_sqlstate, seq, pending.hlc.text(), pending.epoch, pending.lsn)
             if pending.outcome is not None:
                 awaited.append((len(linked.outcomes), tenant_id, seq))
         linked.outcomes.append(refusal or place)
-        if key is not None and not isinstance(refusal, IdempotencyReusedError):
+        if key is not None and lost is None:
             linked.idempotency_rows.append(
                 (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
             )
@@ -172,7 +201,8 @@ def link_batch(
     return linked
 
 
-def _events_of(chained: Mapping[str, Chained]) -> dict[str, Standing]:
+def events_of(chained: Mapping[str, Chained]) -> dict[str, Standing]:
+    """The events of what stands in each tenant's chain, by HLC."""
     return {tenant: {t_hlc: entry.event for t_hlc, entry in here.items()} for tenant, here in chained.items()}
 
 
@@ -190,13 +220,13 @@ def tenant_begun_by(pending: Pending) -> str | None:
 def _duplicate(
     pending: Pending,
     new_tenants: set[str],
-    chained_keys: Mapping[RequestName, Mapping[int, bytes]],
-    keys_in_batch: dict[RequestName, dict[int, bytes]],
-) -> LedgerError | None:
-    """Why this event must not be chained, None when it must. First chained wins."""
+    chained_keys: Mapping[RequestName, Mapping[int, KeyWinner]],
+    keys_in_batch: ChainedKeys,
+) -> tuple[LedgerError, KeyWinner | None] | None:
+    """Why this event must not be chained and against which it lost, None when it must. First chained wins."""
     begun = tenant_begun_by(pending)
     if begun is not None and begun not in new_tenants:
-        return DuplicateLineError("the tenant exists already")
+        return DuplicateLineError("the tenant exists already"), None
     key = pending.idempotency
     if key is None:
         return None
@@ -205,11 +235,11 @@ def _duplicate(
     for lines in (chained_keys.get(request), lines_here):
         if not lines:
             continue
-        if next(iter(lines.values())) != key.body_digest:
-            return IdempotencyReusedError(
-                f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
-            )
+        first = next(iter(lines.values()))
+        if first.body_digest != key.body_digest:
+            reused = f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
+            return IdempotencyReusedError(reused), first
         if key.line in lines:
-            return DuplicateLineError(f"line {key.line} of this keyed request is chained already")
-    lines_here[key.line] = key.body_digest
+            return DuplicateLineError(f"line {key.line} of this keyed request is chained already"), lines[key.line]
+    lines_here[key.line] = KeyWinner(key.body_digest, pending.hlc.text(), pending.job_id)
     return None

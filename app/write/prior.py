@@ -15,10 +15,18 @@ from app.store.chaining import ChainHead
 from app.store.growth import JobKey
 from app.store.standing import Chained, find_standing
 from app.write.backlog import Pending
-from app.write.linking import LinkedBatch, event_of, refused_job_id, tenant_begun_by
-from app.write.requests import RequestName
+from app.write.keyed_entry import is_bound
+from app.write.linking import (
+    ChainedKeys,
+    KeyWinner,
+    LinkedBatch,
+    event_of,
+    is_refused_in,
+    tenant_begun_by,
+)
 from ledger import jobs
 from ledger.conflict import Event
+from ledger.errors import ChainDamagedError
 from ledger.events import SystemAction
 from ledger.standing import Standing, place_of
 
@@ -65,14 +73,28 @@ class JobStateCache:
         self._count -= len(self._tenants.pop(tenant)[1])
 
 
-async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> dict[RequestName, dict[int, bytes]]:
-    """Body digest by chained line of each keyed request in the batch that has chained lines."""
+async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> ChainedKeys:
+    """By chained line, what each keyed request in the batch has in the chain.
+
+    Raises:
+        ChainDamagedError: a row of the table of keys names an entry that came with another key, or none.
+    """
     keys = {
         (pending.tenant_id, pending.idempotency.route, pending.idempotency.key)
         for pending in batch
         if pending.idempotency is not None
     }
-    return await idempotency.find_digests(connection, sorted(keys)) if keys else {}
+    found: ChainedKeys = {}
+    for name, line in await idempotency.find_claims(connection, sorted(keys)) if keys else ():
+        tenant_id, route, key = name
+        if not is_bound(line, route, key):
+            raise ChainDamagedError(
+                tenant_id,
+                f"the row of Idempotency-Key {key!r} in scheduler.idempotency names seq {line.seq}, whose entry did "
+                "not come with that key: somebody put the row there. Remove it",
+            )
+        found.setdefault(name, {})[line.line] = KeyWinner(line.body_digest, line.t_hlc, line.job_id)
+    return found
 
 
 async def standing(connection: Connection, batch: Sequence[Pending]) -> dict[str, Chained]:
@@ -83,16 +105,11 @@ async def standing(connection: Connection, batch: Sequence[Pending]) -> dict[str
     return {tenant: await find_standing(connection, tenant, each) for tenant, each in events.items()}
 
 
-def events_of(chained: Mapping[str, Chained]) -> dict[str, Standing]:
-    """The events of each tenant's ``standing``, by HLC."""
-    return {tenant: {t_hlc: entry.event for t_hlc, entry in here.items()} for tenant, here in chained.items()}
-
-
 def stands(pending: Pending, here: Standing) -> bool:
     """Whether something of the event is among ``here``: itself, or the REFUSED or CONFLICT entry that keeps it."""
     event = event_of(pending)
     at, _ = place_of(event, here)
-    return at is not None or (event.t_hlc in here and here[event.t_hlc].job_id == refused_job_id(pending))
+    return at is not None or is_refused_in(pending, here.get(event.t_hlc))
 
 
 async def begun_unrecorded(connection: Connection, held: Sequence[Pending]) -> set[str]:

@@ -38,7 +38,7 @@ from app.write.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
 from app.write.quarantine import Quarantine
 from app.write.requests import BatchReceipt, Draft, Receipt, RequestKey
 from app.write.system_entries import SystemEntries, WalAppend, record_of
-from ledger import canonical, jobs, record
+from ledger import canonical, jobs, keyed, record
 from ledger.errors import (
     InvalidEventError,
     RecordTooLargeError,
@@ -125,8 +125,7 @@ class Submitter:
                 seen = True
             if not seen and not request.chained:
                 await self._checks.check((draft,), draft.durability, in_lines=False)
-                line_key = record.IdempotencyKey(key.route, key.key, 0, key.body_digest)
-                pending, fence_token = self._enter_one(draft, line_key)
+                pending, fence_token = self._enter_one(draft, _line_key(key, 0))
                 request.entered(pending)
         if request.chained:
             return await self._answers.again(request.chained, draft, key)
@@ -197,8 +196,7 @@ class Submitter:
                 self._quarantine.check(tenant_id)
         if not chained:
             raise gone(tenants[0], key)
-        if not added:
-            await check_lines(chained, drafts, key)
+        await check_lines(chained, drafts, key)
         for line in chained:
             if line.action == SystemAction.REFUSED:
                 raise refused(line).at_line(line.line + 1)
@@ -211,15 +209,22 @@ class Submitter:
         if event is not None:
             fence_token = fence_token_of(pending.payload)
             creation = creation_in(pending.payload) if event.name == CREATED else None
-            self._jobs.learn(pending.tenant_id, pending.job_id, fence_token, event.name in _ENDS, creation)
+            is_end = event.name in _ENDS
+            self._jobs.entered(
+                pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=is_end, creation=creation
+            )
 
     def chained(self, linked: LinkedBatch) -> None:
-        """Learn which jobs have ended by what was chained, such as a cancellation that all have acknowledged."""
+        """Learn from what was chained which jobs take no more events, and which still do."""
         for tenant_id, job_id in linked.refused_jobs:
-            self._jobs.reopen(tenant_id, job_id)
-        for (tenant_id, job_id), state in linked.job_states.items():
-            if jobs.is_ended(jobs.status(state)):
-                self._jobs.learn(tenant_id, job_id, state.fence, True)
+            self._jobs.forget(tenant_id, job_id)
+        self._learn_chained(linked, linked.last_lsn)
+
+    def _learn_chained(self, growth: Growth, upto_lsn: int) -> None:
+        for (tenant_id, job_id), state in growth.job_states.items():
+            ended = jobs.ended_text(jobs.status(state), state.refused)
+            if ended is not None or self._jobs.get(tenant_id, job_id) is not None:
+                self._jobs.chained(tenant_id, job_id, state.fence, ended, upto_lsn)
 
     def became_durable(self, lsn: int) -> float | None:
         """Seconds from queueing until durable of the one record being watched, once ``lsn`` has reached it."""
@@ -229,16 +234,15 @@ class Submitter:
         return time.perf_counter() - queued_s
 
     def imported(self, growth: Growth) -> None:
-        """Learn which of the jobs that this node knows have ended by what was imported."""
-        for (tenant_id, job_id), state in growth.job_states.items():
-            if self._jobs.get(tenant_id, job_id) is not None:
-                self._jobs.learn(tenant_id, job_id, state.fence, jobs.is_ended(jobs.status(state)))
+        """Learn from what was imported which of the jobs that this node knows take no more events."""
+        known = {job: state for job, state in growth.job_states.items() if self._jobs.get(*job) is not None}
+        self._learn_chained(Growth(job_states=known), self._node.chained.lsn)
 
     # --- entering: the one synchronous step -------------------------------------------------------
 
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
         self._system.refuse_unfit((draft.tenant_id,))
-        fence_token, payload, facts = self._payload(draft)
+        fence_token, payload, facts = self._payload(draft, key)
         room = 1 + (draft.tenant_id not in self._tenants)
         self._backlog.reserve(room)
         try:
@@ -266,7 +270,7 @@ class Submitter:
             for number, draft in enumerate(drafts):
                 if number % LINES_PER_TURN == LINES_PER_TURN - 1:
                     await asyncio.sleep(0)
-                payloads.append(self._payload(draft, fences, number))
+                payloads.append(self._payload(draft, _line_key(key, number), fences, number))
             entering_bytes = self._check_bytes(room, sum(len(payload) for _, payload, _ in payloads))
             self._entering_bytes += entering_bytes
             lines = [number for number in range(len(drafts)) if number not in present]
@@ -274,10 +278,7 @@ class Submitter:
                 if first:
                     await asyncio.sleep(0)
                 turn = lines[first : first + LINES_PER_TURN]
-                keys = [key and record.IdempotencyKey(key.route, key.key, number, key.body_digest) for number in turn]
-                events = [
-                    (drafts[number], *payloads[number], line_key) for number, line_key in zip(turn, keys, strict=True)
-                ]
+                events = [(drafts[number], *payloads[number], _line_key(key, number)) for number in turn]
                 entered += self._enter(events, answered_early)
         finally:
             self._backlog.release(room)
@@ -297,7 +298,11 @@ class Submitter:
         return record_bytes
 
     def _payload(
-        self, draft: Draft, fences: dict[tuple[str, str], int] | None = None, number: int | None = None
+        self,
+        draft: Draft,
+        key: record.IdempotencyKey | None,
+        fences: dict[tuple[str, str], int] | None = None,
+        number: int | None = None,
     ) -> tuple[int, bytes, Facts]:
         """Fence token, canonical payload and what it encodes; ``fences`` carries what earlier lines of the request
         chose."""
@@ -311,7 +316,9 @@ class Submitter:
         if fences is not None and job_id is not None:
             fences[job] = fence_token
         facts = {"type": event.name, "fence_token": fence_token, **fields}
-        payload = canonical.encode(facts) if seal is None else _sealed(draft, fence_token, "")
+        if key is not None:
+            facts[keyed.MEMBER] = keyed.key_digest(tenant_id, key)
+        payload = canonical.encode(facts) if seal is None else _sealed(draft, fence_token, "", key)
         if len(payload) > self._record_bytes_max - 1024:
             reason = f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self._record_bytes_max}"
             raise RecordTooLargeError(reason) if number is None else InvalidEventError(reason, number + 1)
@@ -345,7 +352,7 @@ class Submitter:
             if job_id is None:
                 job_id = f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
             if draft.seal is not None:
-                payload = _sealed(draft, fence_token, hlc.text())
+                payload = _sealed(draft, fence_token, hlc.text(), key)
             kept = facts if keeps_facts else None
             kind = event.record_type
             pending = Pending(lsn, epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early, kept)
@@ -360,14 +367,22 @@ class Submitter:
         for pending, (draft, fence_token, *_) in zip(entered, events, strict=True):
             name = draft.event.name
             creation = creation_of(draft) if name == CREATED and draft.job_id is not None else None
-            self._jobs.learn(pending.tenant_id, pending.job_id, fence_token, name in _ENDS, creation)
+            self._jobs.entered(
+                pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=name in _ENDS, creation=creation
+            )
         if self._watched is None:
             self._watched = (entered[-1].lsn, time.perf_counter())
         return entered
 
 
-def _sealed(draft: Draft, fence_token: int, hlc: str) -> bytes:
+def _line_key(key: RequestKey | None, line: int) -> record.IdempotencyKey | None:
+    return None if key is None else record.IdempotencyKey(key.route, key.key, line, key.body_digest)
+
+
+def _sealed(draft: Draft, fence_token: int, hlc: str, key: record.IdempotencyKey | None) -> bytes:
     """The canonical payload, what is private in it sealed for an event of this HLC."""
     assert draft.seal is not None
-    fields = draft.seal.seal(draft.fields, hlc)
-    return canonical.encode({"type": draft.event.name, "fence_token": fence_token, **fields})
+    facts = {"type": draft.event.name, "fence_token": fence_token, **draft.seal.seal(draft.fields, hlc)}
+    if key is not None:
+        facts[keyed.MEMBER] = keyed.key_digest(draft.tenant_id, key)
+    return canonical.encode(facts)

@@ -135,7 +135,8 @@ class SystemEntries:
         """The event at ``lsn``, its HLC drawn now: to be queued before anything else draws one."""
         payload = canonical.encode({"type": action.value, **facts})
         hlc = self._node.clock.tick(time.time_ns() // 1_000_000)
-        return Pending(lsn, self._node.epoch, hlc, _TYPE_OF_ACTION[action], tenant_id, subject, payload, key, None)
+        kind, epoch = _TYPE_OF_ACTION[action], self._node.epoch
+        return Pending(lsn, epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
 
     def _begin_tenant(self, tenant_id: str) -> None:
         if tenant_id not in self.tenants:

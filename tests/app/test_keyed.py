@@ -28,6 +28,8 @@ from ledger.errors import (
     JobNotFoundError,
 )
 from ledger.events import BATCH_RECORD_TYPE, Durability
+from ledger.keyed import key_digest
+from ledger.record import IdempotencyKey
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
@@ -204,8 +206,7 @@ async def test_a_local_event_whose_key_turns_out_to_be_taken_is_in_the_chain_as_
     run_node: RunNode, proxy: PostgresProxy, hasty: Settings, chains: Chains
 ) -> None:
     async with run_node(hasty, url=proxy.url) as service:
-        await service.submitter.submit(created("acme", 0), key=key("k", "one"))
-        await service.submitter.submit(created("acme", 0), key=key("m", "one"))
+        winners = [await service.submitter.submit(created("acme", 0), key=key(name, "one")) for name in ("k", "m")]
     async with run_node(hasty, url=proxy.url) as service:
         await proxy.refuse()
         taken = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("k", "two"))
@@ -220,15 +221,19 @@ async def test_a_local_event_whose_key_turns_out_to_be_taken_is_in_the_chain_as_
     assert [entry["action"] for entry in entries] == [*["ENQUEUE"] * 2, *["REFUSED"] * 3]
     assert [entries[2]["t_hlc"], entries[4]["t_hlc"]] == [taken.hlc, lines_taken.last_hlc]
     for entry, n, job_id in zip(entries[2:], (1, 2, 3), (taken.job_id, *lines_taken.job_ids), strict=True):
+        winner = winners[n > 1]
+        used = key("k", "two") if n == 1 else key("m", "three")
+        line_key = IdempotencyKey(used.route, used.key, max(n - 2, 0), used.body_digest)
+        facts = {"type": "JobCreated", "fence_token": 1, "spec": {"n": n}, "idempotency": key_digest("acme", line_key)}
+        assert entry["job_id"] == job_id
         assert json.loads(entry["payload"]) == {
             "type": "Refused",
             "reason": "idempotency-key-reused",
-            "idempotency_key": "k" if n == 1 else "m",
+            "idempotency_key": used.key,
+            "lost_to": {"job_id": winner.job_id, "hlc": winner.hlc},
             "record_type": 1,
             "job_id": base64.b64encode(job_id.encode()).decode(),
-            "payload": base64.b64encode(
-                canonical.encode({"type": "JobCreated", "fence_token": 1, "spec": {"n": n}})
-            ).decode(),
+            "payload": base64.b64encode(canonical.encode(facts)).decode(),
         }
 
 

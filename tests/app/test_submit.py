@@ -548,6 +548,36 @@ async def test_events_larger_than_all_bytes_that_may_wait_are_too_large(
         assert (await service.submitter.submit_lines(drafts[:9], durability=None, key=None)).accepted == 9
 
 
+async def test_an_end_with_a_stale_fence_ends_its_job_no_sooner_than_the_chain_says(
+    run_node: RunNode, chains: Chains
+) -> None:
+    def with_fence(draft: Draft, fence_token: int) -> Draft:
+        return draft._replace(fence_token=fence_token, durability=LOCAL)
+
+    async with run_node() as service:
+        job_id = (await service.submitter.submit(created("acme", 1), key=None)).job_id
+        await service.submitter.submit(with_fence(progressed("acme", job_id, 1), 3), key=None)
+        stale = await service.submitter.submit(with_fence(completed("acme", job_id), 2), key=None)
+        # Neither on its way to the chain, nor chained, nor found there.
+        await service.submitter.submit(with_fence(progressed("acme", job_id, 2), 3), key=None)
+        await until(lambda: service.node.chained.lsn >= stale.lsn, "it is chained")
+        await service.submitter.submit(progressed("acme", job_id, 3), key=None)
+        # One that the fold takes for the end, though a creation had a higher fence.
+        high = created("acme", 2)._replace(fence_token=9)
+        other_id = (await service.submitter.submit(high, key=None)).job_id
+        ended = await service.submitter.submit(with_fence(completed("acme", other_id), 1), key=None)
+        await until(lambda: service.node.chained.lsn >= ended.lsn, "it is chained")
+        with pytest.raises(JobEndedError):
+            await service.submitter.submit(progressed("acme", other_id, 1), key=None)
+    async with run_node() as service:
+        await service.submitter.submit(progressed("acme", job_id, 4), key=None)
+        await service.submitter.submit(with_fence(completed("acme", job_id), 3), key=None)
+        with pytest.raises(JobEndedError):
+            await service.submitter.submit(progressed("acme", job_id, 5), key=None)
+    actions = [entry["action"] for entry in await chains.sound("acme") if entry["job_id"] == job_id]
+    assert actions == ["ENQUEUE", "EXECUTE", "COMPLETE", *["EXECUTE"] * 3, "COMPLETE"]
+
+
 # --- a WAL that is taken away ---------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from functools import reduce
@@ -136,6 +137,7 @@ def test_a_view_has_the_fields_of_the_api() -> None:
         "last_seq": 3,
         "result": {"final_status": "SUCCEEDED", "aggregate_metrics": {"cpu_s": 1.5}},
         "error": None,
+        "refused": None,
     }
 
 
@@ -150,7 +152,7 @@ def test_a_job_known_only_by_later_events_has_no_creation() -> None:
 
 
 def test_only_ended_jobs_are_ended() -> None:
-    ended = {"CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT"}
+    ended = {"CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT", "REFUSED"}
     assert {name for name in (*ended, "SUBMITTED", "ACCEPTED", "RUNNING", "CANCELLING") if is_ended(name)} == ended
 
 
@@ -158,7 +160,45 @@ def test_entries_about_the_ledger_touch_no_job() -> None:
     assert fact_of("REFUSED", {}, (1, 0, "n1"), "00", JOB, 1) is None
     assert fact_of("ENQUEUE", {}, (1, 0, "n1"), "00", JOB, 1) == event_fact("ENQUEUE", {}, (1, 0, "n1"), "00", JOB, 1)
     with pytest.raises(InvalidInputError):
-        event_fact("REFUSED", {}, (1, 0, "n1"), "00", JOB, 1)
+        event_fact("TENANT_CREATED", {}, (1, 0, "n1"), "00", JOB, 1)
+
+
+def refused(at: int, record_type: int = 1, *, job_id: str = JOB, lost_to: object = None) -> JobState | None:
+    """A REFUSED entry of the event of ``job_id``, which lost against job w."""
+    payload = {
+        "type": "Refused",
+        "reason": "idempotent-replay",
+        "lost_to": {"job_id": "w", "hlc": "1:0:n9"} if lost_to is None else lost_to,
+        "record_type": record_type,
+        "job_id": base64.b64encode(job_id.encode()).decode(),
+        "payload": "",
+    }
+    return fact_of("REFUSED", payload, (at, 0, "n1"), "00", JOB, 1)
+
+
+def test_a_job_whose_creation_lost_its_key_is_refused_unless_another_creation_counts() -> None:
+    lost, report = refused(5), refused(9, record_type=3)
+    assert lost is not None
+    assert report is not None
+    assert status(lost) == status(fold(lost, report)) == status(fold(report, lost, ACCEPTED)) == "REFUSED"
+    assert status(fold(lost, CREATED)) == status(fold(report, CREATED)) == "SUBMITTED"
+    seen = view(fold(report, CREATED, lost))["refused"]
+    assert seen == {
+        "type": "JobCreated",
+        "hlc": "5:0:n1",
+        "reason": "idempotent-replay",
+        "lost_to": {"job_id": "w", "hlc": "1:0:n9"},
+    }
+    for state in (lost, report, fold(lost, report, CREATED)):
+        assert from_json(to_json(state)) == state
+        assert merge(state, fold(report, lost)) == merge(fold(lost, report), state)
+
+
+def test_a_refusal_that_names_no_winner_or_another_job_says_nothing() -> None:
+    assert refused(1, job_id="other") is None
+    assert refused(1, lost_to="w") is None
+    assert refused(1, lost_to={"job_id": 1, "hlc": "1:0:n9"}) is None
+    assert refused(1, record_type=17) is None
 
 
 def test_states_of_two_jobs_do_not_merge() -> None:

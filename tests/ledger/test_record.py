@@ -19,12 +19,14 @@ KEYS = st.builds(
     line=st.integers(0, 2**32 - 1),
     body_digest=st.binary(min_size=32, max_size=32),
 )
-RECORDS = st.builds(
+PLAIN = st.builds(EventRecord, tenant_id=TEXTS, job_id=TEXTS, payload=st.binary(max_size=200), idempotency=st.none())
+RECORDS = PLAIN.map(lambda record: record._replace(answered_early=True)) | st.builds(
     EventRecord,
     tenant_id=TEXTS,
     job_id=TEXTS,
     payload=st.binary(max_size=200),
-    idempotency=st.none() | KEYS,
+    idempotency=KEYS,
+    answered_early=st.booleans(),
 )
 KEYED = EventRecord("acme", "job-1", b'{"a":1}', IdempotencyKey(2, "key", 7, b"\x11" * 32))
 
@@ -34,7 +36,10 @@ def test_the_worked_example_is_laid_out_as_documented() -> None:
 
 
 def test_a_keyed_record_is_laid_out_as_documented() -> None:
-    assert encode(KEYED) == (b"\x01\x04acme\x05job-1\x01\x02\x00\x03key\x00\x00\x00\x07" + b"\x11" * 32 + b'{"a":1}')
+    for answered_early, keyed in ((True, b"\x01"), (False, b"\x02")):
+        key = b"\x02\x00\x03key\x00\x00\x00\x07" + b"\x11" * 32
+        record = KEYED._replace(answered_early=answered_early)
+        assert encode(record) == b"\x01\x04acme\x05job-1" + keyed + key + b'{"a":1}'
 
 
 @given(RECORDS)

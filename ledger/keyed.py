@@ -1,0 +1,66 @@
+"""What binds an event to the Idempotency-Key that it came with, wherever the event is.
+
+The table of keys can be edited, so its rows prove nothing by themselves. The payload of a keyed event therefore has one
+more member, which the link and every signature cover::
+
+    "idempotency": lowercase hex SHA-256 of the canonical JSON of [tenant_id, route, key, line, body digest as hex]
+
+A row of the table says the truth exactly when the entry at its seq has the digest that the row gives. A REFUSED or a
+CONFLICT entry has that of the event which it keeps.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from ledger import canonical
+from ledger.conflict import held_event
+from ledger.events import ACTIONS, SystemAction
+from ledger.record import IdempotencyKey
+
+MEMBER: Final = "idempotency"
+
+
+class KeptEvent(NamedTuple):
+    """The event that an entry is, or keeps."""
+
+    job_id: str
+    action: str
+    payload: str
+
+
+def key_digest(tenant_id: str, key: IdempotencyKey) -> str:
+    """What the payload of an event of this key has as ``MEMBER``."""
+    named = [tenant_id, key.route, key.key, key.line, key.body_digest.hex()]
+    return sha256(canonical.encode(named)).hexdigest()
+
+
+def kept_event(job_id: str, action: str, payload: str) -> KeptEvent | None:
+    """The event of an entry: itself, or the one that a REFUSED or CONFLICT entry keeps; None when none can be made out.
+
+    Raises:
+        ValueError, TypeError, KeyError: the payload of a REFUSED entry is none.
+    """
+    if action == SystemAction.REFUSED:
+        kept = orjson.loads(payload)
+        return KeptEvent(
+            base64.b64decode(kept["job_id"]).decode(),
+            ACTIONS[kept["record_type"]],
+            base64.b64decode(kept["payload"]).decode(),
+        )
+    if action == SystemAction.CONFLICT:
+        held = held_event(orjson.loads(payload), job_id)
+        return None if held is None else KeptEvent(job_id, held.event.action, held.payload)
+    return KeptEvent(job_id, action, payload)
+
+
+def digest_in(payload: Mapping[str, Any]) -> str | None:
+    """The key digest that a payload has, None where it has none: its event came without a key, or before there was
+    one."""
+    digest = payload.get(MEMBER)
+    return digest if isinstance(digest, str) else None

@@ -1,0 +1,171 @@
+"""One Idempotency-Key on two nodes at LOCAL: what was acknowledged and lost is in the chain, and its reader is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from ledger.errors import DurabilityTimeoutError
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import LOCAL, created, key
+from tests.app.postgres_proxy import PostgresProxy
+
+
+async def post(client: httpx.AsyncClient, path: str, name: str | None, **fields: Any) -> httpx.Response:
+    headers = {} if name is None else {"Idempotency-Key": name}
+    return await client.post(path, json={"tenant_id": "acme", **fields}, headers=headers)
+
+
+async def job(client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
+    answer = await client.get(f"/v1/jobs/{job_id}", params={"tenant_id": "acme"})
+    return answer.json() if answer.status_code == 200 else {"status": answer.status_code}
+
+
+def kind(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rpartition("/")[2]
+
+
+def token_of(answer: dict[str, Any]) -> dict[str, str]:
+    return {"Tally-Session": answer["session"]}
+
+
+PROGRESS: dict[str, Any] = {"type": "JobProgressReported", "dc_id": "dc1", "completed": 1, "failed": 0}
+
+
+async def test_what_two_nodes_acknowledged_under_one_key_is_chained_once_and_the_other_is_refused_by_name(
+    run_server: RunServer, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
+) -> None:
+    two_settings = make_settings("two", shutdown_grace="2s")
+    async with run_server(make_settings("one")) as one:
+        async with run_server(two_settings, url=proxy.url) as two:
+            own = (await post(two, "/v1/jobs", None)).json()["job_id"]
+            first = {
+                n: (await post(one, "/v1/jobs", f"k-{n}", spec={"n": n}, durability="LOCAL")).json() for n in (1, 2)
+            }
+            told = (await post(one, f"/v1/jobs/{own}/events", "p", **PROGRESS)).json()
+            report_of_one = await one.get(f"/v1/jobs/{own}", params={"tenant_id": "acme"}, headers=token_of(told))
+            assert report_of_one.json()["completed"] == 1
+            # 1. Node two cannot ask, and acknowledges at LOCAL: the same request, another one, a report, and more.
+            await proxy.refuse()
+            lost = {}
+            for n, spec in ((1, {"n": 1}), (2, {"n": "other"})):
+                answer = await post(two, "/v1/jobs", f"k-{n}", spec=spec, durability="LOCAL")
+                assert answer.status_code == 201
+                lost[n] = answer.json()
+            early = await post(two, f"/v1/jobs/{lost[1]['job_id']}/events", None, **PROGRESS)
+            report = await post(two, f"/v1/jobs/{own}/events", "p", **PROGRESS)
+            assert (early.status_code, report.status_code) == (201, 201)
+            await proxy.accept()
+            # 2. Whoever reads them is told, on either node, and they take nothing more.
+            for client in (two, one):
+                for n, reason in ((1, "idempotent-replay"), (2, "idempotency-key-reused")):
+                    job_id = lost[n]["job_id"]
+
+                    async def is_refused(client: httpx.AsyncClient = client, job_id: str = job_id) -> bool:
+                        return (await job(client, job_id))["status"] == "REFUSED"
+
+                    await until(is_refused, "the refusal is chained")
+                    assert (await job(client, job_id))["refused"] == {
+                        "type": "JobCreated",
+                        "hlc": lost[n]["hlc"],
+                        "reason": reason,
+                        "lost_to": {"job_id": first[n]["job_id"], "hlc": first[n]["hlc"]},
+                    }
+                    for path in ("events", "cancel"):
+                        fields = PROGRESS if path == "events" else {"reason": "r", "requestor": "q"}
+                        refusal = await post(client, f"/v1/jobs/{job_id}/{path}", None, **fields, durability="LOCAL")
+                        assert kind(refusal) == (409, "job-ended")
+                        assert first[n]["job_id"] in refusal.json()["detail"]
+
+            async def report_is_refused() -> Any:
+                seen = await job(one, own)
+                return seen if seen["refused"] else None
+
+            seen = await until(report_is_refused, "the refusal of the report is chained")
+            assert (seen["status"], seen["completed"]) == ("RUNNING", 1)
+            assert seen["refused"]["type"] == "JobProgressReported"
+            assert seen["refused"]["hlc"] == report.json()["hlc"]
+            assert seen["refused"]["lost_to"] == {"job_id": own, "hlc": told["hlc"]}
+        before = await chains.sound("acme")
+        assert [entry["action"] for entry in before].count("REFUSED") == 3
+        by_hlc = {entry["t_hlc"] for entry in before}
+        assert by_hlc >= {each["hlc"] for each in (*lost.values(), early.json(), report.json())}
+        verdict = (await one.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+        assert verdict["valid"], verdict
+    async with run_server(two_settings) as two:
+        assert kind(await post(two, f"/v1/jobs/{lost[1]['job_id']}/events", None, **PROGRESS)) == (409, "job-ended")
+        again = await post(two, "/v1/jobs", "k-1", spec={"n": 1}, durability="LOCAL")
+        assert (again.headers.get("Idempotent-Replay"), again.json()["job_id"]) == ("true", first[1]["job_id"])
+    assert await chains.sound("acme") == before
+
+
+async def test_a_global_request_that_another_node_answered_leaves_nothing_after_a_crash(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings("two", shutdown_grace="1s", write={"timeout": "1s"})
+    async with run_node(make_settings("one")) as one:
+        async with run_node(settings, url=proxy.url) as two:
+            await two.submitter.submit(created("acme", 0), key=None)
+            async with superuser.transaction():
+                await superuser.execute(
+                    "SELECT FROM scheduler.wal_positions WHERE node_id = $1 FOR UPDATE", two.node.node_id
+                )
+                with pytest.raises(DurabilityTimeoutError):
+                    await two.submitter.submit(created("acme", 1), key=key("k"))
+                await proxy.refuse()
+        await one.submitter.submit(created("acme", 1), key=key("k"))
+        before = await chains.sound("acme")
+        async with run_node(settings) as two:
+            await until(lambda: two.node.chained.lsn >= two._started.next_lsn - 1, "the backlog drains")
+        assert await chains.sound("acme") == before
+
+
+# --- rows of the table of keys that somebody copied -----------------------------------------------
+
+COPY = """
+INSERT INTO scheduler.idempotency (tenant_id, route, key, line, body_digest, seq, epoch, lsn)
+SELECT tenant_id, route, $1, line, body_digest, seq, epoch, lsn FROM scheduler.idempotency WHERE key = 'k'
+"""
+
+
+async def test_a_row_copied_under_another_key_answers_for_no_write(
+    run_server: RunServer, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    async with run_server() as client:
+        body = {"spec": {"n": 1}}
+        first = await post(client, "/v1/jobs", "k", **body)
+        unkeyed = (await post(client, "/v1/jobs", None, **body)).json()
+        await superuser.execute(COPY, "copied")
+        assert kind(await post(client, "/v1/jobs", "copied", **body)) == (409, "chain-damaged")
+        await superuser.execute("UPDATE scheduler.idempotency SET seq = $1", unkeyed["chain"]["seq"])
+        assert kind(await post(client, "/v1/jobs", "k", **body)) == (409, "chain-damaged")
+        await superuser.execute("UPDATE scheduler.idempotency SET seq = $1", first.json()["chain"]["seq"])
+        await superuser.execute("UPDATE scheduler.idempotency SET line = 1 WHERE key = 'k'")
+        assert kind(await post(client, "/v1/jobs", "k", **body)) == (409, "chain-damaged")
+        await superuser.execute("UPDATE scheduler.idempotency SET line = 0 WHERE key = 'k'")
+        again = await post(client, "/v1/jobs", "k", **body)
+        assert (again.status_code, again.content) == (201, first.content)
+        assert len(await chains.sound("acme")) == 2
+
+
+async def test_a_copied_row_decides_nothing_in_the_chain(
+    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings(shutdown_grace="2s")
+    async with run_node(settings, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 1), key=key("k"))
+        await proxy.refuse()
+        await superuser.execute(COPY, "copied")
+        taken = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("copied"))
+        await proxy.accept()
+        await until(lambda: "acme" in service.node.damaged, "the row is met")
+        assert "Idempotency-Key 'copied'" in service.node.damaged["acme"]
+    await superuser.execute("DELETE FROM scheduler.idempotency WHERE key = 'copied'")
+    async with run_node(settings) as service:
+        await until(lambda: service.quarantine.keeps_from() is None, "what was held back is chained")
+    entries = await chains.sound("acme")
+    assert [(entry["action"], entry["t_hlc"]) for entry in entries][1:] == [("ENQUEUE", taken.hlc)]
