@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cryptography import x509
 
 from ledger.errors import ConfigurationError, SignatureError
+from signing.certificate_order import with_sorted_certificates
 
 if TYPE_CHECKING:
     from rfc3161_client import TimeStampResponse
@@ -107,7 +108,7 @@ def _decoded(response: bytes) -> TimeStampResponse:
     if len(response) > RESPONSE_BYTES_MAX:
         raise SignatureError(f"the time stamp is longer than {RESPONSE_BYTES_MAX} bytes")
     try:
-        return decode_timestamp_response(response)
+        return decode_timestamp_response(with_sorted_certificates(response))
     except ValueError as error:
         raise SignatureError(f"the time stamp is malformed: {error}") from error
 

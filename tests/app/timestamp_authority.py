@@ -32,9 +32,12 @@ ess_cert_id_alg = sha256
 
 
 class Authority:
-    """The authority in ``folder``. ``answer`` may be set to what it answers instead of a stamp."""
+    """The authority in ``folder``. ``answer`` may be set to what it answers instead of a stamp.
 
-    def __init__(self, folder: Path) -> None:
+    One ``with_chain`` is certified by an intermediate CA, and sends its chain along as OpenSSL does: as in its file.
+    """
+
+    def __init__(self, folder: Path, *, with_chain: bool = False) -> None:
         folder.mkdir()
         self._folder = folder
         self.ca_file = folder / "ca.pem"
@@ -42,9 +45,10 @@ class Authority:
         self.status = 200
         self.answer: bytes | None = None
         self.asked = 0
-        _make_certificates(folder)
+        _make_certificates(folder, with_chain=with_chain)
         (folder / "serial").write_text("01\n")
-        (folder / "tsa.cnf").write_text(_CONFIG.format(folder=folder))
+        chain = f"certs = {folder}/chain.pem\n" if with_chain else ""
+        (folder / "tsa.cnf").write_text(_CONFIG.format(folder=folder) + chain)
 
     def stamp(self, query: bytes) -> bytes:
         """The TimeStampResp to a TimeStampReq."""
@@ -98,19 +102,24 @@ def serving_stamps(folder: Path, port: int = 0) -> Iterator[Authority]:
         server.server_close()
 
 
-def _make_certificates(folder: Path) -> None:
-    ca_key, tsa_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    ca_name, tsa_name = _name(f"CA {folder.name}"), _name(f"TSA {folder.name}")
-    ca = (
-        _certificate(ca_name, ca_name, ca_key)
+def _make_certificates(folder: Path, *, with_chain: bool) -> None:
+    ca_key, between_key, tsa_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+    ca_name, between_name = _name(f"CA {folder.name}"), _name(f"CA between {folder.name}")
+    # The longest of the three comes last in DER, and first as OpenSSL sends it.
+    tsa_name = _name(f"TSA {folder.name} of a name that is longer than the others")
+    ca, between = (
+        _certificate(name, ca_name, key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(ca_key, hashes.SHA256())
+        for name, key in ((ca_name, ca_key), (between_name, between_key))
     )
+    issuer_name, issuer_key = (between_name, between_key) if with_chain else (ca_name, ca_key)
     tsa = (
-        _certificate(tsa_name, ca_name, tsa_key)
+        _certificate(tsa_name, issuer_name, tsa_key)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.TIME_STAMPING]), critical=True)
-        .sign(ca_key, hashes.SHA256())
+        .sign(issuer_key, hashes.SHA256())
     )
+    (folder / "chain.pem").write_bytes(between.public_bytes(Encoding.PEM) + ca.public_bytes(Encoding.PEM))
     (folder / "ca.pem").write_bytes(ca.public_bytes(Encoding.PEM))
     (folder / "tsa.pem").write_bytes(tsa.public_bytes(Encoding.PEM))
     private = tsa_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

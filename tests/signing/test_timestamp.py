@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import ConfigurationError, SignatureError
+from signing.certificate_order import with_sorted_certificates
 from signing.timestamp import (
     RESPONSE_BYTES_MAX,
     load_authorities,
@@ -71,6 +72,31 @@ def test_whatever_bytes_come_they_are_refused_as_such(authority: Authority, resp
         except SignatureError:
             continue
         assert time == stated_time(response, NOTE), "only what nothing signs may have been changed"
+
+
+def test_a_stamp_that_brings_its_chain_in_any_order_counts(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "two", with_chain=True)
+    request = make_request(NOTE)
+    response = authority.stamp(request.body)
+    assert authority.vouches_for(NOTE, response)
+    in_order = with_sorted_certificates(response)
+    assert (in_order == response, len(in_order)) == (False, len(response))
+    roots = load_authorities(authority.ca_file)
+    time = open_timestamp(response, NOTE, roots, request.nonce)
+    assert time == open_timestamp(in_order, NOTE, roots) == stated_time(response, NOTE)
+    with pytest.raises(SignatureError, match="does not hold"):
+        open_timestamp(response, NOTE, load_authorities(Authority(tmp_path / "other").ca_file))
+
+
+def test_what_is_no_stamp_with_certificates_is_left_as_it_is(response: bytes) -> None:
+    rng = random.Random(21)
+    for length in range(len(response)):
+        assert len(with_sorted_certificates(response[:length])) == length
+    for _ in range(2_000):
+        changed = bytearray(response)
+        changed[rng.randrange(80)] = rng.randrange(256)
+        found = with_sorted_certificates(bytes(changed))
+        assert sorted(found) == sorted(changed)
 
 
 def test_a_file_without_certificates_is_refused(tmp_path: Path) -> None:
