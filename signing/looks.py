@@ -116,7 +116,7 @@ class Look(NamedTuple):
         if not self.before:
             said.append("this is the first look at this log: there was nothing to compare with")
         if kept is not None and newest is kept:
-            said.append(f"{kept.checkpoint.size} entries are remembered now in {self.memory.folder}")
+            said.append(f"{kept.checkpoint.size} entries are remembered now")
         elif kept is None:
             said.append("nothing new is remembered: " + (_NOT_WHOLE if self.now else _NO_CHECKPOINT))
         return said

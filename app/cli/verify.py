@@ -18,12 +18,13 @@ from app.cli.options import CheckpointFile, Keys, Tenant, Url
 from app.cli.verdict_text import print_first_break, print_verdicts
 from app.cli.verify_anchors import Outsiders
 from app.cli.verify_request import Request
+from console.incomplete import print_why_incomplete
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, err, out, print_json
 from console.verifying import read_checkpoint
 from ledger.comparison import rollback, with_break, with_checkpoint
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
-from ledger.exit_code import exit_code_of_verdict
+from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
 from ledger.verification import Anchor, TreeHead
 from signing.checkpoint import Checkpoint, open_checkpoint
@@ -100,7 +101,10 @@ def verify(
         _print(verdict)
     if request.memory is not None:
         remember_told(request.memory, [verdict.get("memory")])
-    raise CommandExit(exit_code_of_verdict(verdict))
+    code = exit_code_of_verdict(verdict)
+    if code is ExitCode.INCOMPLETE:
+        print_why_incomplete([verdict], is_any_key=dsn is None or keyring is not None)
+    raise CommandExit(code)
 
 
 # --- through the service ------------------------------------------------------------------------------
@@ -261,6 +265,8 @@ def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
 
 def _print(verdict: dict[str, Any]) -> None:
     state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
+    if exit_code_of_verdict(verdict) is ExitCode.INCOMPLETE:
+        state = "[bold yellow]incomplete[/], nothing wrong found"
     out.print(
         f"tenant {verdict['tenant_id']}: {state}, {verdict['entries_checked']:,} entries "
         f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"

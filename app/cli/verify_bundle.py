@@ -20,6 +20,7 @@ from app.cli.verdict_text import print_first_break, print_verdicts
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, out, print_json
 from console.verifying import read_checkpoint
+from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
@@ -29,6 +30,10 @@ from signing.memory import Memory, memory_of
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
 
 
+REPORT_SUFFIXES = (".md", ".json")
+"""Names of reports; what they end in says what is written."""
+
+
 def verify_bundle(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles to verify, each by itself.")],
     keys: Keys = None,
@@ -36,7 +41,9 @@ def verify_bundle(
     report_to: Annotated[
         Path | None,
         typer.Option(
-            "--report", metavar="OUT", help="Write a report to file: Markdown, or JSON when the name ends in .json."
+            "--report",
+            metavar="OUT",
+            help="Write a report to file: Markdown, OUT.md, or JSON, OUT.json.",
         ),
     ] = None,
     state: State = None,
@@ -61,6 +68,8 @@ def verify_bundle(
       tally verify-bundle acme.bundle.tar --keys trusted-keys.json
       tally verify-bundle 2024/*.tar --keys keys/ --checkpoint acme.checkpoint --report acme-report.md
     """
+    if report_to is not None and report_to.suffix not in REPORT_SUFFIXES:
+        raise InvalidInputError(f"--report {_readable(report_to)}: a report is Markdown, .md, or JSON, .json")
     keyring = Keyring.load(keys) if keys is not None else None
     kept = _kept(checkpoint, keyring) if checkpoint is not None else None
     memory = memory_of(state, is_off=no_state or keyring is None)

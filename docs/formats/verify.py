@@ -18,11 +18,14 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP256R1
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+try:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP256R1
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+except ImportError as missing:
+    sys.exit(f"verify.py needs the package cryptography: pip install cryptography ({missing})")
 
 MIB, NEVER, HASH, NODE = 1 << 20, 2**63, "[0-9a-f]{64}", "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 IN_TOTO, STATEMENT = "application/vnd.in-toto+json", "https://in-toto.io/Statement/v1"
@@ -297,5 +300,16 @@ def main(bundle, *options):
     print(f"{bundle}: {found}; exit code {code}")
     return code
 
+def asked(arguments):
+    """The exit code for a command line; the usage is not an error when it was asked for."""
+    if "-h" in arguments or "--help" in arguments:
+        print(__doc__)
+        return 0
+    bundles, options = arguments[:1], arguments[1:]
+    if not bundles or bundles[0].startswith("-") or len(options) % 2 or {*options[::2]} - {"--keys", "--checkpoint"}:
+        print(__doc__, file=sys.stderr)
+        return 1
+    return main(*bundles, *options)
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]) if sys.argv[1:] else __doc__)
+    sys.exit(asked(sys.argv[1:]))

@@ -111,6 +111,11 @@ class Ledger:
         rows = self._connection.rows(statements.signed(tenants))
         return [SignedEnd(*row) for row in rows if is_readable_tenant(row[0])]
 
+    def unsigned(self) -> dict[str, int]:
+        """The last seq of every tenant that has entries and no snapshot at all."""
+        rows = self._connection.rows(statements.UNSIGNED)
+        return {tenant_id: last_seq for tenant_id, last_seq in rows if is_readable_tenant(tenant_id)}
+
     # --- one tenant -----------------------------------------------------------------------------------
 
     def checkpoint(self, tenant_id: str) -> str | None:

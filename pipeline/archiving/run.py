@@ -66,6 +66,8 @@ class Archived(NamedTuple):
     bytes: int
     first_break: Break | None
     """What is wrong with the rows behind ``to_seq``; none of those is archived."""
+    unsigned: int = 0
+    """Entries behind ``to_seq`` that are sound as far as is known, and stay behind until a snapshot signs them."""
 
 
 class Run:
@@ -93,8 +95,11 @@ class Run:
         """
         self._store.prepare()
         waiting = {each.tenant_id: each for each in self._ledger.signed(tenants)}
+        last_seqs = {each.tenant_id: each.last_seq for each in waiting.values()}
+        unsigned = self._ledger.unsigned() if tenants is None else {}
         archived = tenants_of(self._store)
         gone = [each for each in archived if each not in waiting and (tenants is None or each in tenants)]
+        unsigned = {tenant_id: last_seq for tenant_id, last_seq in unsigned.items() if tenant_id not in gone}
         for tenant_id in sorted(set(tenants or ()) - waiting.keys() - set(gone)):
             raise TenantNotFoundError(f"there is nothing signed of a tenant {tenant_id} that could be archived")
         for tenant_id in sorted([*waiting, *gone]):
@@ -108,7 +113,15 @@ class Run:
                     raise BrokenRangeError(Break(end, "rollback", detail))
         while waiting:
             self._round(waiting)
-        return list(self._done.values())
+        for tenant_id, last_seq in unsigned.items():
+            self._done.setdefault(tenant_id, Archived(tenant_id, 1, 0, 0, 0, None))
+            last_seqs.setdefault(tenant_id, last_seq)
+        return [self._with_unsigned(each, last_seqs.get(name, 0)) for name, each in sorted(self._done.items())]
+
+    @staticmethod
+    def _with_unsigned(done: Archived, last_seq: int) -> Archived:
+        is_sound = done.first_break is None
+        return done._replace(unsigned=max(0, last_seq - done.to_seq)) if is_sound else done
 
     def _round(self, waiting: dict[str, SignedEnd]) -> None:
         """The next range of each tenant; those that are done are not waiting any more."""

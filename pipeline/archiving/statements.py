@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Final
 
 from ledger.snapshot_check import SNAPSHOT_COLUMNS
-from pipeline.source.statements import LOG, SNAPSHOTS, TILES, TREES, literal, select_list, tenants_in, wanted
+from pipeline.source.statements import HEADS, LOG, SNAPSHOTS, TILES, TREES, literal, select_list, tenants_in, wanted
 
 READ_ONLY: Final = "SET default_transaction_read_only = on"
 END: Final = "ROLLBACK"
@@ -34,6 +34,14 @@ def signed(tenants: Collection[str] | None) -> str:
      WHERE s.signed_seq IS NOT NULL
      ORDER BY wanted.tenant_id COLLATE "C"
     """
+
+
+UNSIGNED: Final = f"""
+SELECT h.tenant_id, h.head_seq FROM {HEADS} h
+ WHERE h.head_seq > 0 AND NOT EXISTS (SELECT FROM {SNAPSHOTS} s WHERE s.tenant_id = h.tenant_id)
+ ORDER BY h.tenant_id COLLATE "C"
+"""
+"""(tenant, last seq) of each that has entries and no snapshot."""
 
 
 def tile(tenant_id: str, level: int, index: int) -> str:

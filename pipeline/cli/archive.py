@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from console.counted import counted
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, gravest
-from pipeline.cli.counted import counted
 from pipeline.cli.options import (
     ARCHIVE_HELP,
     ARCHIVE_VARIABLE,
@@ -59,6 +59,7 @@ def archive(
     manifest, signed with --signing-key, names the digest of every file. Rows
     are checked on their way: a tenant whose rows do not hold gets no manifest.
     Nothing is ever overwritten. A run that was killed is finished by the next.
+    What no snapshot signs yet is left for the next run, and counted.
 
     Credentials of a bucket come from the environment, such as
     AWS_ACCESS_KEY_ID. Snapshots and checkpoints must be signed by a key of
@@ -132,6 +133,9 @@ def _print(done: list[Archived]) -> None:
             )
         elif each.first_break is None:
             out.print(f"{each.tenant_id}: nothing new, archived up to seq {each.to_seq:,}", markup=False)
+        if each.unsigned:
+            left = counted(each.unsigned, "entry", "entries")
+            out.print(f"{each.tenant_id}: {left} left, which no snapshot signs yet: see tally snapshot", markup=False)
         if each.first_break is not None:
             err.print("[bold red]broken:[/] ", end="")
             err.print(

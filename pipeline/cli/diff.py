@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from console.counted import counted
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
-from pipeline.cli.counted import counted
 from pipeline.cli.options import Master, SigningKey, Tenants
 from pipeline.cli.running import running
 from pipeline.signers import open_signers

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from console.counted import counted
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import MergeRefusedError
 from ledger.exit_code import ExitCode, gravest
-from pipeline.cli.counted import counted
 from pipeline.cli.options import Master, RequiredKeys, SigningKey, load_keys
 from pipeline.cli.running import running
 from pipeline.signers import open_signers

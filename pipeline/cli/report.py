@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from console.counted import counted
 from console.options import Json
 from console.outcome import err, out, print_json
 from ledger.errors import InvalidInputError, NotFoundError
-from pipeline.cli.counted import counted
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
 from pipeline.cli.running import running
 from pipeline.report.period import Asked, Clock, asked, parse_duration

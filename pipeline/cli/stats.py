@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from console.counted import counted
 from console.options import Json
 from console.outcome import err, out, print_json
 from ledger.errors import ConfigurationError
-from pipeline.cli.counted import counted
 from pipeline.cli.options import Master
 from pipeline.cli.running import InterruptedBySignalError, running
 

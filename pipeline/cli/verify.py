@@ -11,6 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from console.counted import counted
+from console.incomplete import print_why_incomplete
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, err, out, print_json
 from console.verifying import coloured, read_checkpoint
@@ -18,8 +20,6 @@ from ledger.errors import SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.tree_check import TreeHead
 from pipeline.cli.breaks import BreaksFolder
-from pipeline.cli.counted import counted
-from pipeline.cli.incomplete import print_why_incomplete
 from pipeline.cli.looks import Looks
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place
 from pipeline.cli.running import running

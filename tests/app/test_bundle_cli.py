@@ -176,7 +176,8 @@ def test_a_later_bundle_must_agree_with_what_was_verified_before(keys: str, tmp_
     checkpoint, compared_with, says = verify(good, 0)
     assert (checkpoint, compared_with) == ("not_checked", "bundle")
     assert "this is the first look at this log" in says
-    assert f"30 entries are remembered now in {user_state}" in says
+    assert "30 entries are remembered now" in says
+    assert (user_state / "checkpoints.json").exists()
     # The same, a longer one, and the beginning of that with its checkpoint.
     assert verify(good, 0)[:2] == ("ok", "bundle, memory")
     assert verify(more, 0)[:2] == ("ok", "bundle, memory")
@@ -213,3 +214,32 @@ def test_a_damaged_memory_ends_the_command_in_one_line(keys: str, tmp_path: Path
     done = tally(path, "--keys", keys, code=1)
     assert len(done.stderr.splitlines()) == 1
     assert f"{state}, which holds the checkpoints verified so far, is damaged" in done.stderr
+
+
+def test_a_report_of_a_kind_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for name in ("r.pdf", "r", "r.MD"):
+        done = tally("nowhere.tar", "--report", str(tmp_path / name), code=1)
+        assert done.stderr == f"error: --report {tmp_path / name}: a report is Markdown, .md, or JSON, .json\n"
+        assert not (tmp_path / name).exists()
+
+
+def test_the_second_implementation_says_how_it_is_used_and_what_it_needs(keys: str, tmp_path: Path) -> None:
+    program = Path(__file__).resolve().parents[2] / "docs" / "formats" / "verify.py"
+    (tmp_path / "cryptography.py").write_text("raise ImportError('No module named cryptography')")
+
+    def run(*arguments: str, path: str = "") -> Done:
+        command = [sys.executable, str(program), *arguments]
+        environment = {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+
+    bundle = str(store(tmp_path, GOOD))
+    assert run(bundle, "--keys", keys).returncode == 0
+    for arguments in (["--help"], ["-h"], [bundle, "--help"]):
+        shown = run(*arguments)
+        assert (shown.returncode, "verify.py BUNDLE [--keys K]" in shown.stdout, shown.stderr) == (0, True, "")
+    for arguments in ([], ["--keys", keys], [bundle, "--keys"], [bundle, "--key", keys], [bundle, bundle]):
+        refused = run(*arguments)
+        assert (refused.returncode, "verify.py BUNDLE [--keys K]" in refused.stderr, refused.stdout) == (1, True, "")
+    lacking = run(bundle, path=str(tmp_path))
+    assert (lacking.returncode, len(lacking.stderr.splitlines())) == (1, 1)
+    assert "pip install cryptography" in lacking.stderr

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from app.store.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
 from signing.keys import Keyring
+from signing.looks import remember_told
 from signing.memory import Memory
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
@@ -106,9 +111,43 @@ async def test_a_kept_checkpoint_finds_it_and_without_one_nothing_is_claimed(
     assert (verdict["first_break"]["kind"], verdict["compared_with"]) == ("rollback", "file")
 
 
+async def test_on_the_command_line_it_is_a_rollback_to_whoever_looked_before(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, database: Database, tmp_path: Path
+) -> None:
+    async with run_server(settings) as client:
+        await grow(client, WHOLE)
+        (await client.post("/v1/snapshots", json={"tenant_id": "acme"})).raise_for_status()
+        (tmp_path / "keys.json").write_text((await client.get("/v1/keys")).text)
+
+    async def verify(*options: str, code: int) -> dict[str, Any]:
+        command = [sys.executable, "-m", "app.cli", "verify", "-t", "acme", "--json", "--dsn", database.service_url]
+        command += ["--keys", str(tmp_path / "keys.json"), *options]
+        ran = partial(subprocess.run, command, capture_output=True, text=True, check=False, timeout=100)
+        done = await asyncio.to_thread(ran)
+        assert done.returncode == code, done.stdout + done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    first = await verify(code=0)
+    assert (first["verdicts"]["checkpoint"], first["compared_with"]) == ("not_checked", None)
+    assert (first["memory"]["first_look"], first["memory"]["remembered"]["size"]) == (True, WHOLE)
+    assert "this is the first look at this log" in first["memory"]["says"]
+    again = await verify(code=0)
+    assert (again["verdicts"]["checkpoint"], again["compared_with"]) == ("ok", "memory")
+    await cut(superuser)
+    found = await verify(code=2)
+    assert (found["first_break"]["kind"], found["verdicts"]["checkpoint"]) == ("rollback", "broken")
+    assert f"held by memory covers {WHOLE} entries, there are {CUT}" in found["first_break"]["detail"]
+    assert (await verify(code=2))["first_break"] == found["first_break"], "what broke is not remembered"
+    unseen = await verify("--no-state", code=3)
+    assert (unseen["valid"], unseen["compared_with"], "memory" in unseen) == (True, None, False)
+
+
 async def by_service(client: httpx.AsyncClient, state: Path) -> dict[str, Any]:
     request = Request("acme", None, None, keyring=None, kept=None, outsiders=NOBODY, memory=Memory.open(state))
-    return await asyncio.to_thread(verify_by_service, str(client.base_url), request)
+    found = await asyncio.to_thread(verify_by_service, str(client.base_url), request)
+    remember_told(Memory.open(state), [found["memory"]])
+    return found
 
 
 async def test_whoever_verified_before_finds_it_and_what_was_written_over_it(

@@ -107,3 +107,24 @@ def test_unpack_writes_what_held_keys_signed_and_nothing_else(
     with BundleReader.open(other["file"]) as reader:
         assert [row[0] for rows in reader.entry_batches() for row in rows] == list(range(1, 21))
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["other.bundle.tar"]
+
+
+def test_archive_says_what_it_leaves_because_no_snapshot_signs_it(
+    run_command: RunCommand, database: Database, tmp_path: Path
+) -> None:
+    unsigned = ledger_of("fresh", days(7))
+    asyncio.run(store(database, ledger_of("acme", days(25)), unsigned))
+    archive_at(database, str(tmp_path / "archive"))
+    (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
+    key_file.generate(tmp_path / "key.pem")
+    options = ("archive", "--dest", tmp_path / "archive", "--dsn", database.service_url)
+    options += ("--signing-key", tmp_path / "key.pem", "--keys", tmp_path / "ledger.pem")
+    told = json.loads(run_command(*options, "--json").stdout)["tenants"]
+    assert [(each["tenant_id"], each["to_seq"], each["unsigned"]) for each in told] == [
+        ("acme", 20, 5),
+        ("fresh", 0, 7),
+    ]
+    done = run_command(*options)
+    assert done.returncode == ExitCode.FINE
+    assert "acme: 5 entries left, which no snapshot signs yet" in done.stdout
+    assert "fresh: 7 entries left, which no snapshot signs yet" in done.stdout

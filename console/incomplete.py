@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from console.counted import counted
 from console.outcome import err
-from ledger.exit_code import unchecked, without_jobs
-from pipeline.archive.judging import ARCHIVE
-from pipeline.cli.counted import counted
-from signing.bundle.judging import BUNDLE
+from ledger.exit_code import OWN_SOURCES, unchecked, without_jobs
 
 
 def print_why_incomplete(verdicts: Sequence[Mapping[str, Any]], *, is_any_key: bool) -> None:
@@ -36,4 +34,4 @@ def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[st
 
 def _as_judged(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
     """The verdict object as its exit code was found: archives and bundles hold no job states."""
-    return without_jobs(verdict) if {ARCHIVE, BUNDLE} & {*verdict["verdicts"]} else verdict
+    return without_jobs(verdict) if {*OWN_SOURCES} & {*verdict["verdicts"]} else verdict
