@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
+from app.access.rights import Authorize, everyone_may
 from ledger.errors import ChainDamagedError, FencedError, NotReadyError
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Parts:
     """Checks that ``/readyz`` tells of and that do not make the node unready: writes go on without them."""
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks of ``/readyz`` by name, beside those every service has."""
+    authorize: Authorize = everyone_may
+    """Asked by every route, before the body is read, whether the caller has the right that it needs."""
     accepting: bool = False
     """Whether requests are taken: false while starting and from the signal to stop on."""
 

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.access.rights import RIGHTS, Right
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.http.problems import PROBLEM_MEDIA_TYPE
 from ledger.errors import InvalidInputError
@@ -49,7 +50,24 @@ SESSION_PARAMETER: dict[str, Any] = {
 }
 
 
-class StrictRoute(APIRoute):
+class RightedRoute(APIRoute):
+    """A route that asks for a right before it looks at a request. Has one method."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        super().__init__(path, endpoint, **described)
+        (method,) = self.methods or {"GET"}
+        self.right = RIGHTS.get(f"{method} {path}", Right.ADMIN)
+
+    def authorize(self, scope: Scope) -> None:
+        """Refuse a caller who has not the right.
+
+        Raises:
+            LedgerError, ProblemError: the caller has not.
+        """
+        scope["app"].state.parts.authorize(scope, self.right)
+
+
+class StrictRoute(RightedRoute):
     """A route that knows its query parameters, and takes each at most once."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -58,6 +76,7 @@ class StrictRoute(APIRoute):
         known = frozenset(_query_names(self.dependant))
 
         async def handle_strictly(request: Request) -> Response:
+            self.authorize(request.scope)
             if request.scope["query_string"]:
                 _check_query(request, known)
             return await handle(request)
@@ -65,13 +84,22 @@ class StrictRoute(APIRoute):
         return handle_strictly
 
 
-class LeanRoute(APIRoute):
-    """A route whose endpoint takes the request, and path parameters that it checks by itself, and no query."""
+class LeanRoute(RightedRoute):
+    """A route whose endpoint takes the request, and path parameters that it checks by itself, and no query.
+
+    Raises:
+        TypeError: it has a dependency, or another parameter, which would never be looked at.
+    """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
         super().__init__(path, endpoint, **described)
+        wanted = self.dependant
+        given_nothing = (wanted.dependencies, wanted.query_params, wanted.header_params, wanted.cookie_params)
+        if any(given_nothing) or self.body_field is not None:
+            raise TypeError(f"{path}: a LeanRoute gives its endpoint the request and parts of its path, nothing else")
 
         async def call_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            self.authorize(scope)
             request = Request(scope, receive, send)
             if scope["query_string"]:
                 _check_query(request, frozenset())

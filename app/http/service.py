@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from app import metrics
 from app.http.answers import LiveAnswer, ReadyAnswer, json_answer
@@ -11,11 +13,14 @@ from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import Parts, PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
-from ledger.errors import DatabaseUnavailableError
+from ledger.errors import DatabaseUnavailableError, InvalidInputError
 
 router = APIRouter(route_class=StrictRoute, tags=["service"])
 
 DATABASE_CHECK_TIMEOUT_S = 2.0
+EXCLUDED_CHARACTERS_MAX = 200
+ALWAYS_COUNTED = frozenset({"accepting", "writer"})
+"""Checks without which no write is taken, whatever its level."""
 _TEXT = {
     "description": "Text format of Prometheus",
     "content": {metrics.CONTENT_TYPE: {"schema": {"type": "string"}}},
@@ -29,15 +34,28 @@ async def read_liveness() -> Response:
 
 
 @router.get("/readyz", responses={200: {"model": ReadyAnswer}, **PROBLEM_RESPONSE})
-async def read_readiness(parts: PartsDep) -> Response:
+async def read_readiness(
+    parts: PartsDep,
+    exclude: Annotated[
+        str | None,
+        Query(
+            max_length=EXCLUDED_CHARACTERS_MAX,
+            description="Checks that are told and make no 503, separated by commas: `database,chaining,checkpoints` "
+            "keeps a node that takes writes at LOCAL while PostgreSQL is away. `accepting` and `writer` always count.",
+        ),
+    ] = None,
+) -> Response:
     """Whether the node takes requests, check by check; 503 when one fails.
 
     Without ``signing`` it still takes them, and damage to single tenants, ``tenants`` and ``rows``, is told and is no
     failure: the node serves all others.
     """
     found = await _checks(parts)
+    excluded = set(exclude.split(",")) if exclude is not None else set()
+    if unknown := excluded - (found.keys() - ALWAYS_COUNTED):
+        raise InvalidInputError(f"exclude: {min(unknown)[:100]!r} is no check that can be left out", ("exclude",))
     checks = {name: {"ok": fault is None, "detail": fault} for name, fault in found.items()}
-    faults = [f"{name}: {fault}" for name, fault in found.items() if fault is not None]
+    faults = [f"{name}: {fault}" for name, fault in found.items() if fault is not None and name not in excluded]
     for name, check in parts.reported_checks.items():
         fault = check()
         checks[name] = {"ok": fault is None, "detail": fault}

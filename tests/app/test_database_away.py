@@ -38,6 +38,11 @@ def test_reads_and_readiness_tell_that_the_database_is_away(postgres: EmbeddedPo
             readiness = client.get("/readyz")
             assert readiness.status_code == 503
             assert readiness.json()["checks"]["database"]["ok"] is False
+            for_local = client.get("/readyz?exclude=database,chaining,checkpoints")
+            assert (for_local.status_code, for_local.json()["checks"]["database"]["ok"]) == (200, False)
+            for wrong in ("writer", "accepting", "nothing", "", "database,", "signing", "d" * 201):
+                refused = client.get("/readyz", params={"exclude": wrong})
+                assert (refused.status_code, refused.json()["path"]) == (422, "exclude"), wrong
             assert client.get("/livez").status_code == 200
             assert client.get("/v1/node").json()["positions"]["durable_lsn"] >= 1
             local = {"tenant_id": "acme", "job_id": "two", "durability": "LOCAL"}
@@ -68,6 +73,7 @@ def test_while_the_database_is_away_a_full_backlog_is_a_503_to_try_again_and_wha
             full = client.post("/v1/events?durability=LOCAL", content=line * 20, headers=ndjson)
             while full.status_code == 200:
                 full = client.post("/v1/events?durability=LOCAL", content=line, headers=ndjson)
+            assert client.get("/readyz?exclude=database,chaining,checkpoints").status_code == 503
             assert (full.status_code, full.json()["type"].rsplit("/", 1)[-1]) == (503, "backlog-full")
             assert int(full.headers["retry-after"]) >= 1
         finally:

@@ -1,0 +1,98 @@
+"""Every route needs a right, which one place says, and asks for it before it reads a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.routing import APIRoute
+
+from app.access.rights import RIGHTS, Right
+from app.http.application import ROUTERS
+from app.http.problems import ProblemError, ProblemType
+from app.http.routing import LeanRoute, RightedRoute
+from app.main import listening, running
+from tests.app.conftest import MakeSettings
+from tests.conftest import Database
+
+DEADLINE_S = 60
+FORBIDDEN = ProblemType("forbidden", 403, "You may not")
+ROUTES = [route for module in ROUTERS for route in module.router.routes]
+
+
+def name_of(route: APIRoute) -> str:
+    (method,) = route.methods
+    return f"{method} {route.path}"
+
+
+def test_every_route_has_a_right_and_every_right_a_route() -> None:
+    assert {type(route) for route in ROUTES if not isinstance(route, RightedRoute)} == set()
+    assert sorted(name_of(route) for route in ROUTES) == sorted(RIGHTS)
+
+
+def test_what_ends_keys_or_private_fields_is_the_admins() -> None:
+    for name in RIGHTS:
+        if name.startswith(("POST /v1/keys", "PUT /v1/tenants", "POST /v1/tenants")):
+            assert RIGHTS[name] is Right.ADMIN, name
+
+
+async def test_every_route_asks_for_its_right_before_it_reads_the_body(
+    database: Database, make_settings: MakeSettings
+) -> None:
+    asked: list[tuple[str, Right]] = []
+
+    def refuse(scope: MutableMapping[str, Any], right: Right) -> None:
+        asked.append((f"{scope['method']} {scope['route'].path}", right))
+        raise ProblemError(FORBIDDEN, f"nobody may {right.value}")
+
+    async with running(make_settings(), database.service_url) as (_service, parts):
+        parts.authorize = refuse
+        async with listening(parts) as (url, _serving), asyncio.timeout(DEADLINE_S):
+            for route in ROUTES:
+                assert await status_without_body(url, route) == b"403", name_of(route)
+            assert asked == [(name_of(route), RIGHTS[name_of(route)]) for route in ROUTES]
+
+
+async def status_without_body(url: str, route: APIRoute) -> bytes:
+    """The status that a request is answered with of which only the head was sent."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    (method,) = route.methods
+    path = route.path.replace(":path}", "}")
+    for name in route.param_convertors:
+        path = path.replace(f"{{{name}}}", "1")
+    length = "Content-Length: 10\r\n" if method != "GET" else ""
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n{length}\r\n".encode())
+    line = await reader.readline()
+    writer.close()
+    return line.split(b" ")[1]
+
+
+async def endpoint(request: Request, job_id: str) -> None:
+    return
+
+
+async def wanting(request: Request, tenant_id: Annotated[str, Query()]) -> None:
+    return
+
+
+async def depending(request: Request, parts: Annotated[None, Depends(endpoint)]) -> None:
+    return
+
+
+def test_a_lean_route_that_would_ignore_a_dependency_is_refused_at_start() -> None:
+    router = APIRouter(route_class=LeanRoute)
+    router.post("/v1/lean/{job_id}")(endpoint)
+    assert [route.right for route in router.routes if isinstance(route, LeanRoute)] == [Right.ADMIN]
+    for path, function, more in (
+        ("/v1/lean/{job_id}", endpoint, {"dependencies": [Depends(endpoint)]}),
+        ("/v1/lean", wanting, {}),
+        ("/v1/lean", depending, {}),
+    ):
+        with pytest.raises(TypeError, match="LeanRoute"):
+            router.post(path, **more)(function)
+    with pytest.raises(TypeError, match="LeanRoute"):
+        APIRouter(route_class=LeanRoute, dependencies=[Depends(endpoint)]).post("/v1/lean/{job_id}")(endpoint)
