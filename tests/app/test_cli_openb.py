@@ -7,7 +7,6 @@ import pytest
 from app.cli import openb
 from ledger.errors import InvalidInputError
 
-
 CANCELLED = ("JobCancellationRequested", "JobCancellationAcked")
 
 
