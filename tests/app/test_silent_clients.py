@@ -19,7 +19,7 @@ from app.http.deadlines import PROGRESS_BYTES, Progress, connections_allowed
 from ledger.errors import StartRefusedError
 from tests.app.service_thread import serving
 from tests.app.test_bundle_import import trusting
-from tests.app.test_raw_requests import Answer, answers
+from tests.app.test_raw_requests import Answer, all_of, answers
 
 DATABASE = "silent_clients"
 DEADLINE_S = 60
@@ -54,15 +54,9 @@ def connected(base_url: str, sent: bytes = b"", receive_buffer_bytes: int | None
         yield connection
 
 
-def all_of(connection: socket.socket) -> list[Answer]:
+def answers_on(connection: socket.socket) -> list[Answer]:
     """What the service answers until it ends the connection."""
-    received = b""
-    try:
-        while piece := connection.recv(65536):
-            received += piece
-    except ConnectionResetError:
-        pass
-    return answers(received)
+    return answers(all_of(connection))
 
 
 def positions(base_url: str) -> int:
@@ -71,8 +65,8 @@ def positions(base_url: str) -> int:
 
 def test_a_connection_that_says_nothing_is_closed(base_url: str) -> None:
     with connected(base_url) as new, connected(base_url, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") as kept:
-        assert all_of(new) == []
-        assert [answer.status for answer in all_of(kept)] == [200]
+        assert answers_on(new) == []
+        assert [answer.status for answer in answers_on(kept)] == [200]
 
 
 def test_half_a_head_and_half_a_body_are_told_that_they_were_too_slow(base_url: str) -> None:
@@ -82,7 +76,7 @@ def test_half_a_head_and_half_a_body_are_told_that_they_were_too_slow(base_url: 
     with ExitStack() as stack:
         open_ones = [stack.enter_context(connected(base_url, half)) for half in halves]
         for connection in open_ones:
-            (answer,) = all_of(connection)
+            (answer,) = answers_on(connection)
             assert answer.status in (408, 400)
             assert answer.headers["connection"] == "close"
             assert answer.problem == ("request-timeout" if answer.status == 408 else "malformed-http")
@@ -94,7 +88,7 @@ def test_uploads_that_stall_give_their_room_back(base_url: str) -> None:
         stalled = [stack.enter_context(connected(base_url, UPLOAD)) for _ in range(4)]
         answer = httpx.post(f"{base_url}/v1/bundles/import", files={"f": bytes(600)}, timeout=DEADLINE_S)
         assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (422, "bundle-invalid")
-        assert [answer.status for connection in stalled for answer in all_of(connection)] == [408] * 4
+        assert [answer.status for connection in stalled for answer in answers_on(connection)] == [408] * 4
 
 
 def test_who_does_not_read_the_answers_is_cut_off(base_url: str) -> None:
@@ -112,7 +106,7 @@ def test_with_one_connection_too_many_the_oldest_silent_one_goes(base_url: str) 
         asked = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with connected(base_url, asked) as connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-        assert all_of(silent[0]) == []
+        assert answers_on(silent[0]) == []
 
 
 def test_while_every_connection_is_busy_a_new_one_is_refused_at_once(base_url: str) -> None:
@@ -121,11 +115,11 @@ def test_while_every_connection_is_busy_a_new_one_is_refused_at_once(base_url: s
         busy = [stack.enter_context(connected(base_url, asked)) for _ in range(CONNECTIONS_MAX)]
         for connection in busy:
             assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")
-        (refused,) = all_of(stack.enter_context(connected(base_url)))
+        (refused,) = answers_on(stack.enter_context(connected(base_url)))
         assert (refused.status, refused.problem) == (503, "not-ready")
         assert int(refused.headers["retry-after"]) >= 1
         assert "http.connections_max" in json.loads(refused.body)["detail"]
-        assert {answer.status for connection in busy for answer in all_of(connection)} == {408}
+        assert {answer.status for connection in busy for answer in answers_on(connection)} == {408}
     assert httpx.get(f"{base_url}/livez").status_code == 200
 
 
