@@ -1,4 +1,4 @@
-"""The oldest PostgreSQL that this machine has, Debian's, and the newest, our own: one service does its work on either."""
+"""The oldest PostgreSQL that this machine has, Debian's: a service does all its work on it, as on our own."""
 
 from __future__ import annotations
 
