@@ -141,7 +141,10 @@ class HlcSettings(_Section):
 
 
 class WalSettings(_Section):
-    """``wal.*``: the write-ahead log. ``dir`` is ``<data_dir>/wal`` when not said."""
+    """``wal.*``: the write-ahead log. ``dir`` is ``<data_dir>/wal`` when not said.
+
+    A bound on batches or records that is not said is that of a segment where that is less.
+    """
 
     dir: Path | None = None
     ack_mode: Literal["LOCAL_GROUP_SYNC", "LOCAL_SYNC", "LOCAL_ASYNC"] = "LOCAL_GROUP_SYNC"
@@ -155,6 +158,8 @@ class WalSettings(_Section):
 
     @model_validator(mode="after")
     def _fits_segment(self) -> WalSettings:
+        for name in {"batch_max_bytes", "record_bytes_max"} - self.model_fields_set:
+            object.__setattr__(self, name, min(getattr(self, name), self.segment_bytes))
         if max(self.batch_max_bytes, self.record_bytes_max) > self.segment_bytes:
             raise ValueError("segment_bytes must be at least batch_max_bytes and record_bytes_max")
         return self

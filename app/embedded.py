@@ -5,7 +5,7 @@ The folder given holds::
     credentials.json   0600  passwords of the three logins, and the port
     cluster/           0700  owned by the account that PostgreSQL runs as; its ``data/`` is the cluster
     location           instead of cluster/: path of the folder that takes its place
-    postgresql.log     what the server says
+    postgresql.log     0600  what the server says
     start.lock         flock, exclusive: held while somebody starts or stops the server
     users.lock         flock, shared: held by every process that uses the server; the last one stops it
 
@@ -186,7 +186,7 @@ class EmbeddedPostgres:
                 port = free_port()
                 write_credentials(self.data_dir, msgspec.structs.replace(cluster.credentials, port=port))
             _remove_misleading_pid_file(cluster.data)
-            with log_path.open("ab") as log:
+            with open(log_path, "ab", opener=_open_private) as log:
                 said_from = log.tell()
                 self._process = cluster.account.spawn(_server_command(cluster, port), log)
             if self._wait_until_ready(cluster.data):
@@ -250,6 +250,13 @@ class EmbeddedPostgres:
         """As ``postmaster_pid``, and a server of ours that has not yet written its pid file."""
         pid = self.postmaster_pid()
         return self._process.pid if self._process is not None else pid
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file of ours, from now on for our eyes only: statements that failed are in it, with what they hold."""
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def _url(login: str, password: str, port: int, database: str) -> str:

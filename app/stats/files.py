@@ -24,6 +24,8 @@ from pathlib import Path
 
 FILES_MAX = 20_000
 """Most closed files that are kept, however small they are."""
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+"""Who runs the node reads them, and nobody else: what jobs report may name customers."""
 SUFFIX = ".ndjson"
 OPEN_SUFFIX = SUFFIX + ".part"
 SCAN_BYTES = 64 << 10
@@ -63,7 +65,7 @@ class StatsFiles:
         """Close what a process that ended, or a disk that failed, left open; remove the oldest beyond the bounds."""
         if self._fd is not None or not self._untidy:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         for entry in sorted(os.scandir(self._folder), key=lambda entry: entry.name):
             if _OPEN_NAME.fullmatch(entry.name):
                 _cut_torn_line(Path(entry.path))
@@ -120,7 +122,7 @@ class StatsFiles:
             if not (self._folder / (stem + SUFFIX)).exists():
                 break
         self._path = self._folder / f".{stem}{OPEN_SUFFIX}"
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         self._size = 0
         self._opened_s = time.monotonic()
 

@@ -154,8 +154,17 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
         load_settings()
 
 
+def test_the_smallest_segment_needs_no_other_setting() -> None:
+    wal = load_settings(wal={"segment_bytes": "64 KiB"}).wal
+    assert (wal.segment_bytes, wal.batch_max_bytes, wal.record_bytes_max) == (1 << 16, 1 << 16, 1 << 16)
+    wal = load_settings(wal={"segment_bytes": "64 KiB", "batch_max_bytes": "8 KiB"}).wal
+    assert (wal.batch_max_bytes, wal.record_bytes_max) == (8 << 10, 1 << 16)
+    assert load_settings().wal.record_bytes_max == 1 << 20
+
+
 def test_a_record_must_fit_into_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TALLY_WAL__SEGMENT_BYTES", "64 KiB")
+    monkeypatch.setenv("TALLY_WAL__RECORD_BYTES_MAX", "1 MiB")
     with pytest.raises(ConfigurationError, match="segment_bytes must be at least"):
         load_settings()
 

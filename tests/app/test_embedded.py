@@ -202,6 +202,15 @@ def test_passwords_are_in_a_file_that_nobody_else_can_read(server: EmbeddedPostg
     assert status.st_uid == os.geteuid()
 
 
+def test_nobody_else_reads_the_log_not_even_one_that_was_open_to_all(server: EmbeddedPostgres) -> None:
+    log = server.data_dir / "postgresql.log"
+    assert log.stat().st_mode & 0o777 == 0o600
+    server.stop()
+    log.chmod(0o644)
+    server.start()
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
 def test_stopping_leaves_no_process(server: EmbeddedPostgres) -> None:
     processes = processes_of(server)
     assert len(processes) > 3

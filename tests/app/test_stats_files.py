@@ -54,6 +54,18 @@ def test_a_file_is_seen_only_when_it_is_closed(folder: Folder) -> None:
     assert folder.hidden() == []
 
 
+def test_nobody_else_reads_them_whatever_the_umask(folder: Folder) -> None:
+    umask = os.umask(0)
+    try:
+        files = folder.files()
+        files.tidy()
+        files.append(LINE % 1)
+        files.close()
+    finally:
+        os.umask(umask)
+    assert [path.stat().st_mode & 0o777 for path in (folder.path, *folder.closed())] == [0o700, 0o600]
+
+
 def test_a_file_is_closed_before_it_outgrows_its_bound(folder: Folder) -> None:
     files = folder.files(file_bytes_max=20)
     for number in range(10):
