@@ -13,7 +13,7 @@ from app.anchors import RFC_3161
 from app.http import cursor as cursors
 from app.http.answers import CosignatureList, CosignedAnswer, TimestampList, json_answer
 from app.http.body import TEXT_MEDIA_TYPE, read_body
-from app.http.fields import READABLE_TENANT_PATTERN, TREE_SIZE_MAX, CursorText, Limit
+from app.http.fields import READABLE_TENANT_PATTERN, TREE_SIZE_MAX, CursorQuery, Limit
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep, parts_of
 from app.read import cosigned
@@ -26,7 +26,7 @@ router = APIRouter(route_class=StrictRoute, tags=["log"])
 NOTE_BYTES_MAX = 16 * 1024
 """Longest note taken: room for every cosignature that a note may have."""
 
-TenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN)]
+TenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN, description="Whose: a tenant, or _system.")]
 
 
 @router.post(
@@ -57,7 +57,7 @@ async def list_cosignatures(
     parts: PartsDep,
     tenant_id: TenantPath,
     limit: Annotated[Limit, Query()] = 100,
-    cursor: Annotated[CursorText | None, Query()] = None,
+    cursor: CursorQuery = None,
 ) -> Response:
     """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
     below = cursors.decode_number("cosignatures", tenant_id, cursor) or TREE_SIZE_MAX
@@ -85,7 +85,7 @@ async def list_anchors(
     parts: PartsDep,
     tenant_id: TenantPath,
     limit: Annotated[Limit, Query()] = 100,
-    cursor: Annotated[CursorText | None, Query()] = None,
+    cursor: CursorQuery = None,
 ) -> Response:
     """Time stamps (RFC 3161) on the tenant's checkpoints, newest first, as they came: whoever holds the CA judges."""
     below = cursors.decode_number("anchors", tenant_id, cursor) or TREE_SIZE_MAX

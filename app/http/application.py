@@ -29,6 +29,7 @@ from app.http import (
 from app.http.answers import Problem
 from app.http.middleware import Observed
 from app.http.problems import (
+    KINDS,
     ProblemError,
     respond_to_error,
     respond_to_http_exception,
@@ -84,17 +85,37 @@ def _describe(app: FastAPI) -> dict[str, Any]:
             schema = adapter.json_schema(ref_template=SCHEMA_REF)
             models.update(schema.pop("$defs", {}))
             models[name] = schema
+        models["Problem"]["description"] = f"{models['Problem'].get('description', '')}\n\n{_problems()}"
         for operation in _operations(document):
+            for answer in operation["responses"].values():
+                _say_what_it_is(answer, models)
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             body.pop("$defs", None)
         app.openapi_schema = document
     return app.openapi_schema
 
 
+def _say_what_it_is(answer: dict[str, Any], models: dict[str, Any]) -> None:
+    """Describe an answer that says nothing of itself by the model of its body."""
+    if answer["description"] != _NO_DESCRIPTION:
+        return
+    for content in answer.get("content", {}).values():
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        answer["description"] = models.get(name, {}).get("description", _NO_DESCRIPTION)
+
+
+def _problems() -> str:
+    """Every problem, as a list in Markdown."""
+    lines = [f"- `{kind.name}` ({kind.status}): {kind.title}" for kind in KINDS]
+    return "\n".join(lines)
+
+
 def _operations(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [operation for path in document["paths"].values() for operation in path.values()]
 
 
+_NO_DESCRIPTION = "Successful Response"
+"""What the framework writes where a route says nothing."""
 _READ_BY_ENDPOINTS = {"EventRequest": EVENT_REQUEST, "EventLine": EVENT_LINE, "StatsReport": STATS_REPORT}
 _DESCRIPTION = """A tamper-evident job ledger. Errors are problems (RFC 9457); every list takes `limit` and `cursor`.
 Writes answer with a session token in `Tally-Session`; show it to read your own writes."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from app.http.answers import ImportAnswer, json_answer
@@ -84,7 +85,10 @@ async def export_bundle(request: Request) -> Response:
     responses=PROBLEM_RESPONSE,
     openapi_extra={"requestBody": {"required": True, "content": {MULTIPART: {"schema": _FILES}}}},
 )
-async def import_bundles(request: Request, dry_run: bool = False) -> Response:
+async def import_bundles(
+    request: Request,
+    dry_run: Annotated[bool, Query(description="Say what would come of it, and store nothing.")] = False,
+) -> Response:
     """Verify the bundles, all of them, then merge them into the chains of their tenants; what is there already is not
     added again. With `dry_run` nothing is stored. Cut short, the same call again goes on where it was."""
     parts = parts_of(request)

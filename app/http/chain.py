@@ -36,9 +36,11 @@ async def verify_chain(
     request: Request,
     parts: PartsDep,
     tenant_id: Annotated[ReadableTenantId | None, Query(description="Required, in one of its two spellings.")] = None,
-    tenant_id_in_camel_case: Annotated[ReadableTenantId | None, Query(alias="tenantId")] = None,
-    from_seq: Annotated[SeqNumber | None, Query()] = None,
-    to_seq: Annotated[SeqNumber | None, Query()] = None,
+    tenant_id_in_camel_case: Annotated[
+        ReadableTenantId | None, Query(alias="tenantId", description="As tenant_id.")
+    ] = None,
+    from_seq: Annotated[SeqNumber | None, Query(description="First entry to verify.")] = None,
+    to_seq: Annotated[SeqNumber | None, Query(description="Last entry to verify.")] = None,
 ) -> Response:
     """Verify a tenant's chain, all of it when no range is given. 200 whenever it could run. It stops when nobody waits
     for it any more."""
@@ -86,7 +88,7 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
 async def list_entries(
     parts: PartsDep,
     tenant_id: TenantQuery,
-    from_seq: Annotated[SeqNumber, Query()] = 1,
+    from_seq: Annotated[SeqNumber, Query(description="First entry of the list.")] = 1,
     limit: Annotated[Limit, Query()] = 100,
     cursor: Annotated[CursorText | None, Query(description="Goes on where a page ended; wins over from_seq.")] = None,
 ) -> Response:
@@ -105,8 +107,8 @@ async def list_entries(
 async def prove_inclusion(
     parts: PartsDep,
     tenant_id: TenantQuery,
-    seq: Annotated[SeqNumber, Query()],
-    tree_size: Annotated[SeqNumber | None, Query()] = None,
+    seq: Annotated[SeqNumber, Query(description="The entry.")],
+    tree_size: Annotated[SeqNumber | None, Query(description="Leaves of the tree; the newest checkpoint's.")] = None,
 ) -> Response:
     """Prove that an entry stands in the tree; of the newest checkpoint when no size is given."""
     with parts.mending(tenant_id):
@@ -126,8 +128,8 @@ async def prove_inclusion(
 async def prove_consistency(
     parts: PartsDep,
     tenant_id: TenantQuery,
-    first: Annotated[SeqNumber, Query()],
-    second: Annotated[SeqNumber | None, Query()] = None,
+    first: Annotated[SeqNumber, Query(description="Leaves of the smaller tree.")],
+    second: Annotated[SeqNumber | None, Query(description="Leaves of the larger; the newest checkpoint's.")] = None,
 ) -> Response:
     """Prove that the tree of ``second`` leaves, or of the newest checkpoint, begins with that of ``first``."""
     with parts.mending(tenant_id):

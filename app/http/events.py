@@ -21,7 +21,7 @@ from app.http.fields import Level
 from app.http.members import check_unique, is_unique
 from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
 from app.http.requests import EVENT_LINE, EVENT_TAGS
-from app.http.routing import IDEMPOTENCY_KEY_PARAMETER, PROBLEM_RESPONSE, SESSION_PARAMETER, StrictRoute
+from app.http.routing import IDEMPOTENCY_KEY_PARAMETER, PROBLEM_RESPONSE, SESSION_PARAMETER, WRITE_HEADERS, StrictRoute
 from app.http.writing import (
     Route,
     draft_of,
@@ -46,6 +46,7 @@ LINES_PER_TURN = 500
 """Lines checked before other requests get a turn."""
 
 _validate_line = EVENT_LINE.validator.validate_json
+_LEVEL = "Of the whole request; left out, the highest default of its events."
 _BRACKETS_SAFE = 60
 """A line with fewer cannot be nested too deep."""
 _FLAT = bytes.maketrans(b"123456789E", b"000000000e")
@@ -55,10 +56,7 @@ _SUSPECTS = (b"0" * 16, b"0e000", rb"\u0000", b"NaN", b"Infinity")
 _ANSWERED: dict[int | str, dict[str, Any]] = {
     200: {
         "model": BatchAnswer,
-        "headers": {
-            "Tally-Session": {"schema": {"type": "string"}},
-            "Idempotent-Replay": {"schema": {"type": "string", "enum": ["true"]}, "required": False},
-        },
+        "headers": WRITE_HEADERS,
     },
     **PROBLEM_RESPONSE,
 }
@@ -67,7 +65,7 @@ _BODY = {
     "content": {
         NDJSON_MEDIA_TYPE: {
             "schema": {"type": "string", "description": "One EventLine a line."},
-            "itemSchema": {"$ref": "#/components/schemas/EventLine"},
+            "x-item-schema": {"$ref": "#/components/schemas/EventLine"},
         }
     },
 }
@@ -78,7 +76,9 @@ _BODY = {
     responses=_ANSWERED,
     openapi_extra={"requestBody": _BODY, "parameters": [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]},
 )
-async def submit_events(request: Request, durability: Annotated[Level | None, Query()] = None) -> Response:
+async def submit_events(
+    request: Request, durability: Annotated[Level | None, Query(description=_LEVEL)] = None
+) -> Response:
     """Record many events, all or none."""
     parts = parts_of(request)
     parts.check_writable()

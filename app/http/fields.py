@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from ledger import hlc, names, rfc3339
@@ -40,7 +41,9 @@ def _number(value: object) -> int | float:
 
 TenantId = Annotated[str, Field(pattern=TENANT_PATTERN, examples=["acme"])]
 """A tenant that may be written to."""
-ReadableTenantId = Annotated[str, Field(pattern=READABLE_TENANT_PATTERN, examples=["acme"])]
+ReadableTenantId = Annotated[
+    str, Field(pattern=READABLE_TENANT_PATTERN, description="Whose: a tenant, or _system.", examples=["acme"])
+]
 """A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
 JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN, examples=["use1-1704931200000-gate42-00001"])]
 HlcText = Annotated[str, Field(pattern=HLC_PATTERN, examples=["1704931200000:1:node-7f3a"])]
@@ -71,8 +74,11 @@ def _digits(value: object) -> object:
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 WholeNumber = Annotated[int, BeforeValidator(_digits)]
-Limit = Annotated[WholeNumber, Field(ge=1, le=LIST_LIMIT_MAX)]
+Limit = Annotated[WholeNumber, Field(ge=1, le=LIST_LIMIT_MAX, description="Most items in the answer.")]
 CursorText = Annotated[str, Field(pattern=CURSOR_PATTERN)]
+CursorQuery = Annotated[
+    CursorText | None, Query(description="The next_cursor of the page before; left out, the list begins.")
+]
 SeqNumber = Annotated[WholeNumber, Field(ge=1, le=TREE_SIZE_MAX)]
 
 Moment = Annotated[

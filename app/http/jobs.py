@@ -13,7 +13,7 @@ from app.http.answers import EventAnswer, JobAnswer, JobEventList, JobList, JobS
 from app.http.body import JSON_MEDIA_TYPE, parse, read_body
 from app.http.fields import (
     JOB_ID_PATTERN,
-    CursorText,
+    CursorQuery,
     Limit,
     Moment,
     ReadableTenantId,
@@ -26,6 +26,7 @@ from app.http.routing import (
     IDEMPOTENCY_KEY_PARAMETER,
     PROBLEM_RESPONSE,
     SESSION_PARAMETER,
+    WRITE_HEADERS,
     LeanRoute,
     StrictRoute,
     body_of,
@@ -44,9 +45,8 @@ _ANSWERED: dict[int | str, dict[str, Any]] = {
     201: {
         "model": EventAnswer,
         "headers": {
-            "Tally-Session": {"schema": {"type": "string"}},
-            "Location": {"schema": {"type": "string"}},
-            "Idempotent-Replay": {"schema": {"type": "string", "enum": ["true"]}, "required": False},
+            **WRITE_HEADERS,
+            "Location": {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."},
         },
     },
     **PROBLEM_RESPONSE,
@@ -55,7 +55,7 @@ _HEADERS = [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]
 
 _JOB_ID = re.compile(JOB_ID_PATTERN)
 
-JobIdPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
+JobIdPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="The job.")]
 
 
 @submissions.post(
@@ -137,7 +137,7 @@ async def list_jobs(
     since: Annotated[Moment | None, Query(description="Created then or later: an HLC or a time.")] = None,
     until: Annotated[Moment | None, Query(description="Created before: an HLC or a time.")] = None,
     limit: Annotated[Limit, Query()] = 100,
-    cursor: Annotated[CursorText | None, Query()] = None,
+    cursor: CursorQuery = None,
 ) -> Response:
     """Jobs of a tenant, newest first."""
     scope = "/".join((tenant_id, status or "", since or "", until or ""))
@@ -153,7 +153,7 @@ async def list_job_events(
     job_id: JobIdPath,
     tenant_id: Annotated[ReadableTenantId, Query()],
     limit: Annotated[Limit, Query()] = 100,
-    cursor: Annotated[CursorText | None, Query()] = None,
+    cursor: CursorQuery = None,
 ) -> Response:
     """Chained events of a job in HLC order."""
     scope = f"{tenant_id}/{job_id}"

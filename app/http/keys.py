@@ -23,11 +23,14 @@ TENANTS_MAX = 1000
 """Most tenants whose log keys one answer lists; ask by ``tenant_id`` for others."""
 BODY_BYTES_MAX = 16 * 1024
 
-KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$")]
+KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="First 16 hex of SHA-256 of the public key's SPKI.")]
 
 
 @router.get("/v1/keys", responses={200: {"model": KeyList}, **PROBLEM_RESPONSE})
-async def list_keys(parts: PartsDep, tenant_id: Annotated[ReadableTenantId | None, Query()] = None) -> Response:
+async def list_keys(
+    parts: PartsDep,
+    tenant_id: Annotated[ReadableTenantId | None, Query(description="Whose log keys; all, when left out.")] = None,
+) -> Response:
     """Keys of snapshots, when they count and where they sign; and of checkpoints, of one tenant's log or of all."""
     published = await parts.key_changes.published()
     async with reading(parts.pool) as connection:

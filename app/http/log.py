@@ -36,14 +36,20 @@ _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "
 _HASHES = {"description": "Hashes of 32 bytes", "content": _BINARY}
 _ENTRIES = {"description": "Entries, each behind its length as u16 big-endian", "content": _BINARY}
 
-TenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN)]
+_NAME = (
+    "Which: its number in groups of three digits as C2SP tlog-tiles has it, with .p/ and a width where it is not full."
+)
+_TILE = "Which: its level, /, and its number in groups of three digits, with .p/ and a width where it is not full."
+TenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN, description="Whose: a tenant, or _system.")]
 
 
 @router.get("/v1/log/{tenant_id}/checkpoint", response_class=Response, responses={200: _TEXT, **PROBLEM_RESPONSE})
 async def read_checkpoint(
     parts: PartsDep,
     tenant_id: TenantPath,
-    is_cosigned: Annotated[Literal["true", "false"], Query(alias="cosigned")] = "false",
+    is_cosigned: Annotated[
+        Literal["true", "false"], Query(alias="cosigned", description="Only one that a witness has cosigned.")
+    ] = "false",
 ) -> Response:
     """The newest checkpoint: a C2SP signed note over size and root of the tree, with the cosignatures there are.
 
@@ -64,7 +70,9 @@ async def read_checkpoint(
     response_class=Response,
     responses={200: _ENTRIES, **PROBLEM_RESPONSE},
 )
-async def read_entry_bundle(request: Request, parts: PartsDep, tenant_id: TenantPath, bundle: str) -> Response:
+async def read_entry_bundle(
+    request: Request, parts: PartsDep, tenant_id: TenantPath, bundle: Annotated[str, Path(description=_NAME)]
+) -> Response:
     """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
     entries = await log_tiles.entry_bundle(parts.pool, tenant_id, *_parse_index(bundle))
     headers = {**_FOREVER, "Vary": "Accept-Encoding"}
@@ -77,7 +85,7 @@ async def read_entry_bundle(request: Request, parts: PartsDep, tenant_id: Tenant
 @router.get(
     "/v1/log/{tenant_id}/tile/{tile:path}", response_class=Response, responses={200: _HASHES, **PROBLEM_RESPONSE}
 )
-async def read_tile(parts: PartsDep, tenant_id: TenantPath, tile: str) -> Response:
+async def read_tile(parts: PartsDep, tenant_id: TenantPath, tile: Annotated[str, Path(description=_TILE)]) -> Response:
     """One tile of hashes, full, or partial when its path ends in ``.p/<width>``."""
     match = _LEVEL.fullmatch(tile)
     if match is None or int(match["level"]) > TILE_LEVEL_MAX:

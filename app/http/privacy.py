@@ -25,8 +25,8 @@ router = APIRouter(route_class=StrictRoute, tags=["privacy"])
 BODY_BYTES_MAX = 128 << 10
 COVERS = "events taken from now on; entries recorded before stay as they are"
 
-TenantPath = Annotated[str, Path(pattern=TENANT_PATTERN)]
-ReadableTenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN)]
+TenantPath = Annotated[str, Path(pattern=TENANT_PATTERN, description="Whose.")]
+ReadableTenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN, description="Whose: a tenant, or _system.")]
 
 
 @router.put(

@@ -87,6 +87,9 @@ UNTRUSTED_KEY = ProblemType("untrusted-key", 422, "The bundle was not signed by 
 UNSUPPORTED_MEDIA_TYPE = ProblemType("unsupported-media-type", 415, "The media type is not supported")
 WRITE_LOST = ProblemType("write-lost", 409, "The session's write was lost")
 
+KINDS = sorted(kind for kind in tuple(vars().values()) if isinstance(kind, ProblemType))
+"""Every problem, by name."""
+
 PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.BundleInvalidError: BUNDLE_INVALID,
     errors.ChainDamagedError: CHAIN_DAMAGED,

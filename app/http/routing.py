@@ -50,6 +50,16 @@ SESSION_PARAMETER: dict[str, Any] = {
 }
 
 
+WRITE_HEADERS: dict[str, Any] = {
+    "Tally-Session": {"schema": {"type": "string"}, "description": "Show it to a read that is to see this write."},
+    "Idempotent-Replay": {
+        "schema": {"type": "string", "enum": ["true"]},
+        "required": False,
+        "description": "This is the first answer again: the Idempotency-Key and the body were seen before.",
+    },
+}
+
+
 class RightedRoute(APIRoute):
     """A route that asks for a right before it looks at a request. Has one method."""
 

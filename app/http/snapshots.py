@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from app.http import cursor as cursors
 from app.http.answers import SnapshotAnswer, SnapshotList, json_answer
 from app.http.body import JSON_MEDIA_TYPE, parse, read_body
-from app.http.fields import TREE_SIZE_MAX, CursorText, Limit, ReadableTenantId, WholeNumber
+from app.http.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId, WholeNumber
 from app.http.requests import SNAPSHOT_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
 from app.parts import PartsDep, parts_of
@@ -56,7 +56,7 @@ async def list_snapshots(
     parts: PartsDep,
     tenant_id: Annotated[ReadableTenantId, Query()],
     limit: Annotated[Limit, Query()] = 100,
-    cursor: Annotated[CursorText | None, Query()] = None,
+    cursor: CursorQuery = None,
 ) -> Response:
     """Snapshots of a tenant, newest first."""
     below = cursors.decode_number("snapshots", tenant_id, cursor) or TREE_SIZE_MAX
@@ -70,7 +70,9 @@ async def list_snapshots(
 
 
 @router.get("/v1/snapshots/{snapshot_id}", responses={200: {"model": SnapshotAnswer}, **PROBLEM_RESPONSE})
-async def read_snapshot(parts: PartsDep, snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX)]) -> Response:
+async def read_snapshot(
+    parts: PartsDep, snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX, description="Its id in lists.")]
+) -> Response:
     """One snapshot with its DSSE envelope."""
     async with reading(parts.pool) as connection:
         found = await chain_reads.snapshot(connection, snapshot_id)

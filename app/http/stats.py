@@ -55,7 +55,7 @@ _BODY = {
         JSON_MEDIA_TYPE: {"schema": _REPORT},
         NDJSON_MEDIA_TYPE: {
             "schema": {"type": "string", "description": "One StatsReport a line."},
-            "itemSchema": _REPORT,
+            "x-item-schema": _REPORT,
         },
     },
 }
