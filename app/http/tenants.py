@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from app.http import cursor as cursors
 from app.http.answers import TenantList, json_answer
-from app.http.fields import CursorText, Limit
+from app.http.fields import CursorQuery, Limit
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
 from app.store import chain_reads
@@ -21,7 +21,7 @@ router = APIRouter(route_class=StrictRoute, tags=["chain"])
 async def list_tenants(
     parts: PartsDep,
     limit: Annotated[Limit, Query()] = 100,
-    cursor: Annotated[CursorText | None, Query()] = None,
+    cursor: CursorQuery = None,
 ) -> Response:
     """The tenants that have a chain, by name, `_system` among them."""
     after = cursors.decode_text("tenants", "", cursor) or ""
