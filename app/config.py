@@ -259,6 +259,7 @@ class VerifySettings(_Section):
 
     on_start: bool = True
     interval: Annotated[Duration, between("1s", "365d")] = timedelta(hours=1)
+    full_interval: Annotated[Duration, between("1s", "365d")] = timedelta(hours=24)
 
 
 class WriteSettings(_Section):

@@ -44,6 +44,8 @@ from app.privacy.knowledge import PrivacyKnowledge
 from app.read.anchors import AnchorReader
 from app.read.consistency import Consistency
 from app.read.copies import Copies
+from app.read.found_breaks import FoundBreaks
+from app.read.full_walk import FullWalk
 from app.read.jobs import JobReader
 from app.read.replicas import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.read.replicas import Replicas, replicas_at
@@ -135,6 +137,7 @@ async def running(
         verify = settings.verify
         verifying = partial(parts.verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
         service.spawn(kept_running(verifying))
+        service.spawn(kept_running(parts.full_walk.run))
         service.spawn(kept_running(parts.importer.log_unfinished))
         if replicas is not None:
             service.spawn(kept_running(replicas.run))
@@ -194,6 +197,9 @@ def _parts(
     )
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
     revealing = Revealing(knowledge)
+    breaks = FoundBreaks(started.folder)
+    service.metrics.watch_breaks(lambda: len(breaks.open()))
+    verifier = _verifier(service, started, pool, log_keys, authorities, breaks)
 
     return Parts(
         settings=settings,
@@ -201,7 +207,16 @@ def _parts(
         pool=pool,
         submitter=service.submitter,
         notary=service.notary,
-        verifier=_verifier(service, started, pool, log_keys, authorities),
+        verifier=verifier,
+        breaks=breaks,
+        full_walk=FullWalk(
+            pool=pool,
+            verifier=verifier,
+            kept=started.checkpoints.newest,
+            wal_folder=started.folder,
+            interval_s=settings.verify.full_interval.total_seconds(),
+        ),
+        system_entries=service.system_entries,
         ledger_watch=LedgerWatch(
             node=node,
             pool=pool,
@@ -224,7 +239,7 @@ def _parts(
         key_changes=service.key_changes,
         log_verifier_keys=log_keys.log_verifier_keys,
         log_keys=log_keys.log_keys,
-        reported_checks=_reported_checks(service, started, knowledge),
+        reported_checks=_reported_checks(service, started, knowledge, breaks),
         witnesses=settings.log.witnesses,
         cosignatures=_cosignatures(service, pool, log_keys),
         timestamper=_timestamper(service, pool, log_keys, authorities),
@@ -242,6 +257,7 @@ def _verifier(
     pool: asyncpg.Pool[asyncpg.Record],
     log_keys: LogKeys,
     authorities: Sequence[Authority],
+    breaks: FoundBreaks,
 ) -> ChainVerifier:
     roots = {authority.url: authority.roots for authority in authorities}
     return ChainVerifier(
@@ -257,6 +273,7 @@ def _verifier(
             roots=lambda url: roots.get(url, ()),
         ).newest,
         positions=VerifiedPositions(started.folder),
+        breaks=breaks,
         metrics=service.metrics,
     )
 
@@ -315,12 +332,13 @@ def _timestamper(
 
 
 def _reported_checks(
-    service: Service, started: StartedNode, knowledge: PrivacyKnowledge
+    service: Service, started: StartedNode, knowledge: PrivacyKnowledge, breaks: FoundBreaks
 ) -> Mapping[str, ReadinessCheck]:
     """What ``/readyz`` tells of, and takes writes all the same."""
     return {
         "signing": lambda: service.keys.fault,
         "keys": lambda: started.key_chain.fault,
+        "breaks": breaks.fault,
         "tenants": lambda: _named("set apart, their chains are damaged", service.node.damaged),
         "privacy": lambda: (
             knowledge.keys.fault

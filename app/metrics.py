@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
@@ -105,6 +105,13 @@ class Metrics:
     def watch(self, node: Node, backlog_entries: Callable[[], int]) -> None:
         """Report the clock and positions of ``node`` from now on."""
         self.registry.register(_NodeCollector(node, backlog_entries))
+
+    def watch_breaks(self, open_breaks: Callable[[], int]) -> None:
+        """Report how many breaks were found and not acknowledged yet."""
+        gauge = Gauge(
+            "scheduler_chain_breaks", "Breaks that verification found, not acknowledged yet", registry=self.registry
+        )
+        gauge.set_function(open_breaks)
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one answered request. ``route`` is a template such as ``/v1/jobs/{job_id}``."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from app.metrics import Metrics
     from app.node import Node
     from app.read.consistency import Consistency
+    from app.read.found_breaks import FoundBreaks
+    from app.read.full_walk import FullWalk
     from app.read.jobs import JobReader
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from app.write.privacy_changes import PrivacyChanges
     from app.write.sealing import Sealing
     from app.write.submit import Submitter
+    from app.write.system_entries import SystemEntries
     from app.write.timestamps import Timestamper
     from signing.cosignature import WitnessKey
     from signing.note import VerifierKey
@@ -54,6 +57,9 @@ class Parts:
     notary: Notary
     verifier: ChainVerifier
     ledger_watch: LedgerWatch
+    full_walk: FullWalk
+    breaks: FoundBreaks
+    system_entries: SystemEntries
     exporter: BundleExporter
     importer: BundleImporter
     staging: Staging

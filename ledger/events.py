@@ -40,6 +40,7 @@ class SystemAction(StrEnum):
     WAL_LOST = "WAL_LOST"
     REFUSED = "REFUSED"
     LOG_FORKED = "LOG_FORKED"
+    BREAK_ACKNOWLEDGED = "BREAK_ACKNOWLEDGED"
     CONFLICT = "CONFLICT"
     """Holds an event whose HLC another one has: see :mod:`ledger.conflict`."""
     SUBJECT_ERASED = "SUBJECT_ERASED"
@@ -74,6 +75,7 @@ SYSTEM_RECORD_TYPES = {
     22: SystemAction.SUBJECT_ERASED,
     23: SystemAction.PRIVACY_DECLARED,
     24: SystemAction.LOG_FORKED,
+    26: SystemAction.BREAK_ACKNOWLEDGED,
 }
 
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {

@@ -74,6 +74,7 @@ _ROUTES: Final[Mapping[Right, tuple[str, ...]]] = {
     ),
     Right.OPERATE: (
         "POST /v1/snapshots",
+        "POST /v1/chain/acknowledge",
         "POST /v1/bundles/import",
         "POST /v1/log/{tenant_id}/cosignatures",
         "POST /v1/stats",

@@ -200,6 +200,22 @@ class Break(TypedDict):
     actual: Any
 
 
+class SeenBreak(TypedDict):
+    """A break that a node found, and when."""
+
+    kind: str
+    seq: int
+    detail: str
+    found_at: str
+
+
+class Acknowledged(TypedDict):
+    """Breaks that somebody has seen, each in an entry of `_system`."""
+
+    tenant_id: str
+    acknowledged: list[SeenBreak]
+
+
 class VerdictHead(TypedDict):
     """End of a chain as verified."""
 

@@ -12,8 +12,9 @@ That row becomes three events, ``trace_time`` in each payload::
     JobCompleted  at deletion_time    when pod_phase is Succeeded; JobFailed when it is Failed
 
 A pod that was deleted while Running or Pending was cancelled: JobCancellationRequested (reason ``deleted``, requestor
-``trace``) and JobCancellationAcked, both at deletion_time. Without a deletion_time such a pod stays open. Events come in order of trace time; at one time, in order of rows. Within a job no
-event precedes the one before it, even where the trace's times do.
+``trace``) and JobCancellationAcked, both at deletion_time. Without a deletion_time such a pod stays open. Events come
+in order of trace time; at one time, in order of rows. Within a job no event precedes the one before it, even where the
+trace's times do.
 """
 
 from __future__ import annotations

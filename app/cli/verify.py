@@ -12,7 +12,7 @@ import typer
 
 from app.anchors import RFC_3161, WITNESS, as_of
 from app.cli import verify_anchors
-from app.cli.answers import ConsistencyProof, Verdict
+from app.cli.answers import Acknowledged, ConsistencyProof, Verdict
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, Url
 from app.cli.verdict_text import print_first_break, print_verdicts
@@ -55,6 +55,10 @@ def verify(
     ] = None,
     from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
+    acknowledge: Annotated[
+        str | None,
+        typer.Option("--acknowledge", help="Record why what the node found needs no alarm.", metavar="REASON"),
+    ] = None,
     state: State = None,
     no_state: NoState = False,
     as_json: Json = False,
@@ -77,13 +81,20 @@ def verify(
     With --witness-key and --tsa-ca, what those outsiders said of the log is
     judged here, and what holds is held against the log.
 
+    With --acknowledge the breaks of this tenant that the node has found, now
+    or earlier, are recorded in _system with your reason, and /readyz and the
+    alert tell of them no longer, unless they change.
+
     \b
     Examples:
       tally verify --tenant acme
+      tally verify -t acme --acknowledge "row 17 edited by mistake, ticket 42"
       tally verify -t acme --checkpoint /mnt/elsewhere/acme.checkpoint --keys trusted-keys.json
       tally verify -t acme --tsa-ca authority-ca.pem --witness-key "$(cat w1.vkey)"
       tally verify -t acme --dsn postgresql://reader@db/tallystick --keys trusted-keys.json --json
     """
+    if acknowledge is not None and dsn is not None:
+        raise typer.BadParameter("it asks the node that found the breaks: leave out --dsn", param_hint="--acknowledge")
     keyring = Keyring.load(keys) if keys is not None else None
     request = Request(
         tenant,
@@ -99,12 +110,29 @@ def verify(
         print_json(verdict)
     else:
         _print(verdict)
+    if acknowledge is not None:
+        _acknowledge(url, tenant, acknowledge)
     if request.memory is not None:
         remember_told(request.memory, [verdict.get("memory")])
     code = exit_code_of_verdict(verdict)
     if code is ExitCode.INCOMPLETE:
         print_why_incomplete([verdict], is_any_key=dsn is None or keyring is not None)
     raise CommandExit(code)
+
+
+def _acknowledge(url: str, tenant: str, reason: str) -> None:
+    """Have the node record that somebody has seen what it found."""
+    with LedgerClient(url) as client:
+        body = {"tenant_id": tenant, "reason": reason}
+        try:
+            answer = client.post("/v1/chain/acknowledge", body, Acknowledged, repeatable=True)
+        except RequestRefusedError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            err.print(str(error), markup=False)
+            return
+    for each in answer["acknowledged"]:
+        err.print(f"acknowledged: {each['kind']} at seq {each['seq']}", markup=False)
 
 
 # --- through the service ------------------------------------------------------------------------------

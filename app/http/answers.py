@@ -398,6 +398,22 @@ class SnapshotAnswer(ListedSnapshot):
     dsse_envelope: dict[str, Any]
 
 
+class AcknowledgedBreak(_Answer):
+    """A break that verification found and somebody has seen."""
+
+    kind: str
+    seq: int
+    detail: str
+    found_at: str
+
+
+class AcknowledgeAnswer(_Answer):
+    """What was acknowledged, each in an entry of `_system`."""
+
+    tenant_id: str
+    acknowledged: list[AcknowledgedBreak]
+
+
 class SnapshotList(_Answer):
     """Snapshots, newest first."""
 

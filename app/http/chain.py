@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
 from app.http import cursor as cursors
 from app.http.answers import (
+    AcknowledgeAnswer,
     ConsistencyProofAnswer,
     EntryList,
     HeadAnswer,
@@ -15,18 +17,23 @@ from app.http.answers import (
     VerdictAnswer,
     json_answer,
 )
+from app.http.body import read_json
 from app.http.disconnect import while_connected
 from app.http.fields import CursorText, Limit, ReadableTenantId, SeqNumber
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
-from app.parts import PartsDep
+from app.http.requests import ACKNOWLEDGE_REQUEST
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
+from app.parts import PartsDep, parts_of
 from app.read import proofs
 from app.store import chain_reads
 from app.store.reading import reading
 from app.store.whole import whole
 from ledger import rfc3339
-from ledger.errors import InvalidInputError, TenantNotFoundError
+from ledger.errors import DatabaseUnavailableError, InvalidInputError, TenantNotFoundError
+from ledger.events import SystemAction
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"])
+
+ACKNOWLEDGE_BYTES_MAX = 8192
 
 TenantQuery = Annotated[ReadableTenantId, Query()]
 
@@ -52,6 +59,33 @@ async def verify_chain(
     async with while_connected(request):
         verification = await parts.verifier.full(given[0], from_seq, to_seq)
     return json_answer(verification.to_json())
+
+
+@router.post(
+    "/v1/chain/acknowledge",
+    responses={200: {"model": AcknowledgeAnswer}, **PROBLEM_RESPONSE},
+    openapi_extra={"requestBody": body_of(ACKNOWLEDGE_REQUEST)},
+)
+async def acknowledge_breaks(request: Request) -> Response:
+    """Say that somebody has seen breaks that this node's verification found: of one kind and seq, or all of the tenant.
+
+    Each is an entry of `_system`. `/readyz` and the metrics tell of it no longer, unless what stands there changes.
+    """
+    parts = parts_of(request)
+    parts.check_writable()
+    wanted = await read_json(request, ACKNOWLEDGE_REQUEST, ACKNOWLEDGE_BYTES_MAX)
+    tenant_id, seen = wanted["tenant_id"], []
+    for each in parts.breaks.wanted(tenant_id, wanted.get("kind"), wanted.get("seq")):
+        said = {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
+        facts = {**said, "tenant_id": tenant_id, "node_id": parts.node.node_id, "reason": wanted["reason"]}
+        try:
+            async with asyncio.timeout(parts.settings.write.timeout.total_seconds()):
+                await parts.system_entries.record(SystemAction.BREAK_ACKNOWLEDGED, each.subject, facts)
+        except TimeoutError as error:
+            raise DatabaseUnavailableError("the acknowledgement is not chained yet; try again later") from error
+        await asyncio.to_thread(parts.breaks.acknowledge, each)
+        seen.append(said)
+    return json_answer({"tenant_id": tenant_id, "acknowledged": seen})
 
 
 # The spelling without prefix, as the seed of this project has it.

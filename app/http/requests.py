@@ -157,6 +157,16 @@ class SnapshotRequest(TypedDict):
 
 
 @with_config(STRICT)
+class AcknowledgeRequest(TypedDict, total=False):
+    """Body of ``POST /v1/chain/acknowledge``."""
+
+    tenant_id: Required[ReadableTenantId]
+    reason: Required[Annotated[str, Field(min_length=1, max_length=1000)]]
+    kind: Annotated[str, Field(min_length=1, max_length=40)]
+    seq: Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+@with_config(STRICT)
 class RotateRequest(TypedDict, total=False):
     """Body of ``POST /v1/keys/rotate``."""
 
@@ -254,6 +264,7 @@ def _by_type(variants: list[Any]) -> TypeAdapter[Any]:
 JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(JobRequest)
 CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(CancelRequest)
 SNAPSHOT_REQUEST: TypeAdapter[Any] = TypeAdapter(SnapshotRequest)
+ACKNOWLEDGE_REQUEST: TypeAdapter[Any] = TypeAdapter(AcknowledgeRequest)
 ROTATE_REQUEST: TypeAdapter[Any] = TypeAdapter(RotateRequest)
 REVOKE_REQUEST: TypeAdapter[Any] = TypeAdapter(RevokeRequest)
 EXPORT_REQUEST: TypeAdapter[Any] = TypeAdapter(ExportRequest)

@@ -20,6 +20,7 @@ from app.slots import Slots
 from app.store.chain_reader import consistent_reader, list_tenants
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
+from ledger.verdict import ASPECT_OF_KIND, Break
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import asyncpg
 
     from app.metrics import Metrics
+    from app.read.found_breaks import FoundBreaks
+    from app.store.chain_reader import PostgresChainReader
     from signing.keys import Keyring
 
 VERIFICATIONS_AT_ONCE_MAX = 2
@@ -67,6 +70,7 @@ class ChainVerifier:
         checkpoints: CheckpointProvider,
         anchors: AnchorProvider,
         positions: VerifiedPositions,
+        breaks: FoundBreaks,
         metrics: Metrics,
     ) -> None:
         self._pool = pool
@@ -75,6 +79,7 @@ class ChainVerifier:
         self._checkpoints = checkpoints
         self._anchors = anchors
         self._positions = positions
+        self._breaks = breaks
         self._metrics = metrics
         self._slots = Slots(VERIFICATIONS_AT_ONCE_MAX, "verifications")
 
@@ -88,6 +93,20 @@ class ChainVerifier:
         """
         async with self._slots.taken():
             return await self._verify(tenant_id, from_seq, to_seq, None)
+
+    async def again(
+        self,
+        tenant_id: str,
+        from_seq: int | None = None,
+        to_seq: int | None = None,
+        expected_prev: str | None = None,
+        over: Callable[[PostgresChainReader], PostgresChainReader] | None = None,
+    ) -> Verification:
+        """Verify a chain or a range of it that was verified before; ``over`` wraps the reader.
+
+        Raises: as ``full``, but never because others verify as well.
+        """
+        return await self._verify(tenant_id, from_seq, to_seq, expected_prev, over)
 
     async def incremental(self, tenant_id: str) -> Verification:
         """Verify what came after the last verified snapshot, and that the entry there is unchanged.
@@ -128,9 +147,20 @@ class ChainVerifier:
             await asyncio.sleep(interval_s)
 
     async def _verify(
-        self, tenant_id: str, from_seq: int | None, to_seq: int | None, expected_prev: str | None
+        self,
+        tenant_id: str,
+        from_seq: int | None,
+        to_seq: int | None,
+        expected_prev: str | None,
+        over: Callable[[PostgresChainReader], PostgresChainReader] | None = None,
     ) -> Verification:
         began_s = time.perf_counter()
+        found: dict[str, Break] = {}
+
+        def note(each: Break) -> None:
+            if each.kind not in found or each.seq < found[each.kind].seq:
+                found[each.kind] = each
+
         # 1. What is kept outside the database, before the database is looked at.
         keyring = await self._keyring()
         checkpoints = self._checkpoints(tenant_id, keyring)
@@ -145,7 +175,7 @@ class ChainVerifier:
             if not is_known and expected_prev is None and not checkpoints:
                 raise TenantNotFoundError(f"there is no tenant {tenant_id}")
             verdict = await verify(
-                reader,
+                reader if over is None else over(reader),
                 tenant_id=tenant_id,
                 from_seq=from_seq,
                 to_seq=to_seq,
@@ -153,15 +183,27 @@ class ChainVerifier:
                 open_snapshot=opener,
                 checkpoints=checkpoints,
                 anchors=anchors,
+                on_break=note,
             )
         verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
         # 3. What came of it.
-        self._report(verification)
+        self._count(verification)
+        if verdict.first_break is not None:
+            note(verdict.first_break)
+        broken = {aspect for aspect, said in verdict.verdicts.items() if said == "broken"}
+        await self.report(tenant_id, [each for each in found.values() if ASPECT_OF_KIND[each.kind] in broken])
         if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
             await self._remember(verdict)
         return verification
 
-    def _report(self, verification: Verification) -> None:
+    async def report(self, tenant_id: str, found: Sequence[Break]) -> None:
+        """Keep what was found broken until somebody acknowledges it."""
+        try:
+            await asyncio.to_thread(self._breaks.found, tenant_id, found)
+        except OSError as error:
+            log.error("chain_breaks_not_stored", tenant_id=tenant_id, error=str(error))
+
+    def _count(self, verification: Verification) -> None:
         self._metrics.chain_verifications.inc()
         verdict = verification.verdict
         if verdict.is_valid:

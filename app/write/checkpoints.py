@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
 from ledger.names import is_readable_tenant
+from signing import checkpoint, note
+from signing.checkpoint import Checkpoint
 from wal.segment import store_files, sync_folder
 
 
@@ -48,6 +50,15 @@ class CheckpointFolder:
             return 0 if note is None else int(note.split("\n")[1])
         except (IndexError, ValueError) as error:
             raise SignatureError(f"{self._path(tenant_id)} is no checkpoint: {error}") from error
+
+    def newest(self, tenant_id: str) -> Checkpoint | None:
+        """What the tenant's newest note says, None before the first: where it is kept vouches for it.
+
+        Raises:
+            SignatureError: the file is no checkpoint.
+        """
+        text = self.load(tenant_id)
+        return None if text is None else checkpoint.parse(note.parse(text).text)
 
     def load_all(self) -> dict[str, str]:
         """Newest notes by tenant. Files whose name is no tenant's are none of our business.

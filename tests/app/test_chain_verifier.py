@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from app.metrics import Metrics
+from app.read.found_breaks import FoundBreaks
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import FILE_NAME, Position, VerifiedPositions
 from ledger.errors import TenantNotFoundError
@@ -36,6 +37,7 @@ class Setting:
             checkpoints=lambda tenant_id, _keyring: self.held.get(tenant_id, []),
             anchors=self.anchors,
             positions=VerifiedPositions(folder),
+            breaks=FoundBreaks(folder),
             metrics=self.metrics,
         )
 

@@ -267,6 +267,23 @@ def test_an_edited_row_is_named_by_the_service_and_straight_from_the_database(se
     assert "first break: seq 6, payload-digest" in service.tally("verify", "-t", "edited").stdout
 
 
+def test_a_break_is_acknowledged_with_a_reason_once_somebody_has_seen_it(service: Service) -> None:
+    submit(service, "seen", jobs=3)
+    asyncio.run(edit_payload(service.superuser_url, "seen", seq=6))
+    acknowledge = ("verify", "-t", "seen", "--acknowledge", "row 6 edited by mistake")
+    done = service.tally(*acknowledge)
+    assert done.returncode == 2, "acknowledged is not mended"
+    assert "acknowledged: payload-digest at seq 6" in done.stderr
+    assert "row 6 edited by mistake" in str(service.get("/v1/chain/entries", tenant_id="_system", limit=1000))
+    assert "not acknowledged yet" in service.tally(*acknowledge).stderr
+    assert service.tally(*acknowledge, "--dsn", service.superuser_url).returncode == 1
+
+
+async def cut(superuser_url: str, tenant: str, last_seq: int) -> None:
+    async with tampering.superuser(superuser_url) as connection:
+        await tampering.cut_tail(connection, tenant, last_seq)
+
+
 def saved_checkpoint(service: Service, tenant: str, size: int, path: Path) -> Path:
     """The tenant's checkpoint once it covers ``size`` entries, in a file outside the ledger."""
     client = httpx.Client(transport=httpx.HTTPTransport(retries=3))

@@ -1,0 +1,140 @@
+"""Breaks that verification found, kept beside the WAL until somebody acknowledges them.
+
+``<wal folder>/breaks.json``, replaced by temp file, fsync, rename and directory fsync::
+
+    {"version": 1, "breaks": [{"tenant_id": "acme", "kind": "link", "seq": 17, "detail": "…", "actual": "…",
+                               "found_at": "2026-11-22T02:10:00Z", "acknowledged": false}]}
+
+A break that is found again is not another one; an acknowledged one that changes, at the same place, is. One that is
+mended stays until it is acknowledged: it was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from ledger.errors import NotFoundError, StartRefusedError
+from ledger.verdict import Break
+from wal.segment import store_file
+
+NAME: Final = "breaks.json"
+VERSION: Final = 1
+BREAKS_MAX: Final = 1000
+"""Most that are kept; more are the same fault many times, and all are in the log."""
+NAMED_MAX: Final = 3
+"""Breaks that a readiness check names."""
+
+log = structlog.get_logger()
+
+
+class FoundBreak(msgspec.Struct):
+    """One break; ``actual`` tells whether what stands there has changed since."""
+
+    tenant_id: str
+    kind: str
+    seq: int
+    detail: str
+    actual: str | None
+    found_at: str
+    acknowledged: bool = False
+
+    @property
+    def subject(self) -> str:
+        """What the entry of ``_system`` that acknowledges it is about."""
+        return f"break:{self.tenant_id}:{self.kind}:{self.seq}"
+
+
+class _File(msgspec.Struct):
+    version: int
+    breaks: list[FoundBreak]
+
+
+class FoundBreaks:
+    """The breaks of one node, in memory and in its WAL folder."""
+
+    def __init__(self, wal_folder: Path) -> None:
+        self._path = wal_folder / NAME
+        self._by_place = {(each.tenant_id, each.kind, each.seq): each for each in _load(self._path)}
+
+    def open(self, tenant_id: str | None = None) -> list[FoundBreak]:
+        """Those that nobody has acknowledged, of one tenant or of all."""
+        return [
+            each
+            for each in self._by_place.values()
+            if not each.acknowledged and (tenant_id is None or each.tenant_id == tenant_id)
+        ]
+
+    def fault(self) -> str | None:
+        """What ``/readyz`` says, None when there is no open break."""
+        waiting = self.open()
+        if not waiting:
+            return None
+        named = ", ".join(f"{each.kind} at seq {each.seq} of {each.tenant_id}" for each in waiting[:NAMED_MAX])
+        more = f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
+        return f"verification found: {named}{more}; tally verify says more, and --acknowledge that somebody has seen it"
+
+    def found(self, tenant_id: str, breaks: Iterable[Break]) -> None:
+        """Verification found these. Blocks on the disk when there is something new.
+
+        Raises:
+            OSError: it cannot be stored; in memory they are kept all the same.
+        """
+        is_new = False
+        for each in breaks:
+            place = (tenant_id, each.kind, each.seq)
+            actual = None if each.actual is None else str(each.actual)
+            known = self._by_place.get(place)
+            if known is not None and (known.actual == actual or not known.acknowledged):
+                continue
+            if known is None and len(self._by_place) >= BREAKS_MAX:
+                log.error("chain_break_not_kept", tenant_id=tenant_id, kind=each.kind, seq=each.seq)
+                continue
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            self._by_place[place] = FoundBreak(tenant_id, each.kind, each.seq, each.detail, actual, now)
+            is_new = True
+        if is_new:
+            self._store()
+
+    def wanted(self, tenant_id: str, kind: str | None, seq: int | None) -> list[FoundBreak]:
+        """The open breaks of the tenant that are to be acknowledged: those of ``kind`` and ``seq`` where given.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        wanted = [each for each in self.open(tenant_id) if kind in (None, each.kind) and seq in (None, each.seq)]
+        if not wanted:
+            raise NotFoundError(f"this node has found no such break of tenant {tenant_id} that is not acknowledged yet")
+        return wanted
+
+    def acknowledge(self, found: FoundBreak) -> None:
+        """``_system`` says that somebody has seen it. Blocks on the disk.
+
+        Raises:
+            OSError: it cannot be stored.
+        """
+        found.acknowledged = True
+        self._store()
+
+    def _store(self) -> None:
+        store_file(self._path, msgspec.json.encode(_File(VERSION, list(self._by_place.values()))))
+
+
+def _load(path: Path) -> list[FoundBreak]:
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+    except FileNotFoundError:
+        return []
+    except (msgspec.MsgspecError, OSError) as error:
+        raise StartRefusedError(
+            f"{path} cannot be read: {error}. It lists breaks that verification found: restore it, or move it away and "
+            "run tally verify for every tenant"
+        ) from error
+    if file.version != VERSION:
+        raise StartRefusedError(f"{path} is of version {file.version}; this program knows {VERSION}")
+    return file.breaks

@@ -1,0 +1,226 @@
+"""Reads verified history again: every chain from its first entry on, one tenant after the other, at a bounded share.
+
+A short chain is verified whole, job states included. A longer one is verified in ranges; the tree is grown along, and
+held against the newest checkpoint beside the WAL when it reaches its size. How far it is stands beside the WAL, in
+``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
+
+    {"version": 1, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
+     "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits"}
+
+``hashes`` are those of the frontier of the tree over the entries up to ``seq``; the next range begins behind
+``from_seq``, the end of a snapshot, whose link is ``link``. With a file that cannot be read the walk begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from app.paced import paced
+from app.store.chain_reader import list_tenants
+from app.store.reading import reading
+from app.store.watching import read_end
+from ledger import merkle
+from ledger.entry_check import ENTRY_COLUMNS
+from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
+from ledger.verdict import Break
+from wal.segment import store_file
+
+if TYPE_CHECKING:
+    from app.read.verification import ChainVerifier
+    from app.store.chain_reader import PostgresChainReader
+    from app.store.reading import Pool
+    from signing.checkpoint import Checkpoint
+
+NAME: Final = "walk.json"
+VERSION: Final = 1
+SHARE: Final = 0.1
+"""Most of the time that the walk takes, waiting for the database included: a tenth of a core at the most."""
+RANGE_ENTRIES: Final = 20_000
+"""Entries of one range, and of a chain that is verified whole."""
+STORE_INTERVAL_S: Final = 5.0
+"""How often the position is stored: what a restart reads again."""
+PAUSE_S: Final = 60.0
+"""Wait before a walk goes on that Postgres interrupted, and the longest between two looks whether one is due."""
+
+UNSIGNED_ENTRIES_MAX: Final = 100_000
+"""Entries without a snapshot that are read twice at the most; behind more, the walk goes on without one."""
+
+_SEQ, _LINK = map(ENTRY_COLUMNS.index, ("seq", "chain_link"))
+
+log = structlog.get_logger()
+
+
+class _Position(msgspec.Struct):
+    """How far the walk is: ``tenant_id`` up to ``seq``; all tenants before it are done."""
+
+    version: int = VERSION
+    began_at: float = 0.0
+    is_done: bool = True
+    tenant_id: str = ""
+    seq: int = 0
+    hashes: list[str] = []
+    from_seq: int = 0
+    link: str | None = None
+
+    def begin(self, tenant_id: str) -> None:
+        """Go on with the chain of this tenant."""
+        self.tenant_id, self.seq, self.hashes, self.from_seq, self.link = tenant_id, 0, [], 0, None
+
+
+class FullWalk:
+    """The walk of one node; belongs to its event loop."""
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        verifier: ChainVerifier,
+        kept: Callable[[str], Checkpoint | None],
+        wal_folder: Path,
+        interval_s: float,
+    ) -> None:
+        """``kept`` gives the newest checkpoint of a tenant beside the WAL."""
+        self._pool = pool
+        self._verifier = verifier
+        self._kept = kept
+        self._path = wal_folder / NAME
+        self._interval_s = interval_s
+        self._at = _load(self._path)
+        self._stored_at_s = 0.0
+        self.walks_done = 0
+
+    async def run(self) -> None:
+        """Walk every ``interval_s`` seconds, for ever; ends by cancellation."""
+        while True:
+            due_in_s = self._at.began_at + self._interval_s - time.time() if self._at.is_done else 0.0
+            if due_in_s > 0:
+                await asyncio.sleep(min(due_in_s, PAUSE_S))
+                continue
+            try:
+                await self._walk()
+            except DatabaseUnavailableError as error:
+                log.warning("full_verification_delayed", error=str(error))
+                await asyncio.sleep(PAUSE_S)
+
+    async def _walk(self) -> None:
+        """Walk on to the end of the last chain."""
+        if self._at.is_done:
+            self._at = _Position(began_at=time.time(), is_done=False)
+        async with reading(self._pool) as connection:
+            tenants = [each for each in await list_tenants(connection) if each >= self._at.tenant_id]
+        for tenant_id in tenants:
+            if tenant_id != self._at.tenant_id:
+                self._at.begin(tenant_id)
+            while not await self._next_range(tenant_id):
+                await self._store()
+            # The next name there can be: this one is done.
+            self._at.begin(tenant_id + "\0")
+            await self._store()
+        self._at.is_done = True
+        self.walks_done += 1
+        await self._store(is_due=True)
+        log.info("full_verification_done", tenants=len(tenants), took_s=round(time.time() - self._at.began_at, 1))
+
+    async def _next_range(self, tenant_id: str) -> bool:
+        """Verify the next part of the chain; whether that was the last."""
+        async with paced(SHARE):
+            try:
+                return await self._verify(tenant_id)
+            except DatabaseUnavailableError:
+                raise
+            except TenantNotFoundError:
+                return True
+            except Exception as error:
+                # Rows that someone edited may hold anything; what they break must not be the walk.
+                log.error("chain_verification_failed", tenant_id=tenant_id, error=repr(error))
+                return True
+
+    async def _verify(self, tenant_id: str) -> bool:
+        at = self._at
+        async with reading(self._pool) as connection:
+            end_seq = await read_end(connection, tenant_id)
+        if at.seq == 0 and end_seq <= RANGE_ENTRIES:
+            await self._verifier.again(tenant_id)
+            return True
+        # What is kept is asked for before the entries are read.
+        kept = self._kept(tenant_id)
+        to_seq = at.seq + RANGE_ENTRIES
+        if kept is not None and at.seq < kept.size < to_seq:
+            to_seq = kept.size
+        tree = _GrowingTree(merkle.Frontier.restore(at.seq, tuple(map(bytes.fromhex, at.hashes))))
+        verdict = (await self._verifier.again(tenant_id, at.from_seq + 1, to_seq, at.link, tree.over)).verdict
+        frontier = tree.frontier
+        if kept is not None and frontier.size == kept.size and frontier.root() != kept.root:
+            detail = f"the first {kept.size} entries are not those of the checkpoint that this node keeps"
+            broken = Break(kept.size, "rollback", detail, kept.root.hex(), frontier.root().hex())
+            await self._verifier.report(tenant_id, [broken])
+        if frontier.size < to_seq or to_seq >= end_seq:
+            return True
+        at.seq, at.hashes = frontier.size, [each.hex() for each in frontier.hashes]
+        if verdict.signed_to.seq > at.from_seq:
+            # From the end of a snapshot on, so that the next range meets whole ones.
+            at.from_seq, at.link = verdict.signed_to.seq, verdict.signed_to.chain_link
+        elif at.seq - at.from_seq > UNSIGNED_ENTRIES_MAX:
+            at.from_seq, at.link = at.seq, tree.link
+        return False
+
+    async def _store(self, *, is_due: bool = False) -> None:
+        if not is_due and time.monotonic() < self._stored_at_s + STORE_INTERVAL_S:
+            return
+        self._stored_at_s = time.monotonic()
+        try:
+            await asyncio.to_thread(store_file, self._path, msgspec.json.encode(self._at))
+        except OSError as error:
+            log.warning("full_verification_position_not_stored", error=str(error))
+
+
+class _GrowingTree:
+    """Grows a tree by the entries that a verification reads."""
+
+    def __init__(self, frontier: merkle.Frontier) -> None:
+        self.frontier = frontier
+        self.link: str | None = None
+        """Of the last entry in the tree."""
+
+    def over(self, reader: PostgresChainReader) -> PostgresChainReader:
+        """``reader``, whose entries grow the tree as they pass."""
+        entries = reader.entries
+
+        async def passing(from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
+            async for rows in entries(from_seq, to_seq):
+                self._take(rows)
+                yield rows
+
+        reader.entries = passing  # type: ignore[method-assign]
+        return reader
+
+    def _take(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Those of ``rows`` that come next; behind a gap, or what is no link, the tree stays as it is."""
+        for row in rows:
+            if row[_SEQ] != self.frontier.size + 1:
+                continue
+            try:
+                leaf = bytes.fromhex(row[_LINK])
+            except (TypeError, ValueError):
+                return
+            self.frontier.append(merkle.leaf_hash(leaf))
+            self.link = row[_LINK]
+
+
+def _load(path: Path) -> _Position:
+    try:
+        position = msgspec.json.decode(path.read_bytes(), type=_Position)
+        merkle.Frontier.restore(position.seq, tuple(map(bytes.fromhex, position.hashes)))
+    except FileNotFoundError:
+        return _Position()
+    except (msgspec.MsgspecError, OSError, ValueError, AssertionError) as error:
+        log.warning("full_verification_begins_again", file=str(path), error=repr(error))
+        return _Position()
+    return position if position.version == VERSION else _Position()

@@ -1,0 +1,152 @@
+"""History that was verified is read again, and a break that was found lasts until somebody acknowledges it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.config import Settings
+from app.main import running
+from app.parts import Parts
+from app.read import full_walk
+from app.read.found_breaks import FoundBreaks
+from ledger.verdict import Break
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.starting import wal_folder, write
+from tests.conftest import Database
+
+DAMAGE = "UPDATE scheduler.scheduler_log SET payload = $2::text::json WHERE tenant_id = 'acme' AND seq = $1"
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(
+        chain={"batch_size": 4, "batch_interval": "100ms", "checkpoint_interval": "20ms"},
+        verify={"on_start": False, "full_interval": "1s"},
+    )
+
+
+async def damage(superuser: asyncpg.Connection, seq: int, payload: str = '{"forged":true}') -> None:
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        await superuser.execute(DAMAGE, seq, payload)
+
+
+async def signed_to(superuser: asyncpg.Connection, seq: int) -> None:
+    query = "SELECT max(to_seq) >= $1 FROM scheduler.batch_snapshot WHERE tenant_id = 'acme'"
+    await until(lambda: superuser.fetchval(query, seq), "snapshots cover it")
+
+
+async def walked(parts: Parts) -> None:
+    """Wait for a walk that began after this call."""
+    done = parts.full_walk.walks_done
+    await until(lambda: parts.full_walk.walks_done >= done + 2, "the chains are walked again")
+
+
+async def breaks_of(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await client.get("/readyz")
+    assert answer.status_code == 200, "a break of a tenant is told, and is no reason to take writes elsewhere"
+    metrics = (await client.get("/metrics")).text
+    (count,) = [line.split()[1] for line in metrics.splitlines() if line.startswith("scheduler_chain_breaks ")]
+    found: dict[str, Any] = answer.json()["checks"]["breaks"]
+    assert found["ok"] == (float(count) == 0)
+    return found
+
+
+@pytest.mark.parametrize("range_entries", [20_000, 5])
+async def test_a_row_changed_below_what_was_verified_is_found_by_the_walk_whole_or_in_ranges(
+    settings: Settings,
+    database: Database,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    range_entries: int,
+) -> None:
+    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", range_entries)
+    async with running(settings, database.service_url) as (service, parts):
+        await write(service, *range(11))
+        await signed_to(superuser, 11)
+        assert (await parts.verifier.incremental("acme")).verdict.is_valid
+        await walked(parts)
+        assert not parts.breaks.open()
+        await damage(superuser, 3)
+        assert (await parts.verifier.incremental("acme")).verdict.is_valid, "what is new is in order"
+        (found,) = await until(parts.breaks.open, "the walk finds it")
+    assert (found.tenant_id, found.kind, found.seq) == ("acme", "payload-digest", 3)
+
+
+async def test_a_rewritten_chain_is_found_by_the_kept_checkpoint_where_the_walk_goes_in_ranges(
+    settings: Settings, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
+    async with running(settings, database.service_url) as (service, parts):
+        await write(service, *range(11))
+        await signed_to(superuser, 11)
+        kept = service._started.checkpoints
+        await until(lambda: kept.size("acme") >= 11, "it is kept")
+        anchor = kept.newest("acme")
+        assert anchor is not None
+        monkeypatch.setattr(parts.full_walk, "_kept", lambda tenant_id: anchor._replace(root=bytes(32)))
+        await until(lambda: any(each.kind == "rollback" for each in parts.breaks.open("acme")), "the root differs")
+
+
+async def test_a_walk_goes_on_where_the_last_process_left_it(
+    settings: Settings, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with running(settings, database.service_url) as (service, _):
+        await write(service, 1)
+    folder = wal_folder(settings)
+    position = '{"version":1,"began_at":1.0,"is_done":false,"tenant_id":"b"}'
+    (folder / full_walk.NAME).write_text(position)
+    await damage(superuser, 1)
+    async with running(settings, database.service_url) as (_, parts):
+        await until(lambda: parts.full_walk.walks_done == 1, "the rest is walked")
+        assert not parts.breaks.open(), "acme was done before"
+        await until(parts.breaks.open, "the next walk comes to it")
+
+
+async def test_a_break_lasts_over_restarts_until_it_is_acknowledged_and_comes_back_only_when_it_changes(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    verify = {"tenant_id": "acme"}
+    async with run_server(settings) as client:
+        for n in range(3):
+            (await client.post("/v1/jobs", json={"tenant_id": "acme", "spec": {"n": n}})).raise_for_status()
+        (whole,) = [row["payload"] for row in await chains.entries("acme") if row["seq"] == 2]
+        assert (await breaks_of(client))["ok"]
+        await damage(superuser, 2)
+        assert not (await client.get("/v1/chain/verify", params=verify)).json()["valid"]
+        assert "payload-digest at seq 2 of acme" in (await breaks_of(client))["detail"]
+        await damage(superuser, 2, whole)
+        assert (await client.get("/v1/chain/verify", params=verify)).json()["valid"]
+        assert not (await breaks_of(client))["ok"], "it was there"
+
+    async with run_server(settings) as client:
+        assert not (await breaks_of(client))["ok"]
+        body = {"tenant_id": "acme", "reason": "row 2 edited by mistake", "kind": "payload-digest", "seq": 2}
+        unknown = await client.post("/v1/chain/acknowledge", json={**body, "seq": 3})
+        assert (unknown.status_code, unknown.json()["type"].rpartition("/")[2]) == (404, "not-found")
+        answer = await client.post("/v1/chain/acknowledge", json=body)
+        assert [(each["kind"], each["seq"]) for each in answer.json()["acknowledged"]] == [("payload-digest", 2)]
+        assert (await breaks_of(client))["ok"]
+        said = [row for row in await chains.sound("_system") if row["action"] == "BREAK_ACKNOWLEDGED"]
+        assert [(row["job_id"], "row 2 edited by mistake" in row["payload"]) for row in said] == [
+            ("break:acme:payload-digest:2", True)
+        ]
+        await damage(superuser, 2)
+        await client.get("/v1/chain/verify", params=verify)
+        assert (await breaks_of(client))["ok"], "the same as before"
+        await damage(superuser, 2, '{"forged":"again"}')
+        await client.get("/v1/chain/verify", params=verify)
+        assert not (await breaks_of(client))["ok"]
+
+
+def test_as_many_breaks_are_kept_as_fit_and_a_restart_reads_them(tmp_path: Path) -> None:
+    breaks = FoundBreaks(tmp_path)
+    breaks.found("acme", [Break(seq, "link", "differs", "a", "b") for seq in range(1500)])
+    assert len(FoundBreaks(tmp_path).open("acme")) == 1000
+    assert FoundBreaks(tmp_path).open("other") == []
