@@ -192,4 +192,5 @@ def _print(told: dict[str, Any], dest: Path) -> None:
 
 def _times(name: str, times: dict[str, Any]) -> str:
     told = ", ".join(f"p{each} {duration_text(times[f'p{each}'])}" for each in (50, 90, 99))
-    return f"{name} {told}, of {counted(times['jobs'], 'job')}"
+    which = "accepted" if name == "queue time" else "accepted and ended"
+    return f"{name} {told}, of {counted(times['jobs'], 'job')} {which}"

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,22 @@ def test_a_browser_shows_the_page_whole_in_light_and_dark(tmp_path: Path, scheme
         assert (luminance(found["ground"]) < 0.1) is is_dark
 
 
+def test_the_printed_page_is_small_and_its_outcomes_differ_without_colour(tmp_path: Path) -> None:
+    page_file, printed = tmp_path / "report.html", tmp_path / "report.pdf"
+    page_file.write_text(shown(300))
+    flags = [flag for flag in FLAGS if flag != "--dump-dom"]
+    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={printed}"]
+    subprocess.run([*command, page_file.as_uri()], capture_output=True, timeout=120, check=True)
+
+    assert printed.read_bytes().startswith(b"%PDF")
+    assert printed.stat().st_size < 1_000_000
+    on_paper = page_file.read_text().partition("@media print")[2]
+    fills = re.findall(r"--(?:completed|timed-out|failed): #(\w\w)(\w\w)(\w\w)", on_paper)
+    grey = sorted([1.0, *(luminance("rgb({}, {}, {})".format(*(int(part, 16) for part in each))) for each in fills)])
+    assert len(grey) == 4
+    assert all((lighter + 0.05) / (darker + 0.05) > 1.5 for darker, lighter in pairwise(grey)), grey
+
+
 def test_a_page_is_bounded_allows_no_script_and_names_nothing_outside() -> None:
     text = shown(5000)
     assert len(text) < 300_000
@@ -153,16 +170,20 @@ def test_a_page_is_bounded_allows_no_script_and_names_nothing_outside() -> None:
 @pytest.mark.parametrize(
     ("queue_s", "run_s", "told"),
     [
-        (2.0, 235.0, "Half of the jobs waited 2 s or less and ran 3 min 55 s or less."),
-        (0.0, 0.001, "Half of the jobs did not wait and ran 1 ms or less."),
-        (0.0004, 0.0, "Half of the jobs did not wait and were done at once."),
+        (2.0, 235.0, "accepted waited 2 s or less, and half of the 5 that then ended ran 3 min 55 s or less."),
+        (
+            0.0,
+            0.001,
+            "Half of the 7 that were accepted did not wait, and half of the 5 that then ended ran 1 ms or less.",
+        ),
+        (0.0004, 0.0, "did not wait, and half of the 5 that then ended were done at once."),
     ],
 )
 def test_times_that_read_as_none_are_said_in_words(queue_s: float, run_s: float, told: str) -> None:
     report = {
         "in_period": {"created": 1, "ended": 0},
         "rates": {},
-        "times_s": {"queue": {"jobs": 1, "p50": queue_s}, "run": {"jobs": 1, "p50": run_s}},
+        "times_s": {"queue": {"jobs": 7, "p50": queue_s}, "run": {"jobs": 5, "p50": run_s}},
         "at_end": {"stuck": 0},
     }
     assert lead(report).endswith(told)

@@ -36,7 +36,8 @@ def lead(report: dict[str, Any]) -> str:
     if times["queue"]["jobs"] and times["run"]["jobs"]:
         waited = _or_less("waited", times["queue"]["p50"]) or "did not wait"
         ran = _or_less("ran", times["run"]["p50"]) or "were done at once"
-        told.append(f"Half of the jobs {waited} and {ran}.")
+        queued, ended = (count_text(times[span]["jobs"]) for span in ("queue", "run"))
+        told.append(f"Half of the {queued} that were accepted {waited}, and half of the {ended} that then ended {ran}.")
     if at_end["stuck"]:
         told.append(f"{_jobs(at_end['stuck'], 'looks', 'look')} stuck.")
     return " ".join(told)
@@ -62,9 +63,14 @@ def tiles(report: dict[str, Any]) -> list[Tile]:
             "cancelled",
         ),
         Tile("Open at the end", count_text(at_end["open"]), f"{count_text(at_end['stuck'])} of them stuck"),
-        Tile("Queue time, median", duration_text(queue["p50"]), f"99 of 100 within {duration_text(queue['p99'])}"),
-        Tile("Run time, median", duration_text(run["p50"]), f"99 of 100 within {duration_text(run['p99'])}"),
+        Tile("Queue time, median", duration_text(queue["p50"]), _of(queue, "accepted")),
+        Tile("Run time, median", duration_text(run["p50"]), _of(run, "accepted and ended")),
     ]
+
+
+def _of(times: dict[str, Any], which: str) -> str:
+    """What percentiles are of, and how far the last 1 in 100 lies out."""
+    return f"of {count_text(times['jobs'])} {which}; 99 of 100 within {duration_text(times['p99'])}"
 
 
 def why_stuck(report: dict[str, Any]) -> str:
