@@ -64,6 +64,7 @@ class RightedRoute(APIRoute):
     """A route that asks for a right before it looks at a request. Has one method."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        described["operation_id"] = described.get("operation_id") or endpoint.__name__
         super().__init__(path, endpoint, **described)
         (method,) = self.methods or {"GET"}
         self.right = RIGHTS.get(f"{method} {path}", Right.ADMIN)

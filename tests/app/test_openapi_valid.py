@@ -56,3 +56,8 @@ def test_every_problem_is_named(document: dict[str, Any]) -> None:
     said = document["components"]["schemas"]["Problem"]["description"]
     for kind in (kind for kind in vars(problems).values() if isinstance(kind, problems.ProblemType)):
         assert f"- `{kind.name}` ({kind.status}): {kind.title}" in said
+
+
+def test_operations_are_called_as_clients_would_call_them(document: dict[str, Any]) -> None:
+    names = {operation["operationId"] for *_, operation in operations(document)}
+    assert {"submit_job", "read_job", "list_jobs", "verify_chain"} <= names
