@@ -210,10 +210,12 @@ class LogSettings(_Section):
 class SigningSettings(_Section):
     """``signing.key_uri``: ``file:PATH`` or a signer of securesystemslib; a file beside the data when not said.
 
+    ``root_key`` is the public key, in PEM, that the ledger begins with; this node's own when not said.
     ``uris_allowed`` are folders and beginnings of URIs that a rotation over HTTP may name a key of.
     """
 
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+    root_key: Path | None = None
     uris_allowed: Annotated[
         list[Annotated[str, AfterValidator(key_place)]],
         Field(max_length=URIS_ALLOWED_MAX),

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-import orjson
 import structlog
 
 from app.store import keys as store
@@ -30,10 +29,12 @@ from ledger.errors import LedgerError
 from ledger.events import SYSTEM_TENANT
 from ledger.verdict import Findings
 from signing import checkpoint, note
-from signing.key_history import KeyEvent
+from signing.key_entries import event_of, holds_together
+from signing.key_history import KeyEvent, KeyHistory, history_of
 
 if TYPE_CHECKING:
     from app.ended_keys import EndedKeys
+    from app.root_key import RootKey
     from app.store import Connection
     from signing.checkpoint import Checkpoint
 
@@ -42,9 +43,7 @@ ENTRIES_A_READ = 1000
 READ_AGAIN_PAUSE_S = 30.0
 """Shortest time between two readings from the last proved entry on while the chain is damaged."""
 
-_SEQ, _ACTION, _JOB = map(ENTRY_COLUMNS.index, ("seq", "action", "job_id"))
-_VERSION, _PREV, _LINK = map(ENTRY_COLUMNS.index, ("link_version", "prev_chain_link", "chain_link"))
-_PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("payload", "origin"))
+_SEQ, _VERSION, _LINK = map(ENTRY_COLUMNS.index, ("seq", "link_version", "chain_link"))
 
 log = structlog.get_logger()
 
@@ -61,45 +60,64 @@ class _Read(NamedTuple):
 
 
 _NOTHING = _Read(0, None, True, (), ())
+_NO_KEYS = history_of(())
 
 
 class KeyChain:
     """Follows the chain of ``_system`` for one node. Belongs to one event loop."""
 
-    def __init__(self, load_checkpoint: Callable[[str], str | None], ended: EndedKeys) -> None:
+    def __init__(self, load_checkpoint: Callable[[str], str | None], ended: EndedKeys, root: RootKey) -> None:
         """``load_checkpoint`` gives a tenant's newest note beside the WAL."""
         self.ended = ended
+        self.root = root
         self.fault: str | None = None
         """Why it cannot be said what all entries about keys say, None while it can; as of the last reading."""
+        self.is_of_another_root = False
+        """Whether the chain, found whole, begins with another key than this node knows its ledger by."""
         self._load_checkpoint = load_checkpoint
         self._proved = _NOTHING
         """What makes the tree of a checkpoint of this node."""
         self._read = _NOTHING
         """The same, and what follows it without a gap."""
+        self._folded: tuple[tuple[KeyEvent, ...], KeyHistory] = ((), _NO_KEYS)
         self._read_again_s = 0.0
         self._strays: list[int] = []
         self._one_at_a_time = asyncio.Lock()
 
-    async def events(self, connection: Connection) -> list[KeyEvent]:
-        """What the chain says of keys, in its order."""
+    async def history(self, connection: Connection) -> KeyHistory:
+        """What the entries about keys add up to; nothing, where the ledger began with another key than this node knows.
+
+        That is a fault, once the chain was found whole: a chain with another root is another ledger.
+        """
         async with self._one_at_a_time:
             await self._name_strays(connection)
-            try:
-                # The checkpoint first, so that it is never newer than the rows it is compared with.
-                kept = self._kept()
-            except (LedgerError, UnicodeDecodeError) as error:
-                self._found(f"the checkpoint of {SYSTEM_TENANT} beside the WAL cannot be read: {error}")
-                return list(self._proved.events)
-            was_ahead = self._read.size > self._proved.size
+            events, fault = await self._events(connection)
+            if events != self._folded[0]:
+                self._folded = events, history_of(events)
+            history = self._folded[1]
+            if fault is None and history.root_key_id is not None:
+                await self.root.learn(history.root_key_id)
+            is_other = history.root_key_id is not None and self.root.key_id not in (None, history.root_key_id)
+            self.is_of_another_root = is_other and fault is None
+            self._found(self.root.refusal(history.root_key_id) if self.is_of_another_root else fault)
+            return _NO_KEYS if is_other else history
+
+    async def _events(self, connection: Connection) -> tuple[tuple[KeyEvent, ...], str | None]:
+        """What the chain says of keys, in its order, and why it cannot be said whether that is all."""
+        try:
+            # The checkpoint first, so that it is never newer than the rows it is compared with.
+            kept = self._kept()
+        except (LedgerError, UnicodeDecodeError) as error:
+            return self._proved.events, f"the checkpoint of {SYSTEM_TENANT} beside the WAL cannot be read: {error}"
+        was_ahead = self._read.size > self._proved.size
+        fault = await self._follow(connection, kept)
+        if fault is not None and was_ahead and time.monotonic() >= self._read_again_s:
+            self._read_again_s = time.monotonic() + READ_AGAIN_PAUSE_S
+            self._read = self._proved
             fault = await self._follow(connection, kept)
-            if fault is not None and was_ahead and time.monotonic() >= self._read_again_s:
-                self._read_again_s = time.monotonic() + READ_AGAIN_PAUSE_S
-                self._read = self._proved
-                fault = await self._follow(connection, kept)
-            self._found(fault)
-            if kept is not None and self._proved.size < kept.size:
-                return [*self._proved.events, *await self._proved_singly(connection, kept)]
-            return list(self._read.events)
+        if kept is not None and self._proved.size < kept.size:
+            return (*self._proved.events, *await self._proved_singly(connection, kept)), fault
+        return self._read.events, fault
 
     def _kept(self) -> Checkpoint | None:
         text = self._load_checkpoint(SYSTEM_TENANT)
@@ -157,7 +175,7 @@ class KeyChain:
             return
         frontier = merkle.Frontier.restore(self._read.size, self._read.hashes)
         frontier.extend(merkle.leaf_hash(bytes.fromhex(row[_LINK])) for row in rows)
-        events = tuple(event for event in map(_event, rows) if event is not None)
+        events = tuple(event for event in map(event_of, rows) if event is not None)
         self._read = _Read(
             size=frontier.size,
             link=rows[-1][_LINK],
@@ -171,12 +189,12 @@ class KeyChain:
         rows = [
             row
             for row in await store.list_entries(connection)
-            if self._proved.size < row[_SEQ] <= kept.size and _holds_together(row)
+            if self._proved.size < row[_SEQ] <= kept.size and holds_together(row)
         ]
         wanted = {each for row in rows for each in tiles.inclusion_tiles(row[_SEQ] - 1, kept.size)}
         stored = await notary_store.read_tiles(connection, SYSTEM_TENANT, wanted)
         proved = [row for row in rows if _is_in_tree(row, kept, stored)]
-        return [event for event in map(_event, proved) if event is not None]
+        return [event for event in map(event_of, proved) if event is not None]
 
     async def _name_strays(self, connection: Connection) -> None:
         strays = await store.list_strays(connection)
@@ -187,13 +205,6 @@ class KeyChain:
         self._strays = strays
 
 
-async def stated_events(connection: Connection) -> list[KeyEvent]:
-    """What the entries about keys say that hold together each by itself, in their order, unproved: for a verifier that
-    checks the chain of ``_system`` on its own."""
-    rows = [row for row in await store.list_entries(connection) if _holds_together(row)]
-    return [event for event in map(_event, rows) if event is not None]
-
-
 def _is_in_tree(row: EntryRow, kept: Checkpoint, stored: dict[tiles.TileCoordinates, bytes]) -> bool:
     try:
         index = row[_SEQ] - 1
@@ -202,21 +213,3 @@ def _is_in_tree(row: EntryRow, kept: Checkpoint, stored: dict[tiles.TileCoordina
     except (LedgerError, KeyError, ValueError, TypeError):
         return False
     return True
-
-
-def _holds_together(row: EntryRow) -> bool:
-    """Whether the link of a row is that of its columns."""
-    findings = Findings()
-    EntryChecker(SYSTEM_TENANT, findings, first_seq=row[_SEQ], prev_link=row[_PREV]).check([row])
-    return findings.first_break() is None
-
-
-def _event(row: EntryRow) -> KeyEvent | None:
-    """Action and facts of an entry about a key; an imported one speaks of the keys of another ledger."""
-    if row[_ORIGIN] is not None or not row[_JOB].startswith(store.SUBJECT_PREFIX):
-        return None
-    try:
-        facts = orjson.loads(row[_PAYLOAD])
-    except orjson.JSONDecodeError:
-        return None
-    return (row[_ACTION], facts) if isinstance(facts, dict) else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 
 import structlog
 
-from app.published_keys import PublishedKey
+from app.published_keys import PublishedKeys
 from app.write.checkpoints import CheckpointFolder
 from app.write.key_in_use import KeyInUse
 from ledger.errors import SignatureError
@@ -29,7 +29,7 @@ class LogKeys:
         self,
         *,
         keys: KeyInUse,
-        published: Callable[[], Awaitable[Sequence[PublishedKey]]],
+        published: Callable[[], Awaitable[PublishedKeys]],
         origin: Callable[[str], str],
         checkpoints: CheckpointFolder,
     ) -> None:
@@ -39,9 +39,9 @@ class LogKeys:
         self._checkpoints = checkpoints
 
     async def keyring(self) -> Keyring:
-        """This node's own keys, and those of the ledger that the chain of ``_system`` names."""
+        """The keys that count in the ledger: those that the chain of ``_system`` admits."""
         published = await self._published()
-        return Keyring([*self._keys.own(), *(item.key for item in published)])
+        return Keyring([item.key for item in published.admitted], root_key_id=published.root_key_id)
 
     async def signing_now(self) -> Keyring:
         """The keys that may sign checkpoints now: those that have neither ended nor been revoked."""
@@ -58,14 +58,14 @@ class LogKeys:
 
     def log_verifier_keys(self, tenant_id: str, ring: Iterable[PublicKey]) -> list[str]:
         """Verifier keys of the tenant's log, of all nodes, this node's first, then the newest."""
-        own = self._keys.log_signer.public_key
-        others = [key for key in ring if key.algorithm == ED25519 and key.key_id != own.key_id]
-        counting = [key for key in others if key.revoked_from_hlc is None][-LOG_KEYS_MAX + 1 :]
-        return [verifier_key(self._origin(tenant_id), key) for key in (own, *reversed(counting))]
+        own_id = self._keys.log_signer.key_id
+        counting = [key for key in ring if key.algorithm == ED25519 and key.revoked_from_hlc is None]
+        counting.sort(key=lambda key: key.key_id == own_id)
+        return [verifier_key(self._origin(tenant_id), key) for key in reversed(counting[-LOG_KEYS_MAX:])]
 
     async def log_keys(self, tenant_id: str) -> list[VerifierKey]:
         """All keys that may have signed a checkpoint of the tenant's log."""
-        return self._keys_for_log(tenant_id, await self.keyring())
+        return _of_log(self._origin(tenant_id), await self.keyring())
 
     def checkpoints(self, tenant_id: str, ring: Keyring) -> list[TreeHead]:
         """The newest checkpoint beside the WAL; one that does not open says so."""
@@ -74,13 +74,14 @@ class LogKeys:
             if note is None:
                 return []
             origin = self._origin(tenant_id)
-            checkpoint = open_checkpoint(note, self._keys_for_log(tenant_id, ring), origin=origin)
+            # The folder is the node's: what it signed itself it may compare with, admitted or not.
+            checkpoint = open_checkpoint(note, _of_log(origin, (*self._keys.own(), *ring)), origin=origin)
         except SignatureError as error:
             log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))
             return [TreeHead(0, b"", "node", str(error))]
         return [TreeHead(checkpoint.size, checkpoint.root, "node")]
 
-    def _keys_for_log(self, tenant_id: str, ring: Keyring) -> list[VerifierKey]:
-        """All keys that may have signed a checkpoint of the log, the revoked ones too: a checkpoint has no time."""
-        origin = self._origin(tenant_id)
-        return [VerifierKey.of(origin, key) for key in (*self._keys.own(), *ring) if key.algorithm == ED25519]
+
+def _of_log(origin: str, keys: Iterable[PublicKey]) -> list[VerifierKey]:
+    """The verifier keys that ``keys`` are for a log, those of revoked keys too: a checkpoint has no time."""
+    return [VerifierKey.of(origin, key) for key in keys if key.algorithm == ED25519]

@@ -237,6 +237,7 @@ def _parts(
         metrics=service.metrics,
         stats=service.stats,
         key_changes=service.key_changes,
+        key_authority=service.key_authority,
         log_verifier_keys=log_keys.log_verifier_keys,
         log_keys=log_keys.log_keys,
         reported_checks=_reported_checks(service, started, knowledge, breaks),
@@ -337,6 +338,7 @@ def _reported_checks(
     """What ``/readyz`` tells of, and takes writes all the same."""
     return {
         "signing": lambda: service.keys.fault,
+        "admission": lambda: service.keys.not_admitted,
         "keys": lambda: started.key_chain.fault,
         "breaks": breaks.fault,
         "tenants": lambda: _named("set apart, their chains are damaged", service.node.damaged),

@@ -23,7 +23,7 @@ import orjson
 
 from app import identity
 from app.config import Settings
-from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from ledger.hlc import Clock
 from signing import key_file, remote_signer
 from signing.keys import FileSigner, PublicKey, Signer
@@ -41,18 +41,22 @@ LocalOrRemote = FileSigner | remote_signer.RemoteSigner
 class Retired:
     """Key ``key_id`` counts up to ``not_after_ms``, an HLC time, and ``successor_id`` took its place.
 
-    ``not_after_ms`` is None until a start that found a changed setting has looked what the key signed last.
+    ``not_after_ms`` is None until a start that found a changed setting has looked what the key signed last. ``uri`` is
+    where the key was, as in the file. ``statement`` is the envelope by which it vouches for the successor, None while
+    nothing does.
     """
 
     key_id: str
     successor_id: str
     successor_pem: str
     not_after_ms: int | None
+    uri: str | None = None
+    statement: dict[str, Any] | None = None
 
     @classmethod
-    def by(cls, successor: Signer, key_id: str, not_after_ms: int | None) -> Retired:
-        """Key ``key_id`` gave way to ``successor``."""
-        return cls(key_id, successor.key_id, successor.public_key.public_key_pem, not_after_ms)
+    def by(cls, successor: Signer, key_id: str, not_after_ms: int | None, uri: str | None) -> Retired:
+        """Key ``key_id`` of ``uri`` gave way to ``successor``."""
+        return cls(key_id, successor.key_id, successor.public_key.public_key_pem, not_after_ms, uri)
 
     def ending(self, not_after_ms: int) -> Retired:
         """The same with its end."""
@@ -192,7 +196,21 @@ def _retire_replaced(keys: NodeKeys, kept: dict[str, Any]) -> None:
     for name, successor in (("signer", keys.signer), ("log_signer", keys.log_signer)):
         key_id = kept[name]["key_id"]
         if key_id not in present | {item.key_id for item in keys.retired}:
-            keys.retired.append(Retired.by(successor, key_id, None))
+            keys.retired.append(Retired.by(successor, key_id, None, kept[name]["uri"]))
+
+
+def retired_signer(item: Retired, keys: NodeKeys, pin: remote_signer.PinSource) -> LocalOrRemote | None:
+    """The key that retired, None where it cannot be had any more. Blocks."""
+    if item.uri is None:
+        return None
+    try:
+        if remote_signer.is_remote(item.uri):
+            signer = open_signer(item.uri, pin, may_generate=False)
+        else:
+            signer = key_file.load(str(_path(item.uri, keys.configured_uri)))
+    except (ConfigurationError, SigningUnavailableError):
+        return None
+    return signer if signer.key_id == item.key_id else None
 
 
 def open_signer(uri: str, pin: remote_signer.PinSource, *, may_generate: bool) -> LocalOrRemote:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from app.session import SessionTokens
     from app.stats.intake import StatsIntake
     from app.write.cosignatures import CosignatureInbox
+    from app.write.key_authority import KeyAuthority
     from app.write.key_changes import KeyChanges
     from app.write.ledger_watch import LedgerWatch
     from app.write.notary import Notary
@@ -77,6 +78,7 @@ class Parts:
     timestamper: Timestamper | None
     """None when no authority is configured."""
     key_changes: KeyChanges
+    key_authority: KeyAuthority
     log_verifier_keys: Callable[[str, Iterable[PublicKey]], list[str]]
     """C2SP verifier keys of the checkpoints of one tenant's log, ``origin+id+key``, out of all published keys."""
     log_keys: Callable[[str], Awaitable[list[VerifierKey]]]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import asyncpg
 import structlog
 
-from app import identity, log_fork, node_keys, start
+from app import identity, log_fork, node_keys, root_key, start
 from app.bundle.restore import RestoredRange, restore_bundle
 from app.bundle.verify import verify_bundle
 from app.config import Settings
@@ -263,6 +263,7 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
         await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
         CheckpointFolder(folder).set_aside()
         verified_positions.forget(folder)
+        root_key.forget(folder)
         await _give_up_what_is_gone(locked)
     log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)
     return fork

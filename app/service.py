@@ -33,8 +33,10 @@ from app.write.answers import Answers
 from app.write.appender import STATEMENT_TIMEOUT_S, Appender
 from app.write.backlog import Backlog
 from app.write.job_index import JobIndex
+from app.write.key_authority import KeyAuthority
 from app.write.key_changes import KeyChanges
 from app.write.key_in_use import KeyInUse
+from app.write.key_statements import KeyStatements
 from app.write.keyed import KeyedRequests
 from app.write.linking import LinkedBatch
 from app.write.notary import Notary
@@ -94,6 +96,7 @@ class Service:
         self.writer = self._open_writer(started)
         self.node.written_lsn = lambda: self.writer.written_lsn
         self.keys = KeyInUse(started.keys, started.key_chain.ended, self.metrics)
+        self.keys.not_admitted = started.not_admitted
         self.notary = Notary(
             node=self.node,
             pool=pool,
@@ -152,15 +155,26 @@ class Service:
             ),
             record_bytes_max=settings.wal.record_bytes_max,
         )
+        statements = KeyStatements(
+            pool=pool, keys=self.keys, key_chain=started.key_chain, system_entries=self.system_entries
+        )
         self.key_changes = KeyChanges(
             settings=settings,
             node=self.node,
             pool=pool,
             keys=self.keys,
             key_chain=started.key_chain,
-            system_entries=self.system_entries,
+            statements=statements,
             notary=self.notary,
             spawn=self.spawn,
+        )
+        self.key_authority = KeyAuthority(
+            node=self.node,
+            pool=pool,
+            keys=self.keys,
+            statements=statements,
+            spawn=self.spawn,
+            write_timeout_s=write_timeout_s,
         )
 
     # --- parts that need care ---------------------------------------------------------------------

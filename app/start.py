@@ -8,7 +8,8 @@ In this order, each step refused with what to do when it does not hold::
     4. recovery: the torn tail cut, the rest checked and fsynced
     5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
        claims to be chained is compared with WAL and chain (app.start_claims)
-    6. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL
+    6. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL; the ledger
+       began with the key that this node knows
     7. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
        that nodes of this ledger left
     8. a higher epoch, first in the control file, then in Postgres
@@ -32,12 +33,14 @@ import asyncpg
 import structlog
 
 from app import identity, log_fork, lost_wal, node_keys
+from app.admission import admission_fault
 from app.config import Settings
 from app.ended_keys import EndedKeys
 from app.identity import Identity
 from app.key_chain import KeyChain
 from app.node import Node
 from app.node_keys import NodeKeys, last_signed_ms
+from app.root_key import RootKey, offline_root
 from app.session import SECRET_BYTES
 from app.start_checks import chain_holds, check_chain
 from app.start_claims import check_chained
@@ -55,7 +58,7 @@ from app.write.quarantine import TenantDamage
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.events import ACTIONS, SystemAction
 from ledger.hlc import Clock, Hlc
-from signing.key_history import keys_of, time_of
+from signing.key_history import time_of
 from signing.public_key import PublicKey
 from wal import control as wal_control
 from wal import lock as wal_lock
@@ -89,6 +92,8 @@ class StartedNode:
     checkpoints: CheckpointFolder
     keys: NodeKeys
     key_chain: KeyChain
+    not_admitted: str | None
+    """Why nothing that the node signs would count, None when its keys are admitted."""
     log_origin: str
     session_secret: bytes
     """What the session tokens of this ledger are bound with."""
@@ -204,7 +209,8 @@ async def _publish(
             f"the row of this node's key {key.key_id} in scheduler.signing_keys is not that key any more: somebody "
             "changed it. Put back what the entry KEY_ADDED of _system says, or remove the row"
         )
-    if published is None and key.key_id in keys_of(await key_chain.events(connection)):
+    history = await key_chain.history(connection)
+    if published is None and (key.key_id in history.admitted or key.key_id in history.waiting):
         oldest_ms = min(oldest_ms, await key_store.oldest_entry_ms(connection) or oldest_ms)
         log.error("own_key_was_removed", key_id=key.key_id, done="published again")
     await key_store.publish(connection, key.key_id, key.algorithm, key.public_key_pem, node_id, oldest_ms)
@@ -233,13 +239,16 @@ async def _start_locked(
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
     origin = await _log_origin(connection, settings)
     checkpoints = CheckpointFolder(folder)
-    key_chain = KeyChain(checkpoints.load, EndedKeys(folder))
+    offline = offline_root(settings)
+    root = RootKey(folder, offline.key_id if offline is not None else None)
+    key_chain = KeyChain(checkpoints.load, EndedKeys(folder), root)
     heads, damaged = await _read_heads(connection, wal.held)
     damaged_trees = []
     for tenant_id, note in checkpoints.load_all().items():
         head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
         if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, keys.log_signer):
             damaged_trees.append(tenant_id)
+    not_admitted = await _check_keys(connection, key_chain, keys)
 
     # 7. the clock
     clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
@@ -269,6 +278,7 @@ async def _start_locked(
         checkpoints=checkpoints,
         keys=keys,
         key_chain=key_chain,
+        not_admitted=not_admitted,
         log_origin=origin,
         session_secret=await _session_secret(connection),
         lost=lost,
@@ -286,6 +296,23 @@ async def _session_secret(connection: asyncpg.Connection[asyncpg.Record]) -> byt
             "another; the session tokens that clients hold are refused then"
         )
     return secret
+
+
+async def _check_keys(
+    connection: asyncpg.Connection[asyncpg.Record], key_chain: KeyChain, keys: NodeKeys
+) -> str | None:
+    """Why nothing that the node signs would count, None when its keys are admitted.
+
+    Raises:
+        StartRefusedError: the ledger began with another key than this node knows.
+    """
+    history = await key_chain.history(connection)
+    if key_chain.is_of_another_root:
+        raise StartRefusedError(
+            f"{key_chain.fault}. Nothing was written; point database_url to the right ledger, or bring the right "
+            "database back"
+        )
+    return admission_fault(history, key_chain.root, keys)
 
 
 async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: Settings) -> str:

@@ -37,6 +37,7 @@ class SystemAction(StrEnum):
     KEY_ADDED = "KEY_ADDED"
     KEY_ROTATED = "KEY_ROTATED"
     KEY_REVOKED = "KEY_REVOKED"
+    KEY_ADMITTED = "KEY_ADMITTED"
     WAL_LOST = "WAL_LOST"
     REFUSED = "REFUSED"
     LOG_FORKED = "LOG_FORKED"
@@ -75,6 +76,7 @@ SYSTEM_RECORD_TYPES = {
     22: SystemAction.SUBJECT_ERASED,
     23: SystemAction.PRIVACY_DECLARED,
     24: SystemAction.LOG_FORKED,
+    25: SystemAction.KEY_ADMITTED,
     26: SystemAction.BREAK_ACKNOWLEDGED,
 }
 

@@ -1,31 +1,108 @@
-"""What the chain of ``_system`` says of keys: which there are, how long they count, from when on they are revoked.
+"""What the chain of ``_system`` says of keys: which there are, who admitted them, how long they count.
 
 The facts, as payloads of entries (docs/formats/keys.md)::
 
-    KEY_ADDED     key_id, algorithm, public_key_pem, node_id
+    KEY_ADDED     key_id, algorithm, public_key_pem, node_id; of the root also root: true
     KEY_ROTATED   the same of the new key, and previous_key_id, not_after: how long the one before it counts
+    KEY_ADMITTED  the facts of the entry that introduced a key which nobody had admitted
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
 
-The order of entries does not matter: of several ends and several revocations of one key the earliest counts.
+and in each ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
+
+    1. the first key that is introduced is the root of the ledger
+    2. every other change counts only with a statement by a key that counts there: it was admitted, and neither
+       was it revoked nor did another take its place in an entry before; the statement names an earlier entry
+    3. what a key admitted does not count where that key is revoked from an HLC at or before the one of the entry;
+       but for the keys that led to the one which revokes it, of which nobody else could have said so
+    4. of several ends and several revocations of one key the earliest counts
+
+A chain whose root has no ``root: true`` was begun before there were statements. Until its first statement, ends and
+revocations without one count as well: they only ever narrow. What was introduced so is as little admitted as elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ledger.errors import InvalidInputError
 from ledger.events import SystemAction
 from ledger.hlc import Hlc
+from signing import key_statement
+from signing.key_statement import Anchor
 from signing.public_key import PublicKey
 
-KeyEvent = tuple[str, Mapping[str, object]]
-"""Action and payload of one entry."""
+
+class KeyEvent(NamedTuple):
+    """An entry about a key: where it stands, its HLC, action and payload."""
+
+    at: Anchor
+    hlc: Hlc
+    action: str
+    facts: Mapping[str, object]
+
+
+class AdmittedKey(NamedTuple):
+    """A key that counts, with its end and its revocation; who admitted it, None for the root; on which node it
+    signs; the entry that introduced it."""
+
+    key: PublicKey
+    admitted_by: str | None
+    node_id: str | None
+    introduced: KeyEvent
+
+
+class WaitingKey(NamedTuple):
+    """A key that is introduced and that nobody has admitted; ``facts`` are what is to be admitted. One that was
+    introduced before there were statements in the chain is of the old form."""
+
+    key: PublicKey
+    node_id: str | None
+    introduced: KeyEvent
+    facts: dict[str, object]
+    is_old_form: bool = False
+
+
+class KeyHistory(NamedTuple):
+    """What the entries about keys add up to."""
+
+    root_key_id: str | None
+    admitted: dict[str, AdmittedKey]
+    """By id, in the order in which they were admitted."""
+    waiting: dict[str, WaitingKey]
+    authorities: frozenset[str]
+    """Ids of the keys that may change keys now."""
+    reasons: dict[str, str]
+    """Why keys were revoked, where that was said."""
+    replaced: frozenset[tuple[str, str]]
+    """Which key an entry says took the place of which, whether that counts or not."""
+    anchors: frozenset[Anchor]
+    """Every entry about a key."""
+    newest: Anchor | None
+    is_old_form: bool
+    """Whether the chain was begun before there were statements, and there is none yet."""
+
+    def keys(self) -> dict[str, PublicKey]:
+        """The keys that count, by id."""
+        return {key_id: admitted.key for key_id, admitted in self.admitted.items()}
+
+    def would_count(self, action: str, facts: Mapping[str, object]) -> bool:
+        """Whether an entry of these facts would count, were it the next."""
+        statement = key_statement.read(facts)
+        if statement is None or statement.signer_id not in self.authorities or self.root_key_id is None:
+            return False
+        signer = self.admitted[statement.signer_id].key
+        return statement.after in self.anchors and statement.holds(action, facts, self.root_key_id, signer)
+
 
 Bound = TypeVar("Bound", datetime, Hlc)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_INTRODUCING = (SystemAction.KEY_ADDED, SystemAction.KEY_ROTATED)
+_KEY_FACTS = ("key_id", "algorithm", "public_key_pem")
+_ADDED_FACTS = (*_KEY_FACTS, "node_id")
+_ROTATED_FACTS = (*_ADDED_FACTS, "previous_key_id", "not_after")
 
 
 def time_of(physical_ms: int) -> datetime:
@@ -33,14 +110,15 @@ def time_of(physical_ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=physical_ms)
 
 
+def root_facts(key: PublicKey, node_id: str | None) -> dict[str, object]:
+    """Facts of the KEY_ADDED entry of the key that a ledger begins with; one that is offline has no node."""
+    facts = {**_facts(key), "root": True}
+    return facts if node_id is None else {**facts, "node_id": node_id}
+
+
 def added_facts(key: PublicKey, node_id: str) -> dict[str, object]:
     """Facts of a KEY_ADDED entry."""
-    return {
-        "key_id": key.key_id,
-        "algorithm": key.algorithm,
-        "public_key_pem": key.public_key_pem,
-        "node_id": node_id,
-    }
+    return {**_facts(key), "node_id": node_id}
 
 
 def rotated_facts(key: PublicKey, node_id: str, previous_key_id: str, not_after_ms: int) -> dict[str, object]:
@@ -58,35 +136,193 @@ def revoked_facts(key_id: str, node_id: str, from_hlc: Hlc, reason: str | None) 
 def root_key_id(events: Iterable[KeyEvent]) -> str | None:
     """Id of the key that a ledger began with, which names the ledger: the first that ``events``, in the order of the
     chain, introduce. None while there is none."""
-    for action, facts in events:
-        if action == SystemAction.KEY_ADDED and isinstance(key_id := facts.get("key_id"), str):
-            return key_id
-    return None
+    return history_of(events).root_key_id
 
 
-def keys_of(events: Iterable[KeyEvent]) -> dict[str, PublicKey]:
-    """The keys that ``events`` introduce, by id, each with its end and its revocation.
-
-    An event that holds no such facts says nothing; what it should have introduced stays unknown.
-    """
-    introduced: dict[str, PublicKey] = {}
-    ends: dict[str, datetime] = {}
-    revoked: dict[str, Hlc] = {}
-    for action, facts in events:
+def history_of(events: Iterable[KeyEvent]) -> KeyHistory:
+    """What ``events``, in the order of the chain, add up to. One that breaks a rule says nothing."""
+    folding = _Folding()
+    for event in events:
         try:
-            if action in (SystemAction.KEY_ADDED, SystemAction.KEY_ROTATED):
-                key = PublicKey.from_json({name: facts.get(name) for name in ("key_id", "algorithm", "public_key_pem")})
-                introduced[key.key_id] = key
-            if action == SystemAction.KEY_ROTATED:
-                _keep_lowest(ends, str(facts.get("previous_key_id")), _time(facts.get("not_after")))
-            if action == SystemAction.KEY_REVOKED:
-                _keep_lowest(revoked, str(facts.get("key_id")), Hlc.parse(str(facts.get("revoked_from_hlc"))))
+            folding.take(event)
         except (InvalidInputError, ValueError, OverflowError):
             continue
-    return {
-        key_id: PublicKey.of(key.material, not_after=ends.get(key_id), revoked_from_hlc=revoked.get(key_id))
-        for key_id, key in introduced.items()
-    }
+        finally:
+            folding.anchors.add(event.at)
+            folding.newest = event.at
+    return folding.history()
+
+
+class _Folding:
+    """The fold behind ``history_of``."""
+
+    def __init__(self) -> None:
+        self.anchors: set[Anchor] = set()
+        self.newest: Anchor | None = None
+        self._root: str | None = None
+        self._is_old_form = False
+        self._admitted: dict[str, list[_Admission]] = {}
+        self._waiting: dict[str, WaitingKey] = {}
+        self._authorities: set[str] = set()
+        self._replaced_ids: set[str] = set()
+        """Keys whose place others took, by the word of one that might say so."""
+        self._spared: dict[str, set[str]] = {}
+        """By revoked key, what it admitted and stays so."""
+        self._ends: dict[str, datetime] = {}
+        self._revoked: dict[str, Hlc] = {}
+        self._reasons: dict[str, str] = {}
+        self._replaced: set[tuple[str, str]] = set()
+
+    def take(self, event: KeyEvent) -> None:
+        """One entry.
+
+        Raises:
+            InvalidInputError, ValueError, OverflowError: it holds no such facts.
+        """
+        if self._root is None:
+            self._begin(event)
+            return
+        signer_id = self._signer_of(event)
+        if event.action in (*_INTRODUCING, SystemAction.KEY_ADMITTED):
+            self._introduced(event, signer_id)
+        if signer_id is None and not self._is_old_form:
+            return
+        # Ends and revocations: with a statement, or in a chain that has none yet.
+        if event.action == SystemAction.KEY_REVOKED:
+            key_id, from_hlc = str(event.facts.get("key_id")), Hlc.parse(str(event.facts.get("revoked_from_hlc")))
+            self._spared[key_id] = self._line_of(signer_id)
+            _keep_lowest(self._revoked, key_id, from_hlc)
+            if isinstance(reason := event.facts.get("reason"), str):
+                self._reasons[key_id] = reason
+        elif "previous_key_id" in event.facts:
+            previous_id = str(event.facts["previous_key_id"])
+            _keep_lowest(self._ends, previous_id, _time(event.facts.get("not_after")))
+            if signer_id is not None:
+                self._replaced_ids.add(previous_id)
+        if signer_id is not None:
+            self._is_old_form = False
+        self._authorities = self._standing().keys() - self._revoked.keys() - self._replaced_ids
+
+    def _begin(self, event: KeyEvent) -> None:
+        if event.action != SystemAction.KEY_ADDED:
+            return
+        key = _key(event)
+        self._root = key.key_id
+        self._is_old_form = event.facts.get("root") is not True
+        self._admit(key, event, None)
+        self._authorities = {key.key_id}
+
+    def _signer_of(self, event: KeyEvent) -> str | None:
+        """Id of the key that vouches for the entry, None when none does that may."""
+        statement = key_statement.read(event.facts)
+        assert self._root is not None
+        if statement is None or statement.after not in self.anchors or statement.signer_id not in self._authorities:
+            return None
+        signer = self._admitted[statement.signer_id][0].key
+        return signer.key_id if statement.holds(event.action, event.facts, self._root, signer) else None
+
+    def _introduced(self, event: KeyEvent, signer_id: str | None) -> None:
+        key = _key(event)
+        if isinstance(previous_id := event.facts.get("previous_key_id"), str):
+            self._replaced.add((key.key_id, previous_id))
+        if signer_id is not None:
+            self._admit(key, event, signer_id)
+        elif event.action in _INTRODUCING and key.key_id not in self._admitted:
+            # In a chain without statements the end of the previous key counts already.
+            names = _ADDED_FACTS if self._is_old_form else _ROTATED_FACTS
+            self._waiting[key.key_id] = _waiting(key, event, names)._replace(is_old_form=self._is_old_form)
+
+    def _admit(self, key: PublicKey, event: KeyEvent, signer_id: str | None) -> None:
+        waited = self._waiting.pop(key.key_id, None)
+        introduced = waited.introduced if waited is not None else event
+        admissions = self._admitted.setdefault(key.key_id, [])
+        if signer_id not in [admission.signer_id for admission in admissions]:
+            admissions.append(_Admission(key, signer_id, event.hlc, introduced))
+
+    def history(self) -> KeyHistory:
+        """What was taken in."""
+        standing = self._standing()
+        admitted = {}
+        for key_id, admission in standing.items():
+            key = PublicKey.of(
+                admission.key.material, not_after=self._ends.get(key_id), revoked_from_hlc=self._revoked.get(key_id)
+            )
+            introduced = admission.introduced
+            admitted[key_id] = AdmittedKey(key, admission.signer_id, _node(introduced), introduced)
+        undone = {
+            key_id: _waiting(admissions[0].key, admissions[0].introduced, _ADDED_FACTS)
+            for key_id, admissions in self._admitted.items()
+            if key_id not in standing
+        }
+        return KeyHistory(
+            root_key_id=self._root,
+            admitted=admitted,
+            waiting=self._waiting | undone,
+            authorities=frozenset(self._authorities),
+            reasons=self._reasons,
+            replaced=frozenset(self._replaced),
+            anchors=frozenset(self.anchors),
+            newest=self.newest,
+            is_old_form=self._is_old_form,
+        )
+
+    def _standing(self) -> dict[str, _Admission]:
+        """By key the first admission that no revocation undoes: that of the root, and those by keys that stand."""
+        standing: dict[str, _Admission] = {}
+        while True:
+            more = {
+                key_id: admission
+                for key_id, admissions in self._admitted.items()
+                if key_id not in standing
+                for admission in reversed(admissions)
+                if self._stands(key_id, admission, standing)
+            }
+            if not more:
+                return standing
+            standing |= more
+
+    def _stands(self, key_id: str, admission: _Admission, standing: Mapping[str, _Admission]) -> bool:
+        if admission.signer_id is None:
+            return True
+        if admission.signer_id not in standing:
+            return False
+        revoked_from = self._revoked.get(admission.signer_id)
+        return revoked_from is None or admission.hlc < revoked_from or key_id in self._spared[admission.signer_id]
+
+    def _line_of(self, key_id: str | None) -> set[str]:
+        """``key_id`` and the keys by which it was admitted, up to the root."""
+        standing, line = self._standing(), set()
+        while key_id is not None and key_id not in line:
+            line.add(key_id)
+            key_id = standing[key_id].signer_id if key_id in standing else None
+        return line
+
+
+class _Admission(NamedTuple):
+    """That a key was admitted, by whom and when, and the entry that introduced it."""
+
+    key: PublicKey
+    signer_id: str | None
+    hlc: Hlc
+    introduced: KeyEvent
+
+
+def _waiting(key: PublicKey, introduced: KeyEvent, names: Iterable[str]) -> WaitingKey:
+    facts = {name: introduced.facts[name] for name in names if name in introduced.facts}
+    return WaitingKey(key, _node(introduced), introduced, facts)
+
+
+def _facts(key: PublicKey) -> dict[str, object]:
+    return {name: getattr(key, name) for name in _KEY_FACTS}
+
+
+def _key(event: KeyEvent) -> PublicKey:
+    return PublicKey.from_json({name: event.facts.get(name) for name in _KEY_FACTS})
+
+
+def _node(event: KeyEvent) -> str | None:
+    node_id = event.facts.get("node_id")
+    return node_id if isinstance(node_id, str) else None
 
 
 def _time(text: object) -> datetime:

@@ -82,6 +82,7 @@ _ROUTES: Final[Mapping[Right, tuple[str, ...]]] = {
     ),
     Right.ADMIN: (
         "POST /v1/keys/rotate",
+        "POST /v1/keys/{key_id}/admit",
         "POST /v1/keys/{key_id}/revoke",
         "PUT /v1/tenants/{tenant_id}/privacy",
         "POST /v1/tenants/{tenant_id}/erasures",

@@ -1,4 +1,4 @@
-"""``tally keys``: make a signing key, list the keys of a ledger, rotate and revoke them."""
+"""``tally keys``: make a signing key, list the keys of a ledger, rotate, admit and revoke them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,22 @@ from app.cli.answers import Key, Keys, Rotation
 from app.cli.client import LedgerClient
 from app.cli.options import Url
 from console.options import Json
-from console.outcome import out, print_json
-from signing.keys import generate
+from console.outcome import fail, out, print_json
+from ledger.hlc import Hlc
+from signing import key_statement
+from signing.key_history import revoked_facts
+from signing.keys import generate, load
+
+RootKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--root-key",
+        exists=True,
+        dir_okay=False,
+        metavar="FILE",
+        help="Private key that vouches, kept on this machine.",
+    ),
+]
 
 keys = typer.Typer(no_args_is_help=True, help="Signing keys.")
 
@@ -54,6 +68,8 @@ def new(
 def list_keys(url: Url, as_json: Json = False) -> None:
     """List the public keys of the ledger, when they count and where they sign. --json prints what --keys takes.
 
+    Those that nobody has admitted yet come last; nothing that they sign counts.
+
     \b
     Examples:
       tally keys list
@@ -65,7 +81,9 @@ def list_keys(url: Url, as_json: Json = False) -> None:
         print_json(answer)
         return
     for key in answer["keys"]:
-        out.print(_told(key), markup=False)
+        out.print(_told(key, answer["root_key_id"]), markup=False)
+    for key in answer["not_admitted"]:
+        out.print(_told_waiting(key), markup=False)
     for verifier_key in answer["log_verifier_keys"]:
         out.print(f"checkpoints: {verifier_key}", markup=False)
 
@@ -128,20 +146,24 @@ def revoke(
         ),
     ] = None,
     reason: Annotated[str | None, typer.Option("--reason", help="Why; stands in the chain.")] = None,
+    root_key: RootKey = None,
     as_json: Json = False,
 ) -> None:
     """Revoke a key from an HLC on. Snapshots of earlier entries stay valid, later ones are named by verify.
 
-    The key that the node signs with must be rotated first. Of a key that is
-    revoked already only an earlier HLC is taken.
+    The key that the node signs with must be rotated first, unless the root
+    key revokes it. Of a key that is revoked already only an earlier HLC is
+    taken. Keys that it admitted from that HLC on count no more either.
 
     \b
     Examples:
       tally keys revoke 06e3fd8fda29bb60 --reason "laptop stolen"
       tally keys revoke 06e3fd8fda29bb60 --from-hlc 1704931200000:0:node-7f3a --json
     """
-    given = {"from_hlc": from_hlc, "reason": reason}
+    given: dict[str, object] = {"from_hlc": from_hlc, "reason": reason}
     with LedgerClient(url) as client:
+        if root_key is not None:
+            given |= _revocation(client, key_id, from_hlc, reason, root_key)
         key = client.post(
             f"/v1/keys/{quote(key_id, safe='')}/revoke", {n: v for n, v in given.items() if v is not None}, Key
         )
@@ -151,10 +173,107 @@ def revoke(
     out.print(f"key {key['key_id']} is revoked from HLC {key['revoked_from_hlc']} on", markup=False)
 
 
-def _told(key: Mapping[str, Any]) -> str:
-    """One key in two lines: who signs what with it, and when it counts."""
+def _revocation(
+    client: LedgerClient, key_id: str, from_hlc: str | None, reason: str | None, root_key: Path
+) -> dict[str, object]:
+    """What to send so that the key in the file ``root_key`` vouches for the revocation."""
+    listed, node = client.get("/v1/keys"), client.get("/v1/node")
+    introduced_by = _listed(listed, key_id).get("introduced_by")
+    if introduced_by is None:
+        return {}
+    start = Hlc.parse(from_hlc or node["clock"]["last_hlc"])
+    facts = revoked_facts(key_id, node["node_id"], start, reason)
+    return {
+        "from_hlc": start.text(),
+        "statement": _statement("KEY_REVOKED", facts, listed, introduced_by, root_key),
+    }
+
+
+@keys.command("admit")
+def admit(
+    url: Url,
+    key_id: Annotated[
+        str | None, typer.Argument(metavar="KEY_ID", help="The key, as the new node and tally keys list name it.")
+    ] = None,
+    root_key: RootKey = None,
+    all_known: Annotated[
+        bool,
+        typer.Option(
+            "--all-known",
+            help="Every key of a ledger that was begun before keys were admitted; look at the list first.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Let the key of a node count in the ledger.
+
+    A new node writes its key into the chain of _system and signs nothing
+    until somebody whose key counts vouches for it: the node that is asked
+    here, or whoever has the private half of the root key, which then never
+    leaves this machine. Compare KEY_ID with what the new node says of
+    itself, in its log and under /readyz.
+
+    \b
+    Examples:
+      tally keys admit 06e3fd8fda29bb60
+      tally keys admit 06e3fd8fda29bb60 --root-key /media/safe/root.pem
+      tally keys admit --all-known --root-key signing.pem
+    """
+    if (key_id is None) != all_known:
+        raise fail("name one KEY_ID, or --all-known")
+    with LedgerClient(url) as client:
+        listed = client.get("/v1/keys")
+        known = [key for key in listed["not_admitted"] if key["is_old_form"]]
+        wanted = known if all_known else [_listed(listed, str(key_id))]
+        admitted = [_admitted(client, listed, key, root_key) for key in wanted]
+    if as_json:
+        print_json({"admitted": admitted})
+        return
+    for key in admitted:
+        out.print(f"key {key['key_id']} of node {key['node_id']} is admitted by {key['admitted_by']}", markup=False)
+    if not admitted:
+        out.print("there is no key that waits to be admitted")
+        return
+    out.print("give those who verify the new list: tally keys list --json", markup=False)
+
+
+def _listed(listed: Mapping[str, Any], key_id: str) -> dict[str, Any]:
+    """What is listed of the key, or that it has this id alone: the service then says what is wrong."""
+    found = (key for key in (*listed["not_admitted"], *listed["keys"]) if key["key_id"] == key_id)
+    return next(found, {"key_id": key_id})
+
+
+def _admitted(
+    client: LedgerClient, listed: Mapping[str, Any], key: Mapping[str, Any], root_key: Path | None
+) -> dict[str, Any]:
+    body: dict[str, object] = {}
+    if root_key is not None and "facts" in key:
+        body["statement"] = _statement("KEY_ADMITTED", key["facts"], listed, key["introduced_by"], root_key)
+    answer: dict[str, Any] = client.post(f"/v1/keys/{quote(key['key_id'], safe='')}/admit", body)
+    return answer
+
+
+def _statement(
+    action: str,
+    facts: Mapping[str, Any],
+    listed: Mapping[str, Any],
+    introduced_by: Mapping[str, Any],
+    root_key: Path,
+) -> object:
+    """The envelope by which the key in the file ``root_key`` vouches for a change."""
+    signer = load(str(root_key))
+    after = key_statement.Anchor(introduced_by["seq"], introduced_by["chain_link"])
+    return key_statement.sign(action, facts, listed["root_key_id"], after, signer)[key_statement.FIELD]
+
+
+def _told(key: Mapping[str, Any], root_key_id: str | None) -> str:
+    """One key in two lines: who signs what with it, who admitted it, and when it counts."""
     signs = " and ".join(name for name in ("snapshots", "checkpoints") if key[f"signs_{name}"])
     use = f"signs {signs}" if signs else "signs no more"
+    if key["key_id"] == root_key_id:
+        use += ", root of the ledger"
+    elif key["admitted_by"]:
+        use += f", admitted by {key['admitted_by']}"
     bounds = [f"from {key['not_before'] or 'ever'}"]
     if key["not_after"]:
         bounds.append(f"to {key['not_after']}")
@@ -163,3 +282,10 @@ def _told(key: Mapping[str, Any]) -> str:
             f"revoked from HLC {key['revoked_from_hlc']} on ({key['revocation_reason'] or 'no reason given'})"
         )
     return f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, {use}\n  counts {', '.join(bounds)}"
+
+
+def _told_waiting(key: Mapping[str, Any]) -> str:
+    return (
+        f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, NOT ADMITTED: nothing it signs counts\n"
+        f"  if this is what that node says of itself: tally keys admit {key['key_id']}"
+    )

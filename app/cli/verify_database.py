@@ -1,6 +1,7 @@
 """Verification of a chain straight from PostgreSQL, in this process: no service is asked or trusted.
 
-Signatures count only when made by keys the caller brought; keys that stand in the database are never used.
+Signatures count only when made by keys the caller brought. Without any, those that the chain of ``_system`` names serve
+to tell a signature by a key that nobody admitted; they make none good.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import asyncpg
 from app.anchors import as_of
 from app.cli.verify_request import Request
 from app.read.anchors import newest_anchors
+from app.store import keys as key_store
 from app.store.chain_reader import PostgresChainReader, consistent_reader
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
 from signing import note
+from signing.key_entries import named_keys, without_trust
 from signing.keys import Keyring
 from signing.looks import Look
 from signing.snapshot import open_snapshot
@@ -45,8 +48,10 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
         text = str(error) or type(error).__name__
         raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
     verdict = found.to_json((time.perf_counter() - began_s) * 1000)
-    if request.keyring is None and verdict["verdicts"]["checkpoint"] == "ok":
-        verdict["verdicts"]["checkpoint"] = "not_checked"
+    if request.keyring is None:
+        without_trust(verdict["verdicts"])
+        if verdict["verdicts"]["checkpoint"] == "ok":
+            verdict["verdicts"]["checkpoint"] = "not_checked"
     return verdict if look is None else look.with_verdict(verdict)
 
 
@@ -88,10 +93,10 @@ async def _verify(
             if await reader.head() is None and await reader.last_entry() is None:
                 raise TenantNotFoundError(f"there is no tenant {tenant}")
             if keyring is not None and outsiders.are_any:
-                ring = keyring
+                trusted = keyring
 
                 def opener(text: str, time: datetime) -> tree_checkpoint.Checkpoint:
-                    return _open_note(tenant, as_of(ring, time), text)
+                    return _open_note(tenant, as_of(trusted, time), text)
 
                 judge = await newest_anchors(
                     connection, tenant, opener, outsiders.witnesses, lambda _authority: outsiders.roots
@@ -100,12 +105,13 @@ async def _verify(
             look = await _look(reader, request)
             if look is not None:
                 heads = [*heads, *look.heads]
+            ring = keyring if keyring is not None else named_keys(await key_store.list_entries(connection))
             found = await verify(
                 reader,
                 tenant_id=tenant,
                 from_seq=request.from_seq,
                 to_seq=request.to_seq,
-                open_snapshot=partial(open_snapshot, keyring=keyring),
+                open_snapshot=partial(open_snapshot, keyring=ring),
                 checkpoints=heads,
                 anchors=anchors,
             )

@@ -457,6 +457,13 @@ class ImportAnswer(_Answer):
     dry_run: bool
 
 
+class KeyEntry(_Answer):
+    """The entry of ``_system`` that introduced a key."""
+
+    seq: int
+    chain_link: HexHash
+
+
 class KeyAnswer(_Answer):
     """A public key and when it counts."""
 
@@ -470,6 +477,17 @@ class KeyAnswer(_Answer):
     signs_snapshots: bool
     signs_checkpoints: bool
     revocation_reason: str | None
+    admitted: bool
+    admitted_by: str | None
+    introduced_by: KeyEntry | None
+
+
+class WaitingKeyAnswer(KeyAnswer):
+    """A public key that nobody has admitted, and what an admission vouches for; of the old form is one that was
+    introduced before there were statements about keys in the ledger."""
+
+    facts: dict[str, Any]
+    is_old_form: bool
 
 
 class RotationAnswer(_Answer):
@@ -483,6 +501,7 @@ class KeyList(_Answer):
     """Keys of snapshots, and of checkpoints in the form of C2SP signed notes."""
 
     keys: list[KeyAnswer]
+    not_admitted: list[WaitingKeyAnswer]
     root_key_id: str | None
     log_verifier_keys: list[str]
 

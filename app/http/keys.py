@@ -1,4 +1,4 @@
-"""``/v1/keys``: public keys, for whoever wants to check signatures without us; rotating and revoking them."""
+"""``/v1/keys``: public keys, for whoever wants to check signatures without us; rotating, admitting, revoking them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from app.http.answers import KeyAnswer, KeyList, RotationAnswer, json_answer
 from app.http.body import read_json
 from app.http.fields import ReadableTenantId
-from app.http.requests import REVOKE_REQUEST, ROTATE_REQUEST
+from app.http.requests import ADMIT_REQUEST, REVOKE_REQUEST, ROTATE_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
 from app.parts import Parts, PartsDep, parts_of
 from app.published_keys import PublishedKey
 from app.store import chain_reads
 from app.store.reading import reading
 from ledger.hlc import Hlc
+from signing.key_history import WaitingKey
 
 router = APIRouter(route_class=StrictRoute, tags=["keys"])
 
 TENANTS_MAX = 1000
 """Most tenants whose log keys one answer lists; ask by ``tenant_id`` for others."""
+WAITING_MAX = 100
+"""Most keys listed that nobody has admitted, the newest."""
 BODY_BYTES_MAX = 16 * 1024
 
 KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="First 16 hex of SHA-256 of the public key's SPKI.")]
@@ -35,11 +38,12 @@ async def list_keys(
     published = await parts.key_changes.published()
     async with reading(parts.pool) as connection:
         tenants = [tenant_id] if tenant_id else await chain_reads.list_tenants(connection, "", TENANTS_MAX)
-    ring = [item.key for item in published]
+    ring = [item.key for item in published.admitted]
     return json_answer(
         {
-            "keys": [_answer(item) for item in published],
-            "root_key_id": await parts.key_changes.root_key_id(),
+            "keys": [_answer(item) for item in published.admitted],
+            "not_admitted": [_waiting_answer(item) for item in published.waiting[-WAITING_MAX:]],
+            "root_key_id": published.root_key_id,
             "log_verifier_keys": [text for tenant in tenants for text in parts.log_verifier_keys(tenant, ring)],
         }
     )
@@ -72,12 +76,28 @@ async def revoke_key(request: Request, key_id: KeyId) -> Response:
     parts.check_writable()
     wanted = await read_json(request, REVOKE_REQUEST, BODY_BYTES_MAX)
     from_hlc = Hlc.parse(wanted["from_hlc"]) if "from_hlc" in wanted else None
-    await parts.key_changes.revoke(key_id, from_hlc, wanted.get("reason"))
+    await parts.key_authority.revoke(key_id, from_hlc, wanted.get("reason"), wanted.get("statement"))
+    return json_answer((await _by_id(parts))[key_id])
+
+
+@router.post(
+    "/v1/keys/{key_id}/admit",
+    responses={200: {"model": KeyAnswer}, **PROBLEM_RESPONSE},
+    openapi_extra={"requestBody": body_of(ADMIT_REQUEST)},
+)
+async def admit_key(request: Request, key_id: KeyId) -> Response:
+    """Let a key count that a node introduced, with the word of this node's key or with a statement made elsewhere."""
+    parts = parts_of(request)
+    parts.check_writable()
+    wanted = await read_json(request, ADMIT_REQUEST, BODY_BYTES_MAX)
+    await parts.key_authority.admit(key_id, wanted.get("statement"))
     return json_answer((await _by_id(parts))[key_id])
 
 
 async def _by_id(parts: Parts) -> dict[str, dict[str, Any]]:
-    return {item.key.key_id: _answer(item) for item in await parts.key_changes.published()}
+    published = await parts.key_changes.published()
+    waiting = {item.key.key_id: _waiting_answer(item) for item in published.waiting}
+    return waiting | {item.key.key_id: _answer(item) for item in published.admitted}
 
 
 def _answer(item: PublishedKey) -> dict[str, Any]:
@@ -87,4 +107,22 @@ def _answer(item: PublishedKey) -> dict[str, Any]:
         "signs_snapshots": item.signs_snapshots,
         "signs_checkpoints": item.signs_checkpoints,
         "revocation_reason": item.revocation_reason,
+        "admitted": True,
+        "admitted_by": item.admitted_by,
+        "introduced_by": item.introduced_by._asdict() if item.introduced_by is not None else None,
+    }
+
+
+def _waiting_answer(item: WaitingKey) -> dict[str, Any]:
+    return {
+        **item.key.to_json(),
+        "node_id": item.node_id,
+        "signs_snapshots": False,
+        "signs_checkpoints": False,
+        "revocation_reason": None,
+        "admitted": False,
+        "admitted_by": None,
+        "introduced_by": item.introduced.at._asdict(),
+        "facts": item.facts,
+        "is_old_form": item.is_old_form,
     }

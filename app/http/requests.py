@@ -156,6 +156,9 @@ class SnapshotRequest(TypedDict):
     tenant_id: ReadableTenantId
 
 
+Statement = Annotated[dict[str, Any], Field(description="DSSE envelope by a key kept elsewhere: docs/formats/keys.md")]
+
+
 @with_config(STRICT)
 class AcknowledgeRequest(TypedDict, total=False):
     """Body of ``POST /v1/chain/acknowledge``."""
@@ -180,6 +183,14 @@ class RevokeRequest(TypedDict, total=False):
 
     from_hlc: HlcText
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    statement: Statement
+
+
+@with_config(STRICT)
+class AdmitRequest(TypedDict, total=False):
+    """Body of ``POST /v1/keys/{key_id}/admit``."""
+
+    statement: Statement
 
 
 @with_config(STRICT)
@@ -266,6 +277,7 @@ CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(CancelRequest)
 SNAPSHOT_REQUEST: TypeAdapter[Any] = TypeAdapter(SnapshotRequest)
 ACKNOWLEDGE_REQUEST: TypeAdapter[Any] = TypeAdapter(AcknowledgeRequest)
 ROTATE_REQUEST: TypeAdapter[Any] = TypeAdapter(RotateRequest)
+ADMIT_REQUEST: TypeAdapter[Any] = TypeAdapter(AdmitRequest)
 REVOKE_REQUEST: TypeAdapter[Any] = TypeAdapter(RevokeRequest)
 EXPORT_REQUEST: TypeAdapter[Any] = TypeAdapter(ExportRequest)
 PRIVACY_REQUEST: TypeAdapter[Any] = TypeAdapter(PrivacyRequest)

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from ledger.entry_check import ENTRY_COLUMNS, EntryRow
 from ledger.errors import InvalidInputError
 from ledger.events import SYSTEM_TENANT
+from signing.key_entries import AFTER_SUBJECTS, SUBJECT_PREFIX
 
 if TYPE_CHECKING:
     from app.store import Connection
-
-SUBJECT_PREFIX = "key:"
-"""What ``job_id`` of an entry about a key begins with; the key's id follows."""
-_AFTER_SUBJECTS = "key;"
-"""The first text, in the order of bytes, that no subject of a key comes after."""
 
 STRAYS_MAX = 10
 """Rows named that stand beyond the head."""
@@ -163,7 +159,7 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
         " WHERE tenant_id = $1 AND job_id >= $2 AND job_id < $3 ORDER BY seq",
         SYSTEM_TENANT,
         SUBJECT_PREFIX,
-        _AFTER_SUBJECTS,
+        AFTER_SUBJECTS,
     )
     return [tuple(row) for row in rows]
 
@@ -176,7 +172,7 @@ async def list_strays(connection: Connection) -> list[int]:
         " ORDER BY seq LIMIT $4",
         SYSTEM_TENANT,
         SUBJECT_PREFIX,
-        _AFTER_SUBJECTS,
+        AFTER_SUBJECTS,
         STRAYS_MAX,
     )
     return [row["seq"] for row in rows]

@@ -1,4 +1,6 @@
-"""Rotating and revoking keys. What the chain of ``_system`` says of a key is what counts; its row follows.
+"""Rotating keys, and recording those that a node starts with.
+
+What the chain of ``_system`` says of a key is what counts; its row follows.
 
 A rotation, each step durable before the next::
 
@@ -13,46 +15,59 @@ A process that dies before the third step is done has changed nothing. One that 
 it starts, and does what is missing. While Postgres is away a rotation waits before the fourth step for as long as a
 write may, then the new key signs, and the rest follows by itself.
 
-A revocation is a KEY_REVOKED entry, then the row. Rows that an earlier process left behind are mended at start.
+Rows that an earlier process left behind are mended at start.
+
+Every change carries a statement by a key that was admitted before (signing.key_statement): a rotation by the key that
+gives way, the rest by one that this node signs with. A key that nothing vouches for is recorded all the same; the node
+signs nothing then, and looks once a second whether somebody has admitted it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from app.admission import admission_fault
 from app.config import Settings
 from app.node import Node
-from app.node_keys import LocalOrRemote, NodeKeys, Retired, last_signed_ms, log_key_beside, new_key_path
-from app.published_keys import PublishedKey, published_keys
+from app.node_keys import (
+    LocalOrRemote,
+    NodeKeys,
+    Retired,
+    last_signed_ms,
+    log_key_beside,
+    new_key_path,
+    retired_signer,
+)
+from app.published_keys import PublishedKeys, published_keys
+from app.root_key import offline_root
 from app.store import keys as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.reading import reading
 from app.write.key_in_use import KeyInUse
+from app.write.key_statements import KeyStatements
 from app.write.named_keys import open_named
 from app.write.notary import Notary
-from app.write.system_entries import SystemEntries
 from ledger.errors import (
     ChainDamagedError,
-    ClockSkewError,
     DatabaseUnavailableError,
     DurabilityTimeoutError,
     EventRefusedError,
     InvalidInputError,
     KeyConflictError,
-    NotFoundError,
     NotReadyError,
     WalFullError,
 )
 from ledger.events import SystemAction
 from ledger.hlc import Hlc
-from signing import key_file, remote_signer
-from signing.key_file import FileSigner
-from signing.key_history import added_facts, keys_of, revoked_facts, root_key_id, rotated_facts, time_of
+from signing import key_file, key_statement, remote_signer
+from signing.key_file import FileSigner, Signer
+from signing.key_history import KeyHistory, added_facts, root_facts, rotated_facts, time_of
 from signing.public_key import ED25519, PublicKey
 
 if TYPE_CHECKING:
@@ -60,6 +75,8 @@ if TYPE_CHECKING:
 
     from app.key_chain import KeyChain
 
+ADMISSION_INTERVAL_S = 1.0
+"""How often a node looks whether its keys count."""
 RETRY_PAUSE_S = 1.0
 """Pause before Postgres is asked again to publish what the chain says already."""
 
@@ -69,7 +86,7 @@ log = structlog.get_logger()
 
 
 class KeyChanges:
-    """Changes the keys of one node and, for revocations, of its ledger. One change at a time."""
+    """Changes the keys of one node. One change at a time."""
 
     def __init__(
         self,
@@ -79,7 +96,7 @@ class KeyChanges:
         pool: asyncpg.Pool[asyncpg.Record],
         keys: KeyInUse,
         key_chain: KeyChain,
-        system_entries: SystemEntries,
+        statements: KeyStatements,
         notary: Notary,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
@@ -88,31 +105,23 @@ class KeyChanges:
         self._pool = pool
         self._keys = keys
         self._key_chain = key_chain
-        self._system_entries = system_entries
+        self._statements = statements
         self._notary = notary
         self._spawn = spawn
         self._wait_s = settings.write.timeout.total_seconds()
         self._changing = False
+        self._offline_root = offline_root(settings)
         self._recorded = asyncio.Event()
         """Set once the chain names the keys that the node started with."""
 
-    async def published(self) -> list[PublishedKey]:
-        """Every key that counts, or counted, in this ledger, oldest first.
+    async def published(self) -> PublishedKeys:
+        """Every key that counts, or counted, in this ledger, oldest first, and those that nobody has admitted.
 
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
         async with reading(self._pool) as connection:
-            return await published_keys(connection, self._key_chain, self._keys.own())
-
-    async def root_key_id(self) -> str | None:
-        """Id of the key that the ledger began with, None until the chain says.
-
-        Raises:
-            DatabaseUnavailableError: Postgres cannot be reached.
-        """
-        async with reading(self._pool) as connection:
-            return root_key_id(await self._key_chain.events(connection))
+            return await published_keys(connection, self._key_chain, self._keys.node_keys)
 
     # --- rotation ---------------------------------------------------------------------------------
 
@@ -161,10 +170,11 @@ class KeyChanges:
         is_one_key = keys.signer.key_id == keys.log_signer.key_id
         if log_key and is_one_key:
             raise InvalidInputError("one key signs snapshots and checkpoints here; rotate it without log_key")
-        old = keys.log_signer if log_key else keys.signer
+        old, own = keys.log_signer if log_key else keys.signer, keys.signers()
+        old_uri = keys.log_signer_uri if log_key else keys.signer_uri
         signer, uri = await asyncio.to_thread(self._new_signer, new_key_uri, log_key)
-        known = {item.key.key_id for item in await self.published()}
-        if signer.key_id in known:
+        history = await self._statements.history()
+        if signer.key_id in history.admitted.keys() | history.waiting.keys():
             raise KeyConflictError(f"key {signer.key_id} was used in this ledger before; give another one")
         log_signer, log_uri = keys.log_signer, keys.log_signer_uri
         if log_key or is_one_key:
@@ -179,8 +189,10 @@ class KeyChanges:
             if not log_key:
                 keys.signer, keys.signer_uri = signer, uri
             keys.log_signer, keys.log_signer_uri = log_signer, log_uri
-            keys.retired = [*keys.retired, Retired.by(signer, old.key_id, end_ms)]
+            retired = Retired.by(signer, old.key_id, end_ms, old_uri)
+            keys.retired = [*keys.retired, await self._vouched(retired, history, (old, *own))]
             await asyncio.to_thread(keys.store)
+            self._keys.not_admitted = admission_fault(history, self._key_chain.root, keys)
             log.info("key_rotated", key_id=signer.key_id, previous_key_id=old.key_id)
             # 4. The entry.
             recording = asyncio.ensure_future(self._record(keys))
@@ -243,25 +255,75 @@ class KeyChanges:
         await self._follow_up(self._keys.node_keys)
         self._recorded.set()
         await self._until_stored(self._mend_rows)
+        await self._follow_admission()
+
+    async def _follow_admission(self) -> None:
+        """Let the node sign as long as its keys count, and ask for their admission while they do not; for ever."""
+        while True:
+            try:
+                history = await self._statements.history()
+            except DatabaseUnavailableError:
+                history = None
+            fault = self._keys.not_admitted
+            if history is not None and (self._key_chain.fault is None or self._key_chain.is_of_another_root):
+                fault = admission_fault(history, self._key_chain.root, self._keys.node_keys)
+            if fault != self._keys.not_admitted:
+                self._keys.not_admitted = fault
+                if fault is None:
+                    log.info("keys_admitted", key_ids=[key.key_id for key in self._keys.own()])
+                    await self._until_stored(self._notary.log_key_changed)
+                else:
+                    log.warning("keys_not_admitted", error=fault)
+            await asyncio.sleep(ADMISSION_INTERVAL_S)
 
     async def _record(self, keys: NodeKeys) -> None:
         """Chain what ``_system`` does not say yet of the node's keys."""
-        async with reading(self._pool) as connection:
-            events = await self._key_chain.events(connection)
-        recorded = {(facts.get("key_id"), facts.get("previous_key_id")) for _, facts in events}
-        for item in keys.retired:
-            if (item.successor_id, item.key_id) not in recorded:
-                key = PublicKey.of(item.successor_pem)
-                facts = rotated_facts(key, self._node.node_id, item.key_id, item.not_after_ms or 0)
-                await self._enter(SystemAction.KEY_ROTATED, key.key_id, facts)
-        introduced = keys_of(events).keys() | {item.successor_id for item in keys.retired}
+        history = await self._statements.history()
+        # 1. The key that the ledger begins with.
+        if history.root_key_id is None and self._key_chain.root.key_id in (None, keys.signer.key_id):
+            await self._statements.enter(SystemAction.KEY_ADDED, root_facts(keys.signer.public_key, self._node.node_id))
+            history = await self._statements.history()
+        elif history.root_key_id is None and self._offline_root is not None:
+            await self._statements.enter(SystemAction.KEY_ADDED, root_facts(self._offline_root, None))
+            history = await self._statements.history()
+        # 2. Keys that took the place of others.
+        for number, item in enumerate(keys.retired):
+            if (item.successor_id, item.key_id) not in history.replaced:
+                if item.statement is None:
+                    old = await asyncio.to_thread(retired_signer, item, keys, self._settings.signing.read_pin)
+                    item = await self._vouched(item, history, [*([old] if old else []), *keys.signers()])
+                    keys.retired[number] = item
+                    await asyncio.to_thread(keys.store)
+                await self._statements.enter(SystemAction.KEY_ROTATED, self._facts_of(item))
+        # 3. Keys that are new. Where the key that the ledger began with is gone, there is nothing to add one to.
+        history = await self._statements.history()
+        if history.root_key_id is None:
+            log.error("keys_not_recorded", root_key_id=self._key_chain.root.key_id, fault=self._key_chain.fault)
+            return
+        introduced = history.admitted.keys() | history.waiting.keys() | {item.successor_id for item in keys.retired}
         for signer in keys.signers():
             if signer.key_id not in introduced:
                 facts = added_facts(signer.public_key, self._node.node_id)
-                await self._enter(SystemAction.KEY_ADDED, signer.key_id, facts)
+                facts = await self._statements.stated(SystemAction.KEY_ADDED, facts, history, keys.signers())
+                await self._statements.enter(SystemAction.KEY_ADDED, facts)
+        # 4. A chain without statements takes no change without one any more.
+        root = next((signer for signer in keys.signers() if signer.key_id == history.root_key_id), None)
+        if history.is_old_form and root is not None:
+            facts = added_facts(root.public_key, self._node.node_id)
+            facts = await self._statements.stated(SystemAction.KEY_ADMITTED, facts, history, (root,))
+            if key_statement.FIELD in facts:
+                await self._statements.enter(SystemAction.KEY_ADMITTED, facts)
 
-    async def _enter(self, action: SystemAction, key_id: str, facts: dict[str, object]) -> None:
-        await self._system_entries.record(action, store.SUBJECT_PREFIX + key_id, facts)
+    def _facts_of(self, item: Retired) -> dict[str, object]:
+        """What the chain is to say of a rotation."""
+        facts = rotated_facts(PublicKey.of(item.successor_pem), self._node.node_id, item.key_id, item.not_after_ms or 0)
+        return facts if item.statement is None else {**facts, key_statement.FIELD: item.statement}
+
+    async def _vouched(self, item: Retired, history: KeyHistory, signers: Sequence[Signer]) -> Retired:
+        """``item`` with the word of a key that may give it, if there is one."""
+        stated = await self._statements.stated(SystemAction.KEY_ROTATED, self._facts_of(item), history, signers)
+        statement = stated.get(key_statement.FIELD)
+        return replace(item, statement=statement if isinstance(statement, dict) else None)
 
     async def _record_late(self, recording: asyncio.Future[None], keys: NodeKeys) -> None:
         try:
@@ -292,7 +354,7 @@ class KeyChanges:
     async def _mend_rows(self) -> None:
         """Let the rows say at least what the chain says."""
         async with reading(self._pool) as connection, connection.transaction():
-            for item in await published_keys(connection, self._key_chain, self._keys.own()):
+            for item in (await published_keys(connection, self._key_chain, self._keys.node_keys)).admitted:
                 key = item.key
                 if key.not_after is not None:
                     await store.retire(connection, key.key_id, key.not_after)
@@ -306,53 +368,3 @@ class KeyChanges:
             except _TRY_AGAIN as error:
                 log.warning("key_change_delayed", error=str(error))
             await asyncio.sleep(RETRY_PAUSE_S)
-
-    # --- revocation -------------------------------------------------------------------------------
-
-    async def revoke(self, key_id: str, from_hlc: Hlc | None, reason: str | None) -> Hlc:
-        """Let nothing count that the key signed for ``from_hlc`` or later, from now on when none is given.
-
-        Returns:
-            From which HLC on it is revoked.
-
-        Raises:
-            NotFoundError: the ledger has no such key.
-            KeyConflictError: this node signs with it, or it is revoked from there on, or earlier, already.
-            ClockSkewError: ``from_hlc`` lies ahead.
-            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
-            DurabilityTimeoutError: it is in this node's log, and will count once Postgres answers.
-        """
-        known = {item.key.key_id: item.key for item in await self.published()}
-        key = known.get(key_id)
-        now_ms = time.time_ns() // 1_000_000
-        if key is None:
-            raise NotFoundError(f"there is no key {key_id} in this ledger")
-        if key_id in {own.key_id for own in self._keys.own()}:
-            raise KeyConflictError(f"this node signs with key {key_id}; rotate it first, then revoke it")
-        if from_hlc is not None and from_hlc.physical_ms > now_ms + self._node.clock.max_clock_skew_ms:
-            raise ClockSkewError(f"from_hlc {from_hlc} lies ahead; a key is revoked from now on or from earlier")
-        start = from_hlc or self._node.clock.tick(now_ms)
-        if key.revoked_from_hlc is not None and key.revoked_from_hlc <= start:
-            raise KeyConflictError(f"key {key_id} is revoked from HLC {key.revoked_from_hlc} on already")
-        facts = revoked_facts(key_id, self._node.node_id, start, reason)
-        recording = asyncio.ensure_future(self._record_revocation(key_id, start, reason, facts))
-        done, _ = await asyncio.wait((recording,), timeout=self._wait_s)
-        if not done:
-            self._spawn(_joined(recording))
-            raise DurabilityTimeoutError(f"key {key_id} will be revoked from HLC {start} on once Postgres answers")
-        recording.result()
-        return start
-
-    async def _record_revocation(self, key_id: str, start: Hlc, reason: str | None, facts: dict[str, object]) -> None:
-        await self._enter(SystemAction.KEY_REVOKED, key_id, facts)
-        log.warning("key_revoked", key_id=key_id, from_hlc=start.text())
-
-        async def write_row() -> None:
-            async with reading(self._pool) as connection:
-                await store.revoke(connection, key_id, start.text(), reason)
-
-        await self._until_stored(write_row)
-
-
-async def _joined(work: asyncio.Future[None]) -> None:
-    await work

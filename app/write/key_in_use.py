@@ -49,6 +49,8 @@ class KeyInUse:
         self.node_keys = keys
         self.fault: str | None = None
         """Why nothing is signed now, None while all is well."""
+        self.not_admitted: str | None = None
+        """Why nothing that the node signs would count, None while its keys are admitted; then it signs nothing."""
         self.highest_signed_ms = 0
         """Highest HLC time of what this process signed."""
         self._ended = ended
@@ -78,8 +80,8 @@ class KeyInUse:
         return [signer.public_key for signer in self.node_keys.signers()]
 
     def may_try(self) -> bool:
-        """Whether it is worth asking the signer: it has not just failed."""
-        return time.monotonic() >= self._try_again_s
+        """Whether it is worth asking the signer: its signature would count, and it has not just failed."""
+        return self.not_admitted is None and time.monotonic() >= self._try_again_s
 
     @asynccontextmanager
     async def signing(self) -> AsyncIterator[Signer]:
@@ -112,7 +114,7 @@ class KeyInUse:
             self._open.set()
 
     async def sign(self, work: Callable[[], Value]) -> Value:
-        """What ``work`` returns, which signs with the key that ``signing`` lent.
+        """What ``work`` returns, which signs with the key of snapshots, as ``signing`` lent it.
 
         Raises:
             SignerAwayError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
@@ -128,6 +130,20 @@ class KeyInUse:
                 raise self._failed(reason) from error
         self._clear_fault()
         return signed
+
+    async def sign_with(self, signer: Signer, work: Callable[[], Value]) -> Value:
+        """What ``work`` returns, which signs with ``signer``, whether that is in use or not.
+
+        Raises:
+            SigningUnavailableError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
+        """
+        if isinstance(signer, FileSigner):
+            return work()
+        async with self._one_at_a_time:
+            try:
+                return await self._in_thread(work)
+            except TimeoutError as error:
+                raise SigningUnavailableError(f"the signer gave no answer in {SIGN_TIMEOUT_S:g} s") from error
 
     async def check_window(self, connection: Connection, signer: Signer, hlc: Hlc) -> None:
         """Refuse a key whose published window does not have ``hlc``; in the transaction that stores what it signed.
@@ -154,7 +170,7 @@ class KeyInUse:
 
     def _refuse_early(self) -> None:
         if not self.may_try():
-            raise SignerAwayError(self.fault or "the signer has just failed")
+            raise SignerAwayError(self.not_admitted or self.fault or "the signer has just failed")
         if self._hanging is not None and self._hanging.is_alive():
             raise self._failed("the signer still owes the answer to an earlier question")
         self._hanging = None

@@ -154,6 +154,9 @@ class Notary:
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
             self.last_error = None
+            if self._keys.not_admitted is not None:
+                # What it signed would count for nothing, and stand in the place of what another node signs.
+                continue
             overdue = self._overdue()
             due = self._take_due(overdue)
             failed = await self._follow_all(sorted(due))
@@ -364,6 +367,8 @@ class Notary:
         """
         if not self._sign_snapshots:
             raise SigningUnavailableError("chain.sign_snapshots is off on this node")
+        if self._keys.not_admitted is not None:
+            raise SignerAwayError(self._keys.not_admitted)
         tenant = self._memory.of(tenant_id)
         target_seq = tenant.head_seq
         async with self._signing(tenant), self._pool.acquire() as connection:

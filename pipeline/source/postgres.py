@@ -28,6 +28,8 @@ from pipeline.source.pieces import (
     Times,
     cut,
 )
+from signing.key_entries import named_keys
+from signing.keys import Keyring
 
 TIMED_ROWS_MAX: Final = 4 * ROWS_A_PIECE
 """Entries of a time range looked at to find the seqs it lies in; a longer one is read from all pieces."""
@@ -178,6 +180,10 @@ class OpenPostgres:
         """The newest checkpoint that was signed for a tenant's log, as stored; None before the first."""
         rows = self._connection.rows(statements.checkpoint(tenant_id))
         return rows[0][0] if rows else None
+
+    def named_keys(self) -> Keyring | None:
+        """The keys that the chain of ``_system`` names, with which no signature is good; None without a root."""
+        return named_keys(self._connection.rows(statements.about_keys(self._types)))
 
     def read_facts(self, tenants: Collection[str]) -> None:
         """Have those of many tenants at hand at once."""

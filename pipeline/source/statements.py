@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from ledger.events import SYSTEM_TENANT
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import INTEGERS
 from pipeline.source.pieces import SEQ_MAX, SEQ_MIN, Piece, Times
+from signing.key_entries import AFTER_SUBJECTS, SUBJECT_PREFIX
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
@@ -229,6 +231,15 @@ def entries(types: Types, piece: Piece, columns: Sequence[str]) -> str:
     return (
         f"SELECT {select_list(types, LOG, columns)} FROM {LOG} WHERE tenant_id = {literal(piece.tenant_id)}"
         f" AND {LOG}.seq >= {first} AND {LOG}.seq <= {last}{_within(piece.times)} ORDER BY {LOG}.seq, {LOG}.ctid"
+    )
+
+
+def about_keys(types: Types) -> str:
+    """The entries of ``_system`` about keys, by seq."""
+    return (
+        f"SELECT {select_list(types, LOG, ENTRY_COLUMNS)} FROM {LOG} WHERE tenant_id = {literal(SYSTEM_TENANT)}"
+        f' AND {LOG}.job_id::text COLLATE "C" >= {literal(SUBJECT_PREFIX)}'
+        f' AND {LOG}.job_id::text COLLATE "C" < {literal(AFTER_SUBJECTS)} ORDER BY {LOG}.seq, {LOG}.ctid'
     )
 
 

@@ -28,6 +28,7 @@ from pipeline.verify import jobs as comparing
 from pipeline.verify.folding import FoldChains, PlannedChain
 from pipeline.verify.ranges import CheckRanges, read_jobs
 from pipeline.verify.task_rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_in
+from signing.key_entries import without_trust
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def verify(
         spark: the session.
         place: where they are: a database. For archives see ``verify_archive``, for bundles ``verify_bundles``.
         tenants: whose, by default all.
-        keyring: keys to judge signatures with; without it none is judged.
+        keyring: keys to judge signatures with; without it those that the ledger names, with which none is good.
         checkpoints: by tenant, tree heads kept elsewhere, which the chain must extend.
         rows_a_piece: entries that a task checks.
         passed: counts entries that were checked.
@@ -160,9 +161,13 @@ def verify(
         is_left_over = facts.head is None and facts.last is None
         kept = (checkpoints or {}).get(tenant, ())
         ends[tenant] = Ends(tenant, facts.head, facts.tree, kept, is_left_over=is_left_over)
-    checked = check_chains(spark, pieces, ends, keyring=keyring, with_jobs=True, passed=passed)
+    ring = keyring if keyring is not None else place.named_keys()
+    checked = check_chains(spark, pieces, ends, keyring=ring, with_jobs=True, passed=passed)
     duration_ms = (time.perf_counter() - began_s) * 1000
     objects = [checked.verdicts[tenant].to_json(duration_ms) for tenant in ends]
+    if keyring is None:
+        for told in objects:
+            without_trust(told["verdicts"])
     return Verified(spark, objects, checked.found)
 
 

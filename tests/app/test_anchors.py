@@ -17,7 +17,10 @@ import httpx
 import pytest
 
 from ledger.errors import ConfigurationError
+from ledger.hlc import Hlc
+from signing import key_file, key_statement
 from signing.checkpoint import open_checkpoint
+from signing.key_history import revoked_facts
 from signing.keys import Keyring
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
@@ -202,15 +205,22 @@ async def test_what_does_not_hold_is_reported_and_never_trusted(
     ]
 
 
+@pytest.mark.parametrize(("later_ms", "status"), [(1, "ok"), (0, "not_checked")])
 async def test_what_was_stamped_before_a_key_was_revoked_still_counts(
-    client: httpx.AsyncClient, superuser: asyncpg.Connection
+    client: httpx.AsyncClient, stamped: Any, later_ms: int, status: str
 ) -> None:
     await write(client, 3)
     (stamp, *_) = await until(lambda: stamped_to(client, 3), "the checkpoint is stamped")
     seen_ms = int(datetime.fromisoformat(stamp["time"]).timestamp() * 1000)
-    for revoked_ms, status in ((seen_ms + 1, "ok"), (seen_ms, "not_checked")):
-        await superuser.execute("UPDATE scheduler.signing_keys SET revoked_from_hlc = $1", f"{revoked_ms}:0:node")
-        assert [each["status"] for each in (await verdict_of(client))["anchors"]] == [status]
+    # The key in use revokes itself, as whoever holds it may.
+    signer, from_hlc = key_file.load(stamped.signing_key_uri), Hlc(seen_ms + later_ms, 0, "node")
+    (listed,) = (await client.get("/v1/keys")).json()["keys"]
+    facts = revoked_facts(signer.key_id, (await client.get("/v1/node")).json()["node_id"], from_hlc, None)
+    after = key_statement.Anchor(**listed["introduced_by"])
+    said = key_statement.sign("KEY_REVOKED", facts, signer.key_id, after, signer)["statement"]
+    body = {"from_hlc": from_hlc.text(), "statement": said}
+    (await client.post(f"/v1/keys/{signer.key_id}/revoke", json=body)).raise_for_status()
+    assert [each["status"] for each in (await verdict_of(client))["anchors"]] == [status]
 
 
 async def test_the_anchors_of_another_tenant_anchor_nothing(

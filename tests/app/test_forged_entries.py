@@ -14,6 +14,7 @@ from ledger.chain import Linker
 from ledger.errors import SigningUnavailableError
 from ledger.merkle import leaf_hash
 from ledger.tiles import TileTree
+from tests.app.admitting import admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created
@@ -104,6 +105,7 @@ async def test_an_entry_forged_into_a_chain_the_node_has_not_written_yet_is_not_
     service: Service, run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(make_settings("other")) as other:
+        await admit_service(service, other)
         await write(other, "acme")
         await other.notary.sign_now("acme")
         await forge(superuser, "acme", service.node.node_id)

@@ -25,6 +25,7 @@ from signing import key_file
 from signing.checkpoint import open_checkpoint
 from signing.keys import ECDSA_P256, Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
+from tests.app.admitting import admit_node
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
@@ -254,7 +255,7 @@ def switch_keys(settings: Settings, end_ms: int | None) -> str:
     (folder,) = [path.parent for path in settings.wal_dir.glob("*/keys")]
     keys = node_keys.open_keys(folder, settings)
     new = key_file.generate(settings.data_dir / "keys" / "signing-1.pem")
-    keys.retired = [Retired.by(new, keys.signer.key_id, end_ms)]
+    keys.retired = [Retired.by(new, keys.signer.key_id, end_ms, keys.signer_uri)]
     keys.signer = keys.log_signer = new
     keys.signer_uri = keys.log_signer_uri = new.path.name
     keys.store()
@@ -486,6 +487,7 @@ async def test_a_node_whose_key_another_one_revoked_chains_on_and_signs_again_on
     run_server: RunServer, make_settings: MakeSettings, chains: Chains
 ) -> None:
     async with run_server(make_settings("one")) as one, run_server(make_settings("two")) as two:
+        await admit_node(one, two)
         await add_jobs(one, 2)
         await sign(one)
         (stolen,) = [
@@ -502,6 +504,8 @@ async def test_a_node_whose_key_another_one_revoked_chains_on_and_signs_again_on
         assert stolen in ready.json()["checks"]["signing"]["detail"]
 
         await rotate(one)
+        assert problem(await one.post("/v1/snapshots", json={"tenant_id": "acme"})) == (503, "signing-unavailable")
+        await admit_node(two, one)
         await sign(one)
         assert (await one.get("/readyz")).json()["checks"]["signing"]["ok"]
         for client in (one, two):
@@ -522,5 +526,5 @@ async def test_entries_from_before_the_key_are_signed_as_well(
     await service.notary.sign_now("acme")
 
     row = await superuser.fetchrow("SELECT dsse_envelope FROM scheduler.batch_snapshot WHERE tenant_id = 'acme'")
-    ring = Keyring(item.key for item in await service.key_changes.published())
+    ring = Keyring(item.key for item in (await service.key_changes.published()).admitted)
     assert open_snapshot(row["dsse_envelope"], ring).verdict == "ok"

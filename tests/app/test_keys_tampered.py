@@ -10,11 +10,13 @@ import pytest
 
 from app.ended_keys import EndedKeys
 from app.key_chain import KeyChain
+from app.root_key import RootKey
 from app.write.checkpoints import CheckpointFolder
 from ledger import canonical, chain, merkle
 from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_history import added_facts
+from tests.app.admitting import admit_node, waiting_keys
 from tests.app.chain_builder import insert
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
@@ -167,17 +169,17 @@ async def test_rows_of_the_table_that_hold_together_count_only_as_the_tree_that_
 
     async def said_with(root: bytes) -> tuple[list[str], str | None]:
         note = sign_checkpoint(Checkpoint("log.example/_system", 2501, root), log_key)
-        chain = KeyChain(lambda _tenant: note, EndedKeys(tmp_path))
+        chain = KeyChain(lambda _tenant: note, EndedKeys(tmp_path), RootKey(tmp_path))
         async with pool.acquire() as connection:
-            events = await chain.events(connection)
-        return [str(facts["key_id"]) for _, facts in events], chain.fault
+            history = await chain.history(connection)
+        return list(history.admitted), chain.fault
 
     assert await said_with(root) == ([added.key_id], None)
     events, fault = await said_with(bytes(32))
     assert (events, "not those that this node signed" in str(fault)) == ([], True)
 
 
-async def test_an_entry_that_follows_the_checkpoint_counts_until_another_one_takes_its_place(
+async def test_an_entry_that_follows_the_checkpoint_introduces_a_key_and_does_not_admit_it(
     run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains, tmp_path: Path
 ) -> None:
     added = key_file.generate(tmp_path / "added.pem")
@@ -193,7 +195,11 @@ async def test_an_entry_that_follows_the_checkpoint_counts_until_another_one_tak
             seq + 1,
             new_link,
         )
-        assert added.key_id in await keys_of(client)
+        assert list(await waiting_keys(client)) == [added.key_id]
+        assert added.key_id not in await keys_of(client)
+        await forge(superuser, client, added)
+        verdict = await verdict_of(client)
+        assert (verdict["verdicts"]["signatures"], verdict["first_break"]["actual"]) == ("unknown_key", added.key_id)
         await edit(
             superuser,
             f"DELETE FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = {seq + 1}",
@@ -201,7 +207,7 @@ async def test_an_entry_that_follows_the_checkpoint_counts_until_another_one_tak
             f" head_hlc = (SELECT t_hlc FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = {seq})"
             " WHERE tenant_id = '_system'",
         )
-        assert added.key_id not in await keys_of(client)
+        assert await waiting_keys(client) == {}
         assert (await client.get("/readyz")).json()["checks"]["keys"]["ok"]
 
 
@@ -246,6 +252,7 @@ async def test_a_key_that_was_seen_revoked_signs_nothing_whatever_its_row_says(
     await add_jobs(client, 1)
     own = signer_of(await sign(client))
     async with run_server(make_settings("two")) as other:
+        await admit_node(client, other)
         assert (await other.post(f"/v1/keys/{own}/revoke", json={})).status_code == 200
     assert (await keys_of(client))[own]["revoked_from_hlc"] is not None
     await superuser.execute("UPDATE scheduler.signing_keys SET revoked_from_hlc = NULL")

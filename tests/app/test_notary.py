@@ -25,6 +25,7 @@ from signing.note import VerifierKey
 from signing.note import parse as parse_note
 from signing.public_key import PublicKey
 from signing.snapshot import open_snapshot
+from tests.app.admitting import admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created
@@ -303,6 +304,7 @@ async def test_two_nodes_that_sign_the_same_tenant_make_one_gapless_row_of_snaps
 ) -> None:
     chain = {"batch_size": 7, "batch_interval": "100ms"}
     async with run_node(make_settings("one", chain=chain)) as one, run_node(make_settings("two", chain=chain)) as two:
+        await admit_service(one, two)
 
         async def write_many(service: Service) -> None:
             for _ in range(40):
@@ -534,6 +536,7 @@ async def test_a_node_keeps_a_checkpoint_of_what_it_chained_even_when_another_no
 ) -> None:
     slow = make_settings("slow", chain={"checkpoint_interval": "4s"})
     async with run_node(slow) as node, run_node(make_settings("quick")) as quick:
+        await admit_service(node, quick)
         await write(node, "acme", 1)
         await until(lambda: node._started.checkpoints.size("acme") == 1, "the checkpoint is kept")
         await write(node, "acme", 1)

@@ -18,6 +18,8 @@ from app.main import listening, running
 from app.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.service import Service
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
+from signing import key_file
+from tests.app.admitting import admit_by_hand, admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
@@ -165,6 +167,7 @@ async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_
         await write(service, 1, tenant_id="other")
     older = await back_up()
     async with run_node(settings) as service:
+        await admit_by_hand(service, key_file.load(make_settings("other").signing_key_uri))
         await write(service, 1, 2)
     lost = await rows(database)
     await assert_refused(run_node, settings, older)
@@ -180,6 +183,7 @@ async def test_a_wal_that_lacks_rows_of_another_node_stores_nothing_until_bundle
         await write(service, 1)
     older = await back_up()
     async with run_node(one) as first, run_node(two) as second:
+        await admit_service(first, second)
         await write(second, 2)
         await write(first, 3)
     bundles = tmp_path / "bundles"
@@ -294,6 +298,7 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
 ) -> None:
     two = make_settings("two")
     async with run_node(settings) as service, run_node(two) as second:
+        await admit_service(service, second)
         await write(service, 1, 2)
         await write(second, 1, tenant_id="untouched")
         with pytest.raises(LedgerError):

@@ -15,6 +15,7 @@ from app import lost_wal
 from app.config import Settings
 from app.start import start_node
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
+from signing import key_file
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import LOCAL, created
@@ -324,7 +325,7 @@ async def test_what_lies_beside_the_wal_is_passed_over_or_refused_by_name(
 
 
 async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, tmp_path: Path
 ) -> None:
     settings = make_settings()
     async with run_node(settings) as service:
@@ -332,11 +333,18 @@ async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(
         kept = wal_folder(settings) / "checkpoints" / "acme"
         await until(kept.exists, "the checkpoint is kept")
         old = kept.read_text()
-    (settings.data_dir / "keys" / "signing.pem").unlink()
-    async with run_node(settings) as service:
+    new = key_file.generate(settings.data_dir / "keys" / "new.pem")
+    changed = make_settings(signing={"key_uri": f"file:{new.path}"})
+    async with run_node(changed) as service:
         await write(service, 2)
         await until(lambda: kept_size(settings) == 2, "a new checkpoint is kept")
     key_hash, old_key_hash = (note.split()[-1][:5] for note in (kept.read_text(), old))
     assert key_hash != old_key_hash
     about_keys = [entry for entry in await chains.sound("_system") if entry["job_id"].startswith("key:")]
     assert [entry["action"] for entry in about_keys] == ["KEY_ADDED", "KEY_ROTATED"]
+    # Without the file of the key that signed, nobody can vouch for the next one: the node chains and says so.
+    new.path.unlink()
+    async with run_node(make_settings(signing={"key_uri": f"file:{tmp_path}/third.pem"})) as service:
+        await write(service, 3)
+        assert "tally keys admit" in str(service.keys.not_admitted)
+        assert kept_size(settings) == 2

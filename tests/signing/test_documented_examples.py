@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 
 from ledger import canonical, private_fields
-from signing import envelope
+from signing import envelope, key_statement
 from signing.checkpoint import open_checkpoint
 from signing.cosignature import WitnessKey, cosignatures_of
 from signing.data_key import DataKey
@@ -28,12 +28,22 @@ def documented_ring() -> Keyring:
 
 
 def test_the_forms_of_a_key_are_forms_of_one_key() -> None:
-    pem, verifier_key, saved = examples("keys.md")
+    pem, verifier_key, saved = examples("keys.md")[:3]
     (key,) = documented_ring()
     assert key.public_key_pem == pem
     assert VerifierKey.parse(verifier_key.strip()).public_key.key_id == key.key_id
     assert documented_ring().to_json() == json.loads(saved)
     assert documented_ring().log_verifier_keys == (verifier_key.strip(),)
+
+
+def test_the_statement_about_a_key_is_by_the_root_and_about_what_is_shown() -> None:
+    stored, shown = (json.loads(text) for text in examples("keys.md")[3:5])
+    (root,) = documented_ring()
+    statement = key_statement.read({**shown["facts"], "statement": stored})
+    assert statement is not None
+    assert (statement.signer_id, statement.after._asdict()) == (root.key_id, shown["after"])
+    assert statement.payload == canonical.encode(shown)
+    assert statement.holds(shown["action"], {**shown["facts"], "statement": stored}, root.key_id, root)
 
 
 def test_the_snapshot_verifies_and_its_payload_and_digest_are_as_shown() -> None:

@@ -1,0 +1,57 @@
+"""Admitting the keys of a further node as an operator does: from the list, by a node that is admitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from app.service import Service
+from signing import key_statement
+from signing.key_file import FileSigner
+from tests.app.chains import until
+
+
+async def waiting_keys(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
+    """The keys that nobody has admitted, by id."""
+    return {key["key_id"]: key for key in (await client.get("/v1/keys")).json()["not_admitted"]}
+
+
+async def is_admitted(client: httpx.AsyncClient) -> bool:
+    """Whether what this node signs counts."""
+    return bool((await client.get("/readyz")).json()["checks"]["admission"]["ok"])
+
+
+async def admit_node(by: httpx.AsyncClient, node: httpx.AsyncClient) -> None:
+    """Let the keys of ``node`` be admitted by the node that ``by`` talks to; on return ``node`` signs."""
+    node_id = (await node.get("/v1/node")).json()["node_id"]
+
+    async def its_keys() -> list[str]:
+        return [key_id for key_id, key in (await waiting_keys(by)).items() if key["node_id"] == node_id]
+
+    await until(lambda: is_admitted(by), "the node that admits is admitted")
+    for key_id in await until(its_keys, "the node's key is in the chain"):
+        answer = await by.post(f"/v1/keys/{key_id}/admit", json={})
+        assert answer.status_code == 200, answer.text
+    await until(lambda: is_admitted(node), "the node knows that it is admitted")
+
+
+async def admit_service(by: Service, node: Service) -> None:
+    """The same of nodes in this process."""
+    for key_id in await until(lambda: _waiting_of(node), "the node's key is in the chain"):
+        await by.key_authority.admit(key_id, None)
+    await until(lambda: node.keys.not_admitted is None, "the node knows that it is admitted")
+
+
+async def admit_by_hand(node: Service, root: FileSigner) -> None:
+    """The same without another node: by its root key, on the new node itself."""
+    for key_id in await until(lambda: _waiting_of(node), "the node's key is in the chain"):
+        (waiting,) = [item for item in (await node.key_changes.published()).waiting if item.key.key_id == key_id]
+        said = key_statement.sign("KEY_ADMITTED", waiting.facts, root.key_id, waiting.introduced.at, root)
+        await node.key_authority.admit(key_id, said[key_statement.FIELD])
+    await until(lambda: node.keys.not_admitted is None, "the node knows that it is admitted")
+
+
+async def _waiting_of(node: Service) -> list[str]:
+    own = {key.key_id for key in node.keys.own()}
+    return [item.key.key_id for item in (await node.key_changes.published()).waiting if item.key.key_id in own]

@@ -1,0 +1,270 @@
+"""Which keys count, by what the entries of ``_system`` say: admitted, never self-introduced."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ledger.events import SystemAction
+from ledger.hlc import Hlc
+from signing import envelope, key_file, key_statement
+from signing.key_file import FileSigner
+from signing.key_history import KeyEvent, KeyHistory, added_facts, history_of, revoked_facts, root_facts, rotated_facts
+from signing.key_statement import FIELD, Anchor
+
+ADDED, ADMITTED = SystemAction.KEY_ADDED, SystemAction.KEY_ADMITTED
+ROTATED, REVOKED = SystemAction.KEY_ROTATED, SystemAction.KEY_REVOKED
+
+Keys = Mapping[str, FileSigner]
+Said = dict[str, Any] | None
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    """Keys by name."""
+    folder = tmp_path_factory.mktemp("keys")
+    return {name: key_file.generate(folder / f"{name}.pem") for name in ("root", "one", "two", "thief", "late")}
+
+
+class Entries:
+    """The entries about keys of one ledger; entry n has the HLC n seconds."""
+
+    def __init__(self, name: str = "ledger") -> None:
+        self._name = name
+        self.events: list[KeyEvent] = []
+
+    @classmethod
+    def beginning_with(cls, root: FileSigner, name: str = "ledger") -> Entries:
+        entries = cls(name)
+        entries.add(ADDED, root_facts(root.public_key, "node-0"))
+        return entries
+
+    def add(self, action: str, facts: dict[str, Any], by: FileSigner | None = None, said: Said = None) -> KeyEvent:
+        """One more entry; ``by`` vouches for it, for what ``said`` says otherwise than the entry."""
+        seq = len(self.events) + 1
+        if by is not None:
+            facts = {**facts, FIELD: self.statement(action, facts, by, said or {})}
+        link = hashlib.sha256(f"{self._name}/{seq}".encode()).hexdigest()
+        event = KeyEvent(Anchor(seq, link), Hlc(seq * 1000, 0, "n"), action, {"type": action, **facts})
+        self.events.append(event)
+        return event
+
+    def statement(self, action: str, facts: dict[str, Any], by: FileSigner, said: dict[str, Any]) -> object:
+        root_id = said.get("root_key_id", self.history().root_key_id)
+        after = said.get("after", self.events[-1].at)
+        return key_statement.sign(said.get("action", action), said.get("facts", facts), root_id, after, by)[FIELD]
+
+    def history(self) -> KeyHistory:
+        return history_of(self.events)
+
+    def admitted(self, keys: Keys) -> list[str]:
+        """Names of the keys that count."""
+        return [name for name, key in keys.items() if key.key_id in self.history().admitted]
+
+
+def facts_of(key: FileSigner) -> dict[str, Any]:
+    return added_facts(key.public_key, "node-1")
+
+
+def test_the_first_key_is_the_root_and_another_counts_once_the_root_admits_it(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]))
+    assert entries.admitted(keys) == ["root"]
+    assert list(entries.history().waiting) == [keys["one"].key_id]
+
+    entries.add(ADMITTED, entries.history().waiting[keys["one"].key_id].facts, keys["root"])
+
+    history = entries.history()
+    assert (history.root_key_id, entries.admitted(keys)) == (keys["root"].key_id, ["root", "one"])
+    assert history.admitted[keys["one"].key_id].admitted_by == keys["root"].key_id
+    assert history.waiting == {}
+    assert history.authorities == {keys["root"].key_id, keys["one"].key_id}
+
+    entries.add(ADDED, facts_of(keys["two"]), keys["one"])
+    assert entries.admitted(keys) == ["root", "one", "two"]
+
+
+@pytest.mark.parametrize("by", ["thief", "two"])
+def test_a_key_vouches_neither_for_itself_nor_for_another_while_nobody_has_admitted_it(keys: Keys, by: str) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["two"]))
+    entries.add(ADDED, root_facts(keys["thief"].public_key, "node-x"), keys[by])
+    entries.add(ADMITTED, facts_of(keys["thief"]), keys[by])
+    entries.add(ROTATED, rotated_facts(keys["thief"].public_key, "node-x", keys["root"].key_id, 1), keys[by])
+    entries.add(REVOKED, revoked_facts(keys["root"].key_id, "node-x", Hlc(1, 0, "n"), None), keys[by])
+    history = entries.history()
+    assert entries.admitted(keys) == ["root"]
+    assert history.authorities == {keys["root"].key_id}
+    root = history.keys()[keys["root"].key_id]
+    assert (root.not_after, root.revoked_from_hlc) == (None, None)
+
+
+def test_what_has_no_statement_neither_admits_nor_ends_nor_revokes(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    entries.add(ADMITTED, facts_of(keys["thief"]))
+    entries.add(ROTATED, rotated_facts(keys["thief"].public_key, "node-x", keys["one"].key_id, 1))
+    entries.add(REVOKED, revoked_facts(keys["one"].key_id, "node-x", Hlc(1, 0, "n"), None))
+    one = entries.history().keys()[keys["one"].key_id]
+    assert (entries.admitted(keys), one.not_after, one.revoked_from_hlc) == (["root", "one"], None, None)
+
+
+@pytest.mark.parametrize("field", ["key_id", "public_key_pem", "node_id", "algorithm"])
+def test_a_statement_about_one_key_does_not_admit_another(keys: Keys, field: str) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    other = {**facts_of(keys["one"]), "node_id": "another", "algorithm": "other"}
+    vouched = {**facts_of(keys["thief"]), field: other[field]}
+    entries.add(ADDED, facts_of(keys["thief"]), keys["root"], {"facts": vouched})
+    assert entries.admitted(keys) == ["root"]
+
+
+@pytest.mark.parametrize("said", [{"action": ROTATED}, {"root_key_id": "0" * 16}, {"after": Anchor(1, "ab" * 32)}])
+def test_a_statement_counts_for_one_change_in_one_ledger(keys: Keys, said: dict[str, Any]) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["thief"]), keys["root"], said)
+    assert entries.admitted(keys) == ["root"]
+
+
+def test_a_statement_from_another_ledger_with_the_same_root_key_says_nothing(keys: Keys) -> None:
+    other = Entries.beginning_with(keys["root"], "other")
+    statement = other.add(ADDED, facts_of(keys["thief"]), keys["root"]).facts[FIELD]
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, {**facts_of(keys["thief"]), FIELD: statement})
+    assert (other.admitted(keys), entries.admitted(keys)) == (["root", "thief"], ["root"])
+
+
+def test_a_statement_names_no_entry_that_comes_later(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    later = Anchor(3, hashlib.sha256(b"ledger/3").hexdigest())
+    entries.add(ADDED, facts_of(keys["thief"]), keys["root"], {"after": later})
+    entries.add(ADDED, facts_of(keys["one"]))
+    assert entries.admitted(keys) == ["root"]
+
+
+def test_a_key_that_another_took_the_place_of_admits_nobody_whatever_the_time_of_the_entry(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    ends_ms = 10_000_000
+    entries.add(ROTATED, rotated_facts(keys["one"].public_key, "node-0", keys["root"].key_id, ends_ms), keys["root"])
+    entries.add(ADDED, facts_of(keys["thief"]), keys["root"])
+    assert entries.admitted(keys) == ["root", "one"]
+    root = entries.history().keys()[keys["root"].key_id]
+    assert root.refusal(Hlc(ends_ms, 0, "n")) is None
+    assert "expired" in str(root.refusal(Hlc(ends_ms + 1, 0, "n")))
+    entries.add(ADDED, facts_of(keys["two"]), keys["one"])
+    assert entries.admitted(keys) == ["root", "one", "two"]
+
+
+def test_a_revoked_key_admits_nobody_and_what_it_admitted_from_its_revocation_on_is_undone(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    entries.add(ADDED, facts_of(keys["two"]), keys["one"])
+    stolen = entries.add(ADDED, facts_of(keys["thief"]), keys["one"])
+    entries.add(REVOKED, revoked_facts(keys["one"].key_id, "node-0", stolen.hlc, "stolen"), keys["root"])
+    entries.add(ADDED, facts_of(keys["late"]), keys["one"])
+    entries.add(ADDED, facts_of(keys["late"]), keys["thief"])
+    assert entries.admitted(keys) == ["root", "one", "two"]
+    assert set(entries.history().waiting) == {keys["thief"].key_id, keys["late"].key_id}
+    assert entries.history().authorities == {keys["root"].key_id, keys["two"].key_id}
+
+    # What was undone may be admitted again, by one that may.
+    entries.add(ADMITTED, entries.history().waiting[keys["thief"].key_id].facts, keys["two"])
+    assert keys["thief"].key_id in entries.history().authorities
+
+
+def test_a_node_that_rotated_may_revoke_its_stolen_key_from_before_and_still_counts(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ROTATED, rotated_facts(keys["one"].public_key, "node-0", keys["root"].key_id, 9000), keys["root"])
+    entries.add(REVOKED, revoked_facts(keys["root"].key_id, "node-0", Hlc(1, 0, "n"), "stolen"), keys["one"])
+    assert entries.admitted(keys) == ["root", "one"]
+    assert entries.history().authorities == {keys["one"].key_id}
+    assert entries.history().keys()[keys["root"].key_id].revoked_from_hlc == Hlc(1, 0, "n")
+
+
+def test_of_several_revocations_the_earliest_counts_and_none_is_taken_back(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    for physical_ms in (5000, 3000, 9000):
+        facts = revoked_facts(keys["one"].key_id, "node-0", Hlc(physical_ms, 0, "n"), None)
+        entries.add(REVOKED, facts, keys["root"])
+    entries.add(ADMITTED, facts_of(keys["one"]), keys["root"])
+    assert entries.history().keys()[keys["one"].key_id].revoked_from_hlc == Hlc(3000, 0, "n")
+    assert entries.history().authorities == {keys["root"].key_id}
+
+
+def test_an_admission_of_a_rotation_that_nobody_vouched_for_ends_the_previous_key_too(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    entries.add(ROTATED, rotated_facts(keys["two"].public_key, "node-1", keys["one"].key_id, 5000))
+    assert entries.history().keys()[keys["one"].key_id].not_after is None
+    entries.add(ADMITTED, entries.history().waiting[keys["two"].key_id].facts, keys["root"])
+    history = entries.history()
+    assert history.keys()[keys["one"].key_id].not_after is not None
+    assert history.authorities == {keys["root"].key_id, keys["two"].key_id}
+
+
+# --- chains begun before there were statements ----------------------------------------------------------
+
+
+def old_form(keys: Keys) -> Entries:
+    """A ledger as earlier versions left it: one node that rotated, a second one, a revocation."""
+    entries = Entries()
+    entries.add(ADDED, facts_of(keys["root"]))
+    entries.add(ADDED, facts_of(keys["two"]))
+    entries.add(ROTATED, rotated_facts(keys["one"].public_key, "node-0", keys["root"].key_id, 5000))
+    entries.add(REVOKED, revoked_facts(keys["two"].key_id, "node-0", Hlc(7000, 0, "n"), None))
+    return entries
+
+
+def test_in_an_old_chain_only_the_root_counts_and_ends_and_revocations_hold(keys: Keys) -> None:
+    entries = old_form(keys)
+    history = entries.history()
+    assert (entries.admitted(keys), set(history.waiting)) == (["root"], {keys["one"].key_id, keys["two"].key_id})
+    assert history.is_old_form
+    assert history.keys()[keys["root"].key_id].not_after is not None
+
+
+def test_the_root_of_an_old_chain_admits_what_it_knows_though_another_took_its_place_to_sign(keys: Keys) -> None:
+    entries = old_form(keys)
+    for waiting in entries.history().waiting.values():
+        entries.add(ADMITTED, waiting.facts, keys["root"])
+    history = entries.history()
+    assert (entries.admitted(keys), history.is_old_form) == (["root", "one", "two"], False)
+    assert history.keys()[keys["two"].key_id].revoked_from_hlc == Hlc(7000, 0, "n")
+    assert keys["one"].key_id in history.authorities
+    assert keys["two"].key_id not in history.authorities
+
+
+def test_from_its_first_statement_on_an_old_chain_takes_no_revocation_without_one(keys: Keys) -> None:
+    entries = old_form(keys)
+    entries.add(ADMITTED, facts_of(keys["root"]), keys["root"])
+    entries.add(REVOKED, revoked_facts(keys["root"].key_id, "node-x", Hlc(1, 0, "n"), None))
+    assert entries.history().keys()[keys["root"].key_id].revoked_from_hlc is None
+
+
+# --- rows that somebody wrote ---------------------------------------------------------------------------
+
+
+def test_facts_of_any_shape_are_passed_over(keys: Keys) -> None:
+    good = facts_of(keys["one"])
+    signed = {**good, FIELD: Entries.beginning_with(keys["root"]).statement(ADDED, good, keys["root"], {})}
+    statement: Any = signed[FIELD]
+    shapes: list[Any] = [None, 1, "x", [], {}, {"payload": 1}, {**statement, "signatures": []}]
+    shapes += [{**statement, "signatures": statement["signatures"] * 2}, {**statement, "payloadType": "x"}]
+    shapes += [envelope.sign(text, keys["root"], key_statement.PAYLOAD_TYPE) for text in (b"", b"[]", b'{"after":1}')]
+    shapes += [{**statement, "signatures": [{"keyid": "", "sig": statement["signatures"][0]["sig"]}]}]
+    for shape in shapes:
+        entries = Entries.beginning_with(keys["root"])
+        for action in (ADDED, ADMITTED, ROTATED, REVOKED):
+            entries.add(action, {**good, FIELD: shape})
+            entries.add(action, {FIELD: shape})
+            entries.add(action, {"key_id": shape, "public_key_pem": shape, "previous_key_id": shape, FIELD: shape})
+        assert entries.admitted(keys) == ["root"], shape
+    for facts in ({}, {"key_id": "x"}, {**good, "public_key_pem": 5}, {**good, "algorithm": None}):
+        entries = Entries()
+        entries.add(ADDED, facts)
+        assert entries.history().root_key_id is None
+        entries.add(ADDED, root_facts(keys["root"].public_key, None))
+        assert entries.admitted(keys) == ["root"]
