@@ -6,10 +6,15 @@
 -- tallystick_owner    owns schema and tables; `tally migrate` logs in as it (TALLY_MIGRATE_URL)
 -- tallystick_service  what the service may do; has no login
 -- tallystick          the service's login (TALLY_DATABASE_URL), a member of tallystick_service; owns nothing
+-- auditor             who verifies with --dsn: reads what verification needs, writes nothing, and reads neither the secret
+--                     of session tokens, nor the wrapped keys of private fields, nor what answers a repeated request.
+--                     Made when TALLY_AUDITOR_PASSWORD is set. What it may read is granted once the tables are there: run
+--                     this file again after the first `tally migrate`.
 
 \set ON_ERROR_STOP on
 \getenv owner_password TALLY_OWNER_PASSWORD
 \getenv service_password TALLY_SERVICE_PASSWORD
+\getenv auditor_password TALLY_AUDITOR_PASSWORD
 \if :{?owner_password}
 \else
 DO $$ BEGIN RAISE EXCEPTION 'TALLY_OWNER_PASSWORD is not set'; END $$;
@@ -30,3 +35,23 @@ GRANT tallystick_service TO tallystick;
 SELECT format('ALTER DATABASE %I OWNER TO tallystick_owner', current_database())
 \gexec
 COMMIT;
+
+\if :{?auditor_password}
+BEGIN;
+SELECT 'CREATE ROLE auditor' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'auditor')
+\gexec
+ALTER ROLE auditor LOGIN PASSWORD :'auditor_password';
+ALTER ROLE auditor SET default_transaction_read_only = on;
+SELECT format('GRANT CONNECT ON DATABASE %I TO auditor', current_database())
+\gexec
+SELECT 'GRANT USAGE ON SCHEMA scheduler TO auditor' WHERE to_regnamespace('scheduler') IS NOT NULL
+\gexec
+SELECT format('GRANT SELECT ON scheduler.%I TO auditor', name)
+  FROM unnest(ARRAY[
+         'alembic_version', 'batch_snapshot', 'chain_heads', 'checkpoint_cosignature', 'checkpoint_timestamp', 'jobs',
+         'ledger_identity', 'log_entries', 'merkle_head', 'merkle_tile', 'scheduler_log', 'signing_keys'
+       ]) AS name
+ WHERE to_regclass(format('scheduler.%I', name)) IS NOT NULL
+\gexec
+COMMIT;
+\endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -11,13 +12,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncpg
+import httpx
 import pytest
 from alembic.script import ScriptDirectory
 from structlog.testing import capture_logs
 
+from app.config import load_settings
 from app.embedded import EmbeddedPostgres
 from app.embedded_account import find_package
 from app.embedded_cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
+from app.main import listening, running
 from app.store.migrate import migrate
 from app.store.schema_version import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
@@ -154,7 +158,7 @@ async def bare(own_server: EmbeddedPostgres) -> AsyncIterator[asyncpg.Connection
     """The superuser on a server that has none of our roles, and an empty database."""
     connection = await asyncpg.connect(own_server.superuser_url("postgres"))
     await connection.execute(f"DROP DATABASE {DATABASE} WITH (FORCE)")
-    for role in (SERVICE, SERVICE_GROUP, OWNER):
+    for role in (SERVICE, SERVICE_GROUP, OWNER, "auditor"):
         await connection.execute(f"DROP ROLE IF EXISTS {role}")
     await connection.execute(f"CREATE DATABASE {DATABASE} TEMPLATE template0")
     yield connection
@@ -210,3 +214,56 @@ async def test_the_roles_file_gives_owner_and_service_what_they_need(own_server:
         assert await service.fetchval("SELECT count(*) FROM scheduler.scheduler_log") == 0
     finally:
         await service.close()
+
+
+UNREADABLE = ("bundle_import", "idempotency", "private_fields", "privacy_state", "session_secret", "subject_keys")
+"""Secrets, and what verification has no need of."""
+
+
+def ran(*command: str | Path) -> str:
+    """What a verifying command says, once it has found everything in order."""
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("bare")
+async def test_an_auditor_verifies_and_can_neither_write_nor_read_secrets(
+    own_server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    passwords = {f"TALLY_{name}_PASSWORD": name.lower() for name in ("OWNER", "SERVICE", "AUDITOR")}
+    assert run_roles_sql(own_server, **passwords) == ""
+    address = own_server.superuser_url().split("@")[1]
+    await asyncio.to_thread(migrate, f"postgresql://{OWNER}:owner@{address}")
+    assert run_roles_sql(own_server, **passwords) == ""
+    settings = load_settings(data_dir=tmp_path / "node", port=0)
+    async with (
+        running(settings, f"postgresql://{SERVICE}:service@{address}") as (_, parts),
+        listening(parts) as (url, _),
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        (await client.post("/v1/jobs", json={"tenant_id": "acme"})).raise_for_status()
+        for tenant in ("acme", "_system"):
+            (await client.post("/v1/snapshots", json={"tenant_id": tenant})).raise_for_status()
+        keys = tmp_path / "keys.json"
+        keys.write_text((await client.get("/v1/keys")).text)
+
+    dsn = f"postgresql://auditor:auditor@{address}"
+    verified = ("--dsn", dsn, "--keys", keys, "--json")
+    assert json.loads(await asyncio.to_thread(ran, "app.cli", "verify", "-t", "acme", *verified))["valid"]
+    by_spark = json.loads(await asyncio.to_thread(ran, "pipeline", "verify", *verified, "--master", "local[1]"))
+    assert [each["valid"] for each in by_spark["tenants"]] == [True, True]
+
+    auditor = await asyncpg.connect(dsn)
+    await auditor.execute("SET default_transaction_read_only = off")
+    try:
+        tables = await auditor.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'scheduler'")
+        for (table,) in tables:
+            for write in (f"DELETE FROM scheduler.{table}", f"INSERT INTO scheduler.{table} DEFAULT VALUES"):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await auditor.execute(write)
+        for table in UNREADABLE:
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await auditor.fetch(f"SELECT FROM scheduler.{table}")
+    finally:
+        await auditor.close()
