@@ -8,6 +8,9 @@ from typing import Any
 
 import structlog
 
+from app.store.faults import DATABASE_FAULTS
+from ledger.errors import DatabaseUnavailableError
+
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
 
@@ -21,6 +24,11 @@ async def kept_running(work: Callable[[], Coroutine[Any, Any, None]], *, pause_f
         try:
             await work()
             return
+        except DATABASE_FAULTS as error:
+            # An outage: where in the driver it was met says nothing.
+            log.warning("task_delayed", error=f"{type(error).__name__}: {error}", retry_in_s=pause_s)
+        except DatabaseUnavailableError as error:
+            log.warning("task_delayed", error=str(error), retry_in_s=pause_s)
         except Exception as error:
             # Rows and files that somebody edited may hold anything; the trace says what was not foreseen.
             log.error("task_failed", exc_info=error, retry_in_s=pause_s)

@@ -342,6 +342,7 @@ def _reported_checks(
         "keys": lambda: started.key_chain.fault,
         "breaks": breaks.fault,
         "tenants": lambda: _named("set apart, their chains are damaged", service.node.damaged),
+        "locks": lambda: _named("not chained, another session keeps their rows locked", service.node.locked),
         "privacy": lambda: (
             knowledge.keys.fault
             or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)

@@ -125,6 +125,8 @@ class Node:
     """Why this node takes no writes any more: a poisoned WAL, a fence, a database that went back."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Tenants whose chain this node cannot extend, and why (``app.write.quarantine``)."""
+    locked: dict[str, str] = field(default_factory=dict)
+    """Tenants whose rows another session keeps locked, and why they wait (``app.write.quarantine``)."""
     unsigned: dict[str, str] = field(default_factory=dict)
     """Tenants whose rows this node does not sign any further, and why."""
     shutting_down: bool = False

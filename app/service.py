@@ -92,7 +92,7 @@ class Service:
         self.job_index = JobIndex()
         lookups = EdgeLookups(pool)
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
-        self.quarantine = Quarantine(started.folder, self.node.damaged, started.held)
+        self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
         self.writer = self._open_writer(started)
         self.node.written_lsn = lambda: self.writer.written_lsn
         self.keys = KeyInUse(started.keys, started.key_chain.ended, self.metrics)

@@ -139,6 +139,7 @@ async def find_wal(
         log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))
 
     # 5. what is gone, and was accepted as gone
+    _list_waiting(folder, node_id, held, recovered, chained_lsn)
     lost += _give_up_held(held, recovered, node_id, accept_lost_wal=accept_lost_wal)
     if recovered.first_lsn > chained_lsn + 1:
         if not accept_lost_wal and not restoring:
@@ -157,6 +158,25 @@ async def find_wal(
     if kept_lsn == chained_lsn:
         chained_lsn = last_lsn
     return FoundWal(folder, node_id, known, is_given_up, recovered, chained_lsn, kept_lsn, last_lsn, lost, held)
+
+
+def _list_waiting(
+    folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Recovered, chained_lsn: int
+) -> None:
+    """Name the records one by one that waited for a lock, of which only the first is listed."""
+    waiting = {tenant_id: damage for tenant_id, damage in held.items() if damage.from_lsn is not None}
+    first_lsns = [damage.from_lsn for damage in waiting.values() if damage.from_lsn is not None]
+    for damage in waiting.values():
+        assert damage.from_lsn is not None
+        damage.lsns |= {damage.from_lsn} if damage.from_lsn <= chained_lsn else set()
+    first_lsn, last_lsn = max([recovered.first_lsn, min(first_lsns, default=0)]), min(chained_lsn, recovered.last_lsn)
+    if waiting and first_lsn <= last_lsn:
+        for entry in wal_reader.read(folder, first_lsn, node_id, last_lsn):
+            listed = waiting.get(record.decode(entry.payload).tenant_id)
+            if listed is not None and listed.from_lsn is not None and entry.lsn >= listed.from_lsn:
+                listed.lsns.add(entry.lsn)
+    for damage in waiting.values():
+        damage.from_lsn = None
 
 
 def _give_up_held(

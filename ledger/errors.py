@@ -229,6 +229,10 @@ class StoredTreeError(SigningUnavailableError):
     """The stored Merkle tree is not that of its chain; it is made again before anything more is signed."""
 
 
+class StoredTreeBehindError(StoredTreeError):
+    """The stored Merkle tree is shorter than one that this node signed, as after a restore of the database."""
+
+
 class ChainDamagedError(LedgerError):
     """Stored rows of one tenant are not what they must be: what hangs on them is neither extended nor shown.
 

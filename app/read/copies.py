@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from app.read.consistency import Promise, ReadLevel, UnfitError
 from app.read.replicas import Judge, Look, Replicas, Source
 from app.store import reads
-from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TooStaleError
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError, SessionNotCaughtUpError, TooStaleError
 
 if TYPE_CHECKING:
     from app.node import Node
@@ -33,15 +33,21 @@ class Copies:
         self._replicas = replicas
 
     def check_whole(self, tenant_id: str, promise: Promise) -> None:
-        """Refuse a read of a damaged tenant whose promise covers writes that may be held back.
+        """Refuse a read of a tenant whose promise covers writes that were passed over when others were chained: it is
+        damaged, or its rows are locked. To be asked before a read, and again once it waited for what is promised.
 
         Raises:
-            ChainDamagedError: what the chain shows need not have them.
+            ChainDamagedError, SessionNotCaughtUpError: what the chain shows need not have them.
         """
-        reason = self._node.damaged.get(tenant_id)
         level = promise.level
-        if reason is not None and (level is ReadLevel.STRONG or (promise.tokens and level is ReadLevel.SESSION)):
+        if level is not ReadLevel.STRONG and not (promise.tokens and level is ReadLevel.SESSION):
+            return
+        if (reason := self._node.damaged.get(tenant_id)) is not None:
             raise ChainDamagedError(tenant_id, reason)
+        if (reason := self._node.locked.get(tenant_id)) is not None:
+            raise SessionNotCaughtUpError(
+                f"tenant {tenant_id} has writes that are not chained yet: {reason}; try again"
+            )
 
     def asked_of(self, promise: Promise) -> tuple[Sequence[tuple[str, int]], str]:
         """What a look has to ask its snapshot for, so that a judge can judge it: arguments of ``reads.seen``."""

@@ -70,6 +70,7 @@ class JobReader:
                 return state, await reads.creations(connection, of_tenant, job_id, others) if others else []
 
         (state, others), source = await self._copies.read(look, promise)
+        self._copies.check_whole(of_tenant, promise)
         if state is None:
             at = "" if as_of is None else " at that time"
             raise JobNotFoundError(f"tenant {of_tenant} has no job {job_id}{at}{_behind(source)}")
@@ -106,6 +107,7 @@ class JobReader:
                 return page if exists else None
 
         page, source = await self._copies.read(look, promise)
+        self._copies.check_whole(tenant_id, promise)
         if page is None:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
         states = await self._revealing.states(tenant_id, [state_of(tenant_id, state) for state in page.states])
@@ -130,6 +132,7 @@ class JobReader:
                 return (events, more) if exists else None
 
         found, source = await self._copies.read(look, promise)
+        self._copies.check_whole(tenant_id, promise)
         if found is None:
             raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}{_behind(source)}")
         events, more = found

@@ -25,6 +25,9 @@ LOG_COLUMNS = ("tenant_id", *ENTRY_COLUMNS)
 
 MERGED_JOB_COLUMNS = ("tenant_id", *JOB_COLUMNS)
 
+LOCK_TIMEOUT_S = 2.0
+"""Longest that a chaining transaction waits for a row: nodes and imports hold one for a fraction of that."""
+
 _LINK = re.compile(r"[0-9a-f]{64}")
 
 _ADVANCE_AND_LOCK = """
@@ -126,6 +129,7 @@ async def connect(
         url, timeout=5, command_timeout=statement_timeout_s
     )
     await connection.execute(f"SET idle_in_transaction_session_timeout = '{idle_in_transaction_max_s:g}s'")
+    await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S:g}s'")
     return connection
 
 
@@ -150,6 +154,35 @@ async def advance_and_lock(
     heads = {row["tenant_id"]: ChainHead(*row[1:]) for row in rows}
     passed = heads.pop(None).seq == 1
     return heads if passed else None
+
+
+async def locked_tenants(
+    connection: Connection, tenant_ids: Sequence[str], jobs: Sequence[tuple[str, str]]
+) -> set[str]:
+    """Which of these tenants have their head, or the row of one of these (tenant, job id), locked by another session
+    now. Nothing stays locked."""
+    rows = await connection.fetch(
+        """
+        WITH free_heads AS MATERIALIZED (
+            SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) FOR UPDATE SKIP LOCKED
+        ), free_jobs AS MATERIALIZED (
+            SELECT j.tenant_id, j.job_id
+              FROM unnest($2::text[], $3::text[]) AS wanted(tenant_id, job_id)
+              JOIN scheduler.jobs j USING (tenant_id, job_id) FOR UPDATE OF j SKIP LOCKED
+        )
+        SELECT h.tenant_id FROM scheduler.chain_heads h
+         WHERE h.tenant_id = ANY($1::text[]) AND h.tenant_id NOT IN (SELECT tenant_id FROM free_heads)
+        UNION
+        SELECT j.tenant_id
+          FROM unnest($2::text[], $3::text[]) AS wanted(tenant_id, job_id)
+          JOIN scheduler.jobs j USING (tenant_id, job_id)
+         WHERE (j.tenant_id, j.job_id) NOT IN (SELECT tenant_id, job_id FROM free_jobs)
+        """,
+        tenant_ids,
+        [tenant_id for tenant_id, _ in jobs],
+        [job_id for _, job_id in jobs],
+    )
+    return {row["tenant_id"] for row in rows}
 
 
 async def create_heads(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:

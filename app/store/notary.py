@@ -203,6 +203,8 @@ async def insert_snapshot(connection: Connection, row: Sequence[object]) -> dict
     ``row`` is (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count,
     merkle_root, dsse_envelope).
     """
+    # Whoever keeps the head locked must not keep the notary from all others.
+    await connection.execute("SET LOCAL lock_timeout = '1s'")
     await connection.execute("SELECT FROM scheduler.chain_heads WHERE tenant_id = $1 FOR UPDATE", row[0])
     inserted = await connection.fetchrow(
         """
@@ -217,6 +219,12 @@ async def insert_snapshot(connection: Connection, row: Sequence[object]) -> dict
         *row,
     )
     return dict(inserted) if inserted is not None else None
+
+
+async def tree_size(connection: Connection, tenant_id: str) -> int:
+    """Size that the tenant's stored tree says it has, 0 when there is none."""
+    size = await connection.fetchval("SELECT tree_size FROM scheduler.merkle_head WHERE tenant_id = $1", tenant_id)
+    return size if isinstance(size, int) else 0
 
 
 async def tree_sizes(connection: Connection) -> dict[str, int]:

@@ -6,7 +6,7 @@ A receipt is made from the event as it was entered, or from what the chain holds
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import orjson
 
@@ -16,6 +16,7 @@ from app.store.idempotency import ChainedLine
 from app.write.backlog import Pending
 from app.write.keyed_entry import check_lines, gone
 from app.write.linking import event_refused
+from app.write.quarantine import Quarantine
 from app.write.requests import BatchReceipt, Draft, Receipt, RequestKey
 from ledger.errors import DurabilityTimeoutError, EventRefusedError
 from ledger.events import Durability, SystemAction
@@ -55,16 +56,30 @@ class Answers:
             shared = pending is None or pending.idempotency is not None
             return await outcome_within(outcome, self._write_timeout_s, shared=shared)
         except DurabilityTimeoutError as error:
-            achieved = Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
-            raise DurabilityTimeoutError(
-                f"{level.name} was not reached: {error}. The event is in the log of this node at LSN {lsn}; "
-                "send the same Idempotency-Key again to learn its outcome",
-                job_id=pending.job_id if pending else None,
-                hlc=pending.hlc.text() if pending else None,
-                epoch=node.epoch,
-                lsn=lsn,
-                achieved=achieved,
-            ) from None
+            raise self._late(level, str(error), lsn, pending) from None
+
+    async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
+        """Return once none of these tenants waits for a lock: records of theirs were passed over when others were
+        chained, and are chained by then.
+
+        Raises:
+            DurabilityTimeoutError: one still waits; names ``last``.
+        """
+        if not await quarantine.unlocked(tenant_ids, self._write_timeout_s):
+            lsn = last.lsn if last else self._node.durable.lsn
+            raise self._late(Durability.GLOBAL, "another session keeps rows of the tenant locked", lsn, last)
+
+    def _late(self, level: Durability, why: str, lsn: int, pending: Pending | None) -> DurabilityTimeoutError:
+        node = self._node
+        return DurabilityTimeoutError(
+            f"{level.name} was not reached: {why}. The event is in the log of this node at LSN {lsn}; "
+            "send the same Idempotency-Key again to learn its outcome",
+            job_id=pending.job_id if pending else None,
+            hlc=pending.hlc.text() if pending else None,
+            epoch=node.epoch,
+            lsn=lsn,
+            achieved=Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE,
+        )
 
     async def finish(self, pending: Pending, draft: Draft, fence_token: int) -> Receipt:
         """The receipt of an entered event, once it has reached its level.

@@ -28,6 +28,8 @@ SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as
 a row in the way of an entry, a    the tenant is set apart and its events are held back (app.write.quarantine);
 head that is not as left, fewer    all others go on: the fence, which held, says that the database did not go back
 rows stored than were sent
+rows that another session keeps    the tenant is passed over, its records wait in memory and, by where they begin, in
+locked for LOCK_TIMEOUT_S          held.json; they are chained once the rows are free, all others meanwhile
 anything else                      again, with growing pauses, for as long as it takes
 =================================  ==============================================================
 """
@@ -76,6 +78,8 @@ BATCH_BYTES_MAX = 8 << 20
 COLLECT_S = 0.02
 """How long records that nobody waits for come together before they are chained: a transaction costs as much as linking
 and storing a hundred of them."""
+LOCKED_RETRY_S = 0.5
+"""How often it is looked whether locked rows are free again."""
 RETRY_PAUSE_FIRST_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
 STATEMENT_TIMEOUT_S = 60.0
@@ -131,6 +135,7 @@ class Appender:
         self._work = asyncio.Event()
         self._drained = asyncio.Event()
         self._collecting: asyncio.TimerHandle | None = None
+        self._try_locked_at_s = 0.0
         self.database_error: str | None = None
         """Why the last attempt failed, None while all is well."""
 
@@ -153,6 +158,7 @@ class Appender:
             while True:
                 await self._work.wait()
                 self._work.clear()
+                await self._try_locked()
                 if batch := self._peek(0):
                     await self._chain(batch)
                     self.wake()
@@ -230,8 +236,55 @@ class Appender:
     def _set_apart(self, tenant_id: str, reason: str) -> None:
         self._quarantine.begin(tenant_id, reason, self._heads.get(tenant_id), self._backlog)
 
+    # --- tenants whose rows are locked ------------------------------------------------------------
+
+    async def _found_locked(self, batch: Sequence[Pending]) -> bool:
+        """Whether another session keeps rows of some tenants of ``batch`` locked; they are passed over from now on."""
+        try:
+            locked = await self._locked_of([each for each in batch if each.tenant_id not in self._quarantine])
+        except DATABASE_FAULTS as error:
+            self._retry_later(error)
+            return False
+        for tenant_id in sorted(locked):
+            reason = "another session keeps its row of scheduler.chain_heads or scheduler.jobs locked (see pg_locks)"
+            self._quarantine.begin_wait(tenant_id, reason, self._backlog)
+            self._try_locked_soon()
+        return bool(locked)
+
+    async def _locked_of(self, batch: Sequence[Pending]) -> set[str]:
+        tenants = {pending.tenant_id for pending in batch}
+        tenants |= {begun for pending in batch if (begun := tenant_begun_by(pending))}
+        jobs = {(pending.tenant_id, pending.job_id) for pending in batch}
+        locked = await chaining.locked_tenants(await self._connected(), sorted(tenants), sorted(jobs))
+        return locked & {pending.tenant_id for pending in batch}
+
+    def _try_locked_soon(self) -> None:
+        self._try_locked_at_s = time.monotonic() + LOCKED_RETRY_S
+        asyncio.get_running_loop().call_later(LOCKED_RETRY_S, self._work.set)
+
+    async def _try_locked(self) -> None:
+        """Chain what waits of the tenants whose lock is gone."""
+        if not self._quarantine.locked or time.monotonic() < self._try_locked_at_s:
+            return
+        for tenant_id in sorted(self._quarantine.locked):
+            batch = self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+            try:
+                if await self._locked_of(batch):
+                    continue
+            except DATABASE_FAULTS as error:
+                self._retry_later(error)
+                break
+            del self._quarantine.locked[tenant_id]
+            while batch and tenant_id not in self._quarantine.locked:
+                await self._chain(batch)
+                batch = self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+            if tenant_id not in self._quarantine.locked:
+                await self._quarantine.end_wait(tenant_id)
+        if self._quarantine.locked:
+            self._try_locked_soon()
+
     def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
-        self._backlog.drop(len(batch))
+        self._backlog.drop(batch, self._quarantine.locked)
         self._is_returning = linked.is_returning
         for tenant_id, t_hlc, lsn in linked.conflicts:
             log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
@@ -242,6 +295,8 @@ class Appender:
         self._on_chained(linked)
         for pending, outcome in zip(batch, linked.outcomes, strict=True):
             future = pending.outcome
+            if pending.tenant_id in self._quarantine.locked:
+                continue
             if isinstance(outcome, EventRefusedError | IdempotencyReusedError):
                 pending.refusal = outcome
                 log.error("event_refused", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
@@ -283,6 +338,10 @@ class Appender:
             except ChainDamagedError as error:
                 self._set_apart(error.tenant_id, error.reason)
                 continue
+            except asyncpg.LockNotAvailableError as error:
+                if await self._found_locked(batch):
+                    continue
+                self._retry_later(error)
             except asyncpg.PostgresError as error:
                 if chaining.is_record_fault(error):
                     raise
@@ -402,7 +461,7 @@ class Appender:
                 linkers=self._linkers,
                 chained=chained,
                 refused_sqlstate=refused_sqlstate,
-                held_back=self._quarantine.held_back if self._quarantine else None,
+                held_back=self._quarantine.outcome_of if self._quarantine else None,
             )
         if not self._is_returning:
             self._start_ahead(batch, linked)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, takewhile
 
 from app.store.growth import ChainPosition
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
@@ -86,11 +86,13 @@ class Backlog:
         self.entries_max = entries_max
         self.bytes_max = max(BYTES_MAX_MIN, entries_max * BYTES_MAX_PER_ENTRY)
         self._queue: deque[Pending] = deque()
+        self._aside: dict[str, deque[Pending]] = {}
+        """By tenant, events that were passed over until its rows can be locked, in LSN order."""
         self._reserved = 0
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + sum(map(len, self._aside.values()))
 
     def is_due(self, entries: int, size_bytes: int) -> bool:
         """Whether it holds so many entries or bytes, or is half full."""
@@ -109,10 +111,10 @@ class Backlog:
             raise RequestTooLargeError(
                 f"the request makes {entries} entries; wal.backlog_max_entries is {self.entries_max}: send fewer"
             )
-        free = self.entries_max - len(self._queue) - self._reserved
+        free = self.entries_max - len(self) - self._reserved
         if entries > free:
             raise WalFullError(
-                f"{len(self._queue)} events wait to be chained and {entries} more do not fit within "
+                f"{len(self)} events wait to be chained and {entries} more do not fit within "
                 f"{self.entries_max}; try again once the database has caught up"
             )
         self._reserved += entries
@@ -146,21 +148,46 @@ class Backlog:
 
     def peek(self, committed_lsn: int, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
         """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""
-        batch: list[Pending] = []
-        size = 0
-        for pending in islice(self._queue, skip, None):
-            if pending.lsn > committed_lsn or len(batch) == entries_max:
-                break
-            size += len(pending.payload)
-            if batch and size > bytes_max:
-                break
-            batch.append(pending)
-        return batch
+        committed = takewhile(lambda pending: pending.lsn <= committed_lsn, islice(self._queue, skip, None))
+        return _within(committed, entries_max, bytes_max)
 
-    def drop(self, entries: int) -> None:
-        """Forget the first ``entries`` events: they are chained."""
-        for _ in range(entries):
-            self._bytes -= len(self._queue.popleft().payload) + BYTES_AROUND_PAYLOAD
+    def peek_aside(self, tenant_id: str, entries_max: int, bytes_max: int) -> list[Pending]:
+        """The first events of a tenant that were passed over, in LSN order, within both bounds; one if any is left."""
+        return _within(self._aside.get(tenant_id, ()), entries_max, bytes_max)
+
+    def drop(self, batch: Sequence[Pending], keep: Container[str]) -> None:
+        """Forget these events, the first of the queue or of those passed over of one tenant: they are chained. Events
+        of tenants in ``keep`` were passed over, and stay."""
+        tenant_id = batch[0].tenant_id
+        aside = self._aside.get(tenant_id)
+        if aside and aside[0] is batch[0]:
+            if tenant_id not in keep:
+                for pending in batch:
+                    self._forget(pending, aside)
+                if not aside:
+                    del self._aside[tenant_id]
+            return
+        for pending in batch:
+            if pending.tenant_id in keep:
+                self._aside.setdefault(pending.tenant_id, deque()).append(self._queue.popleft())
+            else:
+                self._forget(pending, self._queue)
+
+    def _forget(self, pending: Pending, queue: deque[Pending]) -> None:
+        gone = queue.popleft()
+        assert gone is pending
+        self._bytes -= len(pending.payload) + BYTES_AROUND_PAYLOAD
 
     def __iter__(self) -> Iterator[Pending]:
-        return iter(self._queue)
+        return chain(*self._aside.values(), self._queue)
+
+
+def _within(events: Iterable[Pending], entries_max: int, bytes_max: int) -> list[Pending]:
+    batch: list[Pending] = []
+    size = 0
+    for pending in events:
+        size += len(pending.payload)
+        if len(batch) == entries_max or (batch and size > bytes_max):
+            break
+        batch.append(pending)
+    return batch

@@ -15,7 +15,7 @@ from app.store import notary as store
 from app.store.notary import GrownTree, LinkRow, LockedTree
 from ledger import merkle, tiles
 from ledger.entry_check import ENTRY_COLUMNS, EntryChecker
-from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeError
+from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeBehindError, StoredTreeError
 from ledger.tiles import TileTree
 from ledger.verdict import Findings
 from signing import checkpoint, note
@@ -37,12 +37,15 @@ async def extended_tree(connection: Connection, stored: LockedTree, kept: str | 
     """The stored tree, proved to extend that of ``kept``, the newest checkpoint this node signed.
 
     Raises:
+        StoredTreeBehindError: it is shorter.
         StoredTreeError: it does not, or cannot be read.
     """
     size, anchor = stored.tree_size, _anchor(kept)
+    if anchor is not None and isinstance(size, int) and size < anchor.size:
+        raise StoredTreeBehindError(
+            f"the stored tree of tenant {stored.tenant_id} has size {size}, this node signed one of size {anchor.size}"
+        )
     try:
-        if anchor is not None and size < anchor.size:
-            raise ProofError(f"it has size {size}, this node signed one of size {anchor.size}")
         wanted = {*tiles.right_edge(size), *tiles.root_tiles(size), *tiles.root_tiles(anchor.size if anchor else 0)}
         found = await store.read_tiles(connection, stored.tenant_id, wanted)
         if anchor is not None and tiles.root_at(anchor.size, _getter(found)) != anchor.root:

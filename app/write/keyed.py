@@ -69,6 +69,8 @@ class KeyedRequests:
         self._in_flight: dict[RequestName, KeyedRequest] = {}
         self._entered: deque[KeyedRequest] = deque()
         """Those in flight that have been entered, about in LSN order."""
+        self._passed_over: list[KeyedRequest] = []
+        """Those in flight whose tenant waits for a lock, until none does."""
         self._recovered: dict[RequestName, list[Pending]] = {}
         self._recovered_lsn = 0
 
@@ -147,12 +149,20 @@ class KeyedRequests:
             )
 
     def _prune(self) -> None:
-        """Forget requests that the table knows by now."""
-        chained_lsn = self._node.chained.lsn
-        if self._recovered and self._recovered_lsn <= chained_lsn:
+        """Forget requests that the table knows by now. Records of tenants that wait for a lock were passed over."""
+        chained_lsn, locked = self._node.chained.lsn, self._node.locked
+        if self._recovered and self._recovered_lsn <= chained_lsn and not locked:
             self._recovered.clear()
+        if self._passed_over and not locked:
+            for request in self._passed_over:
+                self._forget(request)
+            self._passed_over.clear()
         while self._entered and self._entered[0].last_lsn <= chained_lsn:
-            self._forget(self._entered.popleft())
+            request = self._entered.popleft()
+            if any(tenant_id in locked for tenant_id, *_ in request.names):
+                self._passed_over.append(request)
+            else:
+                self._forget(request)
 
     def _first_in_flight(self, names: Sequence[RequestName]) -> KeyedRequest | None:
         """A request that shares a name with those; any will do, the caller asks again."""

@@ -111,7 +111,7 @@ def link_batch(
     linkers: dict[str, Linker],
     chained: Mapping[str, Chained] | None = None,
     refused_sqlstate: str | None = None,
-    held_back: Callable[[Pending], HeldBackError] | None = None,
+    held_back: Callable[[Pending], HeldBackError | None] | None = None,
 ) -> LinkedBatch:
     """Chain ``batch`` onto ``heads``.
 
@@ -125,7 +125,7 @@ def link_batch(
         chained: when some of the batch came into the chain by another way, what stands there, by tenant and HLC.
         refused_sqlstate: when given, the batch is one event that Postgres refused with this code, and
             a REFUSED entry takes its place.
-        held_back: makes the outcome of events whose tenant has no head in ``heads``: its chain is damaged.
+        held_back: makes the outcome of events whose tenant has no head in ``heads``: its chain is damaged, or locked.
     """
     linked = LinkedBatch(last_lsn=batch[-1].lsn)
     keys_in_batch = linked.winners

@@ -40,7 +40,14 @@ from app.write.own_entries import OwnEntries
 from app.write.snapshotter import Snapshotter
 from app.write.tenant_memory import FollowedTenant, TenantMemory
 from app.write.tree_follower import TreeFollower
-from ledger.errors import ChainBrokenError, LedgerError, SignerAwayError, SigningUnavailableError, StoredTreeError
+from ledger.errors import (
+    ChainBrokenError,
+    LedgerError,
+    SignerAwayError,
+    SigningUnavailableError,
+    StoredTreeBehindError,
+    StoredTreeError,
+)
 from ledger.names import is_readable_tenant
 
 SNAPSHOTS_PER_TURN = 20
@@ -254,7 +261,6 @@ class Notary:
         """Make the stored trees of these tenants again from their chains, each in a transaction of its own."""
         for name in names:
             tenant = self._tenants[name]
-            log.error("stored_tree_damaged", tenant_id=name, done="it is made again from the chain")
             try:
                 async with self._signing(tenant), self._pool.acquire() as connection:
                     await self._trees.make_again(connection, name)
@@ -265,6 +271,7 @@ class Notary:
             except Exception as error:
                 self._note_fault(name, unforeseen(name, error))
             else:
+                log.info("stored_tree_made_again", tenant_id=name)
                 tenant.tree = None
                 tenant.is_tree_damaged, tenant.is_kept = False, False
                 self._grown.add(name)
@@ -341,7 +348,10 @@ class Notary:
     def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
         """One tenant could not be followed or signed."""
         if isinstance(error, StoredTreeError):
-            log.error("stored_tree_damaged", tenant_id=tenant_id, error=str(error))
+            if isinstance(error, StoredTreeBehindError):
+                log.info("stored_tree_behind", tenant_id=tenant_id, found=str(error))
+            else:
+                log.error("stored_tree_damaged", tenant_id=tenant_id, error=str(error))
             self.mend(tenant_id)
         elif isinstance(error, ChainBrokenError):
             if self._node.unsigned.get(tenant_id) != str(error):

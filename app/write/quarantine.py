@@ -1,15 +1,20 @@
 """Tenants whose chain this node cannot extend, and the events of theirs that wait in its WAL until it can.
 
+A tenant whose rows another session keeps locked is not damaged: its records wait in memory as well, in their order, and
+are chained once the lock is gone, by this process. Only where they begin is listed, as ``from_lsn``: from there on
+every record of the tenant is looked up by a start.
+
 A damaged tenant must stop neither the node nor any other tenant. Its records are passed over when the rest of the
 log is chained, and listed in ``<wal folder>/held.json``, replaced by temp file, fsync, rename and directory fsync::
 
-    {"version": 1, "tenants": {"acme": {"reason": "…", "seen": [41, "64 hex digits"], "lsns": [17, 18, 23]}}}
+    {"version": 2, "tenants": {"acme": {"reason": "…", "seen": [41, "64 hex digits"], "lsns": [17, 18, 23]},
+                               "beta": {"reason": "…", "seen": null, "lsns": [], "from_lsn": 20}}}
 
 ``seen`` is the end of the chain as this node last saw it whole, null when it never did.
 
 Invariants::
 
-    a record at or below chained_lsn is chained, or its LSN is in the file
+    a record at or below chained_lsn is chained, or its LSN is in the file, or at or above its tenant's from_lsn
     a record whose LSN is in the file is in the WAL
 
 So the file is written before ``chained_lsn`` passes a record, and no segment is removed that holds one of them. A
@@ -33,7 +38,7 @@ from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
 from wal.segment import store_file, sync_folder
 
 NAME = "held.json"
-VERSION = 1
+VERSION = 2
 
 log = structlog.get_logger()
 
@@ -45,6 +50,8 @@ class TenantDamage:
     reason: str
     seen: tuple[int, str] | None
     lsns: set[int] = field(default_factory=set)
+    from_lsn: int | None = None
+    """Where the records begin that wait for a lock, None when none does."""
 
 
 def load(wal_folder: Path) -> dict[str, TenantDamage]:
@@ -56,10 +63,15 @@ def load(wal_folder: Path) -> dict[str, TenantDamage]:
     path = wal_folder / NAME
     try:
         content = orjson.loads(path.read_bytes())
-        if content["version"] != VERSION:
+        if content["version"] not in (1, VERSION):
             raise ValueError(f"version {content['version']} is not known")
         return {
-            tenant_id: TenantDamage(str(item["reason"]), _seen(item["seen"]), set(map(_lsn, item["lsns"])))
+            tenant_id: TenantDamage(
+                str(item["reason"]),
+                _seen(item["seen"]),
+                set(map(_lsn, item["lsns"])),
+                None if item.get("from_lsn") is None else _lsn(item["from_lsn"]),
+            )
             for tenant_id, item in content["tenants"].items()
         }
     except FileNotFoundError:
@@ -79,7 +91,12 @@ def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
     path = wal_folder / NAME
     if damages:
         tenants = {
-            tenant_id: {"reason": damage.reason, "seen": damage.seen, "lsns": sorted(damage.lsns)}
+            tenant_id: {
+                "reason": damage.reason,
+                "seen": damage.seen,
+                "lsns": sorted(damage.lsns),
+                **({} if damage.from_lsn is None else {"from_lsn": damage.from_lsn}),
+            }
             for tenant_id, damage in sorted(damages.items())
         }
         store_file(path, orjson.dumps({"version": VERSION, "tenants": tenants}))
@@ -89,23 +106,32 @@ def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
 
 
 class Quarantine:
-    """The damaged tenants of one node. Belongs to one event loop."""
+    """The damaged and the locked tenants of one node. Belongs to one event loop."""
 
-    def __init__(self, wal_folder: Path, damaged: dict[str, str], listed: dict[str, TenantDamage]) -> None:
-        """``damaged`` names the tenants that are set apart now, by reason; it is kept up to date for others to read.
+    def __init__(
+        self,
+        wal_folder: Path,
+        damaged: dict[str, str],
+        listed: dict[str, TenantDamage],
+        locked: dict[str, str] | None = None,
+    ) -> None:
+        """``damaged`` names the tenants that are set apart now, by reason, ``locked`` those that wait for a lock; both
+        are kept up to date for others to read.
 
         ``listed`` is what the file holds: those, and others whose records are tried again.
         """
+        self.locked = {} if locked is None else locked
+        self._unlocked: dict[str, asyncio.Event] = {}
         self._folder = wal_folder
         self._damaged = damaged
         self._listed = listed
         self._is_stored = True
 
     def __contains__(self, tenant_id: object) -> bool:
-        return tenant_id in self._damaged
+        return tenant_id in self._damaged or tenant_id in self.locked
 
     def __bool__(self) -> bool:
-        return bool(self._damaged)
+        return bool(self._damaged or self.locked)
 
     def check(self, tenant_id: str) -> None:
         """Return when the tenant's chain takes entries.
@@ -138,9 +164,44 @@ class Quarantine:
             tenant_id, reason, job_id=pending.job_id, hlc=pending.hlc.text(), epoch=pending.epoch, lsn=pending.lsn
         )
 
+    def outcome_of(self, pending: Pending) -> HeldBackError | None:
+        """The outcome of a record that is passed over, None when that is open: its tenant waits for a lock."""
+        return None if pending.tenant_id in self.locked else self.held_back(pending)
+
     def keeps_from(self) -> int | None:
         """Lowest LSN that is listed, which the WAL must keep; None when there is none."""
-        return min((min(damage.lsns) for damage in self._listed.values() if damage.lsns), default=None)
+        kept = [lsn for damage in self._listed.values() for lsn in (damage.from_lsn, *damage.lsns) if lsn is not None]
+        return min(kept, default=None)
+
+    def begin_wait(self, tenant_id: str, reason: str, waiting: Iterable[Pending]) -> None:
+        """The tenant's rows are locked: its records among ``waiting``, and those that follow, are passed over."""
+        log.warning("tenant_locked", tenant_id=tenant_id, reason=reason)
+        self.locked[tenant_id] = reason
+        self._unlocked.setdefault(tenant_id, asyncio.Event())
+        first_lsn = min(pending.lsn for pending in waiting if pending.tenant_id == tenant_id)
+        listed = self._listed.setdefault(tenant_id, TenantDamage(reason, None))
+        if listed.from_lsn is None or listed.from_lsn > first_lsn:
+            listed.from_lsn = first_lsn
+            self._is_stored = False
+
+    async def end_wait(self, tenant_id: str) -> None:
+        """All records of the tenant that waited for its lock are chained."""
+        log.info("tenant_unlocked", tenant_id=tenant_id)
+        self._unlocked.pop(tenant_id).set()
+        self._listed[tenant_id].from_lsn = None
+        self._is_stored = False
+        await self.release(())
+
+    async def unlocked(self, tenant_ids: Iterable[str], timeout_s: float) -> bool:
+        """Wait until none of these tenants waits for a lock; False when that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for tenant_id in tenant_ids:
+                    if (event := self._unlocked.get(tenant_id)) is not None:
+                        await event.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
         """Set the tenant apart, with all its records among ``waiting``."""
@@ -155,14 +216,12 @@ class Quarantine:
         self._is_stored = False
 
     async def hold(self, batch: Sequence[Pending]) -> None:
-        """Have every record of ``batch`` whose tenant is set apart listed on the disk.
+        """Have every record of ``batch`` that is passed over listed on the disk.
 
         Raises:
             OSError: it is not; ``chained_lsn`` MUST NOT pass them.
         """
-        if not self._damaged:
-            return
-        for pending in batch:
+        for pending in batch if self._damaged else ():
             if pending.tenant_id in self._damaged:
                 lsns = self._listed[pending.tenant_id].lsns
                 self._is_stored = self._is_stored and pending.lsn in lsns
@@ -179,7 +238,7 @@ class Quarantine:
             if listed is not None and pending.tenant_id not in self._damaged and pending.lsn in listed.lsns:
                 listed.lsns.discard(pending.lsn)
                 self._is_stored = False
-        for tenant_id in [name for name, listed in self._listed.items() if not listed.lsns]:
+        for tenant_id in [name for name, each in self._listed.items() if not each.lsns and each.from_lsn is None]:
             if tenant_id not in self._damaged:
                 del self._listed[tenant_id]
         if not self._is_stored:

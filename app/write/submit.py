@@ -158,6 +158,7 @@ class Submitter:
             entered = await self._enter_lines(drafts, None, frozenset(), requested)
             await self._answers.wait(entered[-1].lsn, requested, entered[-1])
             if requested > Durability.LOCAL:
+                await self._answers.unlocked(self._quarantine, {each.tenant_id for each in entered}, entered[-1])
                 self._quarantine.check_chained(entered)
             raise_refusal(entered)
             return self._answers.of_lines(entered, drafts, requested)
@@ -190,6 +191,7 @@ class Submitter:
             )
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
+            await self._answers.unlocked(self._quarantine, tenants, request.pending)
         chained = await self._keyed.find(tenants, key)
         if len(chained) < len(drafts):
             for tenant_id in tenants:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncpg
+import structlog
+
 from app.kept_running import kept_running
 from app.service import Service
+from ledger.errors import DatabaseUnavailableError
 from tests.app.chains import until
 from tests.app.drafts import created
 
@@ -27,6 +31,27 @@ async def test_a_task_that_fails_is_begun_anew_and_the_node_goes_on(service: Ser
     assert service.node.failure is None
     service.spawn(following.run())
     await until(lambda: service.node.failure is not None, "a task that nothing keeps running ends the node")
+
+
+async def test_an_outage_is_told_in_a_line_and_what_was_not_foreseen_with_its_trace() -> None:
+    for error, event in (
+        (ConnectionRefusedError(111, "Connect call failed"), "task_delayed"),
+        (asyncpg.AdminShutdownError("terminating connection"), "task_delayed"),
+        (DatabaseUnavailableError("the database does not answer"), "task_delayed"),
+        (KeyError("what nobody thought of"), "task_failed"),
+    ):
+        errors: list[Exception] = [error]
+
+        async def work(errors: list[Exception] = errors) -> None:
+            if errors:
+                raise errors.pop()
+
+        with structlog.testing.capture_logs() as logs:
+            await kept_running(work, pause_first_s=0.01)
+        (told,) = logs
+        assert told["event"] == event
+        assert ("exc_info" in told) == (event == "task_failed")
+        assert len(str(told.get("error", ""))) < 200
 
 
 async def test_a_tenant_that_breaks_the_notary_is_set_apart_and_others_are_signed(service: Service) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+import structlog
 
 from app import log_fork
 from app.config import Settings
@@ -130,16 +131,20 @@ async def test_a_wal_brings_the_same_rows_back_with_the_same_links(
     lost = await rows(database)
     await assert_refused(run_node, settings, older)
 
-    grown = await restore_from_wal(settings, older.service_url)
+    with structlog.testing.capture_logs() as logs:
+        grown = await restore_from_wal(settings, older.service_url)
 
+    assert [entry for entry in logs if entry["log_level"] in ("error", "critical")] == []
     assert {each.tenant_id: (each.entries, each.to_seq) for each in grown}["acme"] == (6, 10)
     assert await rows(older) == lost
     await assert_sound(older, "acme", "begun-later", "_system")
     assert await restore_from_wal(settings, older.service_url) == []
-    async with run_node(settings, url=older.service_url) as service:
-        again = await service.submitter.submit(created("acme", 5), key=key("acme-5"))
-        assert again.replayed
-        await write(service, 6)
+    with structlog.testing.capture_logs() as logs:
+        async with run_node(settings, url=older.service_url) as service:
+            again = await service.submitter.submit(created("acme", 5), key=key("acme-5"))
+            assert again.replayed
+            await write(service, 6)
+    assert [entry for entry in logs if entry["log_level"] in ("error", "critical")] == []
     assert set(lost) < set(await rows(older))
     await assert_sound(older, "acme", "begun-later", "_system")
 

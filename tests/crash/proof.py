@@ -80,6 +80,7 @@ class Ledger:
         (row,) = rows
         payload = json.loads(row.payload)
         del payload["fence_token"]
+        payload.pop("idempotency", None)
         assert payload == {"type": fact.type, **fact.fields}
         assert row.tenant_id == fact.tenant_id
         assert fact.job_id in (None, row.job_id)

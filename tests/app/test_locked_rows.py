@@ -1,0 +1,149 @@
+"""Somebody keeps rows of one tenant locked: that tenant waits, all others go on, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+
+from app.service import Service
+from app.write import quarantine
+from ledger.errors import DurabilityTimeoutError
+from tests.app.chains import Chains, numbers, until
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
+from tests.conftest import Database
+
+HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
+JOBS = "SELECT FROM scheduler.jobs WHERE tenant_id = 'acme' FOR UPDATE"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("app.write.appender.LOCKED_RETRY_S", 0.1)
+
+
+@asynccontextmanager
+async def locked(database: Database, rows: str = HEAD) -> AsyncIterator[None]:
+    """Another session holds these rows."""
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        async with connection.transaction():
+            await connection.execute(rows)
+            yield
+    finally:
+        await connection.close()
+
+
+async def local(service: Service, *ns: int) -> None:
+    for n in ns:
+        await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
+
+
+@pytest.mark.parametrize("rows", [HEAD, JOBS], ids=["head", "jobs"])
+async def test_one_tenant_waits_in_order_while_all_others_are_chained(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, chains: Chains, rows: str
+) -> None:
+    settings = make_settings(write={"timeout": "2s"})
+    async with run_node(settings) as service:
+        submit, submit_lines = service.submitter.submit, service.submitter.submit_lines
+        job_id = (await submit(created("acme", 0), key=None)).job_id
+        async with locked(database, rows):
+            await submit(progressed("acme", job_id, 1), key=None)
+            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await local(service, 1, 2)
+            waiting = asyncio.create_task(submit(created("acme", 3), key=key("three")))
+            for n in range(5):
+                await submit(created("beta", n), key=None)
+            await submit_lines([created("beta", n) for n in range(5, 9)], durability=GLOBAL, key=None)
+            mixed = [created("beta", 9), created("acme", 4)]
+            with pytest.raises(DurabilityTimeoutError, match="locked"):
+                await submit_lines(mixed, durability=GLOBAL, key=key("mixed"))
+            with pytest.raises(DurabilityTimeoutError):
+                await waiting
+            assert numbers(await chains.entries("acme")) == [0]
+            assert service.node.failure is None
+            assert len(service.backlog) == 5
+            assert service.quarantine.keeps_from() is not None
+        await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+        again = await submit(created("acme", 3), key=key("three"))
+        assert again.replayed
+        assert (await submit_lines(mixed, durability=GLOBAL, key=key("mixed"))).replayed
+        await until(lambda: not quarantine.load(service._started.folder), "nothing is listed any more")
+        await submit(created("acme", 5), key=None)
+    assert numbers(await chains.sound("acme")) == [0, 1, 2, 3, 4, 5]
+    assert numbers(await chains.sound("beta")) == list(range(10))
+
+
+async def test_readyz_names_the_tenant_and_a_session_waits_for_its_writes(
+    run_server: RunServer, make_settings: MakeSettings, database: Database
+) -> None:
+    async with run_server(make_settings(read={"wait": "300ms"})) as client:
+        job = {"tenant_id": "acme", "durability": "GLOBAL"}
+        assert (await client.post("/v1/jobs", json=job)).status_code == 201
+        async with locked(database):
+            early = (await client.post("/v1/jobs", json=job | {"durability": "LOCAL"})).json()
+
+            async def named() -> bool:
+                answer = await client.get("/readyz")
+                return answer.status_code == 200 and "acme" in str(answer.json())
+
+            await until(named, "/readyz names it")
+            await client.post("/v1/jobs", json=job | {"tenant_id": "beta"})
+            read = await _read(client, early)
+            assert (read.status_code, read.json()["type"].rpartition("/")[2]) == (503, "session-not-caught-up")
+
+        async def found() -> bool:
+            return (await _read(client, early)).status_code == 200
+
+        await until(found, "it is chained")
+        assert "acme" not in str((await client.get("/readyz")).json())
+
+
+async def _read(client: httpx.AsyncClient, job: dict[str, str]) -> httpx.Response:
+    headers = {"Tally-Session": job["session"]}
+    return await client.get(f"/v1/jobs/{job['job_id']}", params={"tenant_id": "acme"}, headers=headers)
+
+
+@pytest.mark.parametrize("is_chained", [False, True], ids=["while they wait", "once they are chained"])
+async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    database: Database,
+    chains: Chains,
+    tmp_path: Path,
+    is_chained: bool,
+) -> None:
+    settings = make_settings(shutdown_grace="1s")
+    async with run_node(settings) as service:
+        folder, kept = service._started.folder, tmp_path / "as it was"
+        await service.submitter.submit(created("acme", 0), key=None)
+        async with locked(database):
+            await local(service, 1, 2, 3)
+            await until(lambda: "acme" in service.node.locked, "the lock is met")
+            await service.submitter.submit(created("beta", 0), key=None)
+            await local(service, 4, 5)
+            await service.submitter.submit(created("beta", 1), key=None)
+            listed = quarantine.load(folder)["acme"]
+            assert (listed.lsns, listed.from_lsn) == (set(), service.quarantine.keeps_from())
+            # What a kill leaves of the files now, and of the database now or later.
+            shutil.copytree(folder, kept)
+            if not is_chained:
+                await service.stop()
+        if is_chained:
+            await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
+    shutil.rmtree(folder)
+    kept.rename(folder)
+    async with run_node(settings) as service:
+        await until(lambda: not len(service.backlog), "what waited is chained")
+        await service.submitter.submit(created("acme", 6), key=None)
+        await until(lambda: not quarantine.load(folder), "nothing is listed any more")
+    assert numbers(await chains.sound("acme")) == list(range(7))
+    assert numbers(await chains.sound("beta")) == [0, 1]
