@@ -8,6 +8,7 @@ and silences have bounds, and an answer leaves in one system call where uvicorn 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import socket
 import struct
@@ -199,37 +200,41 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def look(self, now_s: float) -> None:
         """End the connection if its client is gone, or has stood still for too long."""
-        if self.flow.read_paused and self._is_gone():
-            self.transport.abort()
-            return
         unread_bytes = self.transport.get_write_buffer_size()
-        stage: tuple[str, object] = ("", None)
-        moved_bytes = 0
+        stage: object
         if unread_bytes:
-            stage, moved_bytes = ("writing", self.cycle), self.written_bytes - unread_bytes
+            stage, moved_bytes = "writing", self.written_bytes - unread_bytes
         elif self._body_is_open and not self.flow.read_paused:
-            stage, moved_bytes = ("reading", self.cycle), self._received_bytes
-        is_stalled = self._progress.stalled_s(stage, moved_bytes, now_s) > self._bounds.body_timeout_s
-        if unread_bytes:
-            if is_stalled:
-                self._cut_off()
-        elif self.transport.is_closing() or self._fault is not None:
+            stage, moved_bytes = self.cycle, self._received_bytes
+        else:
+            stage, moved_bytes = None, 0
+        stalled_s = self._progress.stalled_s(stage, moved_bytes, now_s)
+        is_stalled = stage is not None and stalled_s > self._bounds.body_timeout_s
+        if unread_bytes and is_stalled:
+            self._cut_off()
+        elif unread_bytes or self.transport.is_closing():
+            return
+        elif self.pipeline:
+            if self._is_gone():
+                self.transport.abort()
+        elif self._fault is not None:
             return
         elif self._body_is_open:
-            if is_stalled and stage[0]:
+            if is_stalled:
                 self._end_reading()
         elif self._is_answered() and now_s - self._waiting_since_s > self._bounds.header_timeout_s:
             self._end_waiting()
 
     def _is_gone(self) -> bool:
-        """Whether the client has ended its side, which nothing tells of while it is not read."""
+        """Whether the client has ended its side: nothing tells of it while requests wait and no more are read."""
         ended = select.poll()
         ended.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
         return bool(ended.poll(0))
 
     def _cut_off(self) -> None:
         """End the connection, with all that the system still holds to send on it."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        with contextlib.suppress(OSError):  # The client may have ended it this moment.
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.transport.abort()
 
     def _end_reading(self) -> None:

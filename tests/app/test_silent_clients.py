@@ -130,7 +130,7 @@ async def test_a_verification_that_nobody_waits_for_stops(
     connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
     try:
         async with asyncio.timeout(DEADLINE_S), connection.transaction():
-            await connection.execute("LOCK TABLE scheduler.scheduler_log IN ACCESS EXCLUSIVE MODE")
+            await connection.execute("LOCK TABLE scheduler.jobs IN ACCESS EXCLUSIVE MODE")
             for _ in range(3):  # one more than may run at once
                 with connected(base_url, asked):
                     await _until_waiting(connection, 1)
