@@ -162,7 +162,7 @@ class ManifestForm(Generic[P]):
         """
         digest = sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
         name = f"{predicate['tenant_id']}/{predicate['from_seq']}-{predicate['to_seq']}"
-        said: dict[str, object] = {**predicate, "format_version": self._version}
+        said: dict[str, object] = {"format_version": self._version, **predicate}
         return canonical.encode(
             {
                 "_type": STATEMENT_TYPE,

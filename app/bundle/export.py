@@ -4,6 +4,7 @@ In order::
 
     1. everything chained is signed, so that what leaves is whole
     2. one REPEATABLE READ, read-only transaction shows one state of rows, snapshots, tree and checkpoint
+       with what outsiders said of the log
     3. entries pass through the same checks as in verification: a row that does not hold ends the export, and its
        manifest is never signed
     4. the manifest, last
@@ -16,11 +17,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from app.slots import Slots
+from app.store import anchors as anchors_store
 from app.store import bundles, chain_reads
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
@@ -35,12 +38,15 @@ from ledger.errors import (
     NotReadyError,
     ProofError,
     SeqOutOfRangeError,
+    SignatureError,
     SigningUnavailableError,
     TenantNotFoundError,
 )
 from ledger.verdict import Findings
 from signing import checkpoint as checkpoints
 from signing import note
+from signing.anchors import rfc_3339
+from signing.bundle.anchors import ANCHORS_MAX, BundledAnchor, cosignature, timestamp
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
 
@@ -54,6 +60,8 @@ EXPORTS_AT_ONCE_MAX = 2
 """Each holds a connection, and an old state of the database, for as long as its reader takes; others wait a while."""
 EXPORT_TIMEOUT_S = 3600.0
 """Longest that one export may take, its reader's pace included."""
+ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
+"""Witnesses, and authorities, whose newest statements a bundle carries."""
 ENTRIES_A_TURN = 1000
 """Entries packed in a thread at once."""
 
@@ -192,7 +200,10 @@ def _choose(head: chain_reads.HeadRow | None, tenant_id: str, from_seq: int | No
 async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> BundleEnd:
     """Root and proof at the end of the range, out of the stored tiles."""
     first, second = chosen.to_seq, chosen.checkpoint_size
+    said = await _said_of(connection, tenant_id, second)
     wanted = tiles.root_tiles(first) | tiles.consistency_tiles(first, second)
+    for each in said:
+        wanted |= tiles.consistency_tiles(each.size, second)
     stored = await read_tiles(connection, tenant_id, wanted)
 
     def get_tile(level: int, index: int) -> bytes:
@@ -201,9 +212,41 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
     try:
         root = tiles.root_at(first, get_tile)
         proof = tiles.consistency_proof(first, second, get_tile)
+        anchors = [each.made(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
     except ProofError as error:
         raise ChainBrokenError(f"the stored tree of tenant {tenant_id} is incomplete: {error}") from error
-    return BundleEnd(root.hex(), chosen.checkpoint, proof, keys)
+    return BundleEnd(root.hex(), chosen.checkpoint, proof, keys, anchors)
+
+
+class _Said(NamedTuple):
+    """What an outsider said of the first ``size`` entries; ``made`` takes the proof that the log still has them."""
+
+    size: int
+    made: Callable[[Sequence[bytes]], BundledAnchor]
+
+
+async def _said_of(connection: Connection, tenant_id: str, size_max: int) -> list[_Said]:
+    """The newest statement of each outsider. One that is of no checkpoint, or of a larger one, is as if it were not
+    there: whoever can write to the table can put it there."""
+    cosigned = await anchors_store.newest_cosignatures_of_all(connection, tenant_id, ANCHORS_A_KIND_MAX)
+    stamped = await anchors_store.newest_timestamps(connection, tenant_id, ANCHORS_A_KIND_MAX)
+    said = [
+        _Said(_size_of(row.note), partial(cosignature, row.witness, row.note, rfc_3339(row.cosigned_at)))
+        for row in cosigned
+    ]
+    said += [
+        _Said(_size_of(row.note), partial(timestamp, row.authority, row.note, row.response, rfc_3339(row.generated_at)))
+        for row in stamped
+    ]
+    return [each for each in said if 1 <= each.size <= size_max]
+
+
+def _size_of(text: str) -> int:
+    """Size of the tree in a note; 0 where it is none."""
+    try:
+        return checkpoints.parse(note.parse(text).text).size
+    except SignatureError:
+        return 0
 
 
 def _refuse_broken(tenant_id: str, findings: Findings) -> None:

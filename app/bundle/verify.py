@@ -19,6 +19,7 @@ from pathlib import Path
 from app.bundle.chain_reader import ReadingAhead
 from ledger.errors import BundleInvalidError
 from ledger.verification import verify
+from signing.anchors import NOBODY, Outsiders
 from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint
@@ -27,7 +28,11 @@ from signing.memory import Memory
 
 
 async def verify_file(
-    path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None = None, memory: Memory | None = None
+    path: Path,
+    keyring: Keyring | None,
+    kept: JudgedCheckpoint | None = None,
+    memory: Memory | None = None,
+    outsiders: Outsiders = NOBODY,
 ) -> BundleVerdict:
     """The verdict on the file; whatever it holds, nothing but this is the outcome.
 
@@ -37,7 +42,7 @@ async def verify_file(
     began_s = time.perf_counter()
     try:
         with BundleReader.open(path, keyring) as reader:
-            return await verify_bundle(reader, keyring, kept, memory)
+            return await verify_bundle(reader, keyring, kept, memory, outsiders)
     except BundleInvalidError as error:
         return refused(error, *digest_of(path), time.perf_counter() - began_s)
 
@@ -47,10 +52,11 @@ async def verify_bundle(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
+    outsiders: Outsiders = NOBODY,
 ) -> BundleVerdict:
     """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere and what was verified
     before; what is to be remembered is in it.
 
     Without ``keyring`` no signature is judged, and nothing vouches for what else is found.
     """
-    return await judged(reader, keyring, kept, partial(verify, ReadingAhead(reader)), memory)
+    return await judged(reader, keyring, kept, partial(verify, ReadingAhead(reader)), memory, outsiders)

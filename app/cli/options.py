@@ -36,6 +36,17 @@ Keys = Annotated[
     Path | None,
     typer.Option("--keys", help=f"{KEYS_HELP}."),
 ]
+WitnessKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--witness-key",
+        help="Verifier key of a witness you trust, or a file that holds it; may be given several times.",
+    ),
+]
+TsaCa = Annotated[
+    Path | None,
+    typer.Option("--tsa-ca", exists=True, dir_okay=False, help="PEM certificates that time stamps must lead to."),
+]
 CheckpointFile = Annotated[
     Path | None,
     typer.Option(

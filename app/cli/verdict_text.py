@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -18,6 +18,13 @@ def print_verdicts(verdicts: Mapping[str, str]) -> None:
     for aspect, result in verdicts.items():
         table.add_row(aspect, coloured(result))
     out.print(table)
+
+
+def print_anchors(anchors: Sequence[Mapping[str, Any]]) -> None:
+    """What outsiders said, one line each."""
+    for anchor in anchors:
+        said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
+        out.print(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))), markup=False)
 
 
 def print_first_break(first: Mapping[str, Any] | None) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from app.anchors import RFC_3161, WITNESS, as_of
 from app.cli import verify_anchors
 from app.cli.answers import Acknowledged, ConsistencyProof, Verdict
 from app.cli.client import LedgerClient, RequestRefusedError
-from app.cli.options import CheckpointFile, Keys, Tenant, Url
-from app.cli.verdict_text import print_first_break, print_verdicts
-from app.cli.verify_anchors import Outsiders
+from app.cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
+from app.cli.verdict_text import print_anchors, print_first_break, print_verdicts
 from app.cli.verify_request import Request
 from console.incomplete import print_why_incomplete
 from console.options import Json, NoState, State
@@ -27,6 +24,7 @@ from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
 from ledger.verification import Anchor, TreeHead
+from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
 from signing.looks import Look, remember_told
@@ -45,14 +43,8 @@ def verify(
     ] = None,
     keys: Keys = None,
     checkpoint: CheckpointFile = None,
-    witness_key: Annotated[
-        list[str] | None,
-        typer.Option("--witness-key", help="Verifier key of a witness you trust; may be given several times."),
-    ] = None,
-    tsa_ca: Annotated[
-        Path | None,
-        typer.Option("--tsa-ca", exists=True, dir_okay=False, help="PEM certificates that time stamps must lead to."),
-    ] = None,
+    witness_key: WitnessKeys = None,
+    tsa_ca: TsaCa = None,
     from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
     acknowledge: Annotated[
@@ -310,7 +302,5 @@ def _print(verdict: dict[str, Any]) -> None:
         out.print(f"compared with the checkpoint kept by: {verdict['compared_with']}", markup=False)
     if "memory" in verdict:
         out.print(f"memory: {verdict['memory']['says']}", markup=False)
-    for anchor in verdict["anchors"]:
-        said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
-        out.print(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))), markup=False)
+    print_anchors(verdict["anchors"])
     print_first_break(verdict["first_break"])

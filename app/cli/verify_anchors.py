@@ -8,47 +8,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from cryptography import x509
-
-from app.anchors import WITNESS, OpenNote, judge_cosignature, judge_timestamp, rfc_3339
 from app.cli.answers import Anchors, Cosignatures
 from app.cli.client import LedgerClient
 from ledger.tree_check import Anchor
 from signing import checkpoint as checkpoints
 from signing import note as notes
+from signing.anchors import WITNESS, OpenNote, Outsiders, judge_cosignature, judge_timestamp, rfc_3339
 from signing.cosignature import WitnessKey, cosignatures_of
-from signing.timestamp import load_authorities, require_available
 
 LISTED_MAX = 1000
 """Newest statements of each kind that are looked at."""
-
-
-class Outsiders(NamedTuple):
-    """Whom the caller trusts to have seen the log."""
-
-    witnesses: Sequence[WitnessKey]
-    roots: Sequence[x509.Certificate]
-
-    @classmethod
-    def load(cls, witness_keys: Sequence[str], tsa_ca: Path | None) -> Outsiders:
-        """Those of the command line.
-
-        Raises:
-            InvalidInputError: a witness key is malformed.
-            ConfigurationError: the CA file is, or time stamps cannot be judged here.
-        """
-        if tsa_ca is not None:
-            require_available()
-        roots = load_authorities(tsa_ca) if tsa_ca is not None else ()
-        return cls([WitnessKey.parse(text) for text in witness_keys], roots)
-
-    @property
-    def are_any(self) -> bool:
-        """Whether there is anybody."""
-        return bool(self.witnesses or self.roots)
 
 
 def served(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: OpenNote) -> list[Anchor]:

@@ -15,13 +15,14 @@ from rich.markup import escape
 from app.bundle import report
 from app.bundle.report import Against, VerifiedFile
 from app.bundle.verify import verify_file
-from app.cli.options import CheckpointFile, Keys
-from app.cli.verdict_text import print_first_break, print_verdicts
+from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
+from app.cli.verdict_text import print_anchors, print_first_break, print_verdicts
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, out, print_json
 from console.verifying import read_checkpoint
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
+from signing.anchors import Outsiders
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
 from signing.looks import remember_told
@@ -46,6 +47,8 @@ def verify_bundle(
             help="Write a report to file: Markdown, OUT.md, or JSON, OUT.json.",
         ),
     ] = None,
+    witness_key: WitnessKeys = None,
+    tsa_ca: TsaCa = None,
     state: State = None,
     no_state: NoState = False,
     as_json: Json = False,
@@ -57,6 +60,9 @@ def verify_bundle(
     the log was cut before the export. With --keys, the newest checkpoint that
     was verified of each log is remembered in your state folder, and every
     later bundle of that log must agree with it; an older one is no rollback.
+
+    With --witness-key and --tsa-ca, what those outsiders said of the log, and
+    the bundle carries, is judged, and what holds is held against the log.
 
     Exit codes: 0 whole and signed; 2 tampered or corrupt; 3 nothing wrong
     found but not everything checked, such as a range that begins later, an
@@ -73,9 +79,10 @@ def verify_bundle(
     keyring = Keyring.load(keys) if keys is not None else None
     kept = _kept(checkpoint, keyring) if checkpoint is not None else None
     memory = memory_of(state, is_off=no_state or keyring is None)
+    outsiders = Outsiders.load(witness_key or [], tsa_ca)
     verified = []
     for path in files:
-        verified.append(_verify(path, keyring, kept, memory))
+        verified.append(_verify(path, keyring, kept, memory, outsiders))
         memory = _remembered(memory, verified[-1])
     against = Against(_name(keys), keyring, _name(checkpoint), kept)
     now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
@@ -90,9 +97,11 @@ def verify_bundle(
     raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
 
 
-def _verify(path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None, memory: Memory | None) -> VerifiedFile:
+def _verify(
+    path: Path, keyring: Keyring | None, kept: JudgedCheckpoint | None, memory: Memory | None, outsiders: Outsiders
+) -> VerifiedFile:
     try:
-        outcome = asyncio.run(verify_file(path, keyring, kept, memory))
+        outcome = asyncio.run(verify_file(path, keyring, kept, memory, outsiders))
     except OSError as error:
         return VerifiedFile(_readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or _readable(error))
     return VerifiedFile(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
@@ -144,6 +153,7 @@ def _print(file: VerifiedFile) -> None:
     print_verdicts(verdict["verdicts"])
     if outcome.memory is not None:
         out.print(f"memory: {outcome.memory['says']}", markup=False)
+    print_anchors(verdict["anchors"])
     for text in outcome.not_checked:
         out.print(f"not checked: {text}", markup=False)
     print_first_break(verdict["first_break"])

@@ -13,7 +13,6 @@ from typing import Any
 
 import asyncpg
 
-from app.anchors import as_of
 from app.cli.verify_request import Request
 from app.read.anchors import newest_anchors
 from app.store import keys as key_store
@@ -22,6 +21,7 @@ from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFou
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
 from signing import note
+from signing.anchors import as_of
 from signing.key_entries import named_keys, without_trust
 from signing.keys import Keyring
 from signing.looks import Look

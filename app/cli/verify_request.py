@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.cli.verify_anchors import Outsiders
+from signing.anchors import Outsiders
 from signing.keys import Keyring
 from signing.memory import Memory
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.anchors import RFC_3161
 from app.http import cursor as cursors
 from app.http.answers import CosignatureList, CosignedAnswer, TimestampList, json_answer
 from app.http.body import TEXT_MEDIA_TYPE, read_body
@@ -20,6 +19,7 @@ from app.read import cosigned
 from app.store import anchors, chain_reads
 from app.store.reading import reading
 from ledger.errors import TenantNotFoundError
+from signing.anchors import RFC_3161
 
 router = APIRouter(route_class=StrictRoute, tags=["log"])
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from app.anchors import OpenNote, as_of, judge_cosignature, judge_timestamp
 from app.store import anchors as store
 from app.store.reading import reading
+from signing.anchors import OpenNote, as_of, judge_cosignature, judge_timestamp
 from signing.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:

@@ -89,6 +89,17 @@ async def newest_cosignatures(connection: Connection, tenant_id: str, witnesses:
     return [CosignatureRow(*row) for row in rows]
 
 
+async def newest_cosignatures_of_all(connection: Connection, tenant_id: str, limit: int) -> list[CosignatureRow]:
+    """The newest cosignature of each witness, of up to ``limit``."""
+    rows = await connection.fetch(
+        f"SELECT DISTINCT ON (witness) {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature"
+        " WHERE tenant_id = $1 ORDER BY witness, tree_size DESC, cosigned_at DESC LIMIT $2",
+        tenant_id,
+        limit,
+    )
+    return [CosignatureRow(*row) for row in rows]
+
+
 async def list_cosignatures(connection: Connection, tenant_id: str, below_id: int, limit: int) -> list[CosignatureRow]:
     """Up to ``limit`` cosignatures, the newest first, from below ``below_id``."""
     rows = await connection.fetch(

@@ -29,7 +29,10 @@ except ImportError as missing:
 
 MIB, NEVER, HASH, NODE = 1 << 20, 2**63, "[0-9a-f]{64}", "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 IN_TOTO, STATEMENT = "application/vnd.in-toto+json", "https://in-toto.io/Statement/v1"
-TAIL = ("snapshots.ndjson", "checkpoint", "keys.json", "manifest.dsse.json")
+TAIL = ("snapshots.ndjson", "checkpoint", "anchors.json", "keys.json", "manifest.dsse.json")
+SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST = TAIL
+BEHIND = {SNAPSHOTS: [CHECKPOINT], CHECKPOINT: [ANCHORS, KEYS], ANCHORS: [KEYS], KEYS: [MANIFEST], MANIFEST: []}
+ANCHOR = {"by": 2048, "checkpoint": NEVER, "kind": 7, "response": NEVER, "time": 64}
 CLAIMED = ("entry_count", "from_chain_link", "from_seq", "merkle_root", "snapshot_hlc", "to_chain_link", "to_seq")
 SNAPSHOT = dict.fromkeys((*CLAIMED, "tenant_id"), (str,)) | dict.fromkeys(("entry_count", "from_seq", "to_seq"), (int,))
 ENTRY = dict.fromkeys(("action", "chain_link", "hlc_node", "job_id", "payload", "payload_digest", "t_hlc"), (str,))
@@ -187,15 +190,15 @@ def read_container(file):
         front = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" * 2 % (size, 0)
         back = b"0".ljust(101, b"\0") + b"ustar\0" + b"00".ljust(249, b"\0")
         need(size >= 0 and block == front + b"%06o\0 " % (sum(front) + sum(back) + 8 * 32) + back, "a tar header")
-        bounds = dict(zip(TAIL, (8 << 30, MIB, 4 * MIB, (64 << 10) + 512 * len(members)), strict=True))
+        bounds = dict(zip(TAIL, (8 << 30, MIB, 16 * MIB, 4 * MIB, (64 << 10) + 512 * len(members)), strict=True))
         need(name in expected and size <= bounds.get(name, 137 * MIB), f"member {name!r} is out of place or too long")
         digest, offset, end = sha256(), file.tell(), file.tell() + size
         while piece := file.read(min(MIB, end - file.tell())):
             digest.update(piece)
         need(file.tell() == end and file.read(-size % 512) == bytes(-size % 512), f"{name} is cut short or goes on")
         members[name] = SimpleNamespace(size=size, digest=digest.hexdigest(), offset=offset)
-        following = [TAIL[0]] + [f"entries/{len(members) + 1:06d}.ndjson.gz"] * (len(members) < 100_000)
-        expected = TAIL[TAIL.index(name) + 1 :][:1] if name in TAIL else following
+        following = [SNAPSHOTS] + [f"entries/{len(members) + 1:06d}.ndjson.gz"] * (len(members) < 100_000)
+        expected = BEHIND.get(name, following)
     need(not expected and file.read(513) == bytes(512), "the bundle is not whole, or bytes follow it")
     return members
 
@@ -203,10 +206,22 @@ def read(file, found):
     file.seek(found.offset)
     return file.read(found.size)
 
+def check_anchors(data):
+    """[6] The form of anchors.json; `tally verify-bundle --witness-key --tsa-ca` judges what it holds."""
+    anchors = parse(data)
+    need(anchors.keys() == {"anchors"} and 1 <= len(anchors["anchors"]) <= 128, "anchors.json")
+    for anchor in anchors["anchors"]:
+        need(anchor.keys() == {*ANCHOR, "consistency"} and anchor["kind"] in ("rfc3161", "witness"), "an anchor")
+        need(all(type(anchor[name]) is str and len(anchor[name]) <= most for name, most in ANCHOR.items()), "an anchor")
+        need(not any("\0" in anchor[name] for name in ANCHOR), "an anchor")
+        hashes = anchor["consistency"]
+        need(type(hashes) is list and len(hashes) <= 128, "an anchor's proof")
+        need(all(type(text) is str and re.fullmatch(HASH, text) for text in hashes), "an anchor's proof")
+
 def verify(file, keys, kept):
     """The exit code for a bundle; raises when something does not hold."""
     members = read_container(file)
-    own_checkpoint, manifest = read(file, members[TAIL[1]]), read(file, members[TAIL[3]])
+    own_checkpoint, manifest = read(file, members[CHECKPOINT]), read(file, members[MANIFEST])
     # [2] The manifest, in its one spelling, lists these members.
     need(re.fullmatch(ENVELOPE, manifest), "the manifest is not in its one spelling, with one signature")
     payload, signers = open_envelope(json.loads(manifest), keys)
@@ -218,7 +233,7 @@ def verify(file, keys, kept):
     need(re.fullmatch(NODE, said.node_id) and re.fullmatch("[!-*,-~]{1,300}", said.log_origin), "names in the manifest")
     # [5] The snapshots follow one another.
     snapshots, starts, begin, digest = {}, set(), 1 if said.from_seq == 1 else None, None
-    file.seek(members[TAIL[0]].offset)
+    file.seek(members[SNAPSHOTS].offset)
     lines = (file.readline(MIB + 1) for _ in range(said.snapshot_count))
     for row in rows_of(lines, SNAPSHOT | {"dsse_envelope": (dict,)}, said.tenant_id):
         previous = open_snapshot(row, keys).claim.previous_snapshot
@@ -227,11 +242,12 @@ def verify(file, keys, kept):
         need(previous == digest if begin else re.fullmatch(HASH, previous), "a snapshot follows another one")
         begin, digest, snapshots[row.to_seq] = row.to_seq + 1, row.digest, row
         starts.add(row.from_seq)
-    need(file.tell() == members[TAIL[0]].offset + members[TAIL[0]].size, "the number of snapshots")
+    need(file.tell() == members[SNAPSHOTS].offset + members[SNAPSHOTS].size, "the number of snapshots")
     # [3] [4] The entries follow one another, and are what the snapshots say.
     tree, segment, first, last, start, kept_root, signed_to, unknown = Tree(), Tree(), None, None, None, None, 0, False
-    parts[-3]["rows"] = len(snapshots)
-    for part, found in zip(said.parts[:-3], parts[:-3], strict=True):
+    entry_parts = [part for part in parts if part["name"] not in TAIL]
+    parts[len(entry_parts)]["rows"] = len(snapshots)
+    for part, found in zip(said.parts[: len(entry_parts)], entry_parts, strict=True):
         need(0 < part["raw_bytes"] <= (136 if part["rows"] == 1 else 8) * MIB, f"{part['name']} is too long")
         stream = zlib.decompressobj(31)
         raw = stream.decompress(read(file, members[part["name"]]), part["raw_bytes"] + 1)
@@ -261,13 +277,17 @@ def verify(file, keys, kept):
     root = tree.root().hex() if said.from_seq == 1 else said.tree_root
     parts = [{"raw_bytes": part["bytes"], "rows": 0} | part for part in parts]
     found = {name: getattr(said, name) for name in ("node_id", "log_origin", "tenant_id", "consistency")}
-    found |= {"format_version": 1, "from_seq": first.seq, "to_seq": last.seq, "entry_count": last.seq - first.seq + 1}
+    found |= {"format_version": 2 if ANCHORS in members else 1}
+    found |= {"from_seq": first.seq, "to_seq": last.seq, "entry_count": last.seq - first.seq + 1}
     found |= {"first_hlc": first.t_hlc, "last_hlc": last.t_hlc, "to_chain_link": last.chain_link, "tree_root": root}
     found |= {"snapshot_count": len(snapshots), "tree_size": last.seq, "parts": parts}
     digest = sha256(b"".join(bytes.fromhex(part["sha256"]) for part in parts)).hexdigest()
     subject = {"name": f"{said.tenant_id}/{first.seq}-{last.seq}", "digest": {"sha256": digest}}
     statement = {"_type": STATEMENT, "predicateType": "https://tallystick.dev/bundle/v1", "predicate": found}
     need(spell({**statement, "subject": [subject]}) == payload, "the manifest says something else than was found")
+    # [6] What outsiders said is of its form; nothing of it is judged here.
+    if ANCHORS in members:
+        check_anchors(read(file, members[ANCHORS]))
     # [6] [7] The checkpoints.
     origin, size, own_root, is_known = open_checkpoint(own_checkpoint, keys)
     need(origin == f"{said.log_origin}/{said.tenant_id}" and last.seq <= size, "the checkpoint's log or size")

@@ -2,7 +2,7 @@
 
 The format is described in docs/formats/bundle.md. In short, an uncompressed tar of::
 
-    entries/000001.ndjson.gz ... | snapshots.ndjson | checkpoint | keys.json | manifest.dsse.json
+    entries/000001.ndjson.gz ... | snapshots.ndjson | checkpoint | anchors.json, if any | keys.json | manifest.dsse.json
 
 A member is a ustar header that follows from its name and size alone, its bytes, and zeros up to a multiple of
 ``BLOCK_BYTES``; two blocks of zeros end the file. So nothing in the container is left to choose, and a reader
@@ -23,13 +23,18 @@ from typing import Final, NamedTuple
 from ledger.errors import BundleInvalidError
 
 FORMAT_VERSION: Final = 1
+FORMAT_VERSION_ANCHORED: Final = 2
+"""Of bundles with ``ANCHORS``, and of no others."""
 
 SNAPSHOTS: Final = "snapshots.ndjson"
 CHECKPOINT: Final = "checkpoint"
+ANCHORS: Final = "anchors.json"
 KEYS: Final = "keys.json"
 MANIFEST: Final = "manifest.dsse.json"
 TAIL: Final = (SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST)
 """Members behind the entries, in this order; each exactly once."""
+TAIL_ANCHORED: Final = (SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST)
+"""The same, where there are anchors."""
 
 BLOCK_BYTES: Final = 512
 END: Final = bytes(2 * BLOCK_BYTES)
@@ -44,6 +49,7 @@ ENTRY_PARTS_MAX: Final = 100_000
 SNAPSHOT_ROW_BYTES_MAX: Final = 1 << 20
 SNAPSHOTS_BYTES_MAX: Final = (1 << 33) - BLOCK_BYTES
 CHECKPOINT_BYTES_MAX: Final = 1 << 20
+ANCHORS_BYTES_MAX: Final = 16 << 20
 KEYS_BYTES_MAX: Final = 4 << 20
 MANIFEST_BYTES_BASE: Final = 64 << 10
 MANIFEST_BYTES_A_PART: Final = 512
@@ -78,9 +84,14 @@ def entries_name(number: int) -> str:
     return f"entries/{number:06d}.ndjson.gz"
 
 
-def member_names(entry_parts: int) -> tuple[str, ...]:
+def tail_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The members behind the entries of a bundle whose members, its manifest left out, have these names."""
+    return TAIL_ANCHORED if ANCHORS in names[-2:] else TAIL
+
+
+def member_names(entry_parts: int, tail: Sequence[str] = TAIL) -> tuple[str, ...]:
     """Names of all members of a bundle with so many entry parts, in their order."""
-    return (*map(entries_name, range(1, entry_parts + 1)), *TAIL)
+    return (*map(entries_name, range(1, entry_parts + 1)), *tail)
 
 
 def tar_header(name: str, size: int) -> bytes:
@@ -132,6 +143,7 @@ def size_max(name: str, entry_parts: int) -> int:
     bounds = {
         SNAPSHOTS: SNAPSHOTS_BYTES_MAX,
         CHECKPOINT: CHECKPOINT_BYTES_MAX,
+        ANCHORS: ANCHORS_BYTES_MAX,
         KEYS: KEYS_BYTES_MAX,
         MANIFEST: MANIFEST_BYTES_BASE + MANIFEST_BYTES_A_PART * entry_parts,
     }
@@ -149,13 +161,14 @@ def check_parts(parts: Sequence[Part]) -> int:
     Raises:
         BundleInvalidError: names, order, number or a size is wrong.
     """
-    entry_parts = len(parts) - len(TAIL) + 1
+    tail = tail_of([part.name for part in parts])
+    entry_parts = len(parts) - len(tail) + 1
     if not 1 <= entry_parts <= ENTRY_PARTS_MAX:
         raise BundleInvalidError(f"a bundle has 1 to {ENTRY_PARTS_MAX} entry parts")
-    for part, name in zip(parts, member_names(entry_parts)[:-1], strict=True):
+    for part, name in zip(parts, member_names(entry_parts, tail)[:-1], strict=True):
         if part.name != name:
             raise BundleInvalidError(f"the manifest lists {part.name[:100]!r} where {name} must stand")
-        if name in TAIL:
+        if name in tail:
             is_sized = part.raw_bytes == part.bytes <= size_max(name, entry_parts)
             is_sized = is_sized and (name == SNAPSHOTS or part.rows == 0)
         else:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from ledger.comparison import rollback, with_break
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
@@ -32,6 +33,8 @@ from ledger.errors import (
 )
 from ledger.tree_check import TreeHead
 from ledger.verdict import ASPECTS, Head, Verdict
+from signing.anchors import NOBODY, Outsiders
+from signing.bundle.anchors import judge_anchors
 from signing.bundle.manifest import Manifest, judge
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import Checkpoint, JudgedCheckpoint
@@ -114,12 +117,14 @@ class BundleJudge:
         keyring: Keyring | None,
         kept: JudgedCheckpoint | None = None,
         memory: Memory | None = None,
+        outsiders: Outsiders = NOBODY,
     ) -> None:
         """Without ``keyring`` no signature is judged, nothing vouches for what else is found, nothing is remembered."""
         self._reader = reader
         self._keyring = keyring
         self._kept = kept
         self._memory = memory
+        self._outsiders = outsiders
         self._look: Look | None = None
         self._result = BundleVerdict({}, reader.digest, reader.size_bytes, reader.manifest)
 
@@ -141,6 +146,7 @@ class BundleJudge:
         self._own = _own_checkpoint(self._reader, self._keyring)
         self._result.checkpoint = self._own.checkpoint
         heads, self._undecided = _heads(self._reader.manifest, self._own, self._kept)
+        self._anchors = self._reader.anchors()
         # 3. What this verifier verified before.
         manifest = self._reader.manifest
         if self._memory is not None and self._keyring is not None:
@@ -169,6 +175,7 @@ class BundleJudge:
             result.verdict = compared(result.verdict, kept.checkpoint, own.checkpoint, KEPT)
         if self._look is not None:
             result.verdict = self._look.compared_with_own(result.verdict)
+        self._add_anchors()
         _add_manifest(result.verdict, self._signed, self._why)
         _add_checkpoints(result.verdict, own, kept, self._keyring, self._undecided)
         if self._look is not None:
@@ -176,6 +183,17 @@ class BundleJudge:
         unjudged = _unjudged(own, kept, self._undecided, self._look)
         result.not_checked = _left_out(found, result, self._keyring, unjudged)
         return result
+
+    def _add_anchors(self) -> None:
+        """What outsiders said of the log; what holds and is not so is a break."""
+        own = self._own.checkpoint
+        judged_anchors = judge_anchors(self._anchors, own, self._keyring, self._outsiders)
+        for found, checkpoint in judged_anchors:
+            if found.status == "broken" and checkpoint is not None:
+                root = own.root.hex() if own.size == checkpoint.size else None
+                told = rollback(checkpoint.size, found.detail or "", checkpoint.root.hex(), root)
+                self._result.verdict = with_break(self._result.verdict, told)
+        self._result.verdict["anchors"] = [found._asdict() for found, _ in judged_anchors]
 
     def broken(self, error: BundleInvalidError, seconds: float) -> BundleVerdict:
         """The verdict when the bundle itself does not hold, for the reason given."""
@@ -188,15 +206,16 @@ async def judged(
     kept: JudgedCheckpoint | None,
     verify_rows: Callable[..., Awaitable[Verdict]],
     memory: Memory | None = None,
+    outsiders: Outsiders = NOBODY,
 ) -> BundleVerdict:
-    """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere and what was verified
-    before. Nothing is remembered here: the outcome says what is to be.
+    """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere, what was verified
+    before and what ``outsiders`` said. Nothing is remembered here: the outcome says what is to be.
 
     Without ``keyring`` no signature is judged, and nothing vouches for what else is found. ``verify_rows`` is
     ``ledger.verification.verify`` over the bundle's rows.
     """
     began_s = time.perf_counter()
-    whole = BundleJudge(reader, keyring, kept, memory)
+    whole = BundleJudge(reader, keyring, kept, memory, outsiders)
     try:
         found = await verify_rows(
             tenant_id=reader.manifest.tenant_id,
@@ -346,6 +365,7 @@ def _broken(result: BundleVerdict, kind: str, detail: str, seconds: float) -> Bu
         "breaks": {kind: 1},
         "compared_with": None,
         "not_compared": [],
+        "anchors": [],
         "signed_to_seq": 0,
         "unsigned_entries": 0,
         "duration_ms": round(seconds * 1000, 1),

@@ -17,7 +17,15 @@ import msgspec
 from msgspec import Meta
 
 from ledger import canonical
-from ledger.bundle.format import FORMAT_VERSION, SNAPSHOTS, Part, check_parts
+from ledger.bundle.format import (
+    ANCHORS,
+    FORMAT_VERSION,
+    FORMAT_VERSION_ANCHORED,
+    SNAPSHOTS,
+    Part,
+    check_parts,
+    tail_of,
+)
 from ledger.errors import BundleInvalidError, BundleSignatureError
 from signing import envelope
 from signing.keys import Signer
@@ -58,7 +66,12 @@ class Manifest(NamedTuple):
     @property
     def entry_parts(self) -> tuple[Part, ...]:
         """The parts that hold entries."""
-        return self.parts[:-3]
+        return self.parts[: 1 - len(tail_of([part.name for part in self.parts]))]
+
+    @property
+    def has_anchors(self) -> bool:
+        """Whether it lists what outsiders said."""
+        return ANCHORS in tail_of([part.name for part in self.parts])
 
 
 class _PartItem(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,7 +83,7 @@ class _PartItem(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Predicate(RangePredicate, forbid_unknown_fields=True):
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     snapshot_count: Count
     parts: list[_PartItem]
 
@@ -96,6 +109,7 @@ def statement(manifest: Manifest) -> bytes:
         **manifest._asdict(),
         "consistency": list(manifest.consistency),
         "parts": [part._asdict() for part in manifest.parts],
+        "format_version": FORMAT_VERSION_ANCHORED if manifest.has_anchors else FORMAT_VERSION,
     }
     return _FORM.statement(predicate, (part.sha256 for part in manifest.parts))
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from ledger.bundle.format import (
+    ANCHORS,
     BLOCK_BYTES,
     CHECKPOINT,
     END,
@@ -32,6 +33,7 @@ from ledger.bundle.format import (
     SNAPSHOT_ROW_BYTES_MAX,
     SNAPSHOTS,
     TAIL,
+    TAIL_ANCHORED,
     Part,
     entries_name,
     padding_of,
@@ -43,6 +45,7 @@ from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, dec
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError
 from ledger.verdict import Head
+from signing.bundle.anchors import BundledAnchor, decode_anchors
 from signing.bundle.manifest import Manifest, judge, open_envelope, read_manifest
 from signing.bundle.snapshot_rows import check_ascending, decode_snapshot
 from signing.keys import Keyring
@@ -159,6 +162,14 @@ class BundleReader:
             return self._small(CHECKPOINT).decode()
         except UnicodeDecodeError as error:
             raise BundleInvalidError("the checkpoint is not UTF-8") from error
+
+    def anchors(self) -> list[BundledAnchor]:
+        """What outsiders said of the log, not judged; none where the bundle has no such member.
+
+        Raises:
+            BundleInvalidError: it is malformed.
+        """
+        return decode_anchors(self._small(ANCHORS)) if self.manifest.has_anchors else []
 
     def keys(self) -> bytes:
         """``keys.json`` as it stands: a convenience for people, never to be trusted."""
@@ -335,9 +346,8 @@ def _walk(descriptor: int, scanned: Scanned) -> list[Member]:
 
 def _names_after(name: str, members: int) -> set[str]:
     """Names that may stand behind member ``name``, the ``members``-th; none behind the last."""
-    if name in TAIL:
-        behind = TAIL.index(name) + 1
-        return set(TAIL[behind : behind + 1])
+    if name in TAIL_ANCHORED:
+        return {each[each.index(name) + 1] for each in (TAIL, TAIL_ANCHORED) if name in each[:-1]}
     return {SNAPSHOTS} if members == ENTRY_PARTS_MAX else {entries_name(members + 1), SNAPSHOTS}
 
 
@@ -397,4 +407,4 @@ def _decompressed(part: Part, data: bytes) -> bytes:
     return raw
 
 
-assert TAIL[-1] == MANIFEST
+assert TAIL[-1] == TAIL_ANCHORED[-1] == MANIFEST

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ledger import canonical
 from ledger.bundle.format import (
+    ANCHORS,
     CHECKPOINT,
     END,
     ENTRY_PARTS_MAX,
@@ -33,6 +34,7 @@ from ledger.bundle.format import (
 from ledger.bundle.rows import CHAIN_LINK, SEQ, T_HLC, encode_entry
 from ledger.errors import InvalidInputError
 from signing.bundle import manifest as manifests
+from signing.bundle.anchors import BundledAnchor, encode_anchors
 from signing.bundle.manifest import Manifest
 from signing.bundle.snapshot_rows import encode_snapshot
 from signing.keys import Keyring, Signer
@@ -55,6 +57,8 @@ class BundleEnd(NamedTuple):
     """Proof from the last entry's tree to the checkpoint's."""
     keys: Keyring
     """What ``keys.json`` lists."""
+    anchors: Sequence[BundledAnchor] = ()
+    """What outsiders said of the log; without any the bundle has no such member."""
 
 
 class BundleWriter:
@@ -126,7 +130,9 @@ class BundleWriter:
         while data := self._snapshots.read(SPOOL_BYTES):
             yield data
         yield bytes(padding_of(size))
-        for name, data in ((CHECKPOINT, end.checkpoint.encode()), (KEYS, canonical.encode(end.keys.to_json()))):
+        anchors = [(ANCHORS, encode_anchors(end.anchors))] if end.anchors else []
+        keys = (KEYS, canonical.encode(end.keys.to_json()))
+        for name, data in ((CHECKPOINT, end.checkpoint.encode()), *anchors, keys):
             self._parts.append(Part(name, sha256(data).hexdigest(), len(data), len(data), 0))
             yield from _member(name, data)
         yield from _member(MANIFEST, manifests.sign(self._manifest(end), signer))

@@ -14,14 +14,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ledger import canonical
 from signing import envelope
+from signing.bundle.anchors import BundledAnchor, cosignature
 from signing.checkpoint import Checkpoint
 from tests.app.bundles import (
     ENTRIES,
     LOG_ORIGIN,
     bundle_of,
     checkpoint_of,
+    consistency_of,
     container,
     lines_of,
     members_of,
@@ -33,8 +37,10 @@ from tests.app.bundles import (
     with_statement,
     zipped,
 )
+from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, Row, build, payload_digest
 
+ANCHORS = "anchors.json"
 SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST = "snapshots.ndjson", "checkpoint", "keys.json", "manifest.dsse.json"
 LEDGER = build(30, snapshots_to=(10, 20, 30))
 OTHER = build(30, snapshots_to=(10, 20, 30), begin_ms=1_704_931_300_000)
@@ -52,7 +58,7 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    for group in (_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _checkpoints, _kept):
+    for group in (_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _checkpoints, _kept, _anchors):
         yield from group()
 
 
@@ -477,3 +483,40 @@ def _kept() -> Iterator[Case]:
     yield Case("kept: malformed", GOOD, 2, "nothing")
     yield Case("kept: beside a later range", bundle_of(LEDGER, 11), 3, checkpoint_of(LEDGER))
     yield Case("kept: later than a later range", bundle_of(LEDGER, 11), 2, checkpoint_of(ahead))
+
+
+def anchored(size: int = 20, **replaced: Any) -> BundledAnchor:
+    """What a witness that nobody here knows said of the ledger's first entries; ``replaced`` are other fields."""
+    note = Witness().cosign(checkpoint_of(LEDGER, size), 1_704_931_300)
+    proof = consistency_of(LEDGER, size)
+    return msgspec.structs.replace(cosignature(Witness().verifier_key, note, "2024-01-11T00:01:40Z", proof), **replaced)
+
+
+def _anchors() -> Iterator[Case]:
+    with_anchors = bundle_of(LEDGER, anchors=[anchored(), anchored(30)])
+    member = members_of(with_anchors)[ANCHORS]
+    yield Case("with anchors", with_anchors, 0)
+    yield Case("with anchors and a later range", bundle_of(LEDGER, 11, anchors=[anchored()]), 3)
+    yield Case("with an anchor that is nothing", bundle_of(LEDGER, anchors=[anchored(checkpoint="x", time="")]), 0)
+    yield Case("with a stamp that is nothing", bundle_of(LEDGER, anchors=[anchored(kind="rfc3161", response="?")]), 0)
+    yield Case("anchors in version 1", reseal(with_anchors, format_version=1), 2)
+    yield Case("version 2 without anchors", reseal(GOOD, format_version=2), 2)
+    names = [*members_of(with_anchors)]
+    behind = [*names[:-3], names[-2], names[-3], names[-1]]
+    yield Case("anchors behind the keys", container((each, members_of(with_anchors)[each]) for each in behind), 2)
+    held = json.loads(member)
+    for name, changed in {
+        "that are none": {"anchors": []},
+        "that are too many": {"anchors": held["anchors"] * 65},
+        "with another member": {**held, "note": 1},
+        "without a field": {"anchors": [{k: v for k, v in held["anchors"][0].items() if k != "by"}]},
+        "with another field": {"anchors": [{**held["anchors"][0], "note": ""}]},
+        "of another kind": {"anchors": [{**held["anchors"][0], "kind": "moon"}]},
+        "by a number": {"anchors": [{**held["anchors"][0], "by": 1}]},
+        "with a proof of one text": {"anchors": [{**held["anchors"][0], "consistency": "0" * 64}]},
+        "with a proof of no hashes": {"anchors": [{**held["anchors"][0], "consistency": ["0"]}]},
+        "that are a list": held["anchors"],
+    }.items():
+        yield Case(f"anchors {name}", reseal(with_anchors, {ANCHORS: canonical.encode(changed)}), 2)
+    yield Case("anchors with a space", reseal(with_anchors, {ANCHORS: member + b" "}), 2)
+    yield Case("anchors that are no JSON", reseal(with_anchors, {ANCHORS: b"anchors"}), 2)

@@ -62,7 +62,7 @@ def bundle_of(
     end = BundleEnd(
         tree_root=merkle.root(ledger.leaf_hashes(1, to_seq)).hex(),
         checkpoint=checkpoint_of(ledger, log_origin=log_origin) if checkpoint is None else checkpoint,
-        consistency=_consistency(ledger, to_seq),
+        consistency=consistency_of(ledger, to_seq),
         keys=Keyring([SIGNER.public_key]),
     )
     written += b"".join(writer.finish(end._replace(**replaced), signer))
@@ -180,7 +180,8 @@ def exit_code(found: BundleVerdict) -> int:
     return int(exit_code_of_bundle(found.verdict))
 
 
-def _consistency(ledger: Ledger, to_seq: int) -> list[bytes]:
+def consistency_of(ledger: Ledger, to_seq: int) -> list[bytes]:
+    """The proof that the ledger as it is extends its first entries."""
     size = len(ledger.entries)
     if to_seq == size:
         return []

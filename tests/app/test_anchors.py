@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import tarfile
 import time
 from asyncio import create_subprocess_exec, subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -33,7 +34,7 @@ WITNESS = Witness()
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Iterator[Authority]:
-    with serving_stamps(tmp_path / "one") as authority:
+    with serving_stamps(tmp_path / "one", with_chain=True) as authority:
         yield authority
 
 
@@ -221,6 +222,44 @@ async def test_what_was_stamped_before_a_key_was_revoked_still_counts(
     body = {"from_hlc": from_hlc.text(), "statement": said}
     (await client.post(f"/v1/keys/{signer.key_id}/revoke", json=body)).raise_for_status()
     assert [each["status"] for each in (await verdict_of(client))["anchors"]] == [status]
+
+
+async def test_what_outsiders_said_travels_in_bundles_and_is_judged_there(
+    client: httpx.AsyncClient, authority: Authority, tmp_path: Path
+) -> None:
+    await write(client, 3)
+    await until(lambda: stamped_to(client, 3), "the checkpoint is stamped")
+    note = (await client.get("/v1/log/acme/checkpoint")).text
+    cosigned = WITNESS.cosign(note.partition("\n\n")[0] + "\n\n" + note.partition("\n\n")[2], int(time.time()))
+    headers = {"content-type": "text/plain"}
+    (await client.post("/v1/log/acme/cosignatures", content=cosigned, headers=headers)).raise_for_status()
+    await write(client, 5)
+    bundle = (await client.post("/v1/bundles/export", json={"tenant_id": "acme"})).raise_for_status().content
+    (tmp_path / "acme.tar").write_bytes(bundle)
+    (tmp_path / "keys.json").write_text((await client.get("/v1/keys")).text)
+    (tmp_path / "witness.vkey").write_text(f"{WITNESS.verifier_key}\n")
+
+    async def verify(*options: str) -> dict[tuple[str, int], str]:
+        command = [sys.executable, "-m", "app.cli", "verify-bundle", str(tmp_path / "acme.tar"), "--json"]
+        command += ["--keys", str(tmp_path / "keys.json"), *options]
+        done = await create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = await done.communicate()
+        assert done.returncode == 0, out + err
+        return {(each["kind"], each["to_seq"]): each["status"] for each in json.loads(out)["anchors"]}
+
+    given = ("--tsa-ca", str(authority.ca_file), "--witness-key", str(tmp_path / "witness.vkey"))
+    unjudged, judged = await verify(), await verify(*given)
+    assert {kind for kind, _ in judged} == {"rfc3161", "witness"}
+    assert {*judged.values()} == {"ok"}
+    assert unjudged == dict.fromkeys(judged, "not_checked")
+    with tarfile.open(tmp_path / "acme.tar") as tar:
+        member = tar.extractfile("anchors.json")
+        assert member is not None
+        (stamp,) = [each for each in json.load(member)["anchors"] if each["kind"] == "rfc3161"]
+    response, stamped = base64.b64decode(stamp["response"]), stamp["checkpoint"].encode()
+    assert authority.vouches_for(stamped, response), "as it was received"
+    other = Authority(tmp_path / "other")
+    assert (await verify("--tsa-ca", str(other.ca_file)))["rfc3161", max(size for _, size in judged)] in ("invalid",)
 
 
 async def test_the_anchors_of_another_tenant_anchor_nothing(

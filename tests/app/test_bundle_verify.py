@@ -20,14 +20,16 @@ from app.bundle.verify import verify_file
 from ledger import canonical
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
+from signing.anchors import NOBODY, Outsiders
 from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
 from signing.envelope import PAYLOAD_TYPE
 from signing.keys import FileSigner, Keyring, PublicKey
 from signing.snapshot import open_snapshot
-from tests.app.bundle_cases import GOOD, LEDGER, MANIFEST, Case, cases
+from tests.app.bundle_cases import GOOD, LEDGER, MANIFEST, Case, anchored, cases
 from tests.app.bundles import bundle_of, checkpoint_of, container, exit_code, members_of, store
+from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.signing.conftest import RFC_8032_TEST_1, ed25519
 
@@ -256,3 +258,29 @@ def test_the_example_of_the_document_is_whole(twin: Twin) -> None:
     example = VERIFY_PY.with_name("example.bundle.tar")
     keys = Keyring([ed25519(RFC_8032_TEST_1).public_key])
     assert (product(example, keys), twin(example, keys)) == (0, 0)
+
+
+def test_a_statement_of_an_outsider_that_holds_and_is_not_so_is_a_rollback(tmp_path: Path) -> None:
+    outsiders = Outsiders.load([Witness().verifier_key], None)
+
+    def found(bundle: bytes, keyring: Keyring | None = RING, who: Outsiders = outsiders) -> tuple[str, list[str]]:
+        verdict = asyncio.run(verify_file(store(tmp_path, bundle), keyring, outsiders=who)).verdict
+        kind = verdict["first_break"]["kind"] if verdict["first_break"] is not None else ""
+        return kind, [each["status"] for each in verdict["anchors"]]
+
+    forked = Witness().cosign(checkpoint_of(build(20, begin_ms=1_704_931_300_000), 20), 1_704_931_300)
+    assert found(bundle_of(LEDGER, anchors=[anchored(), anchored(30)])) == ("", ["ok", "ok"])
+    assert found(bundle_of(LEDGER, 11, anchors=[anchored(5)])) == ("", ["ok"])
+    assert found(bundle_of(LEDGER, anchors=[anchored(), anchored(checkpoint=forked)])) == ("rollback", ["ok", "broken"])
+    # Nobody vouches for it, or it says nothing itself.
+    assert found(bundle_of(LEDGER, anchors=[anchored(checkpoint=forked)]), None) == ("", ["not_checked"])
+    assert found(bundle_of(LEDGER, anchors=[anchored(checkpoint=forked)]), who=NOBODY) == ("", ["not_checked"])
+    for replaced in (
+        {"checkpoint": checkpoint_of(LEDGER, 20)},
+        {"checkpoint": "nothing"},
+        {"checkpoint": forked.replace("log.example/acme\n", "log.example/other\n", 1)},
+        {"time": "yesterday"},
+    ):
+        assert found(bundle_of(LEDGER, anchors=[anchored(**replaced)])) == ("", ["invalid"]), replaced
+    beyond = Witness().cosign(checkpoint_of(build(40), 40), 1_704_931_300)
+    assert found(bundle_of(LEDGER, anchors=[anchored(checkpoint=beyond)])) == ("", ["not_checked"])

@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from app.cli.verify import FILE, verify_by_service
-from app.cli.verify_anchors import Outsiders
 from app.cli.verify_database import kept_head, verify_database
 from app.cli.verify_request import Request
 from app.config import Settings
@@ -26,6 +25,7 @@ from app.embedded import EmbeddedPostgres
 from app.store.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
+from signing.anchors import Outsiders
 from signing.keys import Keyring
 from signing.looks import remember_told
 from signing.memory import Memory

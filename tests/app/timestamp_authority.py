@@ -73,9 +73,9 @@ class Authority:
 
 
 @contextmanager
-def serving_stamps(folder: Path, port: int = 0) -> Iterator[Authority]:
+def serving_stamps(folder: Path, port: int = 0, *, with_chain: bool = False) -> Iterator[Authority]:
     """An authority that answers on a port of its own."""
-    authority = Authority(folder)
+    authority = Authority(folder, with_chain=with_chain)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -117,8 +117,10 @@ def test_archive_says_what_it_leaves_because_no_snapshot_signs_it(
     archive_at(database, str(tmp_path / "archive"))
     (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
     key_file.generate(tmp_path / "key.pem")
-    options = ("archive", "--dest", tmp_path / "archive", "--dsn", database.service_url)
-    options += ("--signing-key", tmp_path / "key.pem", "--keys", tmp_path / "ledger.pem")
+    options = [
+        *("archive", "--dest", str(tmp_path / "archive"), "--dsn", database.service_url),
+        *("--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")),
+    ]
     told = json.loads(run_command(*options, "--json").stdout)["tenants"]
     assert [(each["tenant_id"], each["to_seq"], each["unsigned"]) for each in told] == [
         ("acme", 20, 5),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from cryptography import x509
 
@@ -18,12 +20,51 @@ from signing import note as notes
 from signing.checkpoint import Checkpoint
 from signing.cosignature import WitnessKey, cosignatures_of
 from signing.keys import Keyring
-from signing.timestamp import IS_AVAILABLE, open_timestamp
+from signing.timestamp import IS_AVAILABLE, load_authorities, open_timestamp, require_available
 
 WITNESS, RFC_3161 = "witness", "rfc3161"
+KEY_FILE_BYTES_MAX: Final = 4096
+"""A file with the verifier key of a witness is read so far."""
 
 OpenNote = Callable[[str, datetime], Checkpoint]
 """The checkpoint in a note that this tenant's log had signed by that time; raises SignatureError for any other."""
+
+
+class Outsiders(NamedTuple):
+    """Whom the caller trusts to have seen the log."""
+
+    witnesses: Sequence[WitnessKey]
+    roots: Sequence[x509.Certificate]
+
+    @classmethod
+    def load(cls, witness_keys: Sequence[str], tsa_ca: Path | None) -> Outsiders:
+        """Those of the command line; a witness's key is the text of one, or a file that holds it.
+
+        Raises:
+            InvalidInputError: a witness key is malformed.
+            ConfigurationError: the CA file is, or time stamps cannot be judged here.
+            OSError: the file of a witness key cannot be read.
+        """
+        if tsa_ca is not None:
+            require_available()
+        roots = load_authorities(tsa_ca) if tsa_ca is not None else ()
+        return cls([WitnessKey.parse(_key_text(given)) for given in witness_keys], roots)
+
+    @property
+    def are_any(self) -> bool:
+        """Whether there is anybody."""
+        return bool(self.witnesses or self.roots)
+
+
+NOBODY: Final = Outsiders((), ())
+
+
+def _key_text(given: str) -> str:
+    """A verifier key, which holds a plus; else what the file of that name holds."""
+    if "+" in given:
+        return given
+    with Path(given).open("rb") as file:
+        return file.read(KEY_FILE_BYTES_MAX).decode("utf-8", "replace").strip()
 
 
 def as_of(keyring: Keyring, time: datetime) -> Keyring:
