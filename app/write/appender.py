@@ -135,7 +135,8 @@ class Appender:
         self._work = asyncio.Event()
         self._drained = asyncio.Event()
         self._collecting: asyncio.TimerHandle | None = None
-        self._try_locked_at_s = 0.0
+        self._trying_locked: asyncio.TimerHandle | None = None
+        """When it is looked again whether locked rows are free, None when that is due or there are none."""
         self.database_error: str | None = None
         """Why the last attempt failed, None while all is well."""
 
@@ -259,12 +260,16 @@ class Appender:
         return locked & {pending.tenant_id for pending in batch}
 
     def _try_locked_soon(self) -> None:
-        self._try_locked_at_s = time.monotonic() + LOCKED_RETRY_S
-        asyncio.get_running_loop().call_later(LOCKED_RETRY_S, self._work.set)
+        if self._trying_locked is None:
+            self._trying_locked = asyncio.get_running_loop().call_later(LOCKED_RETRY_S, self._try_locked_now)
+
+    def _try_locked_now(self) -> None:
+        self._trying_locked = None
+        self._work.set()
 
     async def _try_locked(self) -> None:
         """Chain what waits of the tenants whose lock is gone."""
-        if not self._quarantine.locked or time.monotonic() < self._try_locked_at_s:
+        if not self._quarantine.locked or self._trying_locked is not None:
             return
         for tenant_id in sorted(self._quarantine.locked):
             batch = self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)

@@ -27,7 +27,6 @@ JOBS = "SELECT FROM scheduler.jobs WHERE tenant_id = 'acme' FOR UPDATE"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("app.write.appender.LOCKED_RETRY_S", 0.1)
 
 
 @asynccontextmanager
