@@ -66,6 +66,7 @@ _ROUTES: Final[Mapping[Right, tuple[str, ...]]] = {
         "GET /v1/snapshots",
         "GET /v1/snapshots/{snapshot_id}",
         "POST /v1/bundles/export",
+        "GET /v1/tenants",
         "GET /v1/log/{tenant_id}/checkpoint",
         "GET /v1/log/{tenant_id}/tile/entries/{bundle:path}",
         "GET /v1/log/{tenant_id}/tile/{tile:path}",
