@@ -130,7 +130,7 @@ def running_postgres(data_dir: Path) -> Iterator[EmbeddedPostgres]:
     """The embedded PostgreSQL, started, and stopped again however the service ends."""
     postgres = embedded_postgres(data_dir)
     try:
-        err.print(f"starting PostgreSQL in {postgres.data_dir}", markup=False)
+        _say("embedded_postgres_starting", f"starting PostgreSQL in {postgres.data_dir}")
         postgres.start()
         yield postgres
     finally:
@@ -163,7 +163,15 @@ async def _keep_alive(postgres: EmbeddedPostgres) -> None:
 
 
 def _say_ready(url: str) -> None:
-    err.print(f"Tallystick answers at {url}, its API is described at {url}/docs", markup=False)
+    _say("service_ready", f"Tallystick answers at {url}, its API is described at {url}/docs", url=url)
+
+
+def _say(event: str, detail: str, **facts: str) -> None:
+    """For people at a terminal; elsewhere stderr is the log, in which every line is JSON."""
+    if err.is_terminal:
+        err.print(detail, markup=False)
+    else:
+        _log.info(event, detail=detail, **facts)
 
 
 class StopWhileStarting:

@@ -408,6 +408,14 @@ def test_the_service_stops_cleanly_and_its_database_with_it(number: signal.Signa
         assert not runs(postmaster)
 
 
+def test_what_the_service_logs_is_json_line_by_line(service: Service) -> None:
+    lines = [json.loads(line) for line in (service.folder / "service.log").read_text().splitlines()]
+
+    (ready,) = (line for line in lines if line["event"] == "service_ready")
+    assert ready["url"] == service.url
+    assert ready["detail"].startswith(f"Tallystick answers at {service.url}, ")
+
+
 def test_a_scratch_folder_takes_its_cluster_with_it() -> None:
     with scratch_folder() as folder:
         with scratch_service(folder):

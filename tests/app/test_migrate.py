@@ -220,9 +220,9 @@ UNREADABLE = ("bundle_import", "idempotency", "private_fields", "privacy_state",
 """Secrets, and what verification has no need of."""
 
 
-def ran(*command: str | Path) -> str:
-    """What a verifying command says, once it has found everything in order."""
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=300)
+def ran(folder: Path, *command: str | Path) -> str:
+    """What a verifying command that runs in ``folder`` says, once it has found everything in order."""
+    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -250,8 +250,10 @@ async def test_an_auditor_verifies_and_can_neither_write_nor_read_secrets(
 
     dsn = f"postgresql://auditor:auditor@{address}"
     verified = ("--dsn", dsn, "--keys", keys, "--json")
-    assert json.loads(await asyncio.to_thread(ran, "app.cli", "verify", "-t", "acme", *verified))["valid"]
-    by_spark = json.loads(await asyncio.to_thread(ran, "pipeline", "verify", *verified, "--master", "local[1]"))
+    assert json.loads(await asyncio.to_thread(ran, tmp_path, "app.cli", "verify", "-t", "acme", *verified))["valid"]
+    by_spark = json.loads(
+        await asyncio.to_thread(ran, tmp_path, "pipeline", "verify", *verified, "--master", "local[1]")
+    )
     assert [each["valid"] for each in by_spark["tenants"]] == [True, True]
 
     auditor = await asyncpg.connect(dsn)
