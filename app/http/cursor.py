@@ -69,7 +69,7 @@ def decode_text(name: str, scope: str, cursor: str | None) -> str | None:
     if cursor is None:
         return None
     match _decode(name, scope, cursor):
-        case [str(text)]:
+        case [str(text)] if "\0" not in text:  # which PostgreSQL cannot hold
             return text
         case _:
             raise _foreign()

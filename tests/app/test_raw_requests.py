@@ -316,6 +316,8 @@ FORGED = [
     ("/v1/chain/entries?tenant_id=acme", cursor("entries", "acme", True)),
     ("/v1/snapshots?tenant_id=acme", cursor("snapshots", "other", 1)),
     ("/v1/log/acme/anchors", cursor("cosignatures", "acme", 1)),
+    ("/v1/tenants", cursor("tenants", "", "\x00")),
+    ("/v1/tenants", cursor("tenants", "other", "acme")),
 ]
 
 
