@@ -1,5 +1,6 @@
 """The secret that session tokens are bound with."""
 
+from app.store.migrate import downgrade as downgrade
 from app.store.migrate import run_sql_file
 
 revision = "0007"

@@ -22,7 +22,7 @@ from app.embedded import EmbeddedPostgres
 from app.embedded_account import find_package
 from app.embedded_cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.main import listening, running
-from app.store.migrate import migrate
+from app.store.migrate import downgrade, migrate
 from app.store.schema_version import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
 from tests.conftest import Database
@@ -87,6 +87,11 @@ async def test_a_server_that_cannot_be_reached_is_named_as_the_reason() -> None:
 def test_the_newest_revision_is_the_head_of_the_migrations() -> None:
     script = ScriptDirectory(str(MIGRATIONS))
     assert script.get_heads() == [newest_revision()]
+
+
+def test_every_revision_says_that_there_is_no_way_back() -> None:
+    revisions = list(ScriptDirectory(str(MIGRATIONS)).walk_revisions())
+    assert {getattr(revision.module, "downgrade", None) for revision in revisions} == {downgrade}, "see 0001_ledger.py"
 
 
 async def test_a_database_without_the_schema_is_refused(empty_database: Database, database: Database) -> None:

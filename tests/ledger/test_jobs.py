@@ -319,6 +319,13 @@ def test_creations_that_differ_from_the_first_are_remembered(events: list[JobSta
     assert sorted(fold(*events).others.values()) == sorted(said.values())[1 : 1 + OTHERS_MAX]
 
 
+def test_a_creation_that_says_the_same_again_is_no_other_one() -> None:
+    again = fact("JobCreated", 9, fence=7, spec={"image": "a"}, assigned_dcs=["use1", "euw1"])
+    other = fact("JobCreated", 8, spec={"image": "b"})
+    assert fold(CREATED, again).others == fold(again, CREATED).others == {}
+    assert len(fold(other, again, CREATED).others) == len(fold(CREATED, again, other).others) == 1
+
+
 def test_only_so_many_other_creations_are_remembered_whatever_their_order() -> None:
     creations = [
         event_fact("ENQUEUE", {"spec": number % 40}, (number, 0, "n1"), f"{number:064x}", JOB, number)
