@@ -1,0 +1,50 @@
+"""The page on events says what the code does: every event, field, action, level, status and read level."""
+
+import re
+from pathlib import Path
+
+from app.http import requests
+from app.read.consistency import ReadLevel
+from ledger import jobs
+from ledger.events import JOB_EVENTS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
+COMMON = {"tenant_id", "job_id", "fence_token", "trace_time", "subject", "type"}
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, without its head."""
+    part = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_every_event_stands_there_with_its_action_level_and_fields() -> None:
+    listed = {}
+    for name, _, fields, action, level in rows("Events"):
+        listed[name.strip("`")] = (
+            action.strip("`"),
+            level,
+            set(re.findall(r"`(\w+)`", fields)),
+            set(re.findall(r"\*\*`(\w+)`\*\*", fields)),
+        )
+    lines = requests.EVENT_LINE.json_schema()["$defs"]
+    expected = {}
+    for name, event in JOB_EVENTS.items():
+        line = lines[f"{name}Line"]
+        own = set(line["properties"]) - COMMON
+        expected[name] = (event.action, event.durability.name, own, set(line["required"]) & own)
+    assert listed == expected
+
+
+def test_the_fields_that_every_event_may_have_are_named() -> None:
+    common = set(requests._Fact.__annotations__) - {"tenant_id"}
+    assert all(f"`{name}`" in PAGE for name in common)
+
+
+def test_every_status_and_every_read_level_stands_there() -> None:
+    assert sorted(re.findall(r"`(\w+)`", " ".join(row[0] for row in rows("Status")))) == sorted(jobs.STATUSES)
+    assert [row[0].strip("`") for row in rows("Reads")] == [level.value for level in ReadLevel]
+    ends = re.search(r"\n(`CANCELLED`.*) are ends", PAGE)
+    assert ends is not None
+    assert set(re.findall(r"`(\w+)`", ends[1])) == {status for status in jobs.STATUSES if jobs.is_ended(status)}
