@@ -27,6 +27,7 @@ import asyncpg
 import structlog
 import uvicorn
 
+from app import clock_watch
 from app.bundle.export import BundleExporter
 from app.bundle.importer import BundleImporter
 from app.bundle.staging import Staging
@@ -130,6 +131,7 @@ async def running(
         parts = _parts(service, started, pool, replicas, knowledge, authorities)
         service.start()
         service.spawn(kept_running(parts.ledger_watch.run))
+        service.spawn(kept_running(partial(clock_watch.watch, service.node.wall, pool)))
         service.spawn(kept_running(knowledge.run))
         service.spawn(kept_running(parts.privacy_changes.finish))
         if parts.timestamper is not None:
@@ -340,6 +342,7 @@ def _reported_checks(
         "signing": lambda: service.keys.fault,
         "admission": lambda: service.keys.not_admitted,
         "keys": lambda: started.key_chain.fault,
+        "clock": service.node.wall.fault,
         "breaks": breaks.fault,
         "tenants": lambda: _named("set apart, their chains are damaged", service.node.damaged),
         "locks": lambda: _named("not chained, another session keeps their rows locked", service.node.locked),

@@ -6,7 +6,6 @@ the write path nothing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -145,7 +144,7 @@ class _NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         node = self._node
-        offset_s = node.clock.offset_ms(time.time_ns() // 1_000_000) / 1000
+        offset_s = node.clock.offset_ms(node.wall.now_ms()) / 1000
         yield CounterMetricFamily("hlc_ticks", "HLC ticks issued", node.clock.ticks)
         yield CounterMetricFamily(
             "hlc_clock_skew_rejections",
@@ -153,6 +152,11 @@ class _NodeCollector(Collector):
             node.clock.skew_rejections,
         )
         yield GaugeMetricFamily("hlc_physical_offset_seconds", "How far the HLC is ahead of the wall clock", offset_s)
+        yield GaugeMetricFamily(
+            "hlc_wall_clock_ahead_seconds",
+            "How far the wall clock leapt ahead and is not adopted",
+            node.wall.ahead_ms / 1000,
+        )
         yield GaugeMetricFamily("wal_durable_lsn", "Last durable position", node.durable.lsn)
         yield GaugeMetricFamily("wal_chained_lsn", "Last chained position", node.chained.lsn)
         yield GaugeMetricFamily("wal_backlog_entries", "Events that wait to be chained", self._backlog_entries())

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.wall_clock import WallClock
 from ledger.errors import DurabilityTimeoutError, LedgerError
 from ledger.hlc import Clock
 
@@ -121,6 +122,8 @@ class Node:
     durable: Watermark = field(default_factory=lambda: Watermark("durable"))
     committed: Watermark = field(default_factory=lambda: Watermark("committed"))
     chained: Watermark = field(default_factory=lambda: Watermark("chained"))
+    wall: WallClock = field(init=False)
+    """The wall clock, as far as it is believed."""
     failure: LedgerError | None = None
     """Why this node takes no writes any more: a poisoned WAL, a fence, a database that went back."""
     damaged: dict[str, str] = field(default_factory=dict)
@@ -130,3 +133,6 @@ class Node:
     unsigned: dict[str, str] = field(default_factory=dict)
     """Tenants whose rows this node does not sign any further, and why."""
     shutting_down: bool = False
+
+    def __post_init__(self) -> None:
+        self.wall = WallClock(self.clock.max_clock_skew_ms)

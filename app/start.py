@@ -32,7 +32,7 @@ from pathlib import Path
 import asyncpg
 import structlog
 
-from app import identity, log_fork, lost_wal, node_keys
+from app import clock_watch, identity, log_fork, lost_wal, node_keys
 from app.admission import admission_fault
 from app.config import Settings
 from app.ended_keys import EndedKeys
@@ -251,6 +251,7 @@ async def _start_locked(
     not_admitted = await _check_keys(connection, key_chain, keys)
 
     # 7. the clock
+    await clock_watch.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
     clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
 
     # 8. a higher epoch

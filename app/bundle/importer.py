@@ -237,7 +237,7 @@ class BundleImporter:
 
     async def _sorted(self, files: Sequence[StagedFile], readers: Sequence[BundleReader], sorter: Sorter) -> _Set:
         names = {file.digest: file.name for file in files}
-        latest_ms = time.time_ns() // 1_000_000 + self._node.clock.max_clock_skew_ms
+        latest_ms = self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms
         bounds = ClockBounds(latest_ms, self._node.clock.last)
         async with self._pool.acquire() as connection:
             own_origin = await node_store.log_origin(connection)

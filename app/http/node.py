@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from fastapi import APIRouter, Response
 
 from app.http.answers import NodeAnswer, json_answer
@@ -37,7 +35,7 @@ async def read_node(parts: PartsDep) -> Response:
             "clock": {
                 "last_hlc": node.clock.last.text(),
                 "last_at": rfc3339.text_of(node.clock.last.physical_ms),
-                "offset_ms": node.clock.offset_ms(time.time_ns() // 1_000_000),
+                "offset_ms": node.clock.offset_ms(node.wall.now_ms()),
                 "max_clock_skew_ms": node.clock.max_clock_skew_ms,
                 "ticks": node.clock.ticks,
                 "skew_rejections": node.clock.skew_rejections,

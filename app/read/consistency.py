@@ -116,7 +116,7 @@ class Consistency:
             InvalidInputError: a time is out of range.
         """
         for token in tokens:
-            self._node.clock.receive(Hlc.parse(token.hlc), time.time_ns() // 1_000_000)
+            self._node.clock.receive(Hlc.parse(token.hlc), self._node.wall.now_ms())
 
     async def wait_for_session(self, tokens: Sequence[Token]) -> None:
         """Return once the primary has every write of ``tokens``.

@@ -84,6 +84,12 @@ async def log_origin(connection: Connection) -> str | None:
     return origin
 
 
+async def database_ms(connection: Connection) -> int:
+    """What the clock of Postgres says, milliseconds since 1970."""
+    said: int = await connection.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+    return said
+
+
 async def settle_session_secret(connection: Connection, proposed: bytes) -> bytes | None:
     """The secret of this ledger's session tokens: the one stored first, ``proposed`` if none was. Anything may stand
     there once somebody dropped the constraints."""

@@ -559,6 +559,6 @@ class Appender:
             try:
                 hlc = Hlc.parse(head.hlc)
                 if await chaining.is_by_node(connection, tenant, head.seq):
-                    self._node.clock.receive(hlc, time.time_ns() // 1_000_000)
+                    self._node.clock.receive(hlc, self._node.wall.now_ms())
             except (ClockSkewError, InvalidInputError) as error:
                 log.warning("head_hlc_refused", tenant_id=tenant, error=str(error))

@@ -7,7 +7,6 @@ made by whoever has it, and brought here to be recorded. It is judged before any
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ class KeyAuthority:
         """
         history = await self._statements.history()
         key = history.keys().get(key_id) or (history.waiting[key_id].key if key_id in history.waiting else None)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._node.wall.now_ms()
         if key is None:
             raise NotFoundError(f"there is no key {key_id} in this ledger")
         if statement is None and key_id in {own.key_id for own in self._keys.own()}:

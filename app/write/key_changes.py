@@ -25,7 +25,6 @@ signs nothing then, and looks once a second whether somebody has admitted it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -183,7 +182,7 @@ class KeyChanges:
         signed_ms = await self._publish(list({each.key_id: each for each in (signer, log_signer)}.values()))
         # 3. Nobody signs.
         async with self._keys.changing():
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = self._node.wall.now_ms()
             end_ms = last_signed_ms(self._node.clock, now_ms, max(signed_ms, self._keys.highest_signed_ms))
             self._node.clock.observe(Hlc(end_ms + 1, 0, self._node.node_id))
             if not log_key:
@@ -235,7 +234,7 @@ class KeyChanges:
 
     async def _publish(self, signers: list[LocalOrRemote]) -> int:
         """Publish the new keys; returns the highest HLC time that any snapshot names."""
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._node.wall.now_ms()
         async with reading(self._pool) as connection, connection.transaction():
             for signer in signers:
                 key = signer.public_key

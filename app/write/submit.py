@@ -334,7 +334,7 @@ class Submitter:
         Each event is a draft with its fence token, canonical payload, what that encodes, and key. All are queued, or
         none.
         """
-        node, tick, wall_ms = self._node, self._node.clock.tick, time.time_ns() // 1_000_000
+        node, tick, wall_ms = self._node, self._node.clock.tick, self._node.wall.now_ms()
         epoch, lsn = node.epoch, self._wal.next_lsn
         entered: list[Pending] = []
         queued: list[Pending] = []

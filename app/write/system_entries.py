@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -134,7 +133,7 @@ class SystemEntries:
     ) -> Pending:
         """The event at ``lsn``, its HLC drawn now: to be queued before anything else draws one."""
         payload = canonical.encode({"type": action.value, **facts})
-        hlc = self._node.clock.tick(time.time_ns() // 1_000_000)
+        hlc = self._node.clock.tick(self._node.wall.now_ms())
         kind, epoch = _TYPE_OF_ACTION[action], self._node.epoch
         return Pending(lsn, epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
 
