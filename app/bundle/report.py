@@ -6,11 +6,12 @@ Markdown that reads as plain text too. It says nothing that the JSON form does n
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from app.bundle.counting import JOBS_MAX, Counts
 from ledger.hlc import Hlc
 from signing.bundle.judging import BUNDLE, BundleVerdict, tree_head_json
 from signing.checkpoint import JudgedCheckpoint
@@ -46,12 +47,15 @@ class VerifiedFile:
     exit_code: int
     outcome: BundleVerdict | None = None
     error: str | None = None
+    counts: Counts | None = None
+    """What the entries add up to, where a report asks for it and they hold."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object with the file's name."""
         if self.outcome is None:
             return {"file": self.name, "exit_code": self.exit_code, "error": self.error}
-        return {**self.outcome.to_json(), "file": self.name, "exit_code": self.exit_code}
+        counts = {} if self.counts is None else {"counts": self.counts.to_json()}
+        return {**self.outcome.to_json(), **counts, "file": self.name, "exit_code": self.exit_code}
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Against:
     keyring: Keyring | None
     checkpoint_from: str | None
     kept: JudgedCheckpoint | None
+    outsiders_from: Sequence[str] = ()
+    """The options that named witnesses and authorities, as they stood."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -92,7 +98,8 @@ def to_markdown(files: Sequence[VerifiedFile], against: Against, verified_at: da
     ]
     for file in files:
         lines += [*_about(file), ""]
-    return "\n".join([*lines, *_keys(against), "", *_checkpoint(against), "", *_again(files, against), ""])
+    parts = (_keys(against), _checkpoint(against), _times(files), _again(files, against), _sign_off())
+    return "\n".join([*lines, *(line for part in parts for line in (*part, ""))])
 
 
 def _about(file: VerifiedFile) -> Iterator[str]:
@@ -106,6 +113,7 @@ def _about(file: VerifiedFile) -> Iterator[str]:
         return
     yield f"- SHA-256 of the file: {_code(outcome.digest)}, {outcome.size_bytes:,} bytes"
     yield from _contents(outcome)
+    yield from _added_up(file.counts)
     yield ""
     yield "| checked | verdict | what it is |"
     yield "|---|---|---|"
@@ -123,6 +131,10 @@ def _about(file: VerifiedFile) -> Iterator[str]:
     yield ""
     for text in outcome.not_checked:
         yield f"- {_plain(text)}"
+    yield ""
+    yield f"Compared with: {_plain(outcome.verdict['compared_with'] or 'no checkpoint')}."
+    if outcome.memory is not None:
+        yield f"Remembered by whoever verified: {_plain(outcome.memory['says'])}."
 
 
 def _contents(outcome: BundleVerdict) -> Iterator[str]:
@@ -139,6 +151,23 @@ def _contents(outcome: BundleVerdict) -> Iterator[str]:
     signed = ", ".join(f"{_code(key)} ({count:,})" for key, count in sorted(outcome.snapshot_keys.items()))
     yield f"- Signed to seq {outcome.verdict['signed_to_seq']}; snapshots by key: {signed or 'none seen'}"
     yield f"- Manifest by key: {', '.join(map(_code, outcome.manifest_keys)) or 'none that is held'}"
+
+
+def _added_up(counts: Counts | None) -> Iterator[str]:
+    if counts is None:
+        return
+    if counts.jobs is None:
+        yield f"- Jobs: more than {JOBS_MAX:,}, not counted by status"
+    else:
+        by_status = ", ".join(f"{status} {count:,}" for status, count in counts.jobs.items())
+        yield f"- Jobs by status, as these entries say: {by_status or 'none'}; {sum(counts.jobs.values()):,} in all"
+    if counts.erasures:
+        yield (
+            f"- Erased: {counts.erasures:,} erasures destroyed {counts.erased_keys:,} keys. What they "
+            "protected is in the entries still, as bytes that nobody can read any more; every entry is here"
+        )
+    else:
+        yield "- Erased: nothing, as far as these entries say"
 
 
 def _keys(against: Against) -> Iterator[str]:
@@ -171,19 +200,59 @@ def _checkpoint(against: Against) -> Iterator[str]:
         yield f"It counts for nothing: {_plain(against.kept.unknown)}"
 
 
+def _times(files: Sequence[VerifiedFile]) -> Iterator[str]:
+    yield "## Whose clock the times are"
+    yield ""
+    yield (
+        "Times of entries are those of the clocks of the nodes that wrote them. The ledger binds them and orders by "
+        "them; it does not prove them. The time of this verification is that of the clock of the machine that ran it."
+    )
+    yield ""
+    said = [(file, each) for file in files if file.outcome is not None for each in _anchors(file.outcome)]
+    if not said:
+        yield "No bundle carries a word of a witness or of a time-stamping authority, whose clocks are others."
+        return
+    yield "Clocks of others, by which the first entries were there:"
+    yield ""
+    for file, each in said:
+        name = f"{_code(file.name)}: " if len(files) > 1 else ""
+        detail = "" if each["detail"] is None else f" ({_plain(each['detail'])})"
+        yield (
+            f"- {name}seq 1 to {each['to_seq']} at {_plain(each['time'])}, said {each['kind']} {_code(each['by'])}: "
+            f"{each['status'].replace('_', ' ')}{detail}"
+        )
+
+
+def _anchors(outcome: BundleVerdict) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = outcome.verdict["anchors"]
+    return found
+
+
+def _sign_off() -> Iterator[str]:
+    yield "## Signed off"
+    yield ""
+    for what in ("Name", "Date", "Signature"):
+        yield f"{what}: {'_' * 40}"
+        yield ""
+
+
 def _again(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
     options = []
     if against.keys_from is not None:
         options += ["--keys", against.keys_from]
     if against.checkpoint_from is not None:
         options += ["--checkpoint", against.checkpoint_from]
+    offline = list(options)
+    options += against.outsiders_from
     names = [file.name for file in files]
     yield "## To check again"
     yield ""
     yield "```sh"
     yield shlex.join(["sha256sum", *names])
     yield shlex.join(["tally", "verify-bundle", *names, *options])
-    yield shlex.join(["python3", "verify.py", *names, *options]) + "  # docs/formats/verify.py, a second implementation"
+    for name in names:
+        command = shlex.join(["python3", "verify.py", name, *offline])
+        yield f"{command}  # docs/formats/verify.py, a second implementation"
     yield "```"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from app.bundle import report
+from app.bundle.counting import counted
 from app.bundle.report import Against, VerifiedFile
 from app.bundle.verify import verify_file
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
@@ -23,6 +25,7 @@ from console.verifying import read_checkpoint
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing.anchors import Outsiders
+from signing.bundle.reader import BundleReader
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.keys import Keyring
 from signing.looks import remember_told
@@ -83,8 +86,12 @@ def verify_bundle(
     verified = []
     for path in files:
         verified.append(_verify(path, keyring, kept, memory, outsiders))
+        if report_to is not None:
+            verified[-1] = _with_counts(path, verified[-1])
         memory = _remembered(memory, verified[-1])
-    against = Against(_name(keys), keyring, _name(checkpoint), kept)
+    outsiders_from = [text for each in witness_key or () for text in ("--witness-key", each)]
+    outsiders_from += [] if tsa_ca is None else ["--tsa-ca", _readable(tsa_ca)]
+    against = Against(_name(keys), keyring, _name(checkpoint), kept, outsiders_from)
     now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
     document = report.to_json(verified, against, now, tool)
     if report_to is not None:
@@ -105,6 +112,14 @@ def _verify(
     except OSError as error:
         return VerifiedFile(_readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or _readable(error))
     return VerifiedFile(_readable(path), exit_code_of_bundle(outcome.verdict), outcome)
+
+
+def _with_counts(path: Path, file: VerifiedFile) -> VerifiedFile:
+    """``file`` with what its entries add up to, if they hold."""
+    if file.outcome is None or "broken" in file.outcome.verdict["verdicts"].values():
+        return file
+    with BundleReader.open(path) as reader:
+        return replace(file, counts=counted(reader))
 
 
 def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:

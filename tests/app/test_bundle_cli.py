@@ -111,8 +111,17 @@ def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_
         "size 20",
         f"tally verify-bundle {path} --keys {keys} --checkpoint {kept}",
         f"sha256sum {path}",
+        "Jobs by status, as these entries say: COMPLETED 3, RUNNING 3, SUBMITTED 1; 7 in all",
+        "- Erased: nothing",
+        "Times of entries are those of the clocks of the nodes that wrote them",
+        "No bundle carries a word of a witness",
+        "Compared with: bundle, file.",
+        "Remembered by whoever verified: this is the first look at this log",
     ):
         assert wanted in text, wanted
+    assert [word.rstrip(":") for word in text.split("## Signed off")[1].split()[::2]] == ["Name", "Date", "Signature"]
+    jobs = {"COMPLETED": 3, "RUNNING": 3, "SUBMITTED": 1}
+    assert json.loads(as_json.read_text())["counts"] == {"jobs": jobs, "erasures": 0, "erased_keys": 0}
     assert told["against"]["keys"][0]["key_id"] == SIGNER.key_id
     assert told["against"]["checkpoint"]["size"] == 20
 

@@ -12,6 +12,7 @@ import asyncpg
 import httpx
 import pytest
 
+from app.bundle.counting import counted
 from app.bundle.verify import verify_file
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
@@ -20,6 +21,7 @@ from app.privacy.keys import SubjectKeys
 from app.store import privacy as store
 from ledger.errors import PrivacyUnavailableError
 from signing import master_key
+from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from tests.app.bundles import exit_code
 from tests.app.chains import Chains, until
@@ -112,6 +114,9 @@ async def _verify_bundle(client: httpx.AsyncClient, folder: Path) -> None:
     (folder / "keys.json").write_text(json.dumps(keys))
     verdict = await verify_file(folder / "acme.tar", Keyring.from_json(keys))
     assert exit_code(verdict) == 0
+    with BundleReader.open(folder / "acme.tar") as reader:
+        counts = counted(reader)
+    assert (counts.erasures, counts.erased_keys, sum((counts.jobs or {}).values())) == (1, 1, 2)
     script = [sys.executable, str(VERIFY_PY), str(folder / "acme.tar"), "--keys", str(folder / "keys.json")]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

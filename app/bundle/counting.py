@@ -1,0 +1,59 @@
+"""What the entries of a verified bundle add up to, for a report: jobs by status, and what was erased."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final, NamedTuple
+
+from ledger import jobs
+from ledger.entry_check import ENTRY_COLUMNS
+from ledger.events import SystemAction
+from ledger.job_fold import JobFold
+from ledger.projection_check import payload_of
+from signing.bundle.reader import BundleReader
+
+JOBS_MAX: Final = 200_000
+"""A bundle with more jobs is reported without their number by status: each is held until its last entry was read."""
+
+_COLUMNS: Final = ("job_id", "seq", "hlc_physical", "hlc_logical", "hlc_node", "action", "payload_digest", "payload")
+_PLACES: Final = tuple(map(ENTRY_COLUMNS.index, _COLUMNS))
+
+
+class Counts(NamedTuple):
+    """``jobs`` by status, None where there are more than ``JOBS_MAX``; ``erasures`` are SUBJECT_ERASED entries, which
+    destroyed ``erased_keys`` keys."""
+
+    jobs: dict[str, int] | None
+    erasures: int
+    erased_keys: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return self._asdict()
+
+
+def counted(reader: BundleReader) -> Counts:
+    """The counts of an open bundle whose rows were verified.
+
+    Raises:
+        BundleInvalidError: it is another by now.
+    """
+    folds: dict[str, JobFold] = {}
+    erased: Counter[str] = Counter()
+    erasures, is_counted = 0, True
+    for rows in reader.entry_batches():
+        for row in rows:
+            job_id, seq, physical, logical, node, action, digest, text = (row[place] for place in _PLACES)
+            if action == SystemAction.SUBJECT_ERASED:
+                erasures += 1
+                erased.update(payload_of(text).get("key_ids", ()))
+            if not is_counted:
+                continue
+            said = jobs.said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
+            if said is not None:
+                folds.setdefault(job_id, JobFold(job_id)).add(*said, seq)
+                is_counted = len(folds) <= JOBS_MAX
+    if not is_counted:
+        return Counts(None, erasures, len(erased))
+    statuses = Counter(jobs.status(fold.state()) for fold in folds.values())
+    return Counts(dict(sorted(statuses.items())), erasures, len(erased))
