@@ -313,7 +313,10 @@ async def _check_keys(
             f"{key_chain.fault}. Nothing was written; point database_url to the right ledger, or bring the right "
             "database back"
         )
-    return admission_fault(history, key_chain.root, keys)
+    fault = admission_fault(history, key_chain.root, keys)
+    if fault is not None:
+        log.warning("keys_not_admitted", error=fault)
+    return fault
 
 
 async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: Settings) -> str:

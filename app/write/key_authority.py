@@ -78,7 +78,7 @@ class KeyAuthority:
         facts = await self._vouched(SystemAction.KEY_ADMITTED, history.waiting[key_id].facts, history, statement)
         late = f"key {key_id} will be admitted once Postgres answers"
         await self._within(self._statements.enter(SystemAction.KEY_ADMITTED, facts), late)
-        log.warning("key_admitted", key_id=key_id)
+        log.info("key_admitted", key_id=key_id)
 
     async def revoke(
         self, key_id: str, from_hlc: Hlc | None, reason: str | None, statement: Mapping[str, object] | None

@@ -66,12 +66,13 @@ async def enter(service: Service, action: SystemAction, facts: dict[str, Any]) -
 
 
 async def test_a_further_node_chains_signs_nothing_and_says_how_it_is_admitted(
-    run_server: RunServer, make_settings: MakeSettings, chains: Chains
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with run_server(make_settings("one")) as one:
         await until(chains.key_recorded, "the first node's key is the root")
         async with run_server(make_settings("two")) as two:
             new_id = key_of(make_settings("two")).key_id
+            assert f"tally keys admit {new_id}" in capsys.readouterr().out
             await add_jobs(two, 2)
             refused = await two.post("/v1/snapshots", json={"tenant_id": "acme"})
             assert problem(refused) == (503, "signing-unavailable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -134,6 +135,20 @@ def test_a_statement_from_another_ledger_with_the_same_root_key_says_nothing(key
     entries = Entries.beginning_with(keys["root"])
     entries.add(ADDED, {**facts_of(keys["thief"]), FIELD: statement})
     assert (other.admitted(keys), entries.admitted(keys)) == (["root", "thief"], ["root"])
+
+
+def test_a_statement_under_the_name_of_the_root_is_by_the_root_and_says_what_it_shows(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    facts = facts_of(keys["thief"])
+    forged: Any = entries.statement(ADDED, facts, keys["thief"], {})
+    forged["signatures"][0]["keyid"] = keys["root"].key_id
+    other: Any = entries.statement(ADDED, facts_of(keys["one"]), keys["root"], {})
+    shown: Any = entries.statement(ADDED, facts, keys["thief"], {})
+    spaced: Any = entries.statement(ADDED, facts, keys["root"], {})
+    spaced["payload"] = base64.b64encode(base64.b64decode(spaced["payload"]) + b" ").decode()
+    for statement in (forged, {**shown, "signatures": other["signatures"]}, other, spaced):
+        entries.add(ADDED, {**facts, FIELD: statement})
+        assert entries.admitted(keys) == ["root"]
 
 
 def test_a_statement_names_no_entry_that_comes_later(keys: Keys) -> None:
