@@ -62,7 +62,7 @@ def verify(
     expired or revoked; 1 could not run.
 
     With --dsn everything is computed here from the rows, and signatures are
-    checked with --keys only. Without it the service verifies; --keys then
+    good by --keys only. Without it the service verifies; --keys then
     serves to check the signature of --checkpoint.
 
     The newest checkpoint that was verified of each log is remembered in your

@@ -61,7 +61,8 @@ def verify(
     """Verify ledgers of any size: links, payloads, heads, snapshots, signatures, trees, job states.
 
     Each tenant gets the verdict that tally verify gives. Signatures are
-    judged with --keys only; a checkpoint counts for the log it names. With
+    good by --keys only; without, those of a database by keys that nobody
+    admitted are told. A checkpoint counts for the log it names. With
     --keys, the newest checkpoint verified of each log is remembered in your
     state folder and compared with ever after.
 

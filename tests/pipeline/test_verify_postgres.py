@@ -15,11 +15,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.store.chain_reader import consistent_reader
+from ledger import canonical
+from ledger.entry_check import ENTRY_COLUMNS
 from ledger.tree_check import TreeHead
 from ledger.verification import StoredTree, Verdict, verify
 from pipeline.source import parse_place
 from pipeline.verify import Verified
 from pipeline.verify import verify as verify_on_spark
+from signing.key_history import added_facts, root_facts
 from signing.keys import Keyring
 from tests.app.chain_builder import insert
 from tests.app.test_tamper import Connection, drop_guards
@@ -322,3 +325,29 @@ async def test_a_tenant_of_which_anything_but_its_chain_is_left_is_told_as_cut(
     for verdict in verified.objects:
         assert not verdict["valid"]
         assert verdict["breaks"]["tail-truncated"] == listed[verdict["tenant_id"]]["tail-truncated"] == 1
+
+
+async def test_without_keys_those_that_the_ledger_admits_tell_a_stranger_and_make_no_signature_good(
+    spark: SparkSession, superuser: Connection, database: Database
+) -> None:
+    connection = await without_guards(superuser)
+    system = Ledger("_system")
+    for seq, (key, is_root) in enumerate(((SIGNER, True), (STRANGER, False)), 1):
+        facts = root_facts(key.public_key, "node-1") if is_root else added_facts(key.public_key, "node-2")
+        payload = canonical.encode({"type": "KEY_ADDED", **facts})
+        row = dict.fromkeys(ENTRY_COLUMNS)
+        row |= {"seq": seq, "t_hlc": f"{seq}:0:n", "hlc_physical": seq, "hlc_logical": 0, "hlc_node": "n"}
+        row |= {"job_id": f"key:{key.key_id}", "action": "KEY_ADDED", "link_version": 2, "payload": payload.decode()}
+        system.entries.append(row)
+    system.relink()
+    system.store_head()
+    await insert(connection, system)
+    for tenant, key in (("honest", SIGNER), ("forged", STRANGER)):
+        ledger = build(COUNT, tenant_id=tenant)
+        ledger.sign(COUNT, key)
+        await insert(connection, ledger)
+    with parse_place(database.service_url).open() as place:
+        verified = verify_on_spark(spark, place, tenants=["honest", "forged"], rows_a_piece=ROWS_A_PIECE)
+        verified.close()
+    found = {each["tenant_id"]: (each["verdicts"]["signatures"], each["valid"]) for each in verified.objects}
+    assert found == {"honest": ("not_checked", True), "forged": ("unknown_key", False)}
