@@ -83,7 +83,8 @@ def stored_form(state: JobState) -> StoredJob:
 
 async def check_projection(entries: Rows, stored_jobs: Rows, findings: Findings) -> None:
     """Compare every stored job with the fold of its entries, and find jobs that only one side has."""
-    judge = JobJudge()
+    # The chain is judged already, so it is known whether what differs from it counts.
+    judge = JobJudge(findings.on_break, None if findings.has(*CHAIN_ASPECTS) else findings.on_break)
     join = _Join(stored_jobs, judge)
     state: JobState | None = None
     async for rows in entries:

@@ -77,7 +77,7 @@ class Findings:
         self._begun: set[str] = set()
         self._undecided: set[str] = set()
         self._has_broken_signature = False
-        self._on_break = on_break
+        self.on_break = on_break
 
     def begin(self, aspect: str) -> None:
         """This aspect is being checked."""
@@ -102,12 +102,12 @@ class Findings:
         if kind == "snapshot-signature" and not is_key_unknown:
             self._has_broken_signature = True
         held = self._first.get(kind)
-        if self._on_break is None and held is not None and seq > held.seq:
+        if self.on_break is None and held is not None and seq > held.seq:
             return
         found = Break(seq, kind, detail, _shortened(expected), _shortened(actual))
         self._keep(found)
-        if self._on_break is not None:
-            self._on_break(found)
+        if self.on_break is not None:
+            self.on_break(found)
 
     def _keep(self, found: Break) -> None:
         held = self._first.get(found.kind)

@@ -107,7 +107,7 @@ async def verify(
         checkpoints: tree heads kept outside this ledger, which its chain must extend.
         anchors: what outsiders said of tree heads, kept inside; the chain must extend those too.
         projection: whether to fold all entries once more and compare job states.
-        on_break: is called with every break, those of job states aside, as it is found.
+        on_break: is called with every break as it is found.
     """
     findings = Findings(on_break)
     # 1. What there is.

@@ -79,6 +79,11 @@ class FoundBreaks:
         more = f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
         return f"verification found: {named}{more}; tally verify says more, and --acknowledge that somebody has seen it"
 
+    def is_acknowledged(self, tenant_id: str, found: Break) -> bool:
+        """Whether somebody has seen just this break."""
+        known = self._by_place.get((tenant_id, found.kind, found.seq))
+        return known is not None and known.acknowledged and known.actual == _actual(found)
+
     def found(self, tenant_id: str, breaks: Iterable[Break]) -> None:
         """Verification found these. Blocks on the disk when there is something new.
 
@@ -88,11 +93,11 @@ class FoundBreaks:
         is_new = False
         for each in breaks:
             place = (tenant_id, each.kind, each.seq)
-            actual = None if each.actual is None else str(each.actual)
+            actual = _actual(each)
             known = self._by_place.get(place)
             if known is not None and (known.actual == actual or not known.acknowledged):
                 continue
-            if known is None and len(self._by_place) >= BREAKS_MAX:
+            if known is None and len(self._by_place) >= BREAKS_MAX and not self._forget_acknowledged():
                 log.error("chain_break_not_kept", tenant_id=tenant_id, kind=each.kind, seq=each.seq)
                 continue
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -100,6 +105,11 @@ class FoundBreaks:
             is_new = True
         if is_new:
             self._store()
+
+    def _forget_acknowledged(self) -> bool:
+        """Make room: whoever has seen a thousand breaks is told once more of one rather than never of the next."""
+        place = next((place for place, each in self._by_place.items() if each.acknowledged), None)
+        return place is not None and self._by_place.pop(place) is not None
 
     def wanted(self, tenant_id: str, kind: str | None, seq: int | None) -> list[FoundBreak]:
         """The open breaks of the tenant that are to be acknowledged: those of ``kind`` and ``seq`` where given.
@@ -123,6 +133,10 @@ class FoundBreaks:
 
     def _store(self) -> None:
         store_file(self._path, msgspec.json.encode(_File(VERSION, list(self._by_place.values()))))
+
+
+def _actual(found: Break) -> str | None:
+    return None if found.actual is None else str(found.actual)
 
 
 def _load(path: Path) -> list[FoundBreak]:

@@ -158,6 +158,9 @@ class ChainVerifier:
         found: dict[str, Break] = {}
 
         def note(each: Break) -> None:
+            # One that somebody has seen and that still stands there must not hide those behind it.
+            if self._breaks.is_acknowledged(tenant_id, each):
+                return
             if each.kind not in found or each.seq < found[each.kind].seq:
                 found[each.kind] = each
 

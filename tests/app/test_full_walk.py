@@ -145,6 +145,47 @@ async def test_a_break_lasts_over_restarts_until_it_is_acknowledged_and_comes_ba
         assert not (await breaks_of(client))["ok"]
 
 
+async def test_an_acknowledged_break_that_still_stands_hides_none_behind_it(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
+) -> None:
+    verify = {"tenant_id": "acme"}
+    async with run_server(settings) as client:
+        for n in range(5):
+            (await client.post("/v1/jobs", json={"tenant_id": "acme", "spec": {"n": n}})).raise_for_status()
+        await damage(superuser, 2)
+        await client.get("/v1/chain/verify", params=verify)
+        (await client.post("/v1/chain/acknowledge", json={**verify, "reason": "known"})).raise_for_status()
+        assert (await breaks_of(client))["ok"]
+        await damage(superuser, 4)
+        await client.get("/v1/chain/verify", params=verify)
+        assert "payload-digest at seq 4 of acme" in (await breaks_of(client))["detail"]
+
+
+async def test_an_acknowledged_job_state_hides_no_other(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
+) -> None:
+    verify = {"tenant_id": "acme"}
+    edit = "UPDATE scheduler.jobs SET status = 'FAILED' WHERE tenant_id = 'acme' AND last_seq = $1"
+    async with run_server(settings) as client:
+        for n in range(5):
+            (await client.post("/v1/jobs", json={"tenant_id": "acme", "spec": {"n": n}})).raise_for_status()
+        await superuser.execute(edit, 2)
+        await client.get("/v1/chain/verify", params=verify)
+        (await client.post("/v1/chain/acknowledge", json={**verify, "reason": "known"})).raise_for_status()
+        await superuser.execute(edit, 4)
+        await client.get("/v1/chain/verify", params=verify)
+        assert "projection at seq 4 of acme" in (await breaks_of(client))["detail"]
+
+
+def test_a_thousand_acknowledged_breaks_leave_room_for_the_next(tmp_path: Path) -> None:
+    breaks = FoundBreaks(tmp_path)
+    breaks.found("acme", [Break(seq, "link", "differs", "a", "b") for seq in range(1000)])
+    for each in breaks.open():
+        each.acknowledged = True
+    breaks.found("acme", [Break(2000, "link", "differs", "a", "b")])
+    assert [each.seq for each in FoundBreaks(tmp_path).open("acme")] == [2000]
+
+
 def test_as_many_breaks_are_kept_as_fit_and_a_restart_reads_them(tmp_path: Path) -> None:
     breaks = FoundBreaks(tmp_path)
     breaks.found("acme", [Break(seq, "link", "differs", "a", "b") for seq in range(1500)])
