@@ -122,6 +122,22 @@ def signer_of(text: str | bytes, keyring: Keyring) -> PublicKey:
     return note.signers_of(parsed, named)[0].public_key
 
 
+def signed_by(text: str | bytes, keyring: Keyring) -> str:
+    """The note of a checkpoint with those signatures alone that keys of ``keyring`` made in its log's name; anybody can
+    add lines that no key at hand can judge.
+
+    Raises:
+        UnknownKeyError: none of them signed it.
+        SignatureError: malformed, or a known key's signature does not hold.
+    """
+    parsed = note.parse(text)
+    origin = parse(parsed.text).origin
+    named = [key for key in _verifiers(keyring, origin) if key.name == origin]
+    known = {(key.name, key.key_hash) for key in note.signers_of(parsed, named)}
+    lines = [each for each in parsed.signatures if (each.name, each.key_hash) in known]
+    return parsed._replace(signatures=tuple(dict.fromkeys(lines))).encode()
+
+
 class JudgedCheckpoint(NamedTuple):
     """A checkpoint, and why no held key vouches for it; None when one does, and where no keys are held at all."""
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from ledger.comparison import rollback, with_checkpoint
 from ledger.errors import SignatureError
 from ledger.tree_check import TreeHead
-from signing.checkpoint import Checkpoint, open_checkpoint, parse, signer_of
+from signing.checkpoint import Checkpoint, open_checkpoint, parse, signed_by, signer_of
 from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Seen
 from signing.note import parse as parse_note
@@ -159,7 +159,8 @@ def _opened(tenant_id: str, note: str | None, keyring: Keyring, now: datetime) -
         checkpoint = open_checkpoint(note, keyring)
         if not checkpoint.origin.endswith(f"/{tenant_id}"):
             return None
-        return Seen.of(note, keyring.root_key_id or signer_of(note, keyring).key_id, now)
+        # What nobody vouches for is not remembered: neither names it the log, nor does it make the note too long.
+        return Seen.of(signed_by(note, keyring), keyring.root_key_id or signer_of(note, keyring).key_id, now)
     except SignatureError:
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import stat
+from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import pytest
 from ledger.errors import ConfigurationError, SignatureError
 from signing import memory as memories
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.keys import Keyring
+from signing.keys import Keyring, PublicKey
+from signing.looks import Look
 from signing.memory import Memory, Seen, memory_of, user_folder
+from signing.note import VerifierKey
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 
 NOW = datetime(2026, 11, 22, 2, 40, tzinfo=UTC)
@@ -54,6 +57,26 @@ def test_a_ledger_that_names_no_log_is_every_log_of_the_tenant_that_a_held_key_s
     memory = Memory.open(tmp_path)
     memory.remember([seen(7), seen(8, origin="b.example/acme", signer=STRANGER), seen(9, origin="log.example/other")])
     assert Memory.open(tmp_path).seen_of_tenant("acme", RING) == [seen(7)]
+
+
+def test_what_nobody_vouches_for_in_a_checkpoint_is_not_remembered_with_it(tmp_path: Path) -> None:
+    """Anybody can add signature lines: under the key hash of another log of that name, or too many to keep."""
+    honest = sign_checkpoint(Checkpoint(ORIGIN, 5, bytes(32)), SIGNER)
+    hostile = sign_checkpoint(Checkpoint(ORIGIN, 9, bytes(32)), STRANGER)
+    forged = hostile + f"— {ORIGIN} {b64encode(hash_of(SIGNER.public_key) + bytes(64)).decode()}\n"
+    look = Look.at(Memory.open(tmp_path), "acme", forged, Keyring([STRANGER.public_key]), NOW)
+    assert look.now is not None
+    look.memory.remember([look.now])
+    padded = honest + f"— {'x' * 8000} {b64encode(bytes(68)).decode()}\n" * 20
+    look = Look.at(Memory.open(tmp_path), "acme", padded, RING, NOW)
+    assert look.before == (), "another log, whose keys are others"
+    assert look.now is not None
+    look.memory.remember([look.now])
+    assert Memory.open(tmp_path).seen(look.now) == look.now
+
+
+def hash_of(key: PublicKey) -> bytes:
+    return VerifierKey.of(ORIGIN, key).key_hash
 
 
 def test_two_histories_of_one_size_are_never_both_remembered(tmp_path: Path) -> None:
