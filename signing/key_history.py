@@ -4,7 +4,7 @@ The facts, as payloads of entries (docs/formats/keys.md)::
 
     KEY_ADDED     key_id, algorithm, public_key_pem, node_id; of the root also root: true
     KEY_ROTATED   the same of the new key, and previous_key_id, not_after: how long the one before it counts
-    KEY_ADMITTED  the facts of the entry that introduced a key which nobody had admitted
+    KEY_ADMITTED  those of KEY_ADDED, of a key which an entry introduced and nobody had admitted
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
 
 and in each ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
@@ -14,7 +14,9 @@ and in each ``statement``, the envelope of :mod:`signing.key_statement`. Rules, 
        was it revoked nor did another take its place in an entry before; the statement names an earlier entry
     3. what a key admitted does not count where that key is revoked from an HLC at or before the one of the entry;
        but for the keys that led to the one which revokes it, of which nobody else could have said so
-    4. of several ends and several revocations of one key the earliest counts
+    4. who admits a key speaks of that one alone: only a rotation that is vouched for itself ends another, as anybody
+       can write one that is not
+    5. of several ends and several revocations of one key the earliest counts
 
 A chain whose root has no ``root: true`` was begun before there were statements. Until its first statement, ends and
 revocations without one count as well: they only ever narrow. What was introduced so is as little admitted as elsewhere.
@@ -102,7 +104,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INTRODUCING = (SystemAction.KEY_ADDED, SystemAction.KEY_ROTATED)
 _KEY_FACTS = ("key_id", "algorithm", "public_key_pem")
 _ADDED_FACTS = (*_KEY_FACTS, "node_id")
-_ROTATED_FACTS = (*_ADDED_FACTS, "previous_key_id", "not_after")
 
 
 def time_of(physical_ms: int) -> datetime:
@@ -194,7 +195,7 @@ class _Folding:
             _keep_lowest(self._revoked, key_id, from_hlc)
             if isinstance(reason := event.facts.get("reason"), str):
                 self._reasons[key_id] = reason
-        elif "previous_key_id" in event.facts:
+        elif event.action == SystemAction.KEY_ROTATED and "previous_key_id" in event.facts:
             previous_id = str(event.facts["previous_key_id"])
             _keep_lowest(self._ends, previous_id, _time(event.facts.get("not_after")))
             if signer_id is not None:
@@ -228,9 +229,7 @@ class _Folding:
         if signer_id is not None:
             self._admit(key, event, signer_id)
         elif event.action in _INTRODUCING and key.key_id not in self._admitted:
-            # In a chain without statements the end of the previous key counts already.
-            names = _ADDED_FACTS if self._is_old_form else _ROTATED_FACTS
-            self._waiting[key.key_id] = _waiting(key, event, names)._replace(is_old_form=self._is_old_form)
+            self._waiting[key.key_id] = _waiting(key, event)._replace(is_old_form=self._is_old_form)
 
     def _admit(self, key: PublicKey, event: KeyEvent, signer_id: str | None) -> None:
         waited = self._waiting.pop(key.key_id, None)
@@ -250,7 +249,7 @@ class _Folding:
             introduced = admission.introduced
             admitted[key_id] = AdmittedKey(key, admission.signer_id, _node(introduced), introduced)
         undone = {
-            key_id: _waiting(admissions[0].key, admissions[0].introduced, _ADDED_FACTS)
+            key_id: _waiting(admissions[0].key, admissions[0].introduced)
             for key_id, admissions in self._admitted.items()
             if key_id not in standing
         }
@@ -307,8 +306,8 @@ class _Admission(NamedTuple):
     introduced: KeyEvent
 
 
-def _waiting(key: PublicKey, introduced: KeyEvent, names: Iterable[str]) -> WaitingKey:
-    facts = {name: introduced.facts[name] for name in names if name in introduced.facts}
+def _waiting(key: PublicKey, introduced: KeyEvent) -> WaitingKey:
+    facts = {name: introduced.facts[name] for name in _ADDED_FACTS if name in introduced.facts}
     return WaitingKey(key, _node(introduced), introduced, facts)
 
 
