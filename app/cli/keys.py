@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,10 +15,11 @@ from app.cli.client import LedgerClient
 from app.cli.options import Url
 from console.options import Json
 from console.outcome import fail, out, print_json
+from ledger.errors import SignatureError
 from ledger.hlc import Hlc
 from signing import key_statement
 from signing.key_history import revoked_facts
-from signing.keys import generate, load
+from signing.keys import PublicKey, generate, load
 
 RootKey = Annotated[
     Path | None,
@@ -177,12 +179,13 @@ def _revocation(
     client: LedgerClient, key_id: str, from_hlc: str | None, reason: str | None, root_key: Path
 ) -> dict[str, object]:
     """What to send so that the key in the file ``root_key`` vouches for the revocation."""
-    listed, node = client.get("/v1/keys"), client.get("/v1/node")
+    listed, node_id = client.get("/v1/keys"), client.get("/v1/node")["node_id"]
     introduced_by = _listed(listed, key_id).get("introduced_by")
     if introduced_by is None:
         return {}
-    start = Hlc.parse(from_hlc or node["clock"]["last_hlc"])
-    facts = revoked_facts(key_id, node["node_id"], start, reason)
+    # Now is what this machine's clock says: a service could name a time that takes all back which the key ever signed.
+    start = Hlc.parse(from_hlc) if from_hlc else Hlc(time.time_ns() // 1_000_000, 0, node_id)
+    facts = revoked_facts(key_id, node_id, start, reason)
     return {
         "from_hlc": start.text(),
         "statement": _statement("KEY_REVOKED", facts, listed, introduced_by, root_key),
@@ -248,9 +251,24 @@ def _admitted(
 ) -> dict[str, Any]:
     body: dict[str, object] = {}
     if root_key is not None and "facts" in key:
+        _check_is_said_of(key["facts"], key["key_id"])
         body["statement"] = _statement("KEY_ADMITTED", key["facts"], listed, key["introduced_by"], root_key)
     answer: dict[str, Any] = client.post(f"/v1/keys/{quote(key['key_id'], safe='')}/admit", body)
     return answer
+
+
+def _check_is_said_of(facts: Mapping[str, Any], key_id: str) -> None:
+    """Whoever answers may not be who he says: what is signed here must be about the key that was compared, alone.
+
+    Raises:
+        SignatureError: it is not.
+    """
+    named = PublicKey.from_json({name: facts.get(name) for name in ("key_id", "algorithm", "public_key_pem")})
+    if named.key_id != key_id or facts.keys() - {"key_id", "algorithm", "public_key_pem", "node_id"}:
+        raise SignatureError(
+            f"what the service says of key {key_id} is not about that key alone: nothing was signed. It may not be the "
+            "service of your ledger"
+        )
 
 
 def _statement(
