@@ -95,6 +95,11 @@ class Upload:
             NotReadyError: the disk is as full as it may be.
             BundleRefusedError: the file is no bundle.
         """
+        self._hash.update(data)
+        if self._file is None:
+            self._begins += data
+            if len(self._begins) >= BLOCK_BYTES:
+                self._check_first_block()
         self._bytes += len(data)
         if self._bytes > self._bytes_max:
             raise UploadTooLargeError(
@@ -102,15 +107,10 @@ class Upload:
                 "at a time, or raise it"
             )
         check_disk_room(self._folder, self._reserve_bytes)
-        self._hash.update(data)
-        if self._file is None:
-            self._begins += data
-            if len(self._begins) < BLOCK_BYTES:
-                return
-            self._check_first_block()
-            self._open()
-        else:
+        if self._file is not None:
             self._file.write(data)
+        elif len(self._begins) >= BLOCK_BYTES:
+            self._open()
 
     def end_file(self) -> None:
         """The file is whole; one that is too short to be a bundle is judged with the others."""
@@ -134,7 +134,7 @@ class Upload:
             raise BundleRefusedError(f"{self._name} is no bundle, {error}", verdict, self._name) from error
 
     def close(self) -> None:
-        """Let go of a file that has not ended."""
+        """Close a file that has not ended."""
         if self._file is not None:
             self._file.close()
 
