@@ -8,19 +8,23 @@ itself what its event is; where its private fields were encrypted, only type and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import orjson
 
+from app.write.requests import LEDGER_ROUTE
 from ledger import canonical, keyed
 from ledger.errors import ChainDamagedError, LedgerError
+from ledger.events import ACTIONS
 from ledger.hlc import Hlc
 from ledger.record import IdempotencyKey
 
 if TYPE_CHECKING:
     from app.store.idempotency import ChainedLine
-    from app.write.requests import Draft, RequestKey
+    from app.write.backlog import Pending
+    from app.write.requests import Draft, RequestKey, RequestName
 
 LINES_PER_TURN = 500
 """Lines compared before others get a turn of the event loop."""
@@ -63,16 +67,50 @@ async def check_lines(chained: Sequence[ChainedLine], drafts: Sequence[Draft], k
         _check_fits(line, drafts[line.line], key)
 
 
-def is_bound(line: ChainedLine, route: int, key: str) -> bool:
-    """Whether the entry that a row names says that it came with this key. One that says nothing of any key may have
-    been made before events did."""
+def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pending]) -> bool:
+    """Whether the entry that a row of the request ``key`` names came with it, so that it may decide about the records
+    ``of_request``, by line.
+
+    An entry says its key. One from before entries did counts where it is the very fact of its line, or where the
+    records say no key either: they come from the same WAL, which nobody edits. The entry at the HLC of a record is that
+    record, or somebody put it there.
+    """
+    pending = of_request.get(line.line)
     try:
         event = keyed.kept_event(line.job_id, line.action, line.payload)
-        digest = None if event is None else keyed.digest_in(orjson.loads(event.payload))
-    except (ValueError, TypeError, KeyError, AttributeError):
+        if event is None:
+            return False
+        if pending is not None and pending.hlc.text() == line.t_hlc:
+            return event == (pending.job_id, ACTIONS[pending.record_type], pending.payload.decode())
+        facts, (tenant_id, route, name) = orjson.loads(event.payload), key
+        if route == LEDGER_ROUTE:
+            # What the ledger writes about itself has its key from its subject and its facts.
+            del facts["type"]
+            digest_of_facts = sha256(canonical.encode(facts)).digest()
+            return (name, line.body_digest) == (f"{event.action}:{event.job_id}", digest_of_facts)
+        digest = keyed.digest_in(facts)
+        if digest is not None:
+            return digest == keyed.key_digest(tenant_id, IdempotencyKey(route, name, line.line, line.body_digest))
+        if pending is not None:
+            return _is_same_fact(event, Hlc.parse(line.t_hlc), pending)
+        return all(keyed.digest_in(orjson.loads(each.payload)) is None for each in of_request.values())
+    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
         return False
-    named = IdempotencyKey(route, key, line.line, line.body_digest)
-    return event is not None and digest in (None, keyed.key_digest(line.tenant_id, named))
+
+
+def _is_same_fact(event: keyed.KeptEvent, hlc: Hlc, pending: Pending) -> bool:
+    """Whether an entry that says no key says what ``pending`` does, beside its key."""
+    facts = orjson.loads(pending.payload)
+    facts.pop(keyed.MEMBER, None)
+    is_job = event.job_id == pending.job_id or (
+        _is_made_at(event.job_id, hlc) and _is_made_at(pending.job_id, pending.hlc)
+    )
+    return is_job and (event.action, event.payload) == (ACTIONS[pending.record_type], canonical.encode(facts).decode())
+
+
+def _is_made_at(job_id: str, hlc: Hlc) -> bool:
+    """Whether the id is one that a node made for a job that was created at ``hlc``."""
+    return job_id.endswith(f"-{hlc.logical:05d}") and f"-{hlc.physical_ms}-" in job_id
 
 
 def gone(tenant_id: str, key: RequestKey) -> ChainDamagedError:
@@ -85,10 +123,7 @@ def _fits(line: ChainedLine, draft: Draft, key: RequestKey) -> bool:
     if event is None:
         return False
     hlc = Hlc.parse(line.t_hlc)
-    if draft.job_id is None:
-        is_job = event.job_id.endswith(f"-{hlc.logical:05d}") and f"-{hlc.physical_ms}-" in event.job_id
-    else:
-        is_job = event.job_id == draft.job_id
+    is_job = _is_made_at(event.job_id, hlc) if draft.job_id is None else event.job_id == draft.job_id
     if line.tenant_id != draft.tenant_id or event.action != draft.event.action or not is_job:
         return False
     facts = orjson.loads(event.payload)

@@ -24,6 +24,7 @@ from app.write.linking import (
     is_refused_in,
     tenant_begun_by,
 )
+from app.write.requests import RequestName
 from ledger import jobs
 from ledger.conflict import Event
 from ledger.errors import ChainDamagedError
@@ -79,19 +80,17 @@ async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> Chai
     Raises:
         ChainDamagedError: a row of the table of keys names an entry that came with another key, or none.
     """
-    keys = {
-        (pending.tenant_id, pending.idempotency.route, pending.idempotency.key)
-        for pending in batch
-        if pending.idempotency is not None
-    }
+    requests: dict[RequestName, dict[int, Pending]] = {}
+    for pending in batch:
+        if (key := pending.idempotency) is not None:
+            requests.setdefault((pending.tenant_id, key.route, key.key), {})[key.line] = pending
     found: ChainedKeys = {}
-    for name, line in await idempotency.find_claims(connection, sorted(keys)) if keys else ():
-        tenant_id, route, key = name
-        if not is_bound(line, route, key):
+    for name, line in await idempotency.find_claims(connection, sorted(requests)) if requests else ():
+        if not is_bound(line, name, requests[name]):
             raise ChainDamagedError(
-                tenant_id,
-                f"the row of Idempotency-Key {key!r} in scheduler.idempotency names seq {line.seq}, whose entry did "
-                "not come with that key: somebody put the row there. Remove it",
+                line.tenant_id,
+                f"the row of Idempotency-Key {name[2]!r} in scheduler.idempotency names seq {line.seq}, whose entry "
+                "did not come with that key: somebody put the row there. Remove it",
             )
         found.setdefault(name, {})[line.line] = KeyWinner(line.body_digest, line.t_hlc, line.job_id)
     return found

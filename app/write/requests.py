@@ -7,6 +7,9 @@ from typing import NamedTuple, Protocol
 from app.store.growth import ChainPosition
 from ledger.events import Durability, EventType
 
+LEDGER_ROUTE = 255
+"""Stands, in keyed records, where other requests have their route: what the ledger writes once about itself."""
+
 
 class Seal(Protocol):
     """Encrypts the private fields of one event; its key is durable."""

@@ -17,14 +17,12 @@ from app.write.answers import outcome_within
 from app.write.backlog import Backlog, Pending
 from app.write.linking import DuplicateLineError
 from app.write.quarantine import Quarantine
+from app.write.requests import LEDGER_ROUTE
 from ledger import canonical, record
 from ledger.errors import EventRefusedError
 from ledger.events import SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
 from ledger.record import IdempotencyKey
-
-LEDGER_ROUTE = 255
-"""Stands, in keyed records, where other requests have their route: what the ledger writes once about itself."""
 
 _TYPE_OF_ACTION = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
 

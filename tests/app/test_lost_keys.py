@@ -8,7 +8,15 @@ import asyncpg
 import httpx
 import pytest
 
+from app.store.idempotency import ChainedLine
+from app.write.backlog import Pending
+from app.write.keyed_entry import is_bound
+from ledger import canonical
 from ledger.errors import DurabilityTimeoutError
+from ledger.events import ACTIONS
+from ledger.hlc import Hlc
+from ledger.keyed import MEMBER, key_digest
+from ledger.record import IdempotencyKey
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import LOCAL, created, key
@@ -169,3 +177,68 @@ async def test_a_copied_row_decides_nothing_in_the_chain(
         await until(lambda: service.quarantine.keeps_from() is None, "what was held back is chained")
     entries = await chains.sound("acme")
     assert [(entry["action"], entry["t_hlc"]) for entry in entries][1:] == [("ENQUEUE", taken.hlc)]
+
+
+@pytest.mark.parametrize("body", ["body", "another"])
+async def test_a_row_that_names_an_entry_without_a_key_decides_nothing_in_the_chain(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    proxy: PostgresProxy,
+    chains: Chains,
+    superuser: asyncpg.Connection,
+    body: str,
+) -> None:
+    settings = make_settings(shutdown_grace="2s")
+    async with run_node(settings, url=proxy.url) as service:
+        await service.submitter.submit(created("acme", 1), key=key("k"))
+        unkeyed = await service.submitter.submit(created("acme", 7), key=None)
+        assert unkeyed.chain is not None
+        await proxy.refuse()
+        await superuser.execute(COPY, "copied")
+        await superuser.execute("UPDATE scheduler.idempotency SET seq = $1 WHERE key = 'copied'", unkeyed.chain.seq)
+        taken = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("copied", body))
+        await proxy.accept()
+        await until(lambda: "acme" in service.node.damaged or service.node.chained.lsn >= taken.lsn, "the row is met")
+        named = f"Idempotency-Key 'copied' in scheduler.idempotency names seq {unkeyed.chain.seq}"
+        assert named in service.node.damaged["acme"]
+    await superuser.execute("DELETE FROM scheduler.idempotency WHERE key = 'copied'")
+    async with run_node(settings) as service:
+        await until(lambda: service.quarantine.keeps_from() is None, "what was held back is chained")
+    entries = await chains.sound("acme")
+    assert [(entry["action"], entry["t_hlc"]) for entry in entries][2:] == [("ENQUEUE", taken.hlc)]
+
+
+def entry_of(pending: Pending, payload: bytes | None = None) -> ChainedLine:
+    """The row of a keyed record, and the entry that it names, as the table would give them."""
+    assert pending.idempotency is not None
+    _, _, line, digest = pending.idempotency
+    text = (pending.payload if payload is None else payload).decode()
+    action = ACTIONS[pending.record_type]
+    return ChainedLine("acme", line, digest, 1, 1, 1, pending.hlc.text(), pending.job_id, action, text, "", None)
+
+
+def record_of(at_ms: int, n: int, *, says_key: bool = True, line: int = 0) -> Pending:
+    """A record of JobCreated whose id the node made, as one of this version makes it or, saying no key, of an
+    earlier one."""
+    name = IdempotencyKey(1, "k", line, b"d" * 32)
+    facts = {"type": "JobCreated", "fence_token": 1, "spec": {"n": n}}
+    if says_key:
+        facts[MEMBER] = key_digest("acme", name)
+    hlc = Hlc(at_ms, 0, "node-1")
+    return Pending(1, 1, hlc, 1, "acme", f"local-{at_ms}-gate-00000", canonical.encode(facts), name, None)
+
+
+def test_an_entry_from_before_entries_said_their_key_counts_only_as_the_fact_that_its_line_is() -> None:
+    name, now = ("acme", 1, "k"), record_of(2000, 1)
+    assert is_bound(entry_of(record_of(1000, 1)), name, {0: now})
+    assert is_bound(entry_of(record_of(1000, 1, says_key=False)), name, {0: now})
+    assert not is_bound(entry_of(record_of(1000, 2, says_key=False)), name, {0: now})
+    assert not is_bound(entry_of(record_of(1000, 1, says_key=False))._replace(job_id="x"), name, {0: now})
+    assert not is_bound(entry_of(record_of(1000, 1, says_key=False))._replace(action="CANCEL"), name, {0: now})
+    # Of another line: where the record is from before as well, which the WAL says.
+    first = entry_of(record_of(1000, 1, says_key=False))
+    assert not is_bound(first, name, {1: record_of(2000, 1, line=1)})
+    assert is_bound(first, name, {1: record_of(2000, 1, says_key=False, line=1)})
+    # At the HLC of the record stands the record.
+    assert is_bound(entry_of(now), name, {0: now})
+    assert not is_bound(entry_of(now, payload=record_of(2000, 2).payload), name, {0: now})

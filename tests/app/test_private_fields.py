@@ -386,3 +386,20 @@ async def test_other_nodes_honour_a_declaration(
             *(submit(node, spec={"user": ALICE}, job_id=f"n{n}") for n, node in enumerate((here, there)))
         )
         assert (await job(here, "n1"))["spec"] == (await job(there, "n0"))["spec"] == {"user": ALICE}
+
+
+async def test_a_row_copied_under_another_key_answers_for_no_write_of_private_values(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(settings) as client:
+        await declare(client)
+        body = {"tenant_id": "acme", "job_id": "a", "spec": {"user": ALICE}}
+        await submit(client, key="k", **body)
+        await submit(client, "/v1/jobs/a/cancel", key="c", requestor=ALICE, subject=ALICE)
+        await superuser.execute(
+            "INSERT INTO scheduler.idempotency (tenant_id, route, key, line, body_digest, seq, epoch, lsn) SELECT"
+            " tenant_id, route, 'copied', line, body_digest, seq, epoch, lsn FROM scheduler.idempotency WHERE key = 'k'"
+        )
+        for name, code in (("copied", 409), ("k", 201)):
+            answer = await client.post("/v1/jobs", json=body, headers={"Idempotency-Key": name})
+            assert answer.status_code == code, answer.text
