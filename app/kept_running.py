@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 async def kept_running(work: Callable[[], Coroutine[Any, Any, None]], *, pause_first_s: float = PAUSE_FIRST_S) -> None:
-    """Run ``work`` to its end; when it fails, say so and begin it anew, after pauses that grow."""
+    """Run ``work`` to its end; when it fails, say so and restart it, after longer and longer pauses."""
     pause_s = pause_first_s
     while True:
         try:

@@ -344,7 +344,7 @@ def _reported_checks(
         "keys": lambda: started.key_chain.fault,
         "clock": service.node.wall.fault,
         "breaks": breaks.fault,
-        "tenants": lambda: _named("set apart, their chains are damaged", service.node.damaged),
+        "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
         "locks": lambda: _named("not chained, another session keeps their rows locked", service.node.locked),
         "privacy": lambda: (
             knowledge.keys.fault

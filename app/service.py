@@ -106,7 +106,7 @@ class Service:
                 self.node.node_id,
                 last_lsn=started.previous_lsn,
                 head_seqs={tenant_id: head.seq for tenant_id, head in started.heads.items()},
-                set_apart=tuple(self.node.damaged),
+                quarantined=tuple(self.node.damaged),
                 believes_earlier=started.accepted_loss,
             ),
             keys=self.keys,
@@ -407,7 +407,7 @@ class Service:
                 self.writer.close(WAL_CLOSE_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """Flush the WAL, let the appender drain what the grace allows, write the control file, let go."""
+        """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
         self.begin_stop()
         with contextlib.suppress(LedgerError):
             await asyncio.to_thread(self.writer.close, min(self._left_s(), WAL_CLOSE_TIMEOUT_S))

@@ -343,7 +343,7 @@ async def _read_heads(
         if tenant_id not in damaged and not await chain_holds(connection, tenant_id, heads.get(tenant_id), damage.seen):
             damaged[tenant_id] = damage.reason
     for tenant_id, reason in damaged.items():
-        log.error("tenant_set_apart", tenant_id=tenant_id, reason=reason)
+        log.error("tenant_quarantined", tenant_id=tenant_id, reason=reason)
         held.setdefault(tenant_id, TenantDamage(reason, None)).reason = reason
         heads.pop(tenant_id, None)
     for tenant_id in [name for name, damage in held.items() if name not in damaged and not damage.lsns]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from app.start_wal import FoundWal
-from app.write import prior
+from app.write import previous
 from app.write.backlog import Pending
 from app.write.linking import events_of, tenant_begun_by
 from ledger.errors import ChainDamagedError
@@ -55,11 +55,11 @@ async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: i
 
 
 async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pending | None:
-    standing = events_of(await prior.standing(connection, batch))
-    absent = [pending for pending in batch if not prior.stands(pending, standing[pending.tenant_id])]
+    standing = events_of(await previous.standing(connection, batch))
+    absent = [pending for pending in batch if not previous.stands(pending, standing[pending.tenant_id])]
     if not absent:
         return None
-    unrecorded = await prior.begun_unrecorded(connection, absent)
+    unrecorded = await previous.begun_unrecorded(connection, absent)
     decided = await _lost_to_another(connection, [each for each in absent if not each.answered_early])
     for pending in absent:
         begun = tenant_begun_by(pending)
@@ -71,7 +71,7 @@ async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pe
 async def _lost_to_another(connection: Connection, keyed: Sequence[Pending]) -> set[int]:
     """LSNs of those that the chain has another event for, which came with the same key."""
     try:
-        keys = await prior.chained_keys(connection, keyed)
+        keys = await previous.chained_keys(connection, keyed)
     except ChainDamagedError:
         # The appender meets the same row, and quarantines the tenant.
         return set()

@@ -2,7 +2,7 @@
 
 As Go's checksum database client does (golang.org/x/mod/sumdb): a newer checkpoint is taken only when the log still
 begins with the older one, so whoever looked once sees a log that was cut or rewritten since. A log is one origin under
-one root key: ledgers that were set up anew under an old name have another key, and are never taken for a rollback.
+one root key: ledgers that were set up again under an old name have another key, and are never taken for a rollback.
 
 ``<state folder>/checkpoints.json``, mode 0600 in a folder of mode 0700, replaced whole under a lock::
 

@@ -45,7 +45,7 @@ class Progress:
     def stalled_s(self, stage: object, moved_bytes: int, now_s: float) -> float:
         """Seconds since ``stage`` was first seen, or since it moved ``PROGRESS_BYTES``.
 
-        MUST be called at each look with the stage of that moment: one that was left begins anew.
+        MUST be called at each look with the stage of that moment: one that was left is timed from its start again.
         """
         if stage != self._stage or moved_bytes - self._moved_bytes >= PROGRESS_BYTES:
             self._stage, self._since_s, self._moved_bytes = stage, now_s, moved_bytes

@@ -49,7 +49,7 @@ class JobReader:
         Raises:
             JobNotFoundError: no such job, or not yet at ``as_of``.
             InvalidInputError: no tenant was named, and several have a job of this id.
-            ChainDamagedError: what is stored of the job is damaged, or the tenant is set apart and the level promises
+            ChainDamagedError: what is stored of the job is damaged, or the tenant is quarantined and the level promises
                 writes that may be held back.
             SessionNotCaughtUpError, WriteLostError, TooStaleError, FencedError: the level cannot be kept.
         """

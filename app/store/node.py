@@ -121,7 +121,7 @@ async def read_log_origin(connection: Connection) -> str:
 
 
 async def fork_log(connection: Connection, from_origin: str, to_origin: str) -> None:
-    """Let the logs go on as ``to_origin``, without checkpoints until they are signed anew; done already is fine."""
+    """Let the logs go on as ``to_origin``, without checkpoints until they are signed again; done already is fine."""
     async with connection.transaction():
         forked = await connection.fetchval(
             "UPDATE scheduler.ledger_identity SET log_origin = $2 WHERE log_origin = $1 AND $1 <> $2 RETURNING true",

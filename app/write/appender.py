@@ -22,10 +22,10 @@ What Postgres answers decides what happens next:
 =================================  ==============================================================
 the answer to COMMIT is lost       read the position under lock: new = it was committed, old = again
 the fence does not let through     another epoch = fenced, stop; lower position = it went back, stop
-an entry stands in the way         look up what the chain holds of the batch: what was imported while this node
+an entry is there already           look up what the chain holds of the batch: what was imported while this node
                                    was away is not chained again; another event with that HLC makes a CONFLICT
 SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as REFUSED instead
-a row in the way of an entry, a    the tenant is set apart and its events are held back (app.write.quarantine);
+a row in the way of an entry, a    the tenant is quarantined and its events are held back (app.write.quarantine);
 head that is not as left, fewer    all others go on: the fence, which held, says that the database did not go back
 rows stored than were sent
 rows that another session keeps    the tenant is passed over, its records wait in memory and, by where they begin, in
@@ -52,10 +52,10 @@ from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import head_of
 from app.store.reading import reading
-from app.write import prior
+from app.write import previous
 from app.write.backlog import Backlog, Pending
 from app.write.linking import LinkedBatch, link_batch, tenant_begun_by
-from app.write.prior import JobStateCache
+from app.write.previous import JobStateCache
 from app.write.quarantine import Quarantine
 from ledger.chain import Linker
 from ledger.errors import (
@@ -219,22 +219,22 @@ class Appender:
 
     async def _chain_refused(self, pending: Pending, error: asyncpg.PostgresError) -> LinkedBatch:
         """What becomes of the one event that Postgres will not take: a REFUSED entry takes its place or, when that
-        will not go in either, or a row that is not of the chain stands in the way, its tenant is set apart."""
+        will not go in either, or a row that is not of the chain is in its place, its tenant is quarantined."""
         log.error("record_refused", lsn=pending.lsn, sqlstate=error.sqlstate, error=str(error))
         if not isinstance(error, asyncpg.UniqueViolationError):
             try:
                 return await self._commit((pending,), refused_sqlstate=error.sqlstate)
             except asyncpg.PostgresError as again:
                 error = again
-        self._set_apart(pending.tenant_id, f"Postgres refuses its next entry ({error.sqlstate}): {error}")
+        self._begin_quarantine(pending.tenant_id, f"Postgres refuses its next entry ({error.sqlstate}): {error}")
         return await self._commit((pending,), refused_sqlstate=None)
 
     def found_damaged(self, error: ChainDamagedError) -> None:
         """Somebody else found the rows of a tenant damaged: no entry is appended to it."""
         if error.tenant_id not in self._quarantine:
-            self._set_apart(error.tenant_id, error.reason)
+            self._begin_quarantine(error.tenant_id, error.reason)
 
-    def _set_apart(self, tenant_id: str, reason: str) -> None:
+    def _begin_quarantine(self, tenant_id: str, reason: str) -> None:
         self._quarantine.begin(tenant_id, reason, self._heads.get(tenant_id), self._backlog)
 
     # --- tenants whose rows are locked ------------------------------------------------------------
@@ -341,7 +341,7 @@ class Appender:
                 self.database_error = None
                 return linked
             except ChainDamagedError as error:
-                self._set_apart(error.tenant_id, error.reason)
+                self._begin_quarantine(error.tenant_id, error.reason)
                 continue
             except asyncpg.LockNotAvailableError as error:
                 if await self._found_locked(batch):
@@ -419,9 +419,9 @@ class Appender:
         refused_sqlstate: str | None,
     ) -> LinkedBatch:
         # 1. the fence and the heads
-        set_apart = self._quarantine
-        tenants = {pending.tenant_id for pending in batch if pending.tenant_id not in set_apart}
-        begun = {name for each in batch if (name := tenant_begun_by(each)) and name not in set_apart}
+        quarantine = self._quarantine
+        tenants = {pending.tenant_id for pending in batch if pending.tenant_id not in quarantine}
+        begun = {name for each in batch if (name := tenant_begun_by(each)) and name not in quarantine}
         heads = await chaining.advance_and_lock(
             connection,
             node_id=self._node.node_id,
@@ -454,15 +454,15 @@ class Appender:
         linked = await self._take_ahead(batch, heads, new_tenants) if refused_sqlstate is None else None
         if linked is None:
             self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
-            chained = await prior.standing(connection, batch) if self._is_returning else None
+            chained = await previous.standing(connection, batch) if self._is_returning else None
             held = [pending for pending in batch if pending.lsn <= self._node.chained.lsn]
-            new_tenants |= await prior.begun_unrecorded(connection, held)
+            new_tenants |= await previous.begun_unrecorded(connection, held)
             linked = link_batch(
                 batch,
                 heads=heads,
                 new_tenants=new_tenants,
-                chained_keys=await prior.chained_keys(connection, batch),
-                job_states=await prior.job_states(connection, batch, self._states, {}),
+                chained_keys=await previous.chained_keys(connection, batch),
+                job_states=await previous.job_states(connection, batch, self._states, {}),
                 linkers=self._linkers,
                 chained=chained,
                 refused_sqlstate=refused_sqlstate,
@@ -483,7 +483,7 @@ class Appender:
     # --- the next batch, while Postgres stores this one -------------------------------------------
 
     def _start_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
-        """Link the next batch meanwhile, if a full one waits: a small one had better wait and grow."""
+        """Link the next batch meanwhile, if a full one waits: a small one had better wait for more."""
         following = self._peek(len(batch))
         if len(following) == BATCH_ENTRIES_MAX and not self._quarantine:
             self._ahead = asyncio.get_running_loop().create_task(self._link_ahead(following, linked))
@@ -501,8 +501,8 @@ class Appender:
             return None
         try:
             async with reading(self._pool) as connection:
-                keys = await prior.chained_keys(connection, batch)
-                states = await prior.job_states(connection, batch, self._states, before.job_states)
+                keys = await previous.chained_keys(connection, batch)
+                states = await previous.job_states(connection, batch, self._states, before.job_states)
         except DatabaseUnavailableError:
             return None
         for name, winners in before.winners.items():

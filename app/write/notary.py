@@ -207,7 +207,7 @@ class Notary:
         self._grown.add(tenant_id)
 
     async def log_key_changed(self) -> None:
-        """Sign every tenant's checkpoint anew, soon; the earlier key may be revoked any time.
+        """Sign every tenant's checkpoint again, soon; the earlier key may be revoked any time.
 
         Raises:
             DATABASE_FAULTS: the tenants cannot be listed.

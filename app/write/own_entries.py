@@ -52,20 +52,20 @@ class OwnEntries:
         *,
         last_lsn: int,
         head_seqs: Mapping[str, int],
-        set_apart: Sequence[str],
+        quarantined: Sequence[str],
         believes_earlier: bool,
     ) -> None:
         """
         Args:
             last_lsn: the last record in the WAL when this process started, 0 when it had none.
             head_seqs: where each chain ended then; chains that are missing here had not begun.
-            set_apart: chains that this process does not extend, whose end it does not know.
+            quarantined: chains that this process does not extend, whose end it does not know.
             believes_earlier: whether every entry from before this start is believed, because the operator accepted
                 that records of the WAL are lost.
         """
         self._node_id = node_id
         self._head_seqs = dict(head_seqs)
-        self._set_apart = frozenset(set_apart)
+        self._quarantined = frozenset(quarantined)
         self._believes_earlier = believes_earlier
         self._in_wal = _WalRecords(wal_folder, node_id, last_lsn)
         self._runs: dict[str, list[tuple[int, int]]] = {}
@@ -115,7 +115,7 @@ class OwnEntries:
         return count
 
     def _is_earlier(self, tenant_id: str, seq: int) -> bool:
-        return tenant_id in self._set_apart or seq <= self._head_seqs.get(tenant_id, 0)
+        return tenant_id in self._quarantined or seq <= self._head_seqs.get(tenant_id, 0)
 
     def _is_chained(self, tenant_id: str, seq: int) -> bool:
         runs = self._runs.get(tenant_id, ())

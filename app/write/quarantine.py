@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class TenantDamage:
-    """Why a tenant was set apart, the end of its chain as last seen whole, and which records wait."""
+    """Why a tenant was quarantined, the end of its chain as last seen whole, and which records wait."""
 
     reason: str
     seen: tuple[int, str] | None
@@ -115,8 +115,8 @@ class Quarantine:
         listed: dict[str, TenantDamage],
         locked: dict[str, str] | None = None,
     ) -> None:
-        """``damaged`` names the tenants that are set apart now, by reason, ``locked`` those that wait for a lock; both
-        are kept up to date for others to read.
+        """``damaged`` names the tenants that are quarantined, by reason, ``locked`` those that wait for a lock; both are
+        kept up to date for others to read.
 
         ``listed`` is what the file holds: those, and others whose records are tried again.
         """
@@ -137,7 +137,7 @@ class Quarantine:
         """Return when the tenant's chain takes entries.
 
         Raises:
-            ChainDamagedError: it is set apart.
+            ChainDamagedError: it is quarantined.
         """
         reason = self._damaged.get(tenant_id)
         if reason is not None:
@@ -204,9 +204,9 @@ class Quarantine:
         return True
 
     def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
-        """Set the tenant apart, with all its records among ``waiting``."""
+        """Quarantine the tenant, with all its records among ``waiting``."""
         lsns = {pending.lsn for pending in waiting if pending.tenant_id == tenant_id}
-        log.error("tenant_set_apart", tenant_id=tenant_id, reason=reason, records_held=len(lsns))
+        log.error("tenant_quarantined", tenant_id=tenant_id, reason=reason, records_held=len(lsns))
         self._damaged[tenant_id] = reason
         listed = self._listed.setdefault(tenant_id, TenantDamage(reason, None))
         listed.reason = reason
@@ -230,7 +230,7 @@ class Quarantine:
             await self._store()
 
     async def release(self, batch: Sequence[Pending]) -> None:
-        """The records of ``batch`` are chained, but for those of tenants that are set apart: list them no more."""
+        """The records of ``batch`` are chained, but for those of tenants that are quarantined: list them no more."""
         if not self._listed:
             return
         for pending in batch:

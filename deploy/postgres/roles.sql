@@ -1,5 +1,5 @@
 -- The roles of the ledger on a PostgreSQL server of your own, 15 or newer. Run once, as a superuser, in a database
--- made for it (CREATE DATABASE tallystick ENCODING 'UTF8' TEMPLATE template0); running it again sets the passwords anew.
+-- made for it (CREATE DATABASE tallystick ENCODING 'UTF8' TEMPLATE template0); running it again sets the passwords again.
 --
 --   TALLY_OWNER_PASSWORD=... TALLY_SERVICE_PASSWORD=... psql -d tallystick -f deploy/postgres/roles.sql
 --

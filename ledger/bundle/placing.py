@@ -93,7 +93,7 @@ def check_beginnings(placed: Iterable[tuple[Incoming, str | None]], ends: dict[s
     last entry of each tenant's chain, and are moved behind what is placed.
 
     Raises:
-        InvalidInputError: names what stands in the way.
+        InvalidInputError: names what prevents it.
     """
     for entry, kept_digest in placed:
         seq, link = ends[entry.tenant_id]

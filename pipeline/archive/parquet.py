@@ -120,7 +120,7 @@ class FileWriter:
         return WrittenFile(self._target.digest.hexdigest(), self._target.bytes, self.rows)
 
     def close(self) -> None:
-        """Let go of what is not finished; a second call, or one after ``finish``, does nothing."""
+        """Drop what is not finished; a second call, or one after ``finish``, does nothing."""
         self._target.is_dropped = True
         self._writer.close()
 

@@ -1,7 +1,7 @@
 """An archive as bundles: all that is archived of a tenant in one file, which a ledger takes as any bundle.
 
 Each tenant is verified wholly first, in this process and in bounded memory; only what holds, by keys that are held, is
-written. The rows, links, snapshots and the checkpoint are those of the archive; the bundle's manifest is signed anew.
+written. The rows, links, snapshots and the checkpoint are those of the archive; the bundle's manifest is signed again.
 """
 
 from __future__ import annotations

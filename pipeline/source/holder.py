@@ -73,7 +73,7 @@ class SnapshotHolder:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Let go of all snapshots; a second call does nothing."""
+        """Release all snapshots; a second call does nothing."""
         self._ended.set()
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waking:
             waking.connect(self.address)

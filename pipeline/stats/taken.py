@@ -146,7 +146,7 @@ class Taken:
         self._epochs.setdefault(name.epoch, _Epoch([])).add(name, others)
 
     def forget(self, present: Iterable[int]) -> None:
-        """Let go of epochs before all that are ``present``, of which there is at least one."""
+        """Forget epochs before all that are ``present``, of which there is at least one."""
         oldest = min(present)
         for number in [number for number in self._epochs if number < oldest]:
             del self._epochs[number]

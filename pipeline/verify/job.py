@@ -93,7 +93,7 @@ class Verified:
         return told.coalesce(self._spark.sparkContext.defaultParallelism)
 
     def close(self) -> None:
-        """Let go of what is kept."""
+        """Release what is kept."""
         for each in self._found:
             each.unpersist()
 

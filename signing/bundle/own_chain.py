@@ -69,7 +69,7 @@ class OwnChainBundle:
         return self._writer.entry_count, self._link.hex() or None
 
     def close(self) -> None:
-        """Let go of what is on disk; nothing more may be called."""
+        """Close what is on disk; nothing more may be called."""
         self._writer.close()
 
     def append(self, entries: Sequence[OwnEntry]) -> bytes:

@@ -79,7 +79,7 @@ class BundleWriter:
         self._snapshot_count = 0
 
     def close(self) -> None:
-        """Let go of the temporary file; the writer is of no more use."""
+        """Close the temporary file; the writer is of no more use."""
         self._snapshots.close()
 
     def add_entries(self, rows: Iterable[Sequence[Any]]) -> bytes:

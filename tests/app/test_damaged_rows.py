@@ -235,7 +235,7 @@ async def test_a_damaged_tree_is_named_by_verify_served_by_nobody_and_soon_made_
     assert (await ledger.get("/v1/chain/verify")).json()["valid"]
 
 
-async def test_readiness_and_metrics_tell_of_a_tenant_that_is_set_apart_and_take_requests(ledger: Ledger) -> None:
+async def test_readiness_and_metrics_tell_of_a_tenant_that_is_quarantined_and_take_requests(ledger: Ledger) -> None:
     await ledger.damage("chain_heads", "head_chain_link = NULL")
     answer = await ledger.client.post("/v1/jobs", json={**JOB, "job_id": "job-2"})
     assert_damage_told(answer)
@@ -243,7 +243,7 @@ async def test_readiness_and_metrics_tell_of_a_tenant_that_is_set_apart_and_take
     ready = await ledger.client.get("/readyz")
     assert ready.status_code == 200
     told = ready.json()["checks"]["tenants"]
-    assert told == {"ok": False, "detail": "set apart, their chains are damaged: acme"}
+    assert told == {"ok": False, "detail": "quarantined, their chains are damaged: acme"}
     metrics = (await ledger.client.get("/metrics")).text
     assert 'scheduler_damaged_tenants{what="chain"} 1.0' in metrics
     await ledger.others_go_on()

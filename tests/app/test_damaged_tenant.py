@@ -133,7 +133,7 @@ async def damaged(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_the_tenant_is_set_apart_and_what_was_acknowledged_is_chained_once_after_the_repair(
+async def test_the_tenant_is_quarantined_and_what_was_acknowledged_is_chained_once_after_the_repair(
     case: Case, run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Connection
 ) -> None:
     settings = make_settings()
@@ -174,7 +174,7 @@ async def test_the_caller_of_a_held_event_learns_where_it_is_kept(damaged: tuple
     assert quarantine.load(service._started.folder)["acme"].lsns == {error.lsn}
 
 
-async def test_a_chain_that_is_not_mended_stays_set_apart_and_nothing_is_lost(
+async def test_a_chain_that_is_not_mended_stays_quarantined_and_nothing_is_lost(
     damaged: tuple[Service, HeldBackError],
     run_node: RunNode,
     make_settings: MakeSettings,

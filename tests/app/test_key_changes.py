@@ -188,7 +188,7 @@ async def test_checkpoints_of_quiet_tenants_are_signed_anew_by_a_new_key_so_that
     old = (await rotate(client))["previous"]["key_id"]
 
     assert (await client.post(f"/v1/keys/{old}/revoke", json={"reason": "stolen"})).status_code == 200
-    after = await until(lambda: changed(superuser, before), "the checkpoint is signed anew")
+    after = await until(lambda: changed(superuser, before), "the checkpoint is signed again")
 
     ring = Keyring.from_json((await client.get("/v1/keys")).json())
     assert open_checkpoint(after, ring).size == 2

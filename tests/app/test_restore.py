@@ -413,7 +413,7 @@ async def test_a_refused_restore_forgets_no_record_that_was_held_back(
             await write(service, 1, tenant_id=tenant_id)
             await query(database, PHANTOM, tenant_id)
             await service.submitter.submit(created(tenant_id, 2, durability=LOCAL), key=None)
-        await until(lambda: set(tenants) <= service.node.damaged.keys(), "both are set apart")
+        await until(lambda: set(tenants) <= service.node.damaged.keys(), "both are quarantined")
         await write(service, 1)
     await query(database, MEND, "mended")
     with pytest.raises(StartRefusedError, match="tenant damaged is damaged"):

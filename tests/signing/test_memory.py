@@ -47,7 +47,7 @@ def test_the_newest_checkpoint_of_each_log_is_kept_for_this_user_alone(tmp_path:
 def test_a_log_is_one_origin_under_one_root_key_or_one_signing_key(tmp_path: Path) -> None:
     Memory.open(tmp_path).remember([seen(7, root_key="one")])
     memory = Memory.open(tmp_path)
-    assert memory.seen(seen(3, root_key="two", signer=STRANGER)) is None, "a ledger set up anew under an old name"
+    assert memory.seen(seen(3, root_key="two", signer=STRANGER)) is None, "a ledger set up again under an old name"
     assert memory.seen(seen(3, root_key="one", signer=STRANGER)) == seen(7, root_key="one"), "its key was rotated"
     assert memory.seen(seen(3, root_key="two")) == seen(7, root_key="one"), "only said to have another root"
     assert memory.seen(seen(3, root_key="one", origin="log.example/other")) is None
