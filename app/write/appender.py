@@ -40,7 +40,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 import asyncpg
 import structlog
@@ -51,20 +50,18 @@ from app.store import chaining, idempotency
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import head_of
-from app.store.reading import reading
 from app.write import previous
 from app.write.backlog import Backlog, Pending
+from app.write.fence import is_moved
 from app.write.linking import LinkedBatch, link_batch, tenant_begun_by
+from app.write.linking_ahead import LinkingAhead
 from app.write.previous import JobStateCache
 from app.write.quarantine import Quarantine
 from ledger.chain import Linker
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
-    DatabaseUnavailableError,
-    DatabaseWentBackError,
     EventRefusedError,
-    FencedError,
     IdempotencyReusedError,
     InvalidInputError,
     LedgerError,
@@ -91,15 +88,6 @@ ChainedCallback = Callable[[LinkedBatch], None]
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkedAhead:
-    """A batch linked while the one before it was being stored; good if the heads it meets are ``heads``."""
-
-    batch: list[Pending]
-    heads: dict[str, ChainHead]
-    linked: LinkedBatch
-
-
 class Appender:
     """Chains the backlog of one node. ``on_chained`` runs after each commit, before outcomes resolve."""
 
@@ -119,7 +107,6 @@ class Appender:
         self._node = node
         self._backlog = backlog
         self._connect = connect
-        self._pool = pool
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._heads = heads
         self._quarantine = quarantine
@@ -128,7 +115,7 @@ class Appender:
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
         self._states = JobStateCache()
-        self._ahead: asyncio.Task[LinkedAhead | None] | None = None
+        self._ahead = LinkingAhead(pool, self._states, self._linkers)
         self._is_returning = False
         """Whether the last batch held records that were in the chain already, imported while this node was away: then
         the next one probably does too, and what stands in the chain is looked up first."""
@@ -170,8 +157,7 @@ class Appender:
             self._on_failure(error)
         finally:
             self._drained.set()
-            if self._ahead is not None:
-                self._ahead.cancel()
+            self._ahead.cancel()
             if self._connection is not None:
                 self._connection.terminate()
 
@@ -378,36 +364,11 @@ class Appender:
             try:
                 connection = await self._connected()
                 async with connection.transaction():
-                    return self._judge(await chaining.read_position(connection, self._node.node_id), new_lsn)
+                    position = await chaining.read_position(connection, self._node.node_id)
+                    return is_moved(position, self._node, new_lsn, self._metrics)
             except DATABASE_FAULTS as error:
                 self._retry_later(error)
                 await asyncio.sleep(RETRY_PAUSE_MAX_S)
-
-    def _judge(self, position: chaining.WalPosition | None, new_lsn: int) -> bool:
-        """True: committed; False: not, do it again.
-
-        Raises:
-            FencedError: another epoch.
-            DatabaseWentBackError: below what was committed.
-        """
-        old_lsn = self._node.chained.lsn
-        if position is not None and position.epoch > self._node.epoch:
-            self._metrics.fencing_rejects.inc()
-            log.error("wal_fencing_reject", epoch=self._node.epoch, newer_epoch=position.epoch)
-            raise FencedError(
-                f"epoch {position.epoch} has taken over the WAL of {self._node.node_id}; "
-                f"this process is epoch {self._node.epoch} and stops"
-            )
-        if position is not None and position.epoch == self._node.epoch:
-            # Held records that are tried again move no position; should they be chained, that is seen next time.
-            if position.chained_lsn == old_lsn:
-                return False
-            if position.chained_lsn == new_lsn:
-                return True
-        raise DatabaseWentBackError(
-            f"Postgres says {position} for {self._node.node_id}, but this node had chained up to LSN {old_lsn} "
-            f"in epoch {self._node.epoch}; the database was restored or failed over to an older copy"
-        )
 
     # --- inside the transaction -------------------------------------------------------------------
 
@@ -432,7 +393,8 @@ class Appender:
             tenant_ids=sorted(tenants | begun),
         )
         if heads is None:
-            self._judge(await chaining.read_position(connection, self._node.node_id), new_lsn)
+            position = await chaining.read_position(connection, self._node.node_id)
+            is_moved(position, self._node, new_lsn, self._metrics)
             raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
 
         # 2. what the batch meets: tenants, keys, jobs
@@ -451,7 +413,9 @@ class Appender:
         self._states.begin(heads)
 
         # 3. decide and link, unless that was done ahead
-        linked = await self._take_ahead(batch, heads, new_tenants) if refused_sqlstate is None else None
+        linked = None
+        if refused_sqlstate is None:
+            linked = await self._ahead.take(batch, heads, new_tenants)
         if linked is None:
             self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
             chained = await previous.standing(connection, batch) if self._is_returning else None
@@ -469,7 +433,7 @@ class Appender:
                 held_back=self._quarantine.outcome_of if self._quarantine else None,
             )
         if not self._is_returning:
-            self._start_ahead(batch, linked)
+            self._link_ahead(batch, linked)
 
         # 4. store
         if linked.log_rows:
@@ -480,52 +444,13 @@ class Appender:
             await chaining.finish(connection, linked.heads(), linked.job_rows())
         return linked
 
-    # --- the next batch, while Postgres stores this one -------------------------------------------
-
-    def _start_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
+    def _link_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         """Link the next batch meanwhile, if a full one waits: a small one had better wait for more."""
         following = self._peek(len(batch))
         if len(following) == BATCH_ENTRIES_MAX and not self._quarantine:
-            self._ahead = asyncio.get_running_loop().create_task(self._link_ahead(following, linked))
+            self._ahead.start(following, linked, self._heads, self._node.chained.lsn)
 
-    async def _link_ahead(self, batch: list[Pending], before: LinkedBatch) -> LinkedAhead | None:
-        """Link ``batch`` onto what ``before`` leaves; None when that cannot be known without the heads' locks."""
-        heads = {}
-        for tenant in {pending.tenant_id for pending in batch}:
-            links = before.links.get(tenant)
-            head = head_of(links) if links else self._heads.get(tenant)
-            if head is None:
-                return None
-            heads[tenant] = head
-        if any(tenant_begun_by(pending) or pending.lsn <= self._node.chained.lsn for pending in batch):
-            return None
-        try:
-            async with reading(self._pool) as connection:
-                keys = await previous.chained_keys(connection, batch)
-                states = await previous.job_states(connection, batch, self._states, before.job_states)
-        except DatabaseUnavailableError:
-            return None
-        for name, winners in before.winners.items():
-            keys.setdefault(name, {}).update(winners)
-        linked = link_batch(
-            batch, heads=heads, new_tenants=set(), chained_keys=keys, job_states=states, linkers=self._linkers
-        )
-        return LinkedAhead(batch, heads, linked)
-
-    async def _take_ahead(
-        self, batch: Sequence[Pending], heads: dict[str, ChainHead], new_tenants: set[str]
-    ) -> LinkedBatch | None:
-        """What was linked ahead, if that is done, is this very batch and meets these very heads, which are locked."""
-        task, self._ahead = self._ahead, None
-        if task is None:
-            return None
-        if not task.done():
-            task.cancel()
-            return None
-        ahead = await task
-        if ahead is None or new_tenants or ahead.heads != heads or ahead.batch != batch:
-            return None
-        return ahead.linked
+    # --- heads ------------------------------------------------------------------------------------
 
     def _check_never_seen(self, missing: set[str]) -> None:
         for tenant in sorted(missing):

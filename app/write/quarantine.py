@@ -115,8 +115,8 @@ class Quarantine:
         listed: dict[str, TenantDamage],
         locked: dict[str, str] | None = None,
     ) -> None:
-        """``damaged`` names the tenants that are quarantined, by reason, ``locked`` those that wait for a lock; both are
-        kept up to date for others to read.
+        """``damaged`` names the tenants that are quarantined, by reason, ``locked`` those that wait for a lock. Both
+        are kept up to date for others to read.
 
         ``listed`` is what the file holds: those, and others whose records are tried again.
         """
