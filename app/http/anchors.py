@@ -10,8 +10,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.http import cursor as cursors
-from app.http.answers import CosignatureList, CosignedAnswer, TimestampList, json_answer
+from app.http.answers import json_answer
 from app.http.body import TEXT_MEDIA_TYPE, read_body
+from app.http.chain_answers import CosignatureList, CosignedAnswer, TimestampList
 from app.http.fields import READABLE_TENANT_PATTERN, TREE_SIZE_MAX, CursorQuery, Limit
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep, parts_of

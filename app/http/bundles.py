@@ -10,8 +10,9 @@ import structlog
 from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from app.http.answers import ImportAnswer, json_answer
+from app.http.answers import json_answer
 from app.http.body import read_json
+from app.http.chain_answers import ImportAnswer
 from app.http.disconnect import while_connected
 from app.http.multipart import MEDIA_TYPE as MULTIPART
 from app.http.multipart import uploaded

@@ -8,16 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from app.http import cursor as cursors
-from app.http.answers import (
+from app.http.answers import json_answer
+from app.http.body import read_json
+from app.http.chain_answers import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
     EntryList,
     HeadAnswer,
     InclusionAnswer,
     VerdictAnswer,
-    json_answer,
 )
-from app.http.body import read_json
 from app.http.disconnect import while_connected
 from app.http.fields import CursorText, Limit, ReadableTenantId, SeqNumber
 from app.http.requests import ACKNOWLEDGE_REQUEST

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.http.answers import KeyAnswer, KeyList, RotationAnswer, json_answer
+from app.http.answers import json_answer
 from app.http.body import read_json
 from app.http.fields import ReadableTenantId
+from app.http.node_answers import KeyAnswer, KeyList, RotationAnswer
 from app.http.requests import ADMIT_REQUEST, REVOKE_REQUEST, ROTATE_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
 from app.parts import Parts, PartsDep, parts_of

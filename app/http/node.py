@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.http.answers import NodeAnswer, json_answer
+from app.http.answers import json_answer
+from app.http.node_answers import NodeAnswer
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
 from ledger import rfc3339

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.http.answers import ErasureAnswer, PrivacyAnswer, json_answer
+from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, parse, read_body
 from app.http.fields import READABLE_TENANT_PATTERN, TENANT_PATTERN
+from app.http.node_answers import ErasureAnswer, PrivacyAnswer
 from app.http.requests import ERASURE_REQUEST, PRIVACY_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
 from app.parts import Parts, PartsDep, parts_of

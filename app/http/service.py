@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app import metrics
-from app.http.answers import LiveAnswer, ReadyAnswer, json_answer
+from app.http.answers import json_answer
+from app.http.node_answers import LiveAnswer, ReadyAnswer
 from app.http.problems import NOT_READY, problem_response
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import Parts, PartsDep

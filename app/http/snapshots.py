@@ -8,8 +8,9 @@ import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.http import cursor as cursors
-from app.http.answers import SnapshotAnswer, SnapshotList, json_answer
+from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, parse, read_body
+from app.http.chain_answers import SnapshotAnswer, SnapshotList
 from app.http.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId, WholeNumber
 from app.http.requests import SNAPSHOT_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of

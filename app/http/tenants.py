@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app.http import cursor as cursors
-from app.http.answers import TenantList, json_answer
+from app.http.answers import json_answer
+from app.http.chain_answers import TenantList
 from app.http.fields import CursorQuery, Limit
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep

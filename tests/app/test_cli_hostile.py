@@ -15,6 +15,7 @@ from app.cli import answers, client, main
 from app.cli.client import LedgerClient, NotTheLedgerError, UnreachableError
 from app.config import load_settings
 from app.http import answers as served
+from app.http import chain_answers, node_answers
 from ledger.errors import ConfigurationError
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -120,21 +121,21 @@ def test_what_the_commands_read_of_answers_is_what_the_service_sends() -> None:
     of_service = {
         answers.Event: served.EventAnswer,
         answers.Batch: served.BatchAnswer,
-        answers.Snapshot: served.ListedSnapshot,
-        answers.Tenant: served.TenantAnswer,
-        answers.Tenants: served.TenantList,
-        answers.Key: served.KeyAnswer,
-        answers.Keys: served.KeyList,
-        answers.Rotation: served.RotationAnswer,
-        answers.Privacy: served.PrivacyAnswer,
-        answers.Erasure: served.ErasureAnswer,
-        answers.CosignatureAdded: served.CosignedAnswer,
-        answers.Cosignature: served.CosignatureAnswer,
-        answers.Anchor: served.TimestampAnswer,
-        answers.ConsistencyProof: served.ConsistencyProofAnswer,
-        answers.Import: served.ImportAnswer,
-        answers.Conflict: served.ConflictAnswer,
-        answers.Verdict: served.VerdictAnswer,
+        answers.Snapshot: chain_answers.ListedSnapshot,
+        answers.Tenant: chain_answers.TenantAnswer,
+        answers.Tenants: chain_answers.TenantList,
+        answers.Key: node_answers.KeyAnswer,
+        answers.Keys: node_answers.KeyList,
+        answers.Rotation: node_answers.RotationAnswer,
+        answers.Privacy: node_answers.PrivacyAnswer,
+        answers.Erasure: node_answers.ErasureAnswer,
+        answers.CosignatureAdded: chain_answers.CosignedAnswer,
+        answers.Cosignature: chain_answers.CosignatureAnswer,
+        answers.Anchor: chain_answers.TimestampAnswer,
+        answers.ConsistencyProof: chain_answers.ConsistencyProofAnswer,
+        answers.Import: chain_answers.ImportAnswer,
+        answers.Conflict: chain_answers.ConflictAnswer,
+        answers.Verdict: chain_answers.VerdictAnswer,
     }
     for shape, model in of_service.items():
         assert set(shape.__annotations__) <= set(model.model_fields), shape

@@ -1,0 +1,142 @@
+"""Shapes of answers about a node and its keys, private fields included."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from app.http.answers import Answer, TimeOfHlc
+from app.http.fields import HexHash, HlcText
+
+
+class KeyEntry(Answer):
+    """The entry of ``_system`` that introduced a key."""
+
+    seq: int
+    chain_link: HexHash
+
+
+class KeyAnswer(Answer):
+    """A public key and when it counts."""
+
+    key_id: str
+    algorithm: str
+    public_key_pem: str
+    not_before: datetime | None
+    not_after: datetime | None
+    revoked_from_hlc: HlcText | None
+    node_id: str | None
+    signs_snapshots: bool
+    signs_checkpoints: bool
+    revocation_reason: str | None
+    admitted: bool
+    admitted_by: str | None
+    introduced_by: KeyEntry | None
+
+
+class WaitingKeyAnswer(KeyAnswer):
+    """A public key that nobody has admitted, and what an admission vouches for; of the old form is one that was
+    introduced before there were statements about keys in the ledger."""
+
+    facts: dict[str, Any]
+    is_old_form: bool
+
+
+class RotationAnswer(Answer):
+    """The key that signs now and the one whose place it took."""
+
+    key: KeyAnswer
+    previous: KeyAnswer
+
+
+class KeyList(Answer):
+    """Keys of snapshots, and of checkpoints in the form of C2SP signed notes."""
+
+    keys: list[KeyAnswer]
+    not_admitted: list[WaitingKeyAnswer]
+    root_key_id: str | None
+    log_verifier_keys: list[str]
+
+
+class Positions(Answer):
+    """How far this node's writes have come; each is at least the next."""
+
+    written_lsn: int
+    durable_lsn: int
+    commit_lsn: int
+    chained_lsn: int
+
+
+class ClockAnswer(Answer):
+    """The hybrid logical clock."""
+
+    last_hlc: HlcText
+    last_at: TimeOfHlc
+    offset_ms: int
+    max_clock_skew_ms: int
+    ticks: int
+    skew_rejections: int
+
+
+class Topology(Answer):
+    """What an acknowledged write outlives here, level by level."""
+
+    postgres_survives: Literal["process", "node", "region"]
+    safekeepers: int
+
+
+class NodeAnswer(Answer):
+    """This node."""
+
+    node_id: str
+    region: str
+    gate: str
+    epoch: int
+    wal_id: str
+    ack_mode: str
+    topology: Topology
+    positions: Positions
+    clock: ClockAnswer
+    failure: str | None
+
+
+class PrivacyAnswer(Answer):
+    """A tenant's private fields, and the entry of its chain that says so."""
+
+    tenant_id: str
+    fields: list[str]
+    subject: str | None
+    seq: int | None
+    declared_at: datetime | None
+    covers: str
+    other_nodes_within_s: float
+
+
+class ErasureAnswer(Answer):
+    """The newest erasure of a subject, and the entry of the tenant's chain that says so."""
+
+    tenant_id: str
+    key_ids: list[str]
+    seq: int
+    erased_at: datetime
+    other_nodes_within_s: float
+
+
+class LiveAnswer(Answer):
+    """The process runs."""
+
+    status: Literal["live"]
+
+
+class CheckAnswer(Answer):
+    """One readiness check."""
+
+    ok: bool
+    detail: str | None
+
+
+class ReadyAnswer(Answer):
+    """The node takes requests."""
+
+    status: Literal["ready"]
+    checks: dict[str, CheckAnswer]
