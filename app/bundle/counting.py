@@ -32,7 +32,7 @@ class Counts(NamedTuple):
         return self._asdict()
 
 
-def counted(reader: BundleReader) -> Counts:
+def counts_of(reader: BundleReader) -> Counts:
     """The counts of an open bundle whose rows were verified.
 
     Raises:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from app.bundle.counting import JOBS_MAX, Counts
+from console.counted import counted
 from ledger.hlc import Hlc
 from signing.bundle.judging import BUNDLE, BundleVerdict, tree_head_json
 from signing.checkpoint import JudgedCheckpoint
@@ -163,8 +164,8 @@ def _added_up(counts: Counts | None) -> Iterator[str]:
         yield f"- Jobs by status, as these entries say: {by_status or 'none'}; {sum(counts.jobs.values()):,} in all"
     if counts.erasures:
         yield (
-            f"- Erased: {counts.erasures:,} erasures destroyed {counts.erased_keys:,} keys. What they "
-            "protected is in the entries still, as bytes that nobody can read any more; every entry is here"
+            f"- Erased: {counted(counts.erasures, 'erasure')} destroyed {counted(counts.erased_keys, 'key')}. What "
+            "they protected is in the entries still, as bytes that nobody can read any more; every entry is here"
         )
     else:
         yield "- Erased: nothing, as far as these entries say"

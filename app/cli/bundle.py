@@ -14,6 +14,7 @@ from app.cli.answers import Import
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Tenant, Url
 from app.config import load_settings
+from console.counted import counted
 from console.options import Json
 from console.outcome import err, fail, out, print_json
 from ledger.errors import ConfigurationError, InvalidInputError
@@ -85,8 +86,9 @@ def export(
         print_json(told)
         return
     out.print(
-        f"{output}: tenant {tenant}, {told['entry_count']:,} entries (seq {told['from_seq']} to {told['to_seq']}), "
-        f"{told['snapshot_count']:,} snapshots, {told['bytes']:,} bytes",
+        f"{output}: tenant {tenant}, {counted(told['entry_count'], 'entry', 'entries')} "
+        f"(seq {told['from_seq']} to {told['to_seq']}), {counted(told['snapshot_count'], 'snapshot')}, "
+        f"{told['bytes']:,} bytes",
         markup=False,
     )
     out.print(f"SHA-256 {told['sha256']}")
@@ -147,10 +149,10 @@ def _upload_progress(*, hidden: bool) -> Progress:
 
 def _print_import(told: dict[str, Any]) -> None:
     would = "would be " if told["dry_run"] else ""
-    bundles = "1 bundle" if told["bundles"] == 1 else f"{told['bundles']:,} bundles"
+    read = f"{counted(told['bundles'], 'bundle')}, {counted(told['entries'], 'entry', 'entries')}"
     out.print(
-        f"{bundles}, {told['entries']:,} entries: {told['imported']:,} {would}imported, "
-        f"{told['duplicates']:,} there already; {told['jobs_changed']:,} jobs {would}changed",
+        f"{read}: {told['imported']:,} {would}imported, "
+        f"{told['duplicates']:,} there already; {counted(told['jobs_changed'], 'job')} {would}changed",
         markup=False,
     )
     for conflict in told["conflicts"]:

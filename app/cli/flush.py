@@ -17,6 +17,7 @@ from app.cli.answers import Event
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.recorded_job import is_refusal
 from app.cli.spool import Kept, Request, Spool, SpoolError, Waiting
+from console.counted import counted
 from console.outcome import err, out, print_json
 from ledger.errors import LedgerError
 
@@ -128,8 +129,8 @@ def _say_wait(error: LedgerError, delay_s: float) -> None:
 
 
 def _print(report: FlushReport, folder: Path) -> None:
-    jobs = "1 job" if len(report.jobs) == 1 else f"{len(report.jobs):,} jobs"
-    out.print(f"{report.events:,} events of {jobs} sent from {folder}, {report.waiting:,} files wait", markup=False)
+    sent = f"{counted(report.events, 'event')} of {counted(len(report.jobs), 'job')} sent from {folder}"
+    out.print(f"{sent}, {counted(report.waiting, 'file')} left", markup=False)
     for item in report.refused:
         out.print(f"refused: job {item['job']}, now in {item['file']}: {item['why']}", markup=False)
     if report.problem is not None:

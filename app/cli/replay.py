@@ -34,6 +34,7 @@ from app.cli.answers import Batch
 from app.cli.client import LedgerClient
 from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
 from app.cli.options import Durability, Level, Tenant, Url
+from console.counted import counted
 from console.options import Json
 from console.outcome import err, out, print_json
 from ledger.errors import LedgerError
@@ -172,7 +173,7 @@ def _say_wait(error: LedgerError, delay_s: float) -> None:
 def _print(summary: ReplaySummary, file: Path, tenant: str) -> None:
     rate = summary.events / summary.duration_s if summary.duration_s else 0.0
     out.print(
-        f"{summary.events:,} events of {file.name} for tenant {tenant} in {summary.duration_s:.1f} s "
+        f"{counted(summary.events, 'event')} of {file.name} for tenant {tenant} in {summary.duration_s:.1f} s "
         f"({rate:,.0f} events/s): {summary.added:,} added, {summary.already_there:,} already there",
         markup=False,
     )

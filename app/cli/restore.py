@@ -20,6 +20,7 @@ from app.cli.pipeline import prepared
 from app.cli.serve import running_postgres
 from app.config import Settings, load_settings
 from app.logs import configure_logs
+from console.counted import counted
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
@@ -112,7 +113,9 @@ def _from_wal(settings: Settings, url: str, as_json: bool) -> None:
         print_json({"tenants": [each._asdict() for each in grown]})
         return
     for each in grown:
-        out.print(f"{each.tenant_id}: {each.entries:,} entries are back, up to seq {each.to_seq}", markup=False)
+        out.print(
+            f"{each.tenant_id}: {counted(each.entries, 'entry', 'entries')} back, up to seq {each.to_seq}", markup=False
+        )
     out.print("every chain has all that this node signed; the service can start" if grown else "nothing was missing")
 
 
@@ -156,8 +159,8 @@ def _from_bundles(
         return
     for name, each in named:
         out.print(
-            f"{name}: {each.entries:,} entries and {each.snapshots} snapshots are back, {each.tenant_id} now ends at "
-            f"seq {each.to_seq}",
+            f"{name}: {counted(each.entries, 'entry', 'entries')} and {counted(each.snapshots, 'snapshot')} back, "
+            f"{each.tenant_id} now ends at seq {each.to_seq}",
             markup=False,
         )
 

@@ -10,6 +10,7 @@ import typer
 from app.cli.answers import Snapshot, Tenants
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Url
+from console.counted import counted
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
@@ -85,6 +86,6 @@ def _told(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    signed = f"seq {answer['from_seq']} to {answer['to_seq']}, {answer['entry_count']} entries"
+    signed = f"seq {answer['from_seq']} to {answer['to_seq']}, {counted(answer['entry_count'], 'entry', 'entries')}"
     out.print(f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}", markup=False)
     out.print(f"Merkle root {answer['merkle_root']}, HLC {answer['snapshot_hlc']}", markup=False)

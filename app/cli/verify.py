@@ -15,6 +15,7 @@ from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
 from app.cli.verdict_text import print_anchors, print_first_break, print_verdicts
 from app.cli.verify_request import Request
+from console.counted import counted
 from console.incomplete import print_why_incomplete
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, err, out, print_json
@@ -288,7 +289,7 @@ def _print(verdict: dict[str, Any]) -> None:
     if exit_code_of_verdict(verdict) is ExitCode.INCOMPLETE:
         state = "[bold yellow]incomplete[/], nothing wrong found"
     out.print(
-        f"tenant {verdict['tenant_id']}: {state}, {verdict['entries_checked']:,} entries "
+        f"tenant {verdict['tenant_id']}: {state}, {counted(verdict['entries_checked'], 'entry', 'entries')} "
         f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
     )
     print_verdicts(verdict["verdicts"])

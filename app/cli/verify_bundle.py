@@ -14,11 +14,12 @@ import typer
 from rich.markup import escape
 
 from app.bundle import report
-from app.bundle.counting import counted
+from app.bundle.counting import counts_of
 from app.bundle.report import Against, VerifiedFile
 from app.bundle.verify import verify_file
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from app.cli.verdict_text import print_anchors, print_first_break, print_verdicts
+from console.counted import counted
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, out, print_json
 from console.verifying import read_checkpoint
@@ -119,7 +120,7 @@ def _with_counts(path: Path, file: VerifiedFile) -> VerifiedFile:
     if file.outcome is None or "broken" in file.outcome.verdict["verdicts"].values():
         return file
     with BundleReader.open(path) as reader:
-        return replace(file, counts=counted(reader))
+        return replace(file, counts=counts_of(reader))
 
 
 def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:
@@ -161,8 +162,9 @@ def _print(file: VerifiedFile) -> None:
     out.print(f"SHA-256 {outcome.digest}")
     if manifest is not None:
         out.print(
-            f"tenant {manifest.tenant_id} of log {manifest.origin}: {manifest.entry_count:,} entries "
-            f"(seq {manifest.from_seq} to {manifest.to_seq}), signed to seq {verdict['signed_to_seq']}",
+            f"tenant {manifest.tenant_id} of log {manifest.origin}: "
+            f"{counted(manifest.entry_count, 'entry', 'entries')} (seq {manifest.from_seq} to {manifest.to_seq}), "
+            f"signed to seq {verdict['signed_to_seq']}",
             markup=False,
         )
     print_verdicts(verdict["verdicts"])

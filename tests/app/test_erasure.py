@@ -12,7 +12,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.bundle.counting import counted
+from app.bundle.counting import counts_of
 from app.bundle.verify import verify_file
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
@@ -115,7 +115,7 @@ async def _verify_bundle(client: httpx.AsyncClient, folder: Path) -> None:
     verdict = await verify_file(folder / "acme.tar", Keyring.from_json(keys))
     assert exit_code(verdict) == 0
     with BundleReader.open(folder / "acme.tar") as reader:
-        counts = counted(reader)
+        counts = counts_of(reader)
     assert (counts.erasures, counts.erased_keys, sum((counts.jobs or {}).values())) == (1, 1, 2)
     script = [sys.executable, str(VERIFY_PY), str(folder / "acme.tar"), "--keys", str(folder / "keys.json")]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
