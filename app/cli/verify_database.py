@@ -90,7 +90,9 @@ async def _verify(
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
         async with consistent_reader(connection, tenant) as reader:
-            if await reader.head() is None and await reader.last_entry() is None:
+            look = await _look(reader, request)
+            is_seen = look is not None and bool(look.before)
+            if not is_seen and await reader.head() is None and await reader.last_entry() is None:
                 raise TenantNotFoundError(f"there is no tenant {tenant}")
             if keyring is not None and outsiders.are_any:
                 trusted = keyring
@@ -102,7 +104,6 @@ async def _verify(
                     connection, tenant, opener, outsiders.witnesses, lambda _authority: outsiders.roots
                 )
                 anchors = anchors + judge()
-            look = await _look(reader, request)
             if look is not None:
                 heads = [*heads, *look.heads]
             ring = keyring if keyring is not None else named_keys(await key_store.list_entries(connection))

@@ -11,9 +11,10 @@ from ledger.tree_check import TreeHead
 from pipeline.source import OpenPlace
 from pipeline.source.archives import OpenArchive
 from pipeline.source.postgres import OpenPostgres
+from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
 from signing.looks import Look
-from signing.memory import Memory
+from signing.memory import Memory, Seen
 
 
 class Looks:
@@ -25,6 +26,7 @@ class Looks:
         """Without keys nobody vouches for a checkpoint, and without a memory there is nothing to compare with."""
         self._looks: dict[str, Look] = {}
         self._heads: dict[str, list[TreeHead]] = {}
+        self._keyring, self._memory = keyring, memory
         if keyring is None or memory is None:
             return
         for tenant in tenants:
@@ -47,6 +49,21 @@ class Looks:
     def heads(self, tenant: str) -> list[TreeHead]:
         """Tree heads that the entries of ``tenant`` must agree with."""
         return self._heads.get(tenant, [])
+
+    def gone(self, held: Sequence[str]) -> list[Seen]:
+        """What was verified before of tenants that are not among ``held``, which are all that the ledger has: of logs
+        named as its others are, that a given key signed."""
+        seen = (each for look in self._looks.values() for each in (look.now, *look.before) if each is not None)
+        bases = {each.checkpoint.origin.rpartition("/")[0] for each in seen}
+        if self._keyring is None or self._memory is None:
+            return []
+        return [
+            each
+            for (origin, _), each in sorted(self._memory.logs.items())
+            if origin.rpartition("/")[0] in bases
+            and origin.rpartition("/")[2] not in held
+            and judge_checkpoint(each.note, self._keyring).unknown is None
+        ]
 
     def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
         """The verdict object of a tenant with what the look at it came to."""

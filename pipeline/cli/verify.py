@@ -157,10 +157,17 @@ def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str,
     if kept is not None:
         kept.judge(told["tenants"], request.keyring)
     told["tenants"] = [looks.told(verdict) for verdict in told["tenants"]]
+    is_whole_ledger = request.tenants is None and not isinstance(opened, OpenArchive)
+    gone = looks.gone(held) if is_whole_ledger else []
+    told["gone"] = [{"log": seen.checkpoint.origin, **seen.to_json()} for seen in gone]
+    for seen in gone:
+        what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
+        err.print(f"gone from {place} are {what}", markup=False)
     for tenant in missing:
         err.print(f"there is no tenant {tenant!r} in {place}", markup=False)
     code_of = exit_code_of_bundle if isinstance(opened, OpenArchive) else exit_code_of_verdict
-    return told, [*map(code_of, told["tenants"]), *(ExitCode.COULD_NOT_RUN for _ in missing), written]
+    codes = [*map(code_of, told["tenants"]), *(ExitCode.COULD_NOT_RUN for _ in missing), written]
+    return told, [*codes, *(ExitCode.TAMPERED for _ in gone)]
 
 
 def _verify_bundles(files: Sequence[Path], request: _Request) -> tuple[dict[str, Any], list[ExitCode]]:

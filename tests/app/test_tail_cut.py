@@ -25,6 +25,8 @@ from app.embedded import EmbeddedPostgres
 from app.store.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
+from pipeline.cli.looks import Looks
+from pipeline.source import place_of
 from signing.anchors import Outsiders
 from signing.keys import Keyring
 from signing.looks import remember_told
@@ -141,6 +143,17 @@ async def test_on_the_command_line_it_is_a_rollback_to_whoever_looked_before(
     assert (await verify(code=2))["first_break"] == found["first_break"], "what broke is not remembered"
     unseen = await verify("--no-state", code=3)
     assert (unseen["valid"], unseen["compared_with"], "memory" in unseen) == (True, None, False)
+
+    # A tenant that is gone whole is no tenant that never was, and is missed where all are verified.
+    for table in ("scheduler_log", "batch_snapshot", "chain_heads", "merkle_head", "merkle_tile", "jobs"):
+        await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
+    assert (await verify(code=2))["first_break"]["kind"] == "rollback"
+    with place_of("--dsn", database.superuser_url).open() as opened:
+        assert opened.tenants() == ["_system"]
+        memory = Memory.open(Path(first["memory"]["state"]))
+        looks = Looks(opened, ["_system"], Keyring.load(tmp_path / "keys.json"), memory)
+        assert looks.gone(["_system", "acme"]) == []
+        assert [each.checkpoint.origin for each in looks.gone(["_system"])] == ["log.example/acme"]
 
 
 async def by_service(client: httpx.AsyncClient, state: Path) -> dict[str, Any]:
