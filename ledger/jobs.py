@@ -34,6 +34,7 @@ from ledger.job_state import (
     merge_creations,
     to_json,
 )
+from ledger.refusals import Refusal
 
 __all__ = [
     "STATUSES",
@@ -226,9 +227,12 @@ def _all_acknowledged(state: JobState) -> bool:
     return bool(state.ack) and all(dc in state.ack for dc in asked)
 
 
-def view(state: JobState) -> dict[str, Any]:
-    """What ``GET /v1/jobs/{job_id}`` says of the job itself; tenant and consistency are the caller's."""
+def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
+    """What ``GET /v1/jobs/{job_id}`` says of the job itself; tenant and consistency are the caller's. ``refusal`` is of
+    an event of the job that PostgreSQL would not hold."""
     created, now = state.created, status(state)
+    if created is None and refusal is not None and refusal.is_creation:
+        now = REFUSED
     outcome = state.end.outcome if state.end is not None and is_ended(now) else {}
     result = {name: outcome[name] for name in ("final_status", "aggregate_metrics") if name in outcome}
     return {
@@ -246,16 +250,30 @@ def view(state: JobState) -> dict[str, Any]:
         "last_seq": state.last_seq,
         "result": result or None,
         "error": outcome.get("error"),
-        "refused": None if state.refused is None else _refusal(state.refused),
+        "refused": _refused(state.refused, refusal),
     }
 
 
-def _refusal(refused: Refused) -> dict[str, Any]:
-    """Which event of the job was refused though it was acknowledged, why, and against which it lost."""
+def _refused(refused: Refused | None, refusal: Refusal | None) -> dict[str, Any] | None:
+    """Which event of the job was refused though it was acknowledged, why, and against which it lost or where its bytes
+    are kept."""
+    if refused is None:
+        return (
+            None
+            if refusal is None
+            else {
+                "type": EVENTS_BY_ACTION[refusal.action].name,
+                "hlc": refusal.hlc.text(),
+                "reason": f"sqlstate-{refusal.sqlstate}",
+                "seq": refusal.seq,
+                "lost_to": None,
+            }
+        )
     return {
         "type": EVENTS_BY_ACTION[refused.action].name,
         "hlc": "{}:{}:{}".format(*refused.rank[1:4]),
         "reason": refused.reason,
+        "seq": None,
         "lost_to": {"job_id": refused.lost_to_job_id, "hlc": refused.lost_to_hlc},
     }
 

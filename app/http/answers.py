@@ -120,12 +120,15 @@ class LostTo(Answer):
 
 
 class RefusedEvent(Answer):
-    """An event of the job that was acknowledged at LOCAL and lost against another of its Idempotency-Key."""
+    """An event of the job that is in the chain as REFUSED: it was acknowledged at LOCAL and lost against another of its
+    Idempotency-Key (``lost_to``), or PostgreSQL would not hold it (``reason`` is ``sqlstate-`` and the code, ``seq`` is
+    that of the entry that keeps its bytes)."""
 
     type: str
     hlc: HlcText
     reason: str
-    lost_to: LostTo
+    seq: int | None
+    lost_to: LostTo | None
 
 
 class ListedJobAnswer(Answer):

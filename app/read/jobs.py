@@ -12,6 +12,7 @@ from app.store import chain_reads, reads
 from app.store.reading import reading
 from ledger import jobs, rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
+from ledger.refusals import Refusal, refused_job_id
 
 if TYPE_CHECKING:
     from app.read.consistency import Promise
@@ -56,26 +57,33 @@ class JobReader:
         of_tenant = tenant_id or await self._tenant_of(job_id, promise)
         self._copies.check_whole(of_tenant, promise)
 
-        async def look(pool: Pool, judge: Judge) -> tuple[State, list[reads.EventRow]]:
+        async def look(pool: Pool, judge: Judge) -> tuple[State, Refusal | None, list[reads.EventRow]]:
             async with reading(pool, snapshot=as_of is not None) as connection:
                 if as_of is not None:
                     await self._copies.judged(connection, promise, judge)
                     state = await _state_as_of(connection, of_tenant, job_id, as_of)
+                    refusal = await reads.find_refusal(connection, of_tenant, job_id)
+                    if refusal is not None and refusal.hlc > as_of:
+                        refusal = None
                 else:
                     asked = self._copies.asked_of(promise)
-                    stored, seen = await reads.job_state_and_seen(connection, of_tenant, job_id, *asked)
+                    stored, has_refusals, seen = await reads.job_state_and_seen(connection, of_tenant, job_id, *asked)
                     judge(seen)
                     state = None if stored is None else state_of(of_tenant, stored)
+                    refusal = await reads.find_refusal(connection, of_tenant, job_id) if has_refusals else None
                 others = list(state.others.values()) if state is not None else []
-                return state, await reads.creations(connection, of_tenant, job_id, others) if others else []
+                found = await reads.creations(connection, of_tenant, job_id, others) if others else []
+                return state, refusal, found
 
-        (state, others), source = await self._copies.read(look, promise)
+        (state, refusal, others), source = await self._copies.read(look, promise)
         self._copies.check_whole(of_tenant, promise)
+        if state is None and refusal is not None:
+            state = jobs.JobState(job_id, (*refusal.hlc,), refusal.seq, 0)
         if state is None:
             at = "" if as_of is None else " at that time"
             raise JobNotFoundError(f"tenant {of_tenant} has no job {job_id}{at}{_behind(source)}")
         (shown,) = await self._revealing.states(of_tenant, [state])
-        view = jobs.view(shown)
+        view = jobs.view(shown, refusal)
         return {
             "tenant_id": of_tenant,
             **view,
@@ -129,6 +137,8 @@ class JobReader:
                 await self._copies.judged(connection, promise, judge)
                 events, more = await reads.list_job_events(connection, tenant_id, job_id, after, limit)
                 exists = events or await reads.job_exists(connection, tenant_id, job_id)
+                if not exists and await reads.find_refusal(connection, tenant_id, job_id) is not None:
+                    return await reads.list_job_events(connection, tenant_id, refused_job_id(job_id), after, limit)
                 return (events, more) if exists else None
 
         found, source = await self._copies.read(look, promise)

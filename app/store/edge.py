@@ -10,6 +10,7 @@ import asyncpg
 from app.store import idempotency
 from app.store.idempotency import ChainedLine
 from app.store.reading import reading
+from app.store.reads import find_refusal
 from app.store.whole import whole
 from ledger import jobs
 from ledger.errors import ChainDamagedError, InvalidInputError
@@ -26,11 +27,13 @@ class ChainedJob(NamedTuple):
 
     ``ended`` is why it takes no more events, None while it does; ``creation`` is the ``creation_digest`` of its first
     creation; None where there is none yet, or it holds sealed values, which can be compared with nothing.
+    ``is_made`` is False of a job whose creation PostgreSQL refused: it may be created still.
     """
 
     fence_token: int
     ended: str | None
     creation: str | None
+    is_made: bool = True
 
 
 # A stored state is canonical JSON, so the text of a part is the canonical form of that part.
@@ -40,6 +43,7 @@ SELECT j.tenant_id, j.job_id, j.status, j.state->>'fence' AS fence,
             THEN encode(sha256(convert_to('{{"assigned_dcs":' || (j.state->'assigned_dcs')::text
                                           || ',"spec":' || (j.state->'spec')::text || '}}', 'UTF8')), 'hex')
        END AS creation,
+       j.state->'created' IS NULL AS is_uncreated,
        CASE WHEN j.status = '{jobs.REFUSED}' THEN j.state::text END AS refused
   FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
   JOIN scheduler.jobs j USING (tenant_id, job_id)
@@ -57,12 +61,18 @@ class EdgeLookups:
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
             tenants, ids = [tenant for tenant, _ in wanted], [job for _, job in wanted]
             rows = await connection.fetch(_JOBS, tenants, ids)
-        return {
-            (row["tenant_id"], row["job_id"]): ChainedJob(
-                _fence(row["fence"]), _ended(row["tenant_id"], row["status"], row["refused"]), row["creation"]
-            )
-            for row in rows
-        }
+            found = {
+                (row["tenant_id"], row["job_id"]): ChainedJob(
+                    _fence(row["fence"]), _ended(row["tenant_id"], row["status"], row["refused"]), row["creation"]
+                )
+                for row in rows
+            }
+            made = {(row["tenant_id"], row["job_id"]) for row in rows if not row["is_uncreated"]}
+            for tenant_id, job_id in set(wanted) - made:
+                refusal = await find_refusal(connection, tenant_id, job_id)
+                if refusal is not None and refusal.is_creation:
+                    found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)
+        return found
 
     async def find_lines(self, tenants: Sequence[str], route: int, key: str) -> list[ChainedLine]:
         """Chained lines of a keyed request, in line order.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import orjson
 
 from app.store.whole import whole
+from ledger.refusals import Refusal, refusal_of, refused_job_id
 
 if TYPE_CHECKING:
     import asyncpg
@@ -87,7 +88,16 @@ _SEEN = f"""
        (SELECT beat_at FROM scheduler.heartbeat) AS beat_at
 """
 _ONLY_SEEN = f"SELECT {_SEEN}"
-_JOB_AND_SEEN = f"SELECT {_SEEN}, (SELECT state FROM scheduler.jobs WHERE tenant_id = $4 AND job_id = $5) AS state"
+REFUSALS_MAX = 20
+"""Entries that are looked at of the events of one job that PostgreSQL refused: the first ones."""
+_REFUSALS = """
+SELECT seq, t_hlc, payload FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
+"""
+_JOB_AND_SEEN = f"""
+SELECT {_SEEN}, (SELECT state FROM scheduler.jobs WHERE tenant_id = $4 AND job_id = $5) AS state,
+       EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals
+"""
 
 _NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
@@ -134,7 +144,8 @@ SELECT {_EVENT_COLUMNS}, found
 _TENANTS_OF_JOB = """
 SELECT h.tenant_id
   FROM scheduler.chain_heads h
- CROSS JOIN LATERAL (SELECT FROM scheduler.jobs WHERE tenant_id = h.tenant_id AND job_id = $1 LIMIT 1) AS j
+ WHERE EXISTS (SELECT FROM scheduler.jobs WHERE tenant_id = h.tenant_id AND job_id = $1)
+    OR EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = h.tenant_id AND job_id = $2 AND action = 'REFUSED')
  LIMIT 2
 """
 
@@ -169,11 +180,19 @@ async def seen(connection: Connection, tokens: Sequence[tuple[str, int]], node_i
 
 async def job_state_and_seen(
     connection: Connection, tenant_id: str, job_id: str, tokens: Sequence[tuple[str, int]], node_id: str
-) -> tuple[str | None, Seen]:
-    """Stored state of the job, and ``seen`` of the same snapshot: one statement."""
-    row = await connection.fetchrow(_JOB_AND_SEEN, *_columns(tokens), node_id, tenant_id, job_id)
+) -> tuple[str | None, bool, Seen]:
+    """Stored state of the job, whether PostgreSQL refused events of it, and ``seen`` of the same snapshot: one
+    statement."""
+    asked = (*_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id))
+    row = await connection.fetchrow(_JOB_AND_SEEN, *asked)
     assert row is not None
-    return row["state"], _seen_in(row)
+    return row["state"], row["has_refusals"], _seen_in(row)
+
+
+async def find_refusal(connection: Connection, tenant_id: str, job_id: str) -> Refusal | None:
+    """What became of events of the job that PostgreSQL refused; None when there are none."""
+    rows = await connection.fetch(_REFUSALS, tenant_id, refused_job_id(job_id), REFUSALS_MAX)
+    return refusal_of(job_id, [tuple(row) for row in rows])
 
 
 def _columns(tokens: Sequence[tuple[str, int]]) -> tuple[list[str], list[int]]:
@@ -239,9 +258,9 @@ async def creations(
 async def tenants_of_job(connection: Connection, job_id: str) -> list[str]:
     """Tenants that have a job of this id; two at most, which is to say several.
 
-    The primary key of jobs begins with the tenant: each tenant costs one look into it.
+    The index of either table begins with the tenant: each tenant costs one look into each.
     """
-    rows = await connection.fetch(_TENANTS_OF_JOB, job_id)
+    rows = await connection.fetch(_TENANTS_OF_JOB, job_id, refused_job_id(job_id))
     return [row["tenant_id"] for row in rows]
 
 

@@ -81,7 +81,8 @@ class JobChecks:
                 raise
             found = {}
         for job, chained in found.items():
-            self._jobs.learn(*job, chained.fence_token, chained.ended, chained.creation)
+            if chained.is_made:
+                self._jobs.learn(*job, chained.fence_token, chained.ended, chained.creation)
         for job, number in unknown.items():
             if job not in found:
                 raise _not_found(job, number, in_lines)

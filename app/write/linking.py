@@ -22,6 +22,7 @@ from ledger.chain import Linker
 from ledger.conflict import Event, conflict_hlc, conflict_payload
 from ledger.errors import EventRefusedError, HeldBackError, IdempotencyReusedError, LedgerError
 from ledger.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
+from ledger.refusals import refused_job_id
 from ledger.standing import Standing, place_of
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
@@ -88,17 +89,11 @@ def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: int, lsn: int) 
     )
 
 
-def refused_job_id(pending: Pending) -> str:
-    """Job id of the REFUSED entry that stands in for ``pending`` because Postgres would not hold it, maybe for its job
-    id. An event that lost against another of its key keeps its job id, for whoever reads the job."""
-    return f"refused:{pending.hlc.node_id}:{pending.lsn}"
-
-
 def is_refused_in(pending: Pending, standing: Event | None) -> bool:
     """Whether what stands at the event's HLC is the REFUSED entry that keeps it."""
     if standing is None or standing.action != SystemAction.REFUSED:
         return False
-    return standing.job_id in (pending.job_id, refused_job_id(pending))
+    return standing.job_id in (pending.job_id, refused_job_id(pending.job_id))
 
 
 def link_batch(
@@ -159,7 +154,7 @@ def link_batch(
             job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
             facts = pending.facts
         else:
-            job_id = pending.job_id if lost is not None else refused_job_id(pending)
+            job_id = pending.job_id if lost is not None else refused_job_id(pending.job_id)
             action, facts = SystemAction.REFUSED.value, None
             payload = refused_payload(pending, why)
         stands = None

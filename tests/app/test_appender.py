@@ -340,6 +340,60 @@ async def test_a_refused_event_is_a_problem_over_http(
     assert many.json()["line"] == 2
 
 
+async def test_the_reader_of_a_job_is_shown_what_postgres_refused_of_it_though_it_was_acknowledged(
+    client: httpx.AsyncClient, chains: Chains, superuser: asyncpg.Connection
+) -> None:
+    for rule in ("no_poison CHECK (job_id NOT LIKE 'poison%')", "no_end CHECK (action <> 'COMPLETE')"):
+        await superuser.execute(f"ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT {rule}")
+
+    async def post(path: str, **fields: object) -> httpx.Response:
+        return await client.post(path, json={"tenant_id": "acme", "durability": "LOCAL", **fields})
+
+    async def read(job_id: str, **params: str) -> httpx.Response:
+        return await client.get(f"/v1/jobs/{job_id}", params={"tenant_id": "acme", **params})
+
+    hlcs = {}
+    for path, fields in (
+        ("/v1/jobs", {"job_id": "poison", "spec": {}}),
+        ("/v1/jobs/poison/events", {"type": "JobAccepted", "dc_id": "dc1"}),
+        ("/v1/jobs", {"job_id": "fine"}),
+        ("/v1/jobs/fine/events", {"type": "JobCompleted"}),
+    ):
+        answer = await post(path, **fields)
+        assert answer.status_code == 201, answer.text
+        hlcs[path, fields.get("job_id")] = answer.json()["hlc"]
+    await until(lambda: all_refused(chains), "all of it is chained")
+    entries = await chains.sound("acme")
+    assert [entry["action"] for entry in entries] == ["REFUSED", "REFUSED", "ENQUEUE", "REFUSED"]
+    # 1. The job that never was: shown, by any way to it, and it takes no events.
+    creation = {"type": "JobCreated", "hlc": entries[0]["t_hlc"], "reason": "sqlstate-23514", "seq": 1, "lost_to": None}
+    for params in ({}, {"as_of": entries[1]["t_hlc"]}):
+        seen = (await read("poison", **params)).json()
+        assert (seen["status"], seen["last_seq"], seen["refused"]) == ("REFUSED", 1, creation)
+    assert (await client.get("/v1/jobs/poison")).json()["refused"] == creation
+    listed = (await client.get("/v1/jobs/poison/events", params={"tenant_id": "acme"})).json()["items"]
+    assert [(item["seq"], item["action"]) for item in listed] == [(1, "REFUSED"), (2, "REFUSED")]
+    before = f"{int(entries[0]['hlc_physical']) - 1}:0:x"
+    assert [(await read(*each)).status_code for each in (("poison2",),)] == [404]
+    assert (await read("poison", as_of=before)).status_code == 404
+    for path, fields in (("events", {"type": "JobAccepted", "dc_id": "dc1"}), ("cancel", {})):
+        answer = await post(f"/v1/jobs/poison/{path}", **fields)
+        assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "job-ended"), answer.text
+        assert "REFUSED entry at seq 1" in answer.json()["detail"]
+    # 2. Of a job that is there, what was refused.
+    seen = (await read("fine")).json()
+    assert (seen["status"], seen["refused"]["type"], seen["refused"]["seq"]) == ("SUBMITTED", "JobCompleted", 4)
+    # 3. Mended, it can be created, and is as any other.
+    await superuser.execute("ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT no_poison")
+    assert (await post("/v1/jobs", job_id="poison", spec={}, durability="GLOBAL")).status_code == 201
+    assert (await post("/v1/jobs/poison/events", type="JobAccepted", dc_id="dc1")).status_code == 201
+    assert (await read("poison")).json()["status"] in ("SUBMITTED", "ACCEPTED")
+
+
+async def all_refused(chains: Chains) -> bool:
+    return len(await chains.entries("acme")) == 4
+
+
 async def test_a_refused_end_leaves_its_job_open(
     service: Service, chains: Chains, superuser: asyncpg.Connection
 ) -> None:

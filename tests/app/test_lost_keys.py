@@ -81,6 +81,7 @@ async def test_what_two_nodes_acknowledged_under_one_key_is_chained_once_and_the
                         "type": "JobCreated",
                         "hlc": lost[n]["hlc"],
                         "reason": reason,
+                        "seq": None,
                         "lost_to": {"job_id": first[n]["job_id"], "hlc": first[n]["hlc"]},
                     }
                     for path in ("events", "cancel"):

@@ -187,6 +187,7 @@ def test_a_job_whose_creation_lost_its_key_is_refused_unless_another_creation_co
         "type": "JobCreated",
         "hlc": "5:0:n1",
         "reason": "idempotent-replay",
+        "seq": None,
         "lost_to": {"job_id": "w", "hlc": "1:0:n9"},
     }
     for state in (lost, report, fold(lost, report, CREATED)):
