@@ -130,6 +130,10 @@ async def connect(
     )
     await connection.execute(f"SET idle_in_transaction_session_timeout = '{idle_in_transaction_max_s:g}s'")
     await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S:g}s'")
+    # A start refuses it; this is for what was switched off since, and holds for whoever reconnects.
+    await connection.execute(
+        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    )
     return connection
 
 

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from app.service import Service
+from app.store import chaining
 from ledger.errors import ChainDamagedError, HeldBackError
 from tests.app.bundles import bundle_of, store
 from tests.app.chains import Chains, numbers, until
@@ -176,3 +177,16 @@ async def test_progress_that_somebody_raised_makes_an_import_skip_nothing(
     assert tuple(position) == (count, 2_000, True)
     again = await importer.run([bundle], dry_run=False)
     assert (again.imported, again.duplicates) == (0, count)
+
+
+async def test_whoever_chains_waits_for_the_disk_whatever_was_switched_off_since_the_start(
+    database: Database, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute(
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$"
+    )
+    connection = await chaining.connect(database.service_url, 10, 10)
+    try:
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
+    finally:
+        await connection.close()
