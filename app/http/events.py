@@ -4,6 +4,8 @@ All lines are checked before the first is taken; one that is wrong refuses the w
 CRLF; empty lines are allowed at the end only.
 
     1 <= lines <= LINES_MAX        len(line) <= wal.record_bytes_max
+
+Lines are checked in turns, few of long ones, so that other requests never wait for a whole body.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from app.http.writing import (
 )
 from app.parts import parts_of
 from app.session import SessionTokens
+from app.turns import turns
 from app.write.requests import BatchReceipt, Draft
 from ledger import canonical, rfc3339
 from ledger.errors import InvalidEventError, InvalidInputError
@@ -42,8 +45,6 @@ router = APIRouter(route_class=StrictRoute, tags=["events"])
 
 LINES_MAX = 100_000
 """Most events in one request."""
-LINES_PER_TURN = 500
-"""Lines checked before other requests get a turn."""
 
 _validate_line = EVENT_LINE.validator.validate_json
 _LEVEL = "Of the whole request; left out, the highest default of its events."
@@ -108,12 +109,12 @@ async def drafts_of(body: bytes, line_bytes_max: int) -> list[Draft]:
     if len(lines) > LINES_MAX:
         raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {LINES_MAX} events go into one request")
     drafts: list[Draft] = []
-    for first in range(0, len(lines), LINES_PER_TURN):
-        if first:
+    for turn in turns(list(map(len, lines))):
+        if turn.start:
             await asyncio.sleep(0)
-        turn = lines[first : first + LINES_PER_TURN]
-        events = _events_of(turn, first + 1, line_bytes_max)
-        _check_text(turn, events, first + 1)
+        texts = lines[turn.start : turn.stop]
+        events = _events_of(texts, turn.start + 1, line_bytes_max)
+        _check_text(texts, events, turn.start + 1)
         drafts += [draft_of(event, None, None) for event in events]
     return drafts
 

@@ -1,17 +1,19 @@
 """The reader that verification reads a tenant's ledger through, on PostgreSQL.
 
 One REPEATABLE READ transaction shows one state of all tables. Rows come through server-side cursors, a batch at
-a time; while one batch is being checked the next is already on its way. Rows whose place is the same, once nothing
+a time; while one batch is being checked the next is already on its way. One of long rows is handed on in parts, as the
+event loop has no turn while a part is checked. Rows whose place is the same, once nothing
 forbids that, come in order of storage, so that all who verify see one order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from app.turns import turns
 from ledger.verification import (
     ENTRY_COLUMNS,
     FOLD_COLUMNS,
@@ -101,7 +103,7 @@ class PostgresChainReader:
     def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of entries by seq."""
         bounds = _bounds(from_seq, to_seq)
-        return self._batches(ENTRIES_A_BATCH, _ENTRIES, *bounds)
+        return _in_turns(self._batches(ENTRIES_A_BATCH, _ENTRIES, *bounds), ENTRY_COLUMNS.index("payload"))
 
     def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of snapshots by ``from_seq``."""
@@ -110,18 +112,18 @@ class PostgresChainReader:
 
     def jobs(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of stored jobs by job id."""
-        return self._batches(FOLDED_A_BATCH, _JOBS)
+        return _in_turns(self._batches(FOLDED_A_BATCH, _JOBS), JOB_COLUMNS.index("state"))
 
     def entries_by_job(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of entries by job id and seq."""
-        return self._batches(FOLDED_A_BATCH, _ENTRIES_BY_JOB)
+        return _in_turns(self._batches(FOLDED_A_BATCH, _ENTRIES_BY_JOB), FOLD_COLUMNS.index("payload"))
 
     async def _row(self, query: str) -> tuple[Any, ...] | None:
         async with self._lock:
             row = await self._connection.fetchrow(query, self._tenant_id, timeout=FETCH_TIMEOUT_S)
         return tuple(row) if row is not None else None
 
-    async def _batches(self, rows_a_batch: int, query: str, *bounds: int) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    async def _batches(self, rows_a_batch: int, query: str, *bounds: int) -> AsyncGenerator[Sequence[Sequence[Any]]]:
         async with self._lock:
             cursor = await self._connection.cursor(query, self._tenant_id, *bounds)
         ahead = asyncio.ensure_future(self._fetch(cursor, rows_a_batch))
@@ -151,6 +153,16 @@ async def list_tenants(connection: Connection) -> list[str]:
     """Every tenant that has a head, in byte order."""
     rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads ORDER BY tenant_id")
     return [row[0] for row in rows]
+
+
+async def _in_turns(
+    batches: AsyncGenerator[Sequence[Sequence[Any]]], text_column: int
+) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    """The rows of ``batches``, few at a time where what is in ``text_column`` is long."""
+    async with aclosing(batches):
+        async for rows in batches:
+            for turn in turns([len(row[text_column] or "") for row in rows]):
+                yield rows[turn.start : turn.stop]
 
 
 def _bounds(from_seq: int | None, to_seq: int | None) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import orjson
 
 from app.node import Node
 from app.store.edge import ChainedJob
+from app.turns import Turn
 from app.write.job_index import JobIndex
 from app.write.requests import Draft
 from ledger.errors import (
@@ -51,7 +52,9 @@ class JobChecks:
         """
         created: dict[tuple[str, str], str | None] = {}
         unknown: dict[tuple[str, str], int] = {}
+        turn = Turn()
         for number, draft in enumerate(drafts):
+            await turn.pause()
             if draft.job_id is None:
                 continue
             job = (draft.tenant_id, draft.job_id)

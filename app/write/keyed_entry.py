@@ -7,13 +7,13 @@ itself what its event is; where its private fields were encrypted, only type and
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import orjson
 
+from app.turns import Turn
 from app.write.requests import LEDGER_ROUTE
 from ledger import canonical, keyed
 from ledger.errors import ChainDamagedError, LedgerError
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from app.store.idempotency import ChainedLine
     from app.write.backlog import Pending
     from app.write.requests import Draft, RequestKey, RequestName
-
-LINES_PER_TURN = 500
-"""Lines compared before others get a turn of the event loop."""
 
 
 def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
@@ -55,9 +52,9 @@ async def check_lines(chained: Sequence[ChainedLine], drafts: Sequence[Draft], k
     Raises:
         ChainDamagedError: names the first that is not, or that the request does not have.
     """
-    for number, line in enumerate(chained):
-        if number % LINES_PER_TURN == LINES_PER_TURN - 1:
-            await asyncio.sleep(0)
+    turn = Turn()
+    for line in chained:
+        await turn.pause()
         if not 0 <= line.line < len(drafts):
             raise ChainDamagedError(
                 line.tenant_id,

@@ -20,6 +20,7 @@ from typing import Any
 
 from app.privacy.keys import Tag
 from app.privacy.knowledge import PrivacyKnowledge
+from app.turns import Turn
 from app.write.requests import Draft, RequestKey
 from ledger import canonical, private_fields
 from ledger.errors import CanonicalError, InvalidEventError, InvalidInputError
@@ -82,7 +83,9 @@ class Sealing:
         declarations = self._knowledge.declarations
         wanted: dict[str, set[Tag]] = defaultdict(set)
         found: dict[int, tuple[Tag, list[tuple[Path, bytes]]]] = {}
+        turn = Turn()
         for number, draft in enumerate(drafts):
+            await turn.pause()
             if self._knowledge.doubts:
                 self._refuse_in_doubt(draft)
             if draft.subject is None and draft.tenant_id not in declarations:

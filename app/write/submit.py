@@ -22,6 +22,7 @@ from typing import Protocol
 
 from app.node import Node
 from app.store.growth import Growth
+from app.turns import LINES_PER_TURN, Turn
 from app.write.answers import Answers, fence_token_of, raise_refusal, refused
 from app.write.backlog import (
     BYTES_AROUND_PAYLOAD,
@@ -48,8 +49,6 @@ from ledger.hlc import Hlc
 
 FIRST_FENCE_TOKEN = 1
 """Fence of a job whose creator named none."""
-LINES_PER_TURN = 500
-"""Lines of one request entered before other requests get a turn."""
 
 Facts = dict[str, object] | None
 """A payload before it is encoded, None where it is not kept: see ``Pending.facts``."""
@@ -244,13 +243,14 @@ class Submitter:
 
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
         self._system.refuse_unfit((draft.tenant_id,))
-        fence_token, payload, facts = self._payload(draft, key)
+        encoded = self._payload(draft, key)
+        fence_token, payload = encoded[:2]
         room = 1 + (draft.tenant_id not in self._tenants)
         self._backlog.reserve(room)
         try:
             self._check_bytes(room, len(payload))
             answered_early = draft.durability <= Durability.LOCAL
-            (pending,) = self._enter(((draft, fence_token, payload, facts, key),), answered_early)
+            (pending,) = self._enter(((draft, *encoded, key),), answered_early)
         finally:
             self._backlog.release(room)
         if key is not None or not answered_early:
@@ -269,11 +269,13 @@ class Submitter:
         try:
             payloads = []
             fences: dict[tuple[str, str], int] = {}
+            encoding = Turn()
             for number, draft in enumerate(drafts):
                 if number % LINES_PER_TURN == LINES_PER_TURN - 1:
                     await asyncio.sleep(0)
+                await encoding.pause()
                 payloads.append(self._payload(draft, _line_key(key, number), fences, number))
-            entering_bytes = self._check_bytes(room, sum(len(payload) for _, payload, _ in payloads))
+            entering_bytes = self._check_bytes(room, sum(len(payload) for _, payload, *_ in payloads))
             self._entering_bytes += entering_bytes
             lines = [number for number in range(len(drafts)) if number not in present]
             for first in range(0, len(lines), LINES_PER_TURN):
@@ -305,9 +307,9 @@ class Submitter:
         key: record.IdempotencyKey | None,
         fences: dict[tuple[str, str], int] | None = None,
         number: int | None = None,
-    ) -> tuple[int, bytes, Facts]:
-        """Fence token, canonical payload and what it encodes; ``fences`` carries what earlier lines of the request
-        chose."""
+    ) -> tuple[int, bytes, Facts, str | None]:
+        """Fence token, canonical payload, what it encodes, and its ``creation_of`` where others may create the job too;
+        ``fences`` carries what earlier lines of the request chose."""
         tenant_id, job_id, event, fields, fence_token, _, _, seal = draft
         job = (tenant_id, job_id or "")
         if fence_token is None:
@@ -324,15 +326,17 @@ class Submitter:
         if len(payload) > self._record_bytes_max - 1024:
             reason = f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self._record_bytes_max}"
             raise RecordTooLargeError(reason) if number is None else InvalidEventError(reason, number + 1)
-        return fence_token, payload, facts if seal is None and len(payload) <= FACTS_KEPT_BYTES_MAX else None
+        creation = creation_of(draft) if event.name == CREATED and job_id is not None else None
+        return fence_token, payload, facts if seal is None and len(payload) <= FACTS_KEPT_BYTES_MAX else None, creation
 
     def _enter(
-        self, events: Sequence[tuple[Draft, int, bytes, Facts, record.IdempotencyKey | None]], answered_early: bool
+        self,
+        events: Sequence[tuple[Draft, int, bytes, Facts, str | None, record.IdempotencyKey | None]],
+        answered_early: bool,
     ) -> list[Pending]:
         """Draw HLC and LSN together and queue the records: WAL order is HLC order.
 
-        Each event is a draft with its fence token, canonical payload, what that encodes, and key. All are queued, or
-        none.
+        Each event is a draft with what ``_payload`` says of it, and key. All are queued, or none.
         """
         node, tick, wall_ms = self._node, self._node.clock.tick, self._node.wall.now_ms()
         epoch, lsn = node.epoch, self._wal.next_lsn
@@ -341,7 +345,7 @@ class Submitter:
         records: list[tuple[Hlc, int, bytes]] = []
         begun: set[str] = set()
         keeps_facts = len(self._backlog) < FACTS_KEPT_ENTRIES_MAX
-        for draft, fence_token, payload, facts, key in events:
+        for draft, fence_token, payload, facts, _, key in events:
             tenant_id, job_id, event = draft[:3]
             if tenant_id not in self._tenants and tenant_id not in begun:
                 begun.add(tenant_id)
@@ -366,9 +370,8 @@ class Submitter:
         assert first_lsn == queued[0].lsn
         self._backlog.add(queued)
         self._tenants |= begun
-        for pending, (draft, fence_token, *_) in zip(entered, events, strict=True):
+        for pending, (draft, fence_token, _, _, creation, _) in zip(entered, events, strict=True):
             name = draft.event.name
-            creation = creation_of(draft) if name == CREATED and draft.job_id is not None else None
             self._jobs.entered(
                 pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=name in _ENDS, creation=creation
             )

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.http.events import LINES_MAX, LINES_PER_TURN, drafts_of
+from app.http.events import LINES_MAX, drafts_of
 from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError
+from app.turns import BYTES_PER_TURN, LINES_PER_TURN, turns
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidEventError
 from tests.turns import counted_turns
@@ -86,3 +87,16 @@ async def test_others_get_their_turn_while_lines_are_checked() -> None:
     with counted_turns() as turns:
         await drafts_of((LINE + b"\n") * (LINES_PER_TURN * 4), BYTES_MAX)
     assert turns.count >= 3
+
+
+async def test_long_lines_are_checked_one_by_one_and_short_ones_many_at_a_time() -> None:
+    long = b'{"tenant_id":"acme","type":"JobCreated","spec":{"text":"%b"}}' % (b"x" * BYTES_PER_TURN)
+    with counted_turns() as counted:
+        await drafts_of(b"\n".join([long] * 10), len(long))
+    assert counted.count >= 9
+    few, many = BYTES_PER_TURN // 4, 1
+    assert list(turns([few] * 6)) == [range(4), range(4, 6)]
+    whole = LINES_PER_TURN
+    assert list(turns([many] * (whole + 1))) == [range(whole), range(whole, whole + 1)]
+    assert list(turns([BYTES_PER_TURN + 1, 0, 0])) == [range(1), range(1, 3)]
+    assert list(turns([])) == []

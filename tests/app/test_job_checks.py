@@ -11,7 +11,10 @@ import orjson
 import pytest
 
 from app.service import Service
+from app.store.edge import ChainedJob
 from app.store.schema_version import MIGRATIONS
+from app.write.job_checks import JobChecks
+from app.write.job_index import JobIndex
 from app.write.requests import Draft
 from ledger import canonical
 from ledger.errors import DurabilityTimeoutError, InvalidEventError, JobEndedError, JobExistsError
@@ -19,6 +22,7 @@ from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, completed, created, key
 from tests.app.postgres_proxy import PostgresProxy
+from tests.turns import counted_turns
 
 JOB = "brought-by-the-caller"
 
@@ -141,3 +145,17 @@ async def test_without_postgres_a_creation_is_taken_as_before(
         with pytest.raises(DurabilityTimeoutError):
             await service.submitter.submit(created("acme", 1, job_id="another", durability=GLOBAL), key=None)
         await proxy.accept()
+
+
+async def test_others_get_their_turn_while_large_creations_are_compared(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.turns.TURN_S", -1.0)
+
+    async def find_none(_wanted: object) -> dict[tuple[str, str], ChainedJob]:
+        return {}
+
+    checks = JobChecks(service.node, JobIndex(), find_none)
+    with counted_turns() as turns:
+        await checks.check([created("acme", n, job_id=f"j{n}") for n in range(20)], LOCAL, in_lines=True)
+    assert turns.count >= 19

@@ -1,0 +1,44 @@
+"""Long work on the event loop, in turns: between two of them requests are served.
+
+each turn: <= LINES_PER_TURN lines, and <= BYTES_PER_TURN bytes or one line; or about TURN_S
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+
+LINES_PER_TURN = 500
+"""Most lines of a turn."""
+BYTES_PER_TURN = 128 * 1024
+"""Most bytes of a turn of several lines: it is bytes that take the time, not lines."""
+TURN_S = 0.02
+"""A turn whose work nobody can tell in advance ends with the line that brings it to this time."""
+
+
+def turns(sizes: Sequence[int]) -> Iterator[range]:
+    """Turns for lines of these sizes: ranges that follow each other, each of at least one line."""
+    start = turn_bytes = 0
+    for number, size in enumerate(sizes):
+        turn_bytes += size
+        if number > start and (turn_bytes > BYTES_PER_TURN or number - start == LINES_PER_TURN):
+            yield range(start, number)
+            start, turn_bytes = number, size
+    if sizes:
+        yield range(start, len(sizes))
+
+
+class Turn:
+    """The turn that is being taken."""
+
+    __slots__ = ("_began_s",)
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    async def pause(self) -> None:
+        """Let others go first, if this turn has taken its time. MUST be called between two lines."""
+        if time.perf_counter() - self._began_s > TURN_S:
+            await asyncio.sleep(0)
+            self._began_s = time.perf_counter()
