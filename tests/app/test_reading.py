@@ -332,6 +332,7 @@ def test_readiness_lists_every_check_by_name(client: httpx.Client) -> None:
 
 
 def test_metrics_have_their_names_and_never_a_tenant(client: httpx.Client) -> None:
+    assert client.get("/v1/jobs/job-0", params={"tenant_id": "acme"}).status_code == 200
     text = client.get("/metrics").text
     assert "_created" not in text
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
