@@ -78,7 +78,9 @@ def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:
 def _describe(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document, with the models that endpoints read by themselves."""
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version="1", routes=app.routes, description=_DESCRIPTION)
+        document = get_openapi(
+            title=app.title, version="1", routes=app.routes, description=_DESCRIPTION, servers=[{"url": "/"}]
+        )
         models = document.setdefault("components", {}).setdefault("schemas", {})
         models["Problem"] = Problem.model_json_schema(ref_template=SCHEMA_REF)
         for name, adapter in _READ_BY_ENDPOINTS.items():

@@ -207,10 +207,25 @@ class ListedSnapshot(Answer):
     created_at: datetime
 
 
+class EnvelopeSignature(Answer):
+    """One signature of an envelope, base64, and the id of the key that made it."""
+
+    keyid: str
+    sig: str
+
+
+class Envelope(Answer):
+    """A DSSE envelope: docs/formats/snapshot.md says what its payload, base64, states."""
+
+    payload: str
+    payloadType: str  # noqa: N815 - DSSE's spelling
+    signatures: list[EnvelopeSignature]
+
+
 class SnapshotAnswer(ListedSnapshot):
     """One signed batch of entries with its DSSE envelope."""
 
-    dsse_envelope: dict[str, Any]
+    dsse_envelope: Envelope
 
 
 class AcknowledgedBreak(Answer):

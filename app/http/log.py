@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.http.body import TEXT_MEDIA_TYPE
 from app.http.fields import READABLE_TENANT_PATTERN
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
@@ -31,7 +32,7 @@ _GZIP = re.compile(r"(?:x-)?gzip|\*", re.ASCII)
 _NO_WEIGHT = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
 _FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 _NOT_KEPT = {"Cache-Control": "no-store"}
-_TEXT = {"description": "A signed note", "content": {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}}
+_TEXT = {"description": "A signed note", "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _HASHES = {"description": "Hashes of 32 bytes", "content": _BINARY}
 _ENTRIES = {"description": "Entries, each behind its length as u16 big-endian", "content": _BINARY}
@@ -62,7 +63,7 @@ async def read_checkpoint(
             open_checkpoint(note, await parts.log_keys(tenant_id), origin=parts.notary.origin(tenant_id))
         except SignatureError as error:
             raise ChainDamagedError(tenant_id, f"the stored checkpoint is not one of this log: {error}") from error
-    return Response(note, headers=_NOT_KEPT, media_type="text/plain")
+    return Response(note, headers=_NOT_KEPT, media_type=TEXT_MEDIA_TYPE)
 
 
 @router.get(

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from app import metrics
 from app.http.answers import json_answer
+from app.http.body import TEXT_MEDIA_TYPE
 from app.http.node_answers import LiveAnswer, ReadyAnswer
 from app.http.problems import NOT_READY, problem_response
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
@@ -24,7 +25,7 @@ ALWAYS_COUNTED = frozenset({"accepting", "writer"})
 """Checks without which no write is taken, whatever its level."""
 _TEXT = {
     "description": "Text format of Prometheus",
-    "content": {metrics.CONTENT_TYPE: {"schema": {"type": "string"}}},
+    "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}},
 }
 
 

@@ -1,0 +1,180 @@
+"""A client that is made from the description alone calls every operation, and reads each answer by its model."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiopenapi3
+import httpx
+import httpx2
+import pytest
+from aiopenapi3.plugin import Document, Message
+
+from app.config import load_settings
+from app.embedded import EmbeddedPostgres
+from app.main import running
+from tests.app.bundles import bundle_of
+from tests.app.chains import until
+from tests.app.service_thread import serving
+from tests.app.witness import Witness
+from tests.conftest import execute
+from tests.ledger.ledger_in_memory import SIGNER, build
+
+DATABASE = "openapi_client"
+WITNESS = Witness()
+JOB = {"tenant_id": "acme", "job_id": "job-1"}
+LINE = '{"tenant_id":"acme","type":"JobCreated","job_id":"job-2"}\n'
+RAW = ("application/x-ndjson", "text/plain")
+"""Bodies that this client cannot send by itself. Others that are made from a description can."""
+
+Answers = dict[str, Any]
+"""What was answered so far, by operation."""
+Call = Callable[[Answers], tuple[dict[str, Any] | None, Any]]
+
+CALLS: dict[str, Call] = {
+    "declare_private_fields": lambda _: ({"tenant_id": "acme"}, {"fields": ["spec.user"], "subject": "spec.user"}),
+    "read_private_fields": lambda _: ({"tenant_id": "acme"}, None),
+    "submit_job": lambda _: ({"Idempotency-Key": "once"}, {**JOB, "spec": {"user": "u-1"}, "durability": "GLOBAL"}),
+    "report_event": lambda seen: (
+        {"job_id": "job-1", "Tally-Session": seen["submit_job"].session},
+        {"tenant_id": "acme", "type": "JobAccepted", "dc_id": "use1", "durability": "GLOBAL"},
+    ),
+    "submit_events": lambda _: ({"durability": "GLOBAL"}, LINE),
+    "cancel_job": lambda _: ({"job_id": "job-2"}, {"tenant_id": "acme", "reason": "no need", "durability": "GLOBAL"}),
+    "read_job": lambda seen: (JOB | {"consistency": "session", "tally-session": seen["report_event"].session}, None),
+    "list_jobs": lambda _: ({"tenant_id": "acme", "status": "CANCELLING", "limit": 1}, None),
+    "list_job_events": lambda _: (JOB, None),
+    "report_stats": lambda _: (None, {**JOB, "dc_id": "use1", "completed": 1}),
+    "verify_chain": lambda _: ({"tenant_id": "acme"}, None),
+    "acknowledge_breaks": lambda _: (None, {"tenant_id": "broken", "reason": "broken on purpose"}),
+    "read_head": lambda _: ({"tenant_id": "acme"}, None),
+    "list_entries": lambda _: ({"tenant_id": "acme", "from_seq": 2}, None),
+    "sign_snapshot": lambda _: (None, {"tenant_id": "acme"}),
+    "list_snapshots": lambda _: ({"tenant_id": "acme"}, None),
+    "read_snapshot": lambda seen: ({"snapshot_id": seen["sign_snapshot"].id}, None),
+    "prove_inclusion": lambda _: ({"tenant_id": "settled", "seq": 1}, None),
+    "prove_consistency": lambda _: ({"tenant_id": "settled", "first": 1}, None),
+    "export_bundle": lambda _: (None, {"tenant_id": "settled"}),
+    "import_bundles": lambda _: ({"dry_run": True}, [("file", ("one.tar", io.BytesIO(bundle_of(build(5)))))]),
+    "list_tenants": lambda _: ({"limit": 2}, None),
+    "erase_subject": lambda _: ({"tenant_id": "acme"}, {"subject": "u-1", "reason": "asked for"}),
+    "list_keys": lambda _: (None, None),
+    "rotate_key": lambda _: (None, {}),
+    "admit_key": lambda seen: ({"key_id": seen["list_keys"].not_admitted[0].key_id}, {}),
+    "revoke_key": lambda seen: ({"key_id": seen["list_keys"].keys[0].key_id}, {"reason": "lost"}),
+    "read_checkpoint": lambda _: ({"tenant_id": "settled"}, None),
+    "read_entry_bundle": lambda _: ({"tenant_id": "settled", "bundle": "000.p/2"}, None),
+    "read_tile": lambda _: ({"tenant_id": "settled", "tile": "0/000.p/2"}, None),
+    "add_cosignatures": lambda seen: (
+        {"tenant_id": "settled"},
+        WITNESS.cosign(seen["read_checkpoint"].decode(), int(time.time())),
+    ),
+    "list_cosignatures": lambda _: ({"tenant_id": "settled"}, None),
+    "list_anchors": lambda _: ({"tenant_id": "settled"}, None),
+    "read_node": lambda _: (None, None),
+    "read_liveness": lambda _: (None, None),
+    "read_readiness": lambda _: (None, None),
+    "read_metrics": lambda _: (None, None),
+}
+"""Arguments of every operation: parameters and body. In this order, as some need what others have answered."""
+
+
+class RawBodies(Document):
+    """Presents the bodies of ``RAW`` as bytes, which this client can send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.media_types: dict[str, str] = {}
+
+    def parsed(self, ctx: Document.Context) -> Document.Context:
+        for operation in (each for methods in ctx.document["paths"].values() for each in methods.values()):
+            content = operation.get("requestBody", {}).get("content", {})
+            for media_type in [each for each in content if each in RAW and len(content) == 1]:
+                self.media_types[operation["operationId"]] = media_type
+                content["application/octet-stream"] = content.pop(media_type)
+        return ctx
+
+
+class SentAs(Message):
+    """Sends them as what they are."""
+
+    def __init__(self, bodies: RawBodies) -> None:
+        super().__init__()
+        self._bodies = bodies
+
+    def sending(self, ctx: Message.Context) -> Message.Context:
+        if media_type := self._bodies.media_types.get(ctx.operationId):
+            ctx.headers["Content-Type"] = media_type
+        return ctx
+
+
+class Session(httpx2.Client):
+    """Asks no proxy, and waits as long as a busy machine takes."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, timeout=60, trust_env=False)
+
+
+@pytest.fixture(scope="module")
+def base_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service with a settled tenant of two entries, and a broken one whose break was found."""
+    folder = tmp_path_factory.mktemp("openapi_client")
+    (folder / "trusted.pem").write_text(SIGNER.public_key_pem)
+    settings = {
+        "bundle": {"trusted_keys": folder / "trusted.pem"},
+        "chain": {"checkpoint_interval": "20ms"},
+        "log": {"witnesses": [WITNESS.verifier_key]},
+    }
+    with (
+        serving(postgres, folder / "data", DATABASE, **settings) as url,
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        for tenant in ("settled", "settled", "broken"):
+            body = {"tenant_id": tenant, "durability": "GLOBAL"}
+            client.post("/v1/jobs", json=body).raise_for_status()
+        damage = "UPDATE scheduler.scheduler_log SET payload = '{}' WHERE tenant_id = 'broken'"
+        asyncio.run(execute(postgres.superuser_url(DATABASE), f"SET session_replication_role = replica; {damage}"))
+        assert not client.get("/v1/chain/verify", params={"tenant_id": "broken"}).json()["valid"]
+        deadline_s = time.monotonic() + 60
+        while not (note := client.get("/v1/log/settled/checkpoint").text).startswith("tally") or "\n2\n" not in note:
+            assert time.monotonic() < deadline_s, note
+        asyncio.run(introduce_a_key(folder / "other", postgres.service_url(DATABASE)))
+        yield url
+
+
+async def introduce_a_key(folder: Path, database_url: str) -> None:
+    """Run another node until the key that it made itself is in the chain, which nobody admits."""
+    async with running(load_settings(data_dir=folder, port=0), database_url) as (node, _):
+
+        async def is_waiting() -> bool:
+            return bool((await node.key_changes.published()).waiting)
+
+        await until(is_waiting, "the node's key is in the chain")
+
+
+def client_of(url: str) -> aiopenapi3.OpenAPI:
+    """A client of the service at ``url``, made from what it says of itself."""
+    bodies = RawBodies()
+    return aiopenapi3.OpenAPI.load_sync(f"{url}/openapi.json", Session, plugins=[bodies, SentAs(bodies)])
+
+
+def test_a_client_made_from_the_description_calls_every_operation_and_reads_every_answer(base_url: str) -> None:
+    client = client_of(base_url)
+    operations = {name: client.createRequest(name) for name in client._}
+    assert operations.keys() == CALLS.keys()
+    answers: Answers = {}
+    for name, arguments in CALLS.items():
+        parameters, body = arguments(answers)
+        # Raises for a problem, and for an answer that is not as the description has it.
+        _, answers[name], answer = operations[name].request(parameters=parameters, data=body)
+        assert str(answer.status_code) in operations[name].operation.responses, name
+    assert answers["submit_events"].accepted == 1
+    assert answers["read_job"].status == "ACCEPTED"
+    assert answers["verify_chain"].valid
+    assert answers["import_bundles"].entries == 5
+    assert answers["admit_key"].admitted
