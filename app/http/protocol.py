@@ -90,8 +90,12 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent, unless it is a head, or a trailer, without end."""
-        if self._fault is not None:
-            return
+        rest: bytes | memoryview | None = data
+        while rest is not None and self._fault is None:
+            rest = self._feed(rest)
+
+    def _feed(self, data: bytes | memoryview) -> memoryview | None:
+        """Parse ``data``, up to a request that offers another protocol; what follows that is still to be parsed."""
         head = self.headers
         self._chunk_bytes = len(data)
         self._received_bytes += len(data)
@@ -101,12 +105,12 @@ class ProblemProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
-            return
+            self._go_on_without_upgrade()
+            return memoryview(data)[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             refused = error.__context__
             self._refuse(refused if isinstance(refused, ProblemError) else _malformed("it could not be parsed"))
-            return
+            return None
         if not self._head_is_open:
             if self._empty_bytes > TRAILER_BYTES_MAX:
                 self._refuse(_trailers_too_large())
@@ -117,6 +121,7 @@ class ProblemProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(_head_too_large())
+        return None
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -184,8 +189,8 @@ class ProblemProtocol(HttpToolsProtocol):
         self._waiting_since_s = self.loop.time()
         self.flow.resume_reading()
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """Take a request that offers another protocol as if it had not: the parser leaves its body in ``rest``."""
+    def _go_on_without_upgrade(self) -> None:
+        """Take a request that offers another protocol as if it had not; its body is still to be parsed."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._refuse(_malformed("CONNECT is for proxies"))
@@ -194,7 +199,7 @@ class ProblemProtocol(HttpToolsProtocol):
         fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"".join((line, *fields, b"\r\n", rest)))
+        self._feed(b"".join((line, *fields, b"\r\n")))
 
     # --- bounds -----------------------------------------------------------------------------------
 

@@ -243,6 +243,12 @@ def test_a_post_that_offers_another_protocol_is_taken_with_its_body(client: http
     assert [answer.status for answer in found] == [201, 201, 201, 200]
 
 
+def test_many_requests_that_offer_another_protocol_are_all_answered(client: httpx.Client) -> None:
+    offer = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    found = answers(exchange(str(client.base_url).rstrip("/"), offer * 2500, LAST_GET))
+    assert [answer.status for answer in found] == [200] * 2501
+
+
 def test_trailers_are_no_headers_and_have_a_bound(client: httpx.Client) -> None:
     base_url = str(client.base_url).rstrip("/")
     head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
