@@ -20,7 +20,7 @@ from app.config import Settings
 from app.service import Service
 from ledger import canonical
 from ledger.entry_check import ENTRY_COLUMNS
-from ledger.errors import ConfigurationError, KeyConflictError, StartRefusedError
+from ledger.errors import ConfigurationError, DatabaseWentBackError, KeyConflictError, StartRefusedError
 from ledger.events import SystemAction
 from ledger.hlc import Hlc
 from ledger.verification import SNAPSHOT_COLUMNS
@@ -31,7 +31,7 @@ from tests.app import chain_builder
 from tests.app.admitting import admit_node, is_admitted, waiting_keys
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
-from tests.app.starting import wal_folder
+from tests.app.starting import assert_refused, wal_folder, write
 from tests.app.test_key_changes import add_jobs, keys_of, node_id_of, problem, rotate, sign, signer_of, verdict_of
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger, build
@@ -195,6 +195,57 @@ async def test_a_node_that_the_administrator_starts_gains_nothing_that_verifies(
             client, "verify", "-t", "acme", "--dsn", database.service_url, "--no-state", "--json", code=4
         )
         assert json.loads(told)["verdicts"]["signatures"] == "unknown_key"
+
+
+async def replace_system(superuser: asyncpg.Connection, root: FileSigner) -> None:
+    """The chain of ``_system`` as if the ledger had begun with ``root``: links, head and tree made to fit."""
+    rows = await superuser.fetch(
+        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = '_system' ORDER BY seq"
+    )
+    ledger = Ledger("_system", [dict(row) for row in rows])
+    (first,) = [row for row in ledger.entries if row["action"] == SystemAction.KEY_ADDED]
+    said = {"type": SystemAction.KEY_ADDED.value, **root_facts(root.public_key, str(first["hlc_node"]))}
+    first |= {"job_id": f"key:{root.key_id}", "payload": canonical.encode(said).decode()}
+    ledger.relink()
+    ledger.store_head()
+    ledger.store_tree()
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile"):
+            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = '_system'")
+        await chain_builder.insert(superuser, ledger)
+
+
+async def test_a_chain_of_keys_that_is_replaced_under_a_running_node_stops_it_and_no_start_believes_it(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains, tmp_path: Path
+) -> None:
+    settings = make_settings(chain={"checkpoint_interval": "20ms"})
+    thief = key_file.generate(tmp_path / "thief.pem")
+    signed = "SELECT tenant_id, checkpoint FROM scheduler.merkle_head WHERE checkpoint IS NOT NULL"
+    snapshots = "SELECT count(*) FROM scheduler.batch_snapshot"
+    async with run_node(settings) as service:
+        await until(chains.key_recorded, "the key is recorded")
+        await write(service, 1, 2)
+        kept = service._started.checkpoints
+
+        async def is_kept() -> bool:
+            return kept.size("_system") == (await chains.head("_system"))[0] and kept.size("acme") == 2
+
+        await until(is_kept, "the chain is signed to its end")
+        await until(lambda: (wal_folder(settings) / root_key.NAME).exists(), "the root is kept")
+        await replace_system(superuser, thief)
+        await until(lambda: service.node.failure, "the node stops")
+        assert isinstance(service.node.failure, DatabaseWentBackError)
+        assert "tenant _system differs" in str(service.node.failure)
+        with pytest.raises(DatabaseWentBackError):
+            await write(service, 3)
+    assert [row["tenant_id"] for row in await superuser.fetch(signed)] == ["acme"], "the new chain is not signed"
+    assert await superuser.fetchval(snapshots) == 0
+    await assert_refused(run_node, settings, StartRefusedError, "_system differs .* history was rewritten")
+    # Nor where there is no checkpoint of it: the node knows its root.
+    (wal_folder(settings) / "checkpoints" / "_system").unlink()
+    await assert_refused(run_node, settings, StartRefusedError, f"begins with key {thief.key_id}, .* root key")
+    assert [row["tenant_id"] for row in await superuser.fetch(signed)] == ["acme"]
 
 
 async def chains_name(chains: Chains, key_id: str) -> bool:

@@ -13,6 +13,7 @@ from app.service import Service
 from app.store.tampering import cut_tail
 from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import DatabaseWentBackError, StartRefusedError
+from signing import checkpoint, key_file, note
 from tests.app import chain_builder
 from tests.app.chains import until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
@@ -121,6 +122,39 @@ async def test_a_damaged_tree_is_no_rollback_and_is_made_again(
         tile = await superuser.fetchval("SELECT hashes FROM scheduler.merkle_tile WHERE tenant_id = 'acme'")
         assert tile[: len(whole)] == whole
         assert first.node.failure is second.node.failure is None
+
+
+async def test_a_checkpoint_by_a_key_that_is_not_admitted_is_neither_kept_nor_believed(
+    run_node: RunNode,
+    both: tuple[Settings, Settings],
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.write.ledger_watch.FOLLOW_INTERVAL_S", 0.0)
+    writer, other = both
+    own = key_file.load_or_generate(other.signing_key_uri)
+    forge = "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = 'acme'"
+    async with run_node(writer) as first:
+        await write(first, *range(ENTRIES))
+        await write(first, 1, tenant_id="globex")
+        await until(
+            lambda: kept_size(writer) == ENTRIES and first._started.checkpoints.size("globex") == 1, "both are signed"
+        )
+    genuine = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
+    said = checkpoint.parse(note.parse(genuine).text)
+    await superuser.execute(forge, checkpoint.sign_checkpoint(said, own))
+    async with run_node(other) as second:
+        assert second.keys.log_signer.key_id == own.key_id
+        kept = second._started.checkpoints
+        await until(lambda: kept.size("globex") == 1, "the checkpoint of the same round is kept")
+        assert kept.newest("acme") is None
+        # What it signs itself does not count either, and nobody stops for it.
+        assert second.keys.not_admitted is not None
+        await write(second, ENTRIES, tenant_id="initech")
+        await superuser.execute(forge, genuine)
+        await followed(other)
+        assert kept.newest("initech") is None
+        assert second.node.failure is None
 
 
 async def test_a_node_brings_back_its_own_tenants_though_another_wrote_others(
