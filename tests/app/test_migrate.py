@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,15 +18,13 @@ from structlog.testing import capture_logs
 
 from app.config import load_settings
 from app.embedded import EmbeddedPostgres
-from app.embedded_account import find_package
 from app.embedded_cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.main import listening, running
 from app.store.migrate import downgrade, migrate
 from app.store.schema_version import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
+from tests.app.roles import run_roles_sql
 from tests.conftest import Database
-
-ROLES_SQL = Path(__file__).parents[2] / "deploy" / "postgres" / "roles.sql"
 
 
 @pytest.fixture
@@ -170,18 +167,6 @@ async def bare(own_server: EmbeddedPostgres) -> AsyncIterator[asyncpg.Connection
     await connection.close()
 
 
-def run_roles_sql(server: EmbeddedPostgres, **passwords: str) -> str:
-    psql = find_package() / "pginstall18" / "bin" / "psql"
-    done = subprocess.run(
-        [psql, "-X", "-d", server.superuser_url(), "-f", ROLES_SQL],
-        env={"PATH": os.environ["PATH"]} | passwords,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return "" if done.returncode == 0 else done.stdout
-
-
 async def test_without_the_service_role_the_owner_is_told_where_to_get_it(
     own_server: EmbeddedPostgres, bare: asyncpg.Connection
 ) -> None:
@@ -208,9 +193,9 @@ async def test_a_superuser_makes_the_service_role_by_migrating(
 @pytest.mark.usefixtures("bare")
 async def test_the_roles_file_gives_owner_and_service_what_they_need(own_server: EmbeddedPostgres) -> None:
     passwords = {"TALLY_OWNER_PASSWORD": "it's", "TALLY_SERVICE_PASSWORD": "service"}
-    assert "TALLY_OWNER_PASSWORD is not set" in run_roles_sql(own_server)
-    assert run_roles_sql(own_server, **passwords | {"TALLY_SERVICE_PASSWORD": "forgotten"}) == ""
-    assert run_roles_sql(own_server, **passwords) == ""
+    assert "TALLY_OWNER_PASSWORD is not set" in run_roles_sql(own_server.superuser_url())
+    assert run_roles_sql(own_server.superuser_url(), **passwords | {"TALLY_SERVICE_PASSWORD": "forgotten"}) == ""
+    assert run_roles_sql(own_server.superuser_url(), **passwords) == ""
     address = own_server.superuser_url().split("@")[1]
     await asyncio.to_thread(migrate, f"postgresql://{OWNER}:it%27s@{address}")
     service = await asyncpg.connect(f"postgresql://{SERVICE}:service@{address}")
@@ -237,10 +222,10 @@ async def test_an_auditor_verifies_and_can_neither_write_nor_read_secrets(
     own_server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     passwords = {f"TALLY_{name}_PASSWORD": name.lower() for name in ("OWNER", "SERVICE", "AUDITOR")}
-    assert run_roles_sql(own_server, **passwords) == ""
+    assert run_roles_sql(own_server.superuser_url(), **passwords) == ""
     address = own_server.superuser_url().split("@")[1]
     await asyncio.to_thread(migrate, f"postgresql://{OWNER}:owner@{address}")
-    assert run_roles_sql(own_server, **passwords) == ""
+    assert run_roles_sql(own_server.superuser_url(), **passwords) == ""
     settings = load_settings(data_dir=tmp_path / "node", port=0)
     async with (
         running(settings, f"postgresql://{SERVICE}:service@{address}") as (_, parts),
@@ -256,10 +241,6 @@ async def test_an_auditor_verifies_and_can_neither_write_nor_read_secrets(
     dsn = f"postgresql://auditor:auditor@{address}"
     verified = ("--dsn", dsn, "--keys", keys, "--json")
     assert json.loads(await asyncio.to_thread(ran, tmp_path, "app.cli", "verify", "-t", "acme", *verified))["valid"]
-    by_spark = json.loads(
-        await asyncio.to_thread(ran, tmp_path, "pipeline", "verify", *verified, "--master", "local[1]")
-    )
-    assert [each["valid"] for each in by_spark["tenants"]] == [True, True]
 
     auditor = await asyncpg.connect(dsn)
     await auditor.execute("SET default_transaction_read_only = off")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow.dataset as ds
 import pytest
 
 from ledger.exit_code import ExitCode
 from tests.app.bundles import bundle_of
+from tests.app.roles import run_roles_sql
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import checkpoint_of, days, ledger_of, store
@@ -47,6 +49,25 @@ def test_a_database_is_verified_and_every_break_is_written(
     assert sorted((row["tenant_id"], row["seq"], row["kind"]) for row in rows) == [
         ("other", seq, "payload-digest") for seq in range(5, 10)
     ]
+
+
+def test_an_auditor_who_can_only_read_verifies_a_database(
+    run_command: RunCommand, database: Database, tmp_path: Path
+) -> None:
+    ledger = ledger_of("acme", days(20))
+    ledger.store_jobs()
+    asyncio.run(store(database, ledger))
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
+    owner, service = urlsplit(database.owner_url), urlsplit(database.service_url)
+    # The server is that of other tests too: its logins keep their passwords.
+    passwords = {"OWNER": owner.password, "SERVICE": service.password, "AUDITOR": "auditor"}
+    given = {f"TALLY_{login}_PASSWORD": password or "" for login, password in passwords.items()}
+    assert run_roles_sql(database.superuser_url, **given) == ""
+    auditor = f"postgresql://auditor:auditor@{service.hostname}:{service.port}{service.path}"
+    found = run_command("verify", "--dsn", auditor, "--keys", "keys.pem", "--json")
+    assert found.returncode == ExitCode.FINE, found.stderr
+    (told,) = json.loads(found.stdout)["tenants"]
+    assert (told["valid"], told["entries_checked"]) == (True, 20)
 
 
 @pytest.mark.parametrize(
