@@ -20,5 +20,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        # What a write or fsync raises names no file.
+        if error.errno is not None and error.filename is None:
+            raise OSError(error.errno, f"{error.strerror}; nothing of it is kept", str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import typer
 
 from app.cli import verify_anchors
 from app.cli.answers import Acknowledged, ConsistencyProof, Verdict
-from app.cli.client import LedgerClient, RequestRefusedError
+from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
 from app.cli.verdict_text import print_anchors, print_first_break, print_verdicts
 from app.cli.verify_request import Request
@@ -24,6 +24,7 @@ from ledger.comparison import rollback, with_break, with_checkpoint
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
+from ledger.verdict import ASPECTS
 from ledger.verification import Anchor, TreeHead
 from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
 from signing.checkpoint import Checkpoint, open_checkpoint
@@ -141,6 +142,8 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         verdict: dict[str, Any] = client.get(
             "/v1/chain/verify", Verdict, tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
         )
+        if missing := [aspect for aspect in ASPECTS if aspect not in verdict["verdicts"]]:
+            raise NotTheLedgerError(f"the verdict of {url} says nothing of {', '.join(missing)}")
         is_compared = request.kept is not None or request.outsiders.are_any
         if not is_compared and memory is None:
             return verdict

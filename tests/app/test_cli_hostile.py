@@ -1,6 +1,8 @@
 """What answers is not trusted to be a ledger: whatever it is, a command says so in one line, never a trace."""
 
+import json
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from app.config import load_settings
 from app.http import answers as served
 from app.http import chain_answers, node_answers
 from ledger.errors import ConfigurationError
+from ledger.verdict import ASPECTS
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 PATIENCE_S = 60.0
@@ -183,6 +186,77 @@ def test_commands_say_in_one_line_that_no_ledger_answers(
             line = told(monkeypatch, capsys, *command, code=125 if command[0] == "run" else 1)
             assert "does not answer as a Tallystick does" in line
     assert list(tmp_path.iterdir()) == [events]
+
+
+def test_a_bundle_without_end_leaves_nothing_on_a_disk_that_it_filled(tmp_path: Path) -> None:
+    file = tmp_path / "acme.tar"
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-tar\r\n\r\n", drip=bytes(65536)) as url:
+        # Blocks of 512 or 1,024 bytes, by the shell.
+        limited = ["sh", "-c", 'ulimit -f 1024; exec "$@"', "sh"]
+        export = [sys.executable, "-m", "app.cli", "bundle", "export", "-t", "acme", "-o", str(file), "--url", url]
+        done = subprocess.run([*limited, *export], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr == f"error: [Errno 27] File too large; nothing of it is kept: '{file}'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def one_answer_a_connection(*answers: bytes) -> Iterator[str]:
+    """A server that sends its next answer to each connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+
+        def serve() -> None:
+            with suppress(OSError):
+                for answer in answers:
+                    with listener.accept()[0] as peer:
+                        peer.recv(65536)
+                        peer.sendall(answer)
+
+        serving = Thread(target=serve)
+        serving.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        serving.join()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code", "said"),
+    [
+        ({}, 1, "says nothing of links, payloads, head, snapshots, signatures, tree, projection, checkpoint"),
+        (dict.fromkeys(ASPECTS, "broken"), 2, "nonsense"),
+    ],
+)
+def test_a_verdict_of_a_shape_that_no_ledger_gives_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verdicts: dict[str, str],
+    code: int,
+    said: str,
+) -> None:
+    numbers = dict.fromkeys(("entries_checked", "from_seq", "to_seq", "signed_to_seq", "unsigned_entries"), 1)
+    first_break = {"seq": 1, "kind": "nonsense", "detail": "of a kind of its own", "expected": None, "actual": None}
+    verdict = numbers | {
+        "tenant_id": "acme",
+        "valid": False,
+        "head": {"seq": 1, "chain_link": None, "hlc": None},
+        "verdicts": verdicts,
+        "first_break": first_break,
+        "compared_with": None,
+        "anchors": [],
+        "duration_ms": 1.0,
+    }
+    close = b"Connection: close\r\n"
+    none_yet = sized(b"application/problem+json", b'{"type":"t/x","detail":"no checkpoint"}', b"404 Not Found", close)
+    found = sized(b"application/json", json.dumps(verdict).encode(), more=close)
+    with one_answer_a_connection(none_yet, found) as url:
+        monkeypatch.setattr(sys, "argv", ["tally", "verify", "-t", "acme", "--url", url, "--no-state"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    told = capsys.readouterr()
+    assert ended.value.code == code, told
+    assert said in told.out + told.err
+    assert "Traceback" not in told.err
 
 
 def test_files_without_end_are_not_read_to_their_end(
