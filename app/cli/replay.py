@@ -31,13 +31,13 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.answers import Batch
-from app.cli.client import LedgerClient
+from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
 from app.cli.options import Durability, Level, Tenant, Url
 from console.counted import counted
 from console.options import Json
 from console.outcome import err, out, print_json
-from ledger.errors import LedgerError
+from ledger.errors import InvalidInputError, LedgerError
 
 PATIENCE_S = 600.0
 """How long one request is repeated while the service, which answered at first, is full or away."""
@@ -141,7 +141,15 @@ def _feed(
     started = time.monotonic()
     for chunk in source.chunks():
         key = request_key(digest, source.mapping, tenant, chunk.number)
-        answer, replayed = client.post_lines("/v1/events", chunk.lines, Batch, key=key, durability=durability)
+        try:
+            answer, replayed = client.post_lines("/v1/events", chunk.lines, Batch, key=key, durability=durability)
+        except RequestRefusedError as error:
+            if error.kind != "idempotency-key-reused":
+                raise
+            raise InvalidInputError(
+                f"another version of tally replayed this file into tenant {tenant}, and read other events in it. "
+                "Nothing of this request was added; replay the file into another tenant."
+            ) from error
         summary.count(chunk, answer, replayed)
         advance(len(chunk.types))
     summary.duration_s = time.monotonic() - started

@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import hashlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import psutil
 import pytest
 
 from app.cli import openb
+from app.cli.replay import request_key
 from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
 from app.embedded_cluster import find_data
@@ -124,6 +126,19 @@ def test_a_replayed_trace_has_the_states_of_the_trace_and_verifies(service: Serv
     service.report("snapshot", "-t", "trace")
     verdict = service.report("verify", "-t", "trace")
     assert (verdict["valid"], verdict["entries_checked"] >= 1950) == (True, True)
+
+
+def test_a_replay_of_what_another_version_read_otherwise_says_what_to_do(service: Service, tmp_path: Path) -> None:
+    file = trace(tmp_path / "t.csv", jobs=2)
+    key = request_key(hashlib.sha256(file.read_bytes()).hexdigest(), "openb", "otherwise", 0)
+    line = '{"tenant_id":"otherwise","type":"JobCreated","job_id":"read-otherwise"}'
+    headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
+    httpx.post(f"{service.url}/v1/events", content=line, headers=headers).raise_for_status()
+    done = service.tally("replay", str(file), "--map", "openb", "-t", "otherwise")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("replay the file into another tenant.")
+    assert "Traceback" not in done.stderr
+    assert [job["job_id"] for job in service.get("/v1/jobs", tenant_id="otherwise")["items"]] == ["read-otherwise"]
 
 
 def test_a_second_replay_adds_nothing(service: Service, tmp_path: Path) -> None:
