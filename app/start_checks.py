@@ -76,9 +76,11 @@ def judge_wal(
     if known.epoch < position.epoch:
         if not accept_lost_wal:
             raise StartRefusedError(
-                f"Postgres knows node {node_id} in epoch {position.epoch}, this folder only epoch {known.epoch}: it is "
-                "a copy, and another copy has been written since. Start that one, or start this one once with "
-                f"--accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}"
+                f"Postgres knows node {node_id} in epoch {position.epoch}, this folder only epoch {known.epoch}: "
+                "another copy of it has been written since, or somebody raised the epoch in scheduler.wal_positions. "
+                "Start that copy. If there is none, set the epoch in that row back to "
+                f"{known.epoch}: then nothing is lost. Only where there was one and it is lost, start this one once "
+                f"with --accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}"
             )
         return True
     if known.chained_lsn > position.chained_lsn and not restoring:

@@ -9,7 +9,7 @@ import structlog
 from app.config import Settings
 from app.service import Service
 from app.write.requests import Receipt
-from ledger.errors import WalCorruptError
+from ledger.errors import StartRefusedError, WalCorruptError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import LOCAL, created, key
@@ -42,6 +42,18 @@ async def stranded(run_node: RunNode, settings: Settings, database: Database) ->
         await until(lambda: service.node.chained.lsn >= service.writer.written_lsn, "all that is written is chained")
         await proxy.refuse()
         return await strand(service, first=2)
+
+
+async def test_a_raised_epoch_is_refused_with_advice_that_gives_nothing_up(
+    run_node: RunNode, settings: Settings, stranded: list[Receipt], superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    known = await superuser.fetchval("UPDATE scheduler.wal_positions SET epoch = epoch + 5 RETURNING epoch - 5")
+    advice = rf"somebody raised the epoch in scheduler\.wal_positions.* back to {known}: then nothing is lost"
+    await assert_refused(run_node, settings, StartRefusedError, advice)
+    await superuser.execute("UPDATE scheduler.wal_positions SET epoch = $1", known)
+    async with run_node(settings) as service:
+        await until(lambda: service.node.chained.lsn >= stranded[-1].lsn, "the backlog drains")
+    assert numbers(await chains.sound("acme")) == list(range(STRANDED + 2))
 
 
 async def test_records_below_a_raised_position_are_chained_by_the_next_start(
