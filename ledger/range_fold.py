@@ -138,6 +138,7 @@ def fold(
         breaks=findings.counts(),
         compared_with=", ".join(tree_checker.compared_sources()) or None,
         signed_to=snapshots.signed_to or Head(ends.first_seq - 1, None, None),
+        signed_digest=snapshots.signed_digest,
         anchors=tree_checker.anchored(),
     )
 

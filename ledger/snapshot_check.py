@@ -196,6 +196,8 @@ class SnapshotChecker:
             self._expected_from, self._previous_digest, self._is_previous_known = follows[0] + 1, follows[1], True
         self._active: OpenedRow | None = None
         self.signed_to: Head | None = None
+        self.signed_digest: str | None = None
+        """Digest of the snapshot that ends there."""
         self.highest_seq = 0
         """Highest seq that any snapshot seen so far is said to reach."""
 
@@ -237,6 +239,7 @@ class SnapshotChecker:
         assert snapshot is not None
         if self._judge(snapshot, recomputed) and snapshot.may_count_as_signed:
             self.signed_to = Head(snapshot.to_seq, recomputed.to_chain_link, recomputed.snapshot_hlc)
+            self.signed_digest = snapshot.digest
 
     def lose_place(self) -> None:
         """Entries are missing here: what the open snapshot covers cannot be recomputed."""

@@ -236,6 +236,8 @@ class Verdict(NamedTuple):
     """The last entry that an unbroken snapshot covers; seq ``from_seq - 1`` when none was seen."""
     anchors: tuple[Anchored, ...] = ()
     """What outsiders said of beginnings of the chain."""
+    signed_digest: str | None = None
+    """Payload digest of the snapshot that ends at ``signed_to``, which the next one names."""
 
     @property
     def is_valid(self) -> bool:

@@ -89,6 +89,7 @@ async def verify(
     from_seq: int | None = None,
     to_seq: int | None = None,
     expected_prev: str | None = None,
+    expected_snapshot: str | None = None,
     open_snapshot: OpenSnapshot | None = None,
     checkpoints: Sequence[TreeHead] = (),
     anchors: Sequence[Anchor] = (),
@@ -103,6 +104,7 @@ async def verify(
         from_seq: first entry, from 1, by default the first there is.
         to_seq: last entry, by default the last there is; a higher one is taken for that.
         expected_prev: chain link that entry ``from_seq - 1`` had when it was last verified.
+        expected_snapshot: payload digest that the snapshot which ends there had then.
         open_snapshot: opens envelopes and judges signatures; without it neither is looked at.
         checkpoints: tree heads kept outside this ledger, which its chain must extend.
         anchors: what outsiders said of tree heads, kept inside; the chain must extend those too.
@@ -126,6 +128,7 @@ async def verify(
             findings,
             partial(open_row, open_snapshot=open_snapshot, findings=findings),
             is_from_start=is_from_start,
+            follows=None if expected_snapshot is None else (first - 1, expected_snapshot),
         ),
         tree_checker,
         TileWalk(tree.size if tree is not None else 0, reader.tiles, tree_checker.report_tile),
@@ -156,6 +159,7 @@ async def verify(
         compared_with=", ".join(walk.tree.compared_sources()) or None,
         signed_to=walk.snapshots.signed_to or Head(first - 1, expected_prev, None),
         anchors=walk.tree.anchored(),
+        signed_digest=walk.snapshots.signed_digest,
     )
 
 

@@ -1,14 +1,16 @@
 """Reads verified history again: every chain from its first entry on, one tenant after the other, at a bounded share.
 
-A short chain is verified whole, job states included. A longer one is verified in ranges; the tree is grown along, and
+A short chain is verified whole, job states included. A longer one is verified in ranges, without its job states, which
+the log says for each such tenant (``job_states_not_compared``); the tree is grown along, and
 held against the newest checkpoint beside the WAL when it reaches its size. How far it is stands beside the WAL, in
 ``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
 
     {"version": 1, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
-     "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits"}
+     "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits"}
 
 ``hashes`` are those of the frontier of the tree over the entries up to ``seq``; the next range begins behind
-``from_seq``, the end of a snapshot, whose link is ``link``. With a file that cannot be read the walk begins again.
+``from_seq``, the end of a snapshot, whose link is ``link`` and whose payload digest ``snapshot``. With a file that
+cannot be read the walk begins again.
 """
 
 from __future__ import annotations
@@ -68,10 +70,11 @@ class _Position(msgspec.Struct):
     hashes: list[str] = []
     from_seq: int = 0
     link: str | None = None
+    snapshot: str | None = None
 
     def begin(self, tenant_id: str) -> None:
         """Go on with the chain of this tenant."""
-        self.tenant_id, self.seq, self.hashes, self.from_seq, self.link = tenant_id, 0, [], 0, None
+        self.tenant_id, self.seq, self.hashes, self.from_seq, self.link, self.snapshot = tenant_id, 0, [], 0, None, None
 
 
 class FullWalk:
@@ -149,13 +152,16 @@ class FullWalk:
         if at.seq == 0 and end_seq <= RANGE_ENTRIES:
             await self._verifier.again(tenant_id)
             return True
+        if at.seq == 0:
+            log.info("job_states_not_compared", tenant_id=tenant_id, entries=end_seq, done="tally verify compares them")
         # What is kept is asked for before the entries are read.
         kept = self._kept(tenant_id)
         to_seq = at.seq + RANGE_ENTRIES
         if kept is not None and at.seq < kept.size < to_seq:
             to_seq = kept.size
         tree = _GrowingTree(merkle.Frontier.restore(at.seq, tuple(map(bytes.fromhex, at.hashes))))
-        verdict = (await self._verifier.again(tenant_id, at.from_seq + 1, to_seq, at.link, tree.over)).verdict
+        begin = (at.from_seq + 1, to_seq, at.link, at.snapshot)
+        verdict = (await self._verifier.again(tenant_id, *begin, tree.over)).verdict
         frontier = tree.frontier
         if kept is not None and frontier.size == kept.size and frontier.root() != kept.root:
             detail = f"the first {kept.size} entries are not those of the checkpoint that this node keeps"
@@ -167,8 +173,9 @@ class FullWalk:
         if verdict.signed_to.seq > at.from_seq:
             # From the end of a snapshot on, so that the next range meets whole ones.
             at.from_seq, at.link = verdict.signed_to.seq, verdict.signed_to.chain_link
+            at.snapshot = verdict.signed_digest
         elif at.seq - at.from_seq > UNSIGNED_ENTRIES_MAX:
-            at.from_seq, at.link = at.seq, tree.link
+            at.from_seq, at.link, at.snapshot = at.seq, tree.link, None
         return False
 
     async def _store(self, *, is_due: bool = False) -> None:

@@ -100,13 +100,14 @@ class ChainVerifier:
         from_seq: int | None = None,
         to_seq: int | None = None,
         expected_prev: str | None = None,
+        expected_snapshot: str | None = None,
         over: Callable[[PostgresChainReader], PostgresChainReader] | None = None,
     ) -> Verification:
         """Verify a chain or a range of it that was verified before; ``over`` wraps the reader.
 
         Raises: as ``full``, but never because others verify as well.
         """
-        return await self._verify(tenant_id, from_seq, to_seq, expected_prev, over)
+        return await self._verify(tenant_id, from_seq, to_seq, expected_prev, expected_snapshot, over)
 
     async def incremental(self, tenant_id: str) -> Verification:
         """Verify what came after the last verified snapshot, and that the entry there is unchanged.
@@ -152,6 +153,7 @@ class ChainVerifier:
         from_seq: int | None,
         to_seq: int | None,
         expected_prev: str | None,
+        expected_snapshot: str | None = None,
         over: Callable[[PostgresChainReader], PostgresChainReader] | None = None,
     ) -> Verification:
         began_s = time.perf_counter()
@@ -183,6 +185,7 @@ class ChainVerifier:
                 from_seq=from_seq,
                 to_seq=to_seq,
                 expected_prev=expected_prev,
+                expected_snapshot=expected_snapshot,
                 open_snapshot=opener,
                 checkpoints=checkpoints,
                 anchors=anchors,

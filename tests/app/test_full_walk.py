@@ -79,6 +79,32 @@ async def test_a_row_changed_below_what_was_verified_is_found_by_the_walk_whole_
     assert (found.tenant_id, found.kind, found.seq) == ("acme", "payload-digest", 3)
 
 
+async def test_a_snapshot_that_is_taken_away_where_a_range_begins_is_missed_by_the_walk(
+    settings: Settings,
+    database: Database,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
+    query = "SELECT from_seq, to_seq FROM scheduler.batch_snapshot WHERE tenant_id = 'acme' ORDER BY from_seq"
+    async with running(settings, database.service_url) as (service, parts):
+        for last in (4, 8, 11):
+            await write(service, *range(last - 3, last))
+            await service.notary.sign_now("acme")
+        snapshots = [tuple(row) for row in await superuser.fetch(query)]
+        begin = max(to_seq for _, to_seq in snapshots if to_seq <= 5) + 1
+        assert snapshots[-1][0] > begin
+        await walked(parts)
+        assert not parts.breaks.open()
+        async with superuser.transaction():
+            await superuser.execute("SET LOCAL session_replication_role = replica")
+            await superuser.execute("DELETE FROM scheduler.batch_snapshot WHERE from_seq = $1", begin)
+        (found,) = await until(parts.breaks.open, "the walk finds it")
+    assert (found.tenant_id, found.kind, found.seq) == ("acme", "snapshot-chain", begin)
+    assert "job_states_not_compared" in capsys.readouterr().out
+
+
 async def test_a_rewritten_chain_is_found_by_the_kept_checkpoint_where_the_walk_goes_in_ranges(
     settings: Settings, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
