@@ -41,7 +41,9 @@ async def extended_tree(connection: Connection, stored: LockedTree, kept: str | 
         StoredTreeError: it does not, or cannot be read.
     """
     size, anchor = stored.tree_size, _anchor(kept)
-    if anchor is not None and isinstance(size, int) and size < anchor.size:
+    if not isinstance(size, int):  # whoever administers the database can drop the NOT NULL
+        raise StoredTreeError(f"the stored tree of tenant {stored.tenant_id} has no size")
+    if anchor is not None and size < anchor.size:
         raise StoredTreeBehindError(
             f"the stored tree of tenant {stored.tenant_id} has size {size}, this node signed one of size {anchor.size}"
         )
