@@ -38,6 +38,8 @@ def make_settings(tmp_path: Path) -> MakeSettings:
             "port": 0,
             "shutdown_grace": "10s",
             "verify": {"on_start": False},
+            # A machine that runs other things too is not what a test is about.
+            "write": {"timeout": "60s"},
         }
         return load_settings(**{**defaults, **given})
 
