@@ -63,8 +63,15 @@ class Tenants(TypedDict):
     next_cursor: str | None
 
 
+class KeyEntry(TypedDict):
+    """The entry that introduced a key."""
+
+    seq: int
+    chain_link: str
+
+
 class Key(TypedDict):
-    """A public key of the ledger, when it counts and what it signs."""
+    """A public key of the ledger, when it counts, who admitted it and what it signs."""
 
     key_id: str
     algorithm: str
@@ -76,13 +83,30 @@ class Key(TypedDict):
     revocation_reason: str | None
     signs_snapshots: bool
     signs_checkpoints: bool
+    admitted_by: str | None
+    introduced_by: KeyEntry | None
+
+
+class WaitingKey(Key):
+    """A key that nobody has admitted yet, and what an admission vouches for."""
+
+    facts: dict[str, Any]
+    is_old_form: bool
 
 
 class Keys(TypedDict):
     """All public keys of the ledger."""
 
     keys: list[Key]
+    not_admitted: list[WaitingKey]
+    root_key_id: str | None
     log_verifier_keys: list[str]
+
+
+class Node(TypedDict):
+    """The node that answers."""
+
+    node_id: str
 
 
 class Rotation(TypedDict):

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from app.cli.answers import Key, Keys, Rotation
+from app.cli.answers import Key, Keys, Node, Rotation
 from app.cli.client import LedgerClient
 from app.cli.options import Url
 from console.options import Json
@@ -179,7 +179,7 @@ def _revocation(
     client: LedgerClient, key_id: str, from_hlc: str | None, reason: str | None, root_key: Path
 ) -> dict[str, object]:
     """What to send so that the key in the file ``root_key`` vouches for the revocation."""
-    listed, node_id = client.get("/v1/keys"), client.get("/v1/node")["node_id"]
+    listed, node_id = client.get("/v1/keys", Keys), client.get("/v1/node", Node)["node_id"]
     introduced_by = _listed(listed, key_id).get("introduced_by")
     if introduced_by is None:
         return {}
@@ -225,7 +225,7 @@ def admit(
     if (key_id is None) != all_known:
         raise fail("name one KEY_ID, or --all-known")
     with LedgerClient(url) as client:
-        listed = client.get("/v1/keys")
+        listed = client.get("/v1/keys", Keys)
         known = [key for key in listed["not_admitted"] if key["is_old_form"]]
         wanted = known if all_known else [_listed(listed, str(key_id))]
         admitted = [_admitted(client, listed, key, root_key) for key in wanted]
@@ -235,7 +235,10 @@ def admit(
     for key in admitted:
         out.print(f"key {key['key_id']} of node {key['node_id']} is admitted by {key['admitted_by']}", markup=False)
     if not admitted:
-        out.print("there is no key that waits to be admitted")
+        out.print("no key of an earlier version waits to be admitted")
+        for key in listed["not_admitted"]:
+            named = f"key {key['key_id']} of node {key['node_id']} came later and waits"
+            out.print(f"{named}; if it is yours: tally keys admit {key['key_id']}", markup=False)
         return
     out.print("give those who verify the new list: tally keys list --json", markup=False)
 
@@ -253,7 +256,7 @@ def _admitted(
     if root_key is not None and "facts" in key:
         _check_is_said_of(key["facts"], key["key_id"])
         body["statement"] = _statement("KEY_ADMITTED", key["facts"], listed, key["introduced_by"], root_key)
-    answer: dict[str, Any] = client.post(f"/v1/keys/{quote(key['key_id'], safe='')}/admit", body)
+    answer: dict[str, Any] = client.post(f"/v1/keys/{quote(key['key_id'], safe='')}/admit", body, Key)
     return answer
 
 

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli import tally as command_line
+from app.cli.client import NotTheLedgerError
 from ledger.hlc import Hlc
 from signing import key_file
 from signing.key_history import added_facts, rotated_facts
@@ -33,6 +34,20 @@ class Liar(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
+def listed_key(key_id: str, **more: object) -> dict[str, Any]:
+    """A key as ``/v1/keys`` lists it."""
+    absent = ("node_id", "not_before", "not_after", "revoked_from_hlc", "revocation_reason", "admitted_by")
+    return {
+        "key_id": key_id,
+        "algorithm": "ed25519",
+        "public_key_pem": "",
+        **dict.fromkeys((*absent, "introduced_by")),
+        "signs_snapshots": False,
+        "signs_checkpoints": False,
+        **more,
+    }
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Liar
 
@@ -42,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._answer({"key_id": "0" * 16, "node_id": None, "admitted_by": None, "revoked_from_hlc": None})
+        self._answer(listed_key("0" * 16))
 
     def _answer(self, said: object) -> None:
         body = json.dumps(said).encode()
@@ -69,14 +84,20 @@ def liar() -> Iterator[Liar]:
 def test_the_root_key_vouches_for_the_key_that_was_named_and_ends_none(liar: Liar, tmp_path: Path) -> None:
     root, asked, thief = (key_file.generate(tmp_path / f"{name}.pem") for name in ("root", "asked", "thief"))
     admit = ["keys", "admit", asked.key_id, "--root-key", str(root.path), "--url", liar.url]
-    listed = {"key_id": asked.key_id, "is_old_form": False, "introduced_by": {"seq": 2, "chain_link": "ab" * 32}}
+    introduced = {"seq": 2, "chain_link": "ab" * 32}
+    listed = listed_key(asked.key_id, is_old_form=False, introduced_by=introduced)
     honest = added_facts(asked.public_key, "node-1")
     for facts in (
         added_facts(thief.public_key, "node-1"),
         {**added_facts(thief.public_key, "node-1"), "key_id": asked.key_id},
         rotated_facts(asked.public_key, "node-1", root.key_id, 1),
     ):
-        liar.keys = {"root_key_id": root.key_id, "keys": [], "not_admitted": [{**listed, "facts": facts}]}
+        liar.keys = {
+            "root_key_id": root.key_id,
+            "keys": [],
+            "not_admitted": [{**listed, "facts": facts}],
+            "log_verifier_keys": [],
+        }
         assert CliRunner().invoke(command_line, admit).exit_code != 0
     assert liar.sent == []
     liar.keys["not_admitted"] = [{**listed, "facts": honest}]
@@ -89,12 +110,28 @@ def test_a_revocation_by_the_root_key_begins_now_by_the_clock_of_its_own_machine
     introduced = {"seq": 1, "chain_link": "ab" * 32}
     liar.keys = {
         "root_key_id": root.key_id,
-        "keys": [{"key_id": root.key_id, "introduced_by": introduced}],
+        "keys": [listed_key(root.key_id, introduced_by=introduced)],
         "not_admitted": [],
+        "log_verifier_keys": [],
     }
     began_ms = time.time_ns() // 1_000_000
     CliRunner().invoke(command_line, ["keys", "revoke", root.key_id, "--root-key", str(root.path), "--url", liar.url])
     assert Hlc.parse(_signed(liar.sent[0])["facts"]["revoked_from_hlc"]).physical_ms >= began_ms
+
+
+@pytest.mark.parametrize("said", [{}, {"root_key_id": 1, "keys": [{}], "not_admitted": [{}]}, []])
+def test_a_list_of_keys_of_another_shape_is_told_in_one_line(liar: Liar, tmp_path: Path, said: Any) -> None:
+    root = key_file.generate(tmp_path / "root.pem")
+    liar.keys = said
+    for command in (
+        ["keys", "list"],
+        ["keys", "admit", root.key_id],
+        ["keys", "admit", "--all-known"],
+        ["keys", "revoke", root.key_id, "--root-key", str(root.path)],
+    ):
+        ended = CliRunner().invoke(command_line, [*command, "--url", liar.url])
+        assert isinstance(ended.exception, NotTheLedgerError), command
+    assert liar.sent == []
 
 
 def _signed(body: dict[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,9 @@ async def test_a_further_node_chains_signs_nothing_and_says_how_it_is_admitted(
             assert problem(unable) == (409, "key-conflict")
             assert problem(await two.post(f"/v1/keys/{'0' * 16}/admit", json={})) == (404, "not-found")
 
+            told = await run_tally(one, "keys", "admit", "--all-known")
+            assert "no key of an earlier version waits" in told
+            assert f"tally keys admit {new_id}" in told
             told = await run_tally(one, "keys", "admit", new_id)
             assert f"key {new_id} of node {await node_id_of(two)} is admitted by" in told
             await until(lambda: is_admitted(two), "the node knows that it is admitted")
