@@ -61,7 +61,7 @@ async def signed_size(superuser: asyncpg.Connection, tenant_id: str) -> int:
     return size
 
 
-async def assert_quarantined(service: Service, superuser: asyncpg.Connection, seq: int) -> None:
+async def assert_signed_no_further(service: Service, superuser: asyncpg.Connection, seq: int) -> None:
     """Acme is signed up to the forged entry and no further, which says so; another tenant goes on."""
     await until(lambda: "acme" in service.node.unsigned, "the forged entry is met")
     assert f"seq {seq} (COMPLETE of job victim) bears the name of this node" in service.node.unsigned["acme"]
@@ -84,7 +84,7 @@ async def test_an_entry_forged_while_the_node_runs_is_not_signed(
     await service.notary.sign_now("acme")
     seq = await forge(superuser, "acme", service.node.node_id)
     await write(service, "acme")
-    await assert_quarantined(service, superuser, seq)
+    await assert_signed_no_further(service, superuser, seq)
 
 
 @pytest.mark.parametrize("is_signed_before", [True, False])
@@ -98,7 +98,7 @@ async def test_an_entry_forged_while_the_node_is_down_is_not_signed(
             await until(lambda: service._started.checkpoints.size("acme") == 3, "the checkpoint is kept")
     seq = await forge(superuser, "acme", service.node.node_id)
     async with run_node() as service:
-        await assert_quarantined(service, superuser, seq)
+        await assert_signed_no_further(service, superuser, seq)
 
 
 async def test_an_entry_forged_into_a_chain_the_node_has_not_written_yet_is_not_signed(

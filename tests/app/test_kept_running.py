@@ -54,7 +54,7 @@ async def test_an_outage_is_told_in_a_line_and_what_was_not_foreseen_with_its_tr
         assert len(str(told.get("error", ""))) < 200
 
 
-async def test_a_tenant_that_breaks_the_notary_is_quarantined_and_others_are_signed(service: Service) -> None:
+async def test_a_tenant_that_breaks_the_notary_is_signed_no_further_and_others_are_signed(service: Service) -> None:
     receipt = await service.submitter.submit(created("acme", 1), key=None)
     assert receipt.chain is not None
     await until(lambda: service._started.checkpoints.size("acme") == 1, "it is signed")
