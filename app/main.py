@@ -211,22 +211,9 @@ def _parts(
         notary=service.notary,
         verifier=verifier,
         breaks=breaks,
-        full_walk=FullWalk(
-            pool=pool,
-            verifier=verifier,
-            kept=started.checkpoints.newest,
-            wal_folder=started.folder,
-            interval_s=settings.verify.full_interval.total_seconds(),
-        ),
+        full_walk=_full_walk(service, started, pool, verifier),
         system_entries=service.system_entries,
-        ledger_watch=LedgerWatch(
-            node=node,
-            pool=pool,
-            checkpoints=started.checkpoints,
-            notary=service.notary,
-            keyring=log_keys.signing_now,
-            on_failure=service.fail,
-        ),
+        ledger_watch=_ledger_watch(service, started, pool, log_keys),
         exporter=_exporter(service, started, pool, log_keys),
         importer=_importer(service, pool),
         staging=Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes),
@@ -331,6 +318,31 @@ def _timestamper(
         origin=service.notary.origin,
         keyring=log_keys.keyring,
         metrics=service.metrics,
+    )
+
+
+def _full_walk(
+    service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], verifier: ChainVerifier
+) -> FullWalk:
+    return FullWalk(
+        pool=pool,
+        verifier=verifier,
+        kept=started.checkpoints.newest,
+        wal_folder=started.folder,
+        interval_s=service.settings.verify.full_interval.total_seconds(),
+    )
+
+
+def _ledger_watch(
+    service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], log_keys: LogKeys
+) -> LedgerWatch:
+    return LedgerWatch(
+        node=service.node,
+        pool=pool,
+        checkpoints=started.checkpoints,
+        notary=service.notary,
+        keyring=log_keys.signing_now,
+        on_failure=service.fail,
     )
 
 
