@@ -363,6 +363,11 @@ def _reported_checks(
             or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
         ),
         "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
+        "watch": lambda: _named(
+            "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "
+            "the node that writes is not admitted or down",
+            service.node.unfollowed,
+        ),
     }
 
 

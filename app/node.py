@@ -132,6 +132,8 @@ class Node:
     """Tenants whose rows another session keeps locked, and why they wait (``app.write.quarantine``)."""
     unsigned: dict[str, str] = field(default_factory=dict)
     """Tenants whose rows this node does not sign any further, and why."""
+    unfollowed: dict[str, str] = field(default_factory=dict)
+    """Tenants of whose newest entries no checkpoint that counts is found, and why (``app.write.ledger_watch``)."""
     shutting_down: bool = False
 
     def __post_init__(self) -> None:

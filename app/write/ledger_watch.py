@@ -11,6 +11,9 @@ A chain that ends before its checkpoint, or whose entries hold together and are 
 refuses it too (app.start_checks). Rows that do not even hold together are the damage of one tenant: verification names
 them, and nobody signs them.
 
+A chain that goes on for UNFOLLOWED_AFTER_S while no newer checkpoint of it can be kept is told in the log and by
+``/readyz``: what lies above the one that is kept, this node could not miss.
+
 Cost: SHARE of one core at the most, so a round over very many tenants takes longer, never more of the machine.
 """
 
@@ -52,6 +55,11 @@ ROUND_INTERVAL_S = 1.0
 PAGE_TENANTS = 500
 FOLLOW_INTERVAL_S = 5.0
 """How often at most a checkpoint of one tenant is replaced by a newer one of another node: that costs two fsyncs."""
+UNFOLLOWED_AFTER_S = 30.0
+"""How long a chain may be longer than its newest checkpoint that counts, and nothing is said. Only time in which the
+database answers counts: one look adds half of it at the most."""
+TENANTS_LOGGED_MAX = 10
+"""Tenants that one line of the log names."""
 ROOT_TIMEOUT_S = 3600.0
 """Longest that computing a root from a whole chain may take."""
 
@@ -67,7 +75,7 @@ log = structlog.get_logger()
 class _Watched:
     """What is known of one chain between two rounds."""
 
-    __slots__ = ("anchor", "follow_at_s", "link", "mark")
+    __slots__ = ("ahead_s", "anchor", "fault", "follow_at_s", "link", "looked_at_s", "mark")
 
     def __init__(self) -> None:
         self.anchor: Checkpoint | None = None
@@ -78,10 +86,21 @@ class _Watched:
         """Of the columns that were found in order."""
         self.follow_at_s = 0.0
         """When a newer checkpoint of another node is looked at again."""
+        self.fault: str | None = None
+        """Why the stored checkpoint was not kept when it was looked at last."""
+        self.ahead_s = 0.0
+        """How long the chain has been longer than the checkpoint, as far as it was looked at."""
+        self.looked_at_s = time.monotonic()
 
     def move(self, anchor: Checkpoint) -> None:
         """Hold the chain to ``anchor`` from now on."""
         self.anchor, self.link, self.mark = anchor, None, None
+        self.fault, self.ahead_s = None, 0.0
+
+    @property
+    def kept_size(self) -> int:
+        """Size of the newest checkpoint beside the WAL."""
+        return self.anchor.size if self.anchor is not None else 0
 
 
 class LedgerWatch:
@@ -146,6 +165,7 @@ class LedgerWatch:
                     await self._settle(tenant_id)
                 self._take_own(changed)
                 await self._follow([chain for chain in chains if self._is_behind(chain)])
+                self._tell_unfollowed(chains)
 
     def _is_watched(self, tenant_id: str) -> bool:
         """A tenant that is quarantined is not extended anyway."""
@@ -232,8 +252,8 @@ class LedgerWatch:
     def _is_behind(self, chain: SeenChain) -> bool:
         """Whether it is time to look for a newer checkpoint of the chain, and there may be one."""
         watched = self._of(chain.tenant_id)
-        kept_size = watched.anchor.size if watched.anchor is not None else 0
-        return type(chain.tree_size) is int and chain.tree_size > kept_size and watched.follow_at_s <= time.monotonic()
+        is_ahead = type(chain.tree_size) is int and chain.tree_size > watched.kept_size
+        return is_ahead and watched.follow_at_s <= time.monotonic()
 
     async def _follow(self, chains: Sequence[SeenChain]) -> None:
         """Keep the newest checkpoints of these chains, where they are signed by a key that counts and extend what is
@@ -254,18 +274,58 @@ class LedgerWatch:
         for tenant_id, head in signed.items():
             if not _extends(self._of(tenant_id).anchor, head, stored.get(tenant_id, {})):
                 log.error("checkpoint_does_not_extend", tenant_id=tenant_id, size=head.size)
+                self._of(tenant_id).fault = f"the checkpoint of size {head.size} does not extend the one that is kept"
                 del notes[tenant_id]
         for tenant_id in await self._notary.keep_followed(notes):
             self._of(tenant_id).move(signed[tenant_id])
 
     def _signed_head(self, chain: SeenChain, ring: Keyring) -> Checkpoint | None:
         """What the stored note says, when a key of ``ring`` signed it and it is of the stored tree."""
+        watched = self._of(chain.tenant_id)
         try:
             head = open_checkpoint(chain.checkpoint or "", ring, origin=self._notary.origin(chain.tenant_id))
         except LedgerError as error:
-            log.debug("checkpoint_not_followed", tenant_id=chain.tenant_id, error=str(error))
+            watched.fault = str(error)
             return None
-        return head if (head.size, head.root.hex()) == (chain.tree_size, chain.root_hash) else None
+        if (head.size, head.root.hex()) != (chain.tree_size, chain.root_hash):
+            watched.fault = f"the checkpoint of size {head.size} is not that of the stored tree"
+            return None
+        return head
+
+    # --- 3. chains that go on without a checkpoint that counts ----------------------------------------
+
+    def _tell_unfollowed(self, chains: Sequence[SeenChain]) -> None:
+        """Note which of these chains have been longer than their checkpoint for too long, and log the new ones."""
+        now_s, unfollowed, new = time.monotonic(), self._node.unfollowed, []
+        for chain in chains:
+            watched, name = self._of(chain.tenant_id), chain.tenant_id
+            looked_at_s, watched.looked_at_s = watched.looked_at_s, now_s
+            if _end_of(chain) <= watched.kept_size:
+                watched.ahead_s = 0.0
+            if watched.ahead_s == 0.0:
+                unfollowed.pop(name, None)
+            if _end_of(chain) > watched.kept_size:
+                watched.ahead_s += min(now_s - looked_at_s, UNFOLLOWED_AFTER_S / 2)
+            if watched.ahead_s >= UNFOLLOWED_AFTER_S and name not in unfollowed:
+                new.append(chain)
+        self._take_own([chain.tenant_id for chain in new])
+        told = {chain.tenant_id: self._why_unfollowed(chain) for chain in new if self._of(chain.tenant_id).ahead_s}
+        unfollowed.update(told)
+        if told:
+            named = dict(sorted(told.items())[:TENANTS_LOGGED_MAX])
+            log.warning("checkpoints_not_followed", tenants=len(told), faults=named)
+
+    def _why_unfollowed(self, chain: SeenChain) -> str:
+        watched = self._of(chain.tenant_id)
+        above = f"nothing that counts covers seq {watched.kept_size + 1} to {_end_of(chain)}"
+        if watched.fault is not None:
+            return f"{above}: {watched.fault}"
+        return f"{above}: no checkpoint was made; the node that writes is not admitted (tally keys list), or is down"
+
+
+def _end_of(chain: SeenChain) -> int:
+    """How long the database says that the chain is, by its head or its tree."""
+    return max((size for size in (chain.head_seq, chain.tree_size) if type(size) is int), default=0)
 
 
 def _parse(text: str) -> Checkpoint:

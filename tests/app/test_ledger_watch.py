@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 
 from app.config import Settings
@@ -15,8 +17,9 @@ from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import DatabaseWentBackError, StartRefusedError
 from signing import checkpoint, key_file, note
 from tests.app import chain_builder
+from tests.app.admitting import admit_node
 from tests.app.chains import until
-from tests.app.conftest import BackUp, MakeSettings, RunNode
+from tests.app.conftest import BackUp, MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
 from tests.app.starting import assert_refused, kept_size, write
 from tests.ledger.ledger_in_memory import Ledger
@@ -175,3 +178,79 @@ async def test_a_node_brings_back_its_own_tenants_though_another_wrote_others(
         assert await restore_from_wal(settings, older.service_url)
     async with run_node(writer, url=older.service_url) as first, run_node(other, url=older.service_url):
         await write(first, 3)
+
+
+async def watch_check(client: httpx.AsyncClient) -> dict[str, Any]:
+    """What ``/readyz`` of a node, which takes writes all the while, says of the watch."""
+    ready = await client.get("/readyz")
+    assert ready.status_code == 200
+    check: dict[str, Any] = ready.json()["checks"]["watch"]
+    return check
+
+
+async def until_told(client: httpx.AsyncClient, named: str | None) -> None:
+    """Wait until the watch says that it cannot follow exactly the tenants ``named``, or None."""
+
+    async def is_told() -> bool:
+        detail = (await watch_check(client))["detail"]
+        return (detail or "").rpartition("down: ")[2] == (named or "")
+
+    await until(is_told, f"the watch names {named}")
+
+
+GARBLE = {
+    "garbled": "translate(NEW.checkpoint, '—', '-')",
+    "junk lines": "NEW.checkpoint || repeat(E'— junk ' || encode(repeat('x', 68)::bytea, 'base64') || E'\\n', 101)",
+    "no note": "NULL",
+}
+
+
+@pytest.mark.parametrize("garble", GARBLE)
+async def test_a_checkpoint_that_the_database_garbles_is_told_until_one_opens_again(
+    run_node: RunNode,
+    run_server: RunServer,
+    both: tuple[Settings, Settings],
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    garble: str,
+) -> None:
+    monkeypatch.setattr("app.write.ledger_watch.UNFOLLOWED_AFTER_S", 4.0)
+    monkeypatch.setattr("app.write.ledger_watch.FOLLOW_INTERVAL_S", 0.2)
+    writer, other = both
+    async with run_node(writer) as first:
+        await write(first, 1)
+        async with run_server(other) as client:
+            await followed(other, 1)
+            await superuser.execute(
+                f"""
+                CREATE FUNCTION scheduler.garble() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN IF NEW.tenant_id = 'acme' THEN NEW.checkpoint := {GARBLE[garble]}; END IF; RETURN NEW; END $$;
+                CREATE TRIGGER garble BEFORE INSERT OR UPDATE ON scheduler.merkle_head
+                   FOR EACH ROW EXECUTE FUNCTION scheduler.garble();
+                """
+            )
+            await write(first, 2)
+            await until_told(client, "_system, acme")
+            assert kept_size(other) == 1
+            assert first.node.unfollowed.keys() <= {"_system"}, "the writer keeps what it signed itself"
+            await superuser.execute("DROP TRIGGER garble ON scheduler.merkle_head")
+            await write(first, 3)
+            await followed(other, 3)
+            await until_told(client, "_system")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "checkpoints_not_followed" in line]
+    assert len([line for line in lines if "'acme'" in line]) == 1
+    assert all("[warning" in line for line in lines)
+
+
+async def test_entries_that_only_a_node_that_is_not_admitted_wrote_are_told_until_it_is(
+    run_server: RunServer, both: tuple[Settings, Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.write.ledger_watch.UNFOLLOWED_AFTER_S", 2.0)
+    writer, other = both
+    async with run_server(writer) as first, run_server(other) as second:
+        assert (await second.post("/v1/jobs", json={"tenant_id": "globex"})).status_code == 201
+        await until_told(first, "_system, globex")
+        assert "is not admitted" in (await watch_check(first))["detail"]
+        await admit_node(first, second)
+        await until_told(first, None)
