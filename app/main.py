@@ -55,6 +55,7 @@ from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
 from app.service import Service
 from app.session import SessionTokens
+from app.slots import Room
 from app.start import StartedNode, start_node, went_away
 from app.store.faults import DATABASE_FAULTS
 from app.store.privacy_chain import PrivacyEntry
@@ -86,6 +87,9 @@ SWITCH_INTERVAL_S = 0.0005
 Value = TypeVar("Value")
 
 log = structlog.get_logger()
+
+LONGEST_BODIES_MAX = 16
+"""How many request bodies as long as they may be are in memory at once."""
 
 
 class Server(uvicorn.Server):
@@ -205,6 +209,7 @@ def _parts(
 
     return Parts(
         settings=settings,
+        bodies=Room(LONGEST_BODIES_MAX * settings.http.body_bytes_max, "request bodies"),
         node=node,
         pool=pool,
         submitter=service.submitter,

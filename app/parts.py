@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
     from app.session import SessionTokens
+    from app.slots import Room
     from app.stats.intake import StatsIntake
     from app.write.cosignatures import CosignatureInbox
     from app.write.key_authority import KeyAuthority
@@ -71,6 +72,8 @@ class Parts:
     sessions: SessionTokens
     consistency: Consistency
     metrics: Metrics
+    bodies: Room
+    """Large request bodies, from their first byte until they are answered."""
     stats: StatsIntake
     witnesses: Sequence[WitnessKey]
     """Whose cosignatures are taken and served."""

@@ -37,3 +37,27 @@ class Slots:
             yield
         finally:
             self._free.release()
+
+
+class Room:
+    """Bytes that all who hold some may hold together."""
+
+    def __init__(self, bytes_max: int, what: str) -> None:
+        """``what`` says what they are."""
+        self._bytes_max = bytes_max
+        self._what = what
+        self._held_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Hold so many more.
+
+        Raises:
+            NotReadyError: that were too many.
+        """
+        if self._held_bytes + count > self._bytes_max:
+            raise NotReadyError(f"{self._bytes_max} bytes of {self._what} are in memory; try again, or send less")
+        self._held_bytes += count
+
+    def give_back(self, count: int) -> None:
+        """Hold so many less."""
+        self._held_bytes -= count

@@ -31,7 +31,8 @@ async def serve(app: FastAPI) -> None:
 def application() -> FastAPI:
     """An application with the service's middleware and without routes."""
     from app.http.middleware import Observed
+    from app.slots import Room
 
     app = FastAPI(redirect_slashes=False)
-    app.add_middleware(Observed, metrics=Metrics())
+    app.add_middleware(Observed, metrics=Metrics(), bodies=Room(0, "bodies"))
     return app

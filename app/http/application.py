@@ -53,7 +53,7 @@ def create_app(parts: Parts) -> FastAPI:
     for module in ROUTERS:
         routes += [route for route in module.router.routes if isinstance(route, APIRoute)]
     app.router.routes.extend(routes)
-    app.add_middleware(Observed, metrics=parts.metrics)
+    app.add_middleware(Observed, metrics=parts.metrics, bodies=parts.bodies)
     for kind in (LedgerError, ProblemError):
         app.add_exception_handler(kind, respond_to_error)
     app.add_exception_handler(RequestValidationError, respond_to_invalid_parameters)

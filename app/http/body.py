@@ -1,6 +1,7 @@
 """Reading request bodies: bounded while they stream in, then parsed strictly, once.
 
 0 <= len(body) <= bytes_max       nothing past it is read or kept
+0 <= held of all bodies, but for the first FREE_BYTES of each, <= the room of parts.bodies, until they are answered
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from starlette.requests import Request
 
 from app.http.members import check_unique
 from app.http.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, ProblemError, invalid
+from app.parts import parts_of
 
 JSON_MEDIA_TYPE = "application/json"
 NDJSON_MEDIA_TYPE = "application/x-ndjson"
 TEXT_MEDIA_TYPE = "text/plain"
+FREE_BYTES = 64 * 1024
+"""So long a body is always taken: clients that send large ones, or never end them, must not lock out the others."""
+HELD_BYTES = "held_body_bytes"
+"""Where the scope of a request says how many bytes of the room it holds, until it is answered."""
 
 
 async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
@@ -23,6 +29,7 @@ async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
 
     Raises:
         ProblemError: another media type, an encoding, another charset than UTF-8, or too long.
+        NotReadyError: other requests hold as many bytes as may be in memory.
     """
     headers = request.headers
     content_type = headers.get("content-type", "")
@@ -39,6 +46,10 @@ async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
         size += len(chunk)
         if size > bytes_max:
             raise _too_large(bytes_max)
+        counted = min(len(chunk), size - FREE_BYTES)
+        if counted > 0:
+            parts_of(request).bodies.take(counted)
+            request.scope[HELD_BYTES] = request.scope.get(HELD_BYTES, 0) + counted
         chunks.append(chunk)
     return b"".join(chunks)
 

@@ -8,8 +8,10 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.body import HELD_BYTES
 from app.http.problems import INVALID_REQUEST, ProblemError, respond
 from app.metrics import UNMATCHED_ROUTE, Metrics
+from app.slots import Room
 from ledger.errors import NotReadyError
 
 CLIENT_GONE_STATUS = 499
@@ -21,8 +23,9 @@ class Observed:
     HEAD is GET to all within; the connection keeps the body back.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, bodies: Room) -> None:
         self._app = app
+        self._bodies = bodies
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +63,7 @@ class Observed:
                 raise
             await response(scope, receive, send_observed)
         finally:
+            self._bodies.give_back(scope.get(HELD_BYTES, 0))
             route = scope.get("route")
             self._metrics.observe_request(
                 asked,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import select
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ UPLOAD = (
     b"POST /v1/bundles/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     b'Content-Length: 100000\r\n\r\n--b\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\n'
 )
+NDJSON = {"Content-Type": "application/x-ndjson"}
 VERIFY = b"GET /v1/chain/verify?tenant_id=acme HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -89,6 +91,30 @@ def test_uploads_that_stall_give_their_room_back(base_url: str) -> None:
         answer = httpx.post(f"{base_url}/v1/bundles/import", files={"f": bytes(600)}, timeout=DEADLINE_S)
         assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (422, "bundle-invalid")
         assert [answer.status for connection in stalled for answer in answers_on(connection)] == [408] * 4
+
+
+def test_bodies_that_never_end_take_bounded_memory_and_small_ones_pass(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    head = b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    body_bytes = 1 << 20
+    most = head + b"Content-Length: %d\r\n\r\n" % body_bytes + b" " * (body_bytes - 1)
+    with serving(postgres, tmp_path, "endless_bodies", http={"body_bytes_max": body_bytes}) as url:
+        with ExitStack() as stack:
+            open_ones = [stack.enter_context(connected(url, most)) for _ in range(18)]
+            refused = select.poll()
+            for connection in open_ones:
+                refused.register(connection, select.POLLIN)
+            descriptor, _ = refused.poll(DEADLINE_S * 1000)[0]
+            (answer,) = [each.recv(65536) for each in open_ones if each.fileno() == descriptor]
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"/not-ready" in answer
+            assert httpx.post(f"{url}/v1/jobs", json={"tenant_id": "acme"}).status_code == 201
+        large = b" " * (body_bytes - 1)
+        deadline_s, status = time.monotonic() + DEADLINE_S, 503
+        while status == 503 and time.monotonic() < deadline_s:
+            status = httpx.post(f"{url}/v1/events", content=large, headers=NDJSON).status_code
+        assert status == 422
 
 
 def test_who_does_not_read_the_answers_is_cut_off(base_url: str) -> None:
