@@ -132,8 +132,9 @@ async def find_wal(
         recovered = await to_its_end(recover)
     except OSError as error:
         raise StartRefusedError(
-            f"the WAL in {folder} cannot be recovered: {error}. Make that file readable, or put it back; move it away "
-            "if it is no segment of this WAL. Nothing that was acknowledged is lost by trying again"
+            f"the WAL in {folder} cannot be recovered: {error}. Free space where the disk is full, make that file "
+            "readable, or put it back; move it away only if it is no segment of this WAL. Nothing acknowledged "
+            "is lost by trying again"
         ) from error
     if recovered.cut is not None:
         log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))

@@ -292,7 +292,7 @@ STRAYS: dict[str, tuple[str, Callable[[Path], object], str | None]] = {
     "a segment that leads nowhere": (
         f"{99:020d}-9.wal",
         lambda path: path.symlink_to("/nowhere/at/all"),
-        "cannot be recovered: .*-9.wal",
+        "cannot be recovered: .*-9.wal.* Free space where the disk is full",
     ),
     "losses of no form": ("lost.json", lambda path: path.write_text('[["a", null]]'), "lost.json cannot be read"),
     "held records of no form": (
