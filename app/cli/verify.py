@@ -137,7 +137,7 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
     tenant, memory = request.tenant, request.memory
     with LedgerClient(url) as client:
         # 1. The log's checkpoint as it is now: before the verdict, which so covers all of it.
-        present = _present_checkpoint(client, tenant)
+        present, is_any = _present_checkpoint(client, tenant)
         # 2. The verdict of the service.
         verdict: dict[str, Any] = client.get(
             "/v1/chain/verify", Verdict, tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
@@ -149,7 +149,9 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
             return verdict
         ring = request.keyring if request.keyring is not None else Keyring.from_json(client.get("/v1/keys"))
         # 3. What the caller brought.
-        if is_compared:
+        if is_compared and present is None and is_any:
+            verdict = with_checkpoint(verdict, "unknown_key", FILE)
+        elif is_compared:
             if present is None:
                 raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
             verdict = _compared(client, request, verdict, present, ring)
@@ -157,7 +159,7 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         if memory is None:
             return verdict
         look = Look.at(memory, tenant, present, ring, datetime.now(UTC))
-        return _looked(client, look, verdict, is_any=present is not None)
+        return _looked(client, look, verdict, is_any=is_any)
 
 
 def _compared(
@@ -184,14 +186,17 @@ def _compared(
     return with_checkpoint(verdict, "ok" if found is None else "broken", FILE, found)
 
 
-def _present_checkpoint(client: LedgerClient, tenant: str) -> str | None:
-    """The log's checkpoint as it is now, None when there is none yet."""
+def _present_checkpoint(client: LedgerClient, tenant: str) -> tuple[str | None, bool]:
+    """The log's checkpoint as it is now, None when no key that counts signed one; and whether there is any."""
     try:
-        return client.get_text(f"/v1/log/{tenant}/checkpoint")
+        return client.get_text(f"/v1/log/{tenant}/checkpoint"), True
     except RequestRefusedError as error:
+        if error.kind == "key-conflict":
+            err.print(f"the checkpoint proves nothing: {error}", markup=False)
+            return None, True
         if error.status != HTTPStatus.NOT_FOUND:
             raise
-        return None
+        return None, False
 
 
 def _looked(client: LedgerClient, look: Look, verdict: dict[str, Any], *, is_any: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from app.http.fields import READABLE_TENANT_PATTERN
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
 from app.read import cosigned, log_tiles
-from ledger.errors import ChainDamagedError, NotFoundError, SignatureError
+from ledger.errors import ChainDamagedError, KeyConflictError, NotFoundError, SignatureError, UnknownKeyError
 from ledger.tiles import TILE_WIDTH
 from signing.checkpoint import open_checkpoint
 
@@ -61,6 +61,12 @@ async def read_checkpoint(
         note = await read(parts.pool, tenant_id, parts.witnesses)
         try:
             open_checkpoint(note, await parts.log_keys(tenant_id), origin=parts.notary.origin(tenant_id))
+        except UnknownKeyError as error:
+            parts.notary.mend(tenant_id)
+            raise KeyConflictError(
+                f"the newest checkpoint of tenant {tenant_id} is signed by no key that counts: {error}. See tally keys "
+                "list; the next one that a node signs whose key is admitted takes its place"
+            ) from error
         except SignatureError as error:
             raise ChainDamagedError(tenant_id, f"the stored checkpoint is not one of this log: {error}") from error
     return Response(note, headers=_NOT_KEPT, media_type=TEXT_MEDIA_TYPE)

@@ -27,7 +27,9 @@ from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
 from pipeline.cli.looks import Looks
 from pipeline.source import place_of
+from signing import key_file, note
 from signing.anchors import Outsiders
+from signing.checkpoint import parse, sign_checkpoint
 from signing.keys import Keyring
 from signing.looks import remember_told
 from signing.memory import Memory
@@ -190,6 +192,19 @@ async def test_whoever_verified_before_finds_it_and_what_was_written_over_it(
             assert (found["first_break"]["kind"], found["verdicts"]["checkpoint"]) == ("rollback", "broken")
             assert detail in found["first_break"]["detail"]
             assert found["memory"]["remembered"]["size"] == size
+
+
+async def test_a_checkpoint_by_a_key_that_does_not_count_is_an_unknown_key_and_no_damage(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, tmp_path: Path
+) -> None:
+    async with run_server(settings) as client:
+        await grow(client, WHOLE)
+        assert (await by_service(client, tmp_path / "auditor"))["valid"]
+        stored = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
+        forged = sign_checkpoint(parse(note.parse(stored).text), key_file.generate(tmp_path / "stranger.pem"))
+        await superuser.execute("UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = 'acme'", forged)
+        found = await by_service(client, tmp_path / "auditor")
+        assert (found["verdicts"]["checkpoint"], found["first_break"]) == ("unknown_key", None)
 
 
 async def test_a_ledger_set_up_anew_under_an_old_name_is_no_rollback(
