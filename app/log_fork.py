@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from ledger.errors import StartRefusedError
+from signing.key_entries import FORK_PREFIX
 from wal.segment import store_file, sync_folder
 
 NAME: Final = "fork.json"
@@ -55,7 +56,7 @@ class Fork(msgspec.Struct, frozen=True):
 
 def subject(to_origin: str) -> str:
     """What the LOG_FORKED entry of the fork to ``to_origin`` is about."""
-    return f"fork:{hashlib.sha256(to_origin.encode()).hexdigest()[:16]}"
+    return f"{FORK_PREFIX}{hashlib.sha256(to_origin.encode()).hexdigest()[:16]}"
 
 
 def load(wal_folder: Path) -> Fork | None:

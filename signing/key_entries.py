@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ledger.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow
 from ledger.errors import InvalidInputError
-from ledger.events import SYSTEM_TENANT
+from ledger.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
 from ledger.verdict import Findings
 from signing.key_history import KeyEvent, history_of
@@ -22,6 +22,8 @@ SUBJECT_PREFIX = "key:"
 """What ``job_id`` of an entry about a key begins with; the key's id follows."""
 AFTER_SUBJECTS = "key;"
 """The first text, in the order of bytes, that no subject of a key comes after."""
+FORK_PREFIX, AFTER_FORKS = "fork:", "fork;"
+"""The same of entries about forks of the log: they bound what a statement about a key may name."""
 
 _SEQ, _HLC, _ACTION, _JOB = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "action", "job_id"))
 _PREV, _LINK = map(ENTRY_COLUMNS.index, ("prev_chain_link", "chain_link"))
@@ -36,9 +38,10 @@ def holds_together(row: EntryRow) -> bool:
 
 
 def event_of(row: EntryRow) -> KeyEvent | None:
-    """What a row that holds together says of a key, None for any other entry; an imported one speaks of the keys of
-    another ledger."""
-    if row[_ORIGIN] is not None or not row[_JOB].startswith(SUBJECT_PREFIX):
+    """What a row that holds together says of a key, or that the log was forked, None for any other entry; an imported
+    one speaks of another ledger."""
+    prefix = FORK_PREFIX if row[_ACTION] == SystemAction.LOG_FORKED else SUBJECT_PREFIX
+    if row[_ORIGIN] is not None or not row[_JOB].startswith(prefix):
         return None
     try:
         facts, hlc = json.loads(row[_PAYLOAD]), Hlc.parse(row[_HLC])

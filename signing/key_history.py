@@ -6,12 +6,14 @@ The facts, as payloads of entries (docs/formats/keys.md)::
     KEY_ROTATED   the same of the new key, and previous_key_id, not_after: how long the one before it counts
     KEY_ADMITTED  those of KEY_ADDED, of a key which an entry introduced and nobody had admitted
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
+    LOG_FORKED    whatever it says: from here on the ledger is another than the one that it has its first entries from
 
-and in each ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
+and in each but the last ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
 
     1. the first key that is introduced is the root of the ledger
     2. every other change counts only with a statement by a key that counts there: it was admitted, and neither
-       was it revoked nor did another take its place in an entry before; the statement names an earlier entry
+       was it revoked nor did another take its place in an entry before; the statement names an earlier entry, and not
+       one before the last fork: what was said in the other ledger, of the beginning that both have, is not said here
     3. what a key admitted does not count where that key is revoked from an HLC at or before the one of the entry;
        but for the keys that led to the one which revokes it, of which nobody else could have said so
     4. who admits a key speaks of that one alone: only a rotation that is vouched for itself ends another, as anybody
@@ -37,7 +39,7 @@ from signing.public_key import PublicKey
 
 
 class KeyEvent(NamedTuple):
-    """An entry about a key: where it stands, its HLC, action and payload."""
+    """An entry about a key, or a fork: where it stands, its HLC, action and payload."""
 
     at: Anchor
     hlc: Hlc
@@ -47,7 +49,7 @@ class KeyEvent(NamedTuple):
 
 class AdmittedKey(NamedTuple):
     """A key that counts, with its end and its revocation; who admitted it, None for the root; on which node it
-    signs; the entry that introduced it."""
+    signs; the entry that introduced it, in the place of the last fork where it comes before that."""
 
     key: PublicKey
     admitted_by: str | None
@@ -80,8 +82,9 @@ class KeyHistory(NamedTuple):
     replaced: frozenset[tuple[str, str]]
     """Which key an entry says took the place of which, whether that counts or not."""
     anchors: frozenset[Anchor]
-    """Every entry about a key."""
+    """The entries that a statement may name: about keys, since the last fork, and that fork."""
     newest: Anchor | None
+    """The last of them."""
     is_old_form: bool
     """Whether the chain was begun before there were statements, and there is none yet."""
 
@@ -160,6 +163,7 @@ class _Folding:
     def __init__(self) -> None:
         self.anchors: set[Anchor] = set()
         self.newest: Anchor | None = None
+        self._fork: Anchor | None = None
         self._root: str | None = None
         self._is_old_form = False
         self._admitted: dict[str, list[_Admission]] = {}
@@ -180,6 +184,10 @@ class _Folding:
         Raises:
             InvalidInputError, ValueError, OverflowError: it holds no such facts.
         """
+        if event.action == SystemAction.LOG_FORKED:
+            self._fork = event.at
+            self.anchors.clear()
+            return
         if self._root is None:
             self._begin(event)
             return
@@ -246,17 +254,21 @@ class _Folding:
             key = PublicKey.of(
                 admission.key.material, not_after=self._ends.get(key_id), revoked_from_hlc=self._revoked.get(key_id)
             )
-            introduced = admission.introduced
+            introduced = self._as_nameable(admission.introduced)
             admitted[key_id] = AdmittedKey(key, admission.signer_id, _node(introduced), introduced)
         undone = {
             key_id: _waiting(admissions[0].key, admissions[0].introduced)
             for key_id, admissions in self._admitted.items()
             if key_id not in standing
         }
+        waiting = {
+            key_id: each._replace(introduced=self._as_nameable(each.introduced))
+            for key_id, each in (self._waiting | undone).items()
+        }
         return KeyHistory(
             root_key_id=self._root,
             admitted=admitted,
-            waiting=self._waiting | undone,
+            waiting=waiting,
             authorities=frozenset(self._authorities),
             reasons=self._reasons,
             replaced=frozenset(self._replaced),
@@ -264,6 +276,10 @@ class _Folding:
             newest=self.newest,
             is_old_form=self._is_old_form,
         )
+
+    def _as_nameable(self, introduced: KeyEvent) -> KeyEvent:
+        """The entry, at a place that a statement may name."""
+        return introduced if introduced.at in self.anchors or self._fork is None else introduced._replace(at=self._fork)
 
     def _standing(self) -> dict[str, _Admission]:
         """By key the first admission that no revocation undoes: that of the root, and those by keys that stand."""

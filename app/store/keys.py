@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ledger.entry_check import ENTRY_COLUMNS, EntryRow
 from ledger.errors import InvalidInputError
 from ledger.events import SYSTEM_TENANT
-from signing.key_entries import AFTER_SUBJECTS, SUBJECT_PREFIX
+from signing.key_entries import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -153,13 +153,15 @@ async def list_rows(connection: Connection) -> list[KeyRow]:
 
 
 async def list_entries(connection: Connection) -> list[EntryRow]:
-    """The entries of ``_system`` about keys, all ``ENTRY_COLUMNS``, in seq order."""
+    """The entries of ``_system`` about keys and forks, all ``ENTRY_COLUMNS``, in seq order."""
     rows = await connection.fetch(
         f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND job_id >= $2 AND job_id < $3 ORDER BY seq",
+        " WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5) ORDER BY seq",
         SYSTEM_TENANT,
         SUBJECT_PREFIX,
         AFTER_SUBJECTS,
+        FORK_PREFIX,
+        AFTER_FORKS,
     )
     return [tuple(row) for row in rows]
 

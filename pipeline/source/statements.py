@@ -13,7 +13,7 @@ from ledger.events import SYSTEM_TENANT
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import INTEGERS
 from pipeline.source.pieces import SEQ_MAX, SEQ_MIN, Piece, Times
-from signing.key_entries import AFTER_SUBJECTS, SUBJECT_PREFIX
+from signing.key_entries import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
@@ -235,11 +235,12 @@ def entries(types: Types, piece: Piece, columns: Sequence[str]) -> str:
 
 
 def about_keys(types: Types) -> str:
-    """The entries of ``_system`` about keys, by seq."""
+    """The entries of ``_system`` about keys and forks, by seq."""
+    job_id = f'{LOG}.job_id::text COLLATE "C"'
     return (
         f"SELECT {select_list(types, LOG, ENTRY_COLUMNS)} FROM {LOG} WHERE tenant_id = {literal(SYSTEM_TENANT)}"
-        f' AND {LOG}.job_id::text COLLATE "C" >= {literal(SUBJECT_PREFIX)}'
-        f' AND {LOG}.job_id::text COLLATE "C" < {literal(AFTER_SUBJECTS)} ORDER BY {LOG}.seq, {LOG}.ctid'
+        f" AND ({job_id} >= {literal(SUBJECT_PREFIX)} AND {job_id} < {literal(AFTER_SUBJECTS)}"
+        f" OR {job_id} >= {literal(FORK_PREFIX)} AND {job_id} < {literal(AFTER_FORKS)}) ORDER BY {LOG}.seq, {LOG}.ctid"
     )
 
 

@@ -18,8 +18,10 @@ from app.config import Settings
 from app.main import listening, running
 from app.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.service import Service
+from app.store import keys as key_store
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
 from signing import key_file
+from signing.key_entries import event_of
 from tests.app.admitting import admit_by_hand, admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
@@ -67,6 +69,16 @@ def kept_size(service: Service, tenant_id: str) -> int:
     """Size of the tenant's checkpoint beside the WAL, 0 when there is none."""
     path = service.settings.wal_dir / service.node.node_id / "checkpoints" / tenant_id
     return int(path.read_text().split("\n")[1]) if path.exists() else 0
+
+
+async def actions_about_keys(database: Database) -> set[str]:
+    """What verifiers without keys read of a ledger."""
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        events = [event_of(row) for row in await key_store.list_entries(connection)]
+    finally:
+        await connection.close()
+    return {event.action for event in events if event is not None}
 
 
 async def query(database: Database, statement: str, *values: object) -> list[Any]:
@@ -328,6 +340,10 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
         await until(lambda: log_fork.load(wal) is None, "the fork is recorded")
         await until(lambda: kept_size(service, "untouched"), "every tenant has a checkpoint of the new log")
         assert service.notary.origin("acme") == f"{forked.to_origin}/acme"
+        # A statement made from now on names the fork, so it says nothing in the ledger that was forked from.
+        fork = await query(older, "SELECT seq, chain_link FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'")
+        assert {item.introduced_by for item in (await service.key_changes.published()).admitted} == {*fork}
+        assert await actions_about_keys(older) == {"KEY_ADDED", "KEY_ADMITTED", "LOG_FORKED"}
     entries = await query(older, "SELECT payload FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'")
     facts = [json.loads(payload) for (payload,) in entries]
     assert [(fact["from_origin"], fact["to_origin"], fact["reason"]) for fact in facts] == [

@@ -22,7 +22,9 @@ from ledger.verification import StoredTree, Verdict, verify
 from pipeline.source import parse_place
 from pipeline.verify import Verified
 from pipeline.verify import verify as verify_on_spark
+from signing import key_statement
 from signing.key_history import added_facts, root_facts
+from signing.key_statement import Anchor
 from signing.keys import Keyring
 from tests.app.chain_builder import insert
 from tests.app.test_tamper import Connection, drop_guards
@@ -327,19 +329,29 @@ async def test_a_tenant_of_which_anything_but_its_chain_is_left_is_told_as_cut(
         assert verdict["breaks"]["tail-truncated"] == listed[verdict["tenant_id"]]["tail-truncated"] == 1
 
 
+def enter(system: Ledger, action: str, job_id: str, facts: dict[str, Any]) -> None:
+    """One more entry of ``_system``."""
+    payload, seq = canonical.encode({"type": action, **facts}), len(system.entries) + 1
+    row = dict.fromkeys(ENTRY_COLUMNS)
+    row |= {"seq": seq, "t_hlc": f"{seq}:0:n", "hlc_physical": seq, "hlc_logical": 0, "hlc_node": "n"}
+    row |= {"job_id": job_id, "action": action, "link_version": 2, "payload": payload.decode()}
+    system.entries.append(row)
+    system.relink()
+
+
 async def test_without_keys_those_that_the_ledger_admits_tell_a_stranger_and_make_no_signature_good(
     spark: SparkSession, superuser: Connection, database: Database
 ) -> None:
     connection = await without_guards(superuser)
     system = Ledger("_system")
-    for seq, (key, is_root) in enumerate(((SIGNER, True), (STRANGER, False)), 1):
-        facts = root_facts(key.public_key, "node-1") if is_root else added_facts(key.public_key, "node-2")
-        payload = canonical.encode({"type": "KEY_ADDED", **facts})
-        row = dict.fromkeys(ENTRY_COLUMNS)
-        row |= {"seq": seq, "t_hlc": f"{seq}:0:n", "hlc_physical": seq, "hlc_logical": 0, "hlc_node": "n"}
-        row |= {"job_id": f"key:{key.key_id}", "action": "KEY_ADDED", "link_version": 2, "payload": payload.decode()}
-        system.entries.append(row)
-    system.relink()
+    root, stranger = root_facts(SIGNER.public_key, "node-1"), added_facts(STRANGER.public_key, "node-2")
+    enter(system, "KEY_ADDED", f"key:{SIGNER.key_id}", root)
+    enter(system, "KEY_ADDED", f"key:{STRANGER.key_id}", stranger)
+    # What was said of the stranger in the ledger that this one was forked from says nothing here.
+    said_there = Anchor(1, system.entries[0]["chain_link"])
+    enter(system, "LOG_FORKED", "fork:0123456789abcdef", {"to_origin": "fork.example/log"})
+    admitted = key_statement.sign("KEY_ADMITTED", stranger, SIGNER.key_id, said_there, SIGNER)
+    enter(system, "KEY_ADMITTED", f"key:{STRANGER.key_id}", admitted)
     system.store_head()
     await insert(connection, system)
     for tenant, key in (("honest", SIGNER), ("forged", STRANGER)):

@@ -18,6 +18,7 @@ from signing.key_statement import FIELD, Anchor
 
 ADDED, ADMITTED = SystemAction.KEY_ADDED, SystemAction.KEY_ADMITTED
 ROTATED, REVOKED = SystemAction.KEY_ROTATED, SystemAction.KEY_REVOKED
+FORKED = SystemAction.LOG_FORKED
 
 Keys = Mapping[str, FileSigner]
 Said = dict[str, Any] | None
@@ -42,6 +43,13 @@ class Entries:
         entries = cls(name)
         entries.add(ADDED, root_facts(root.public_key, "node-0"))
         return entries
+
+    def forked(self) -> Entries:
+        """Another ledger that begins with these entries and then says that it is another."""
+        fork = Entries(f"{self._name}'s fork")
+        fork.events = [*self.events]
+        fork.add(FORKED, {"to_origin": "fork.example/log"})
+        return fork
 
     def add(self, action: str, facts: dict[str, Any], by: FileSigner | None = None, said: Said = None) -> KeyEvent:
         """One more entry; ``by`` vouches for it, for what ``said`` says otherwise than the entry."""
@@ -285,3 +293,42 @@ def test_facts_of_any_shape_are_passed_over(keys: Keys) -> None:
         assert entries.history().root_key_id is None
         entries.add(ADDED, root_facts(keys["root"].public_key, None))
         assert entries.admitted(keys) == ["root"]
+
+
+def test_what_was_said_before_a_fork_counts_in_it_and_what_is_said_later_on_either_side_does_not_on_the_other(
+    keys: Keys,
+) -> None:
+    original = Entries.beginning_with(keys["root"])
+    original.add(ADDED, facts_of(keys["one"]), keys["root"])
+    introduced = original.add(ADDED, facts_of(keys["two"]))
+    fork = original.forked()
+    assert fork.admitted(keys) == original.admitted(keys) == ["root", "one"]
+    assert original.history().waiting[keys["two"].key_id].introduced.at == introduced.at
+
+    # What the original says goes without the fork, whatever of their common beginning it names.
+    for by in ("root", "one"):
+        for at in [event.at for event in original.events]:
+            there = original.add(ADMITTED, facts_of(keys["two"]), keys[by], {"after": at})
+            assert original.admitted(keys) == ["root", "one", "two"]
+            assert not fork.history().would_count(ADMITTED, there.facts)
+            fork.add(ADMITTED, dict(there.facts))
+            assert fork.admitted(keys) == ["root", "one"]
+            original.events.pop()
+
+    # The fork goes on with the same keys, and names itself or what came later: which the original does not have.
+    nameable = fork.history().waiting[keys["two"].key_id].introduced.at
+    assert nameable == fork.events[3].at
+    assert fork.history().admitted[keys["one"].key_id].introduced.at == nameable
+    for after in (nameable, fork.history().newest):
+        here = fork.add(ADMITTED, facts_of(keys["two"]), keys["one"], {"after": after})
+        assert fork.admitted(keys) == ["root", "one", "two"]
+        assert not original.history().would_count(ADMITTED, here.facts)
+        original.add(ADMITTED, dict(here.facts))
+        assert original.admitted(keys) == ["root", "one"]
+        fork.events.pop()
+
+    # And a fork of the fork is one more ledger.
+    again = fork.forked()
+    late = fork.add(ADMITTED, facts_of(keys["two"]), keys["root"], {"after": nameable})
+    again.add(ADMITTED, dict(late.facts))
+    assert again.admitted(keys) == ["root", "one"]
