@@ -23,10 +23,11 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,10 +44,11 @@ from signing.private_file import FILE_MODE, make_folder, sync_folder
 
 MEMORY: Final = "memory"
 """What ``compared_with`` calls a checkpoint that was remembered."""
-LOGS_MAX: Final = 10_000
+LOGS_MAX: Final = 1_000_000
+"""More tenants than any ledger has. 100,000 are 28 MB of file and 200 MB of memory, read in 4 s and written in 2."""
 NOTE_CHARACTERS_MAX: Final = 64 << 10
 """A checkpoint whose note is longer, with that many cosignatures, is not remembered."""
-FILE_BYTES_MAX: Final = 64 << 20
+FILE_BYTES_MAX: Final = 1 << 30
 
 _FILE: Final = "checkpoints.json"
 _LOCK: Final = "lock"
@@ -118,6 +120,14 @@ class Memory:
     logs: Mapping[tuple[str, str], Seen]
     """By origin and root key."""
 
+    @cached_property
+    def by_tenant(self) -> Mapping[str, Sequence[Seen]]:
+        """The same by the tenant that an origin ends with, in the order of origins and root keys."""
+        found: dict[str, list[Seen]] = {}
+        for (origin, _), seen in sorted(self.logs.items()):
+            found.setdefault(origin.rpartition("/")[2], []).append(seen)
+        return found
+
     @classmethod
     def open(cls, folder: Path) -> Memory:
         """Read what is remembered; the folder is made where it is missing.
@@ -142,8 +152,8 @@ class Memory:
         origin = own.checkpoint.origin
         same = [
             seen
-            for name, seen in self.logs.items()
-            if name[0] == origin and (seen.root_key == own.root_key or seen.key_hashes & own.key_hashes)
+            for seen in self.by_tenant.get(origin.rpartition("/")[2], ())
+            if seen.checkpoint.origin == origin and (seen.root_key == own.root_key or seen.key_hashes & own.key_hashes)
         ]
         return max(same, key=lambda seen: seen.checkpoint.size, default=None)
 
@@ -151,8 +161,8 @@ class Memory:
         """Those of every log of that tenant that a key of ``keyring`` signed: for a ledger that names no log itself."""
         return [
             seen
-            for (origin, _), seen in sorted(self.logs.items())
-            if origin.endswith(f"/{tenant_id}") and judge_checkpoint(seen.note, keyring).unknown is None
+            for seen in self.by_tenant.get(tenant_id, ())
+            if seen.checkpoint.origin.endswith(f"/{tenant_id}") and judge_checkpoint(seen.note, keyring).unknown is None
         ]
 
     def remember(self, verified: Iterable[Seen]) -> None:
@@ -253,6 +263,8 @@ def _read(path: Path) -> dict[tuple[str, str], Seen]:
 def _write(path: Path, logs: Mapping[tuple[str, str], Seen]) -> None:
     items = [_Item(each.note, each.root_key, each.seen_at) for _, each in sorted(logs.items())]
     data = canonical.encode({"logs": _plain(items), "sha256": _digest(items), "version": _VERSION})
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigurationError(f"{path} would have more than {FILE_BYTES_MAX} bytes: {_WAY_OUT}")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,18 +50,19 @@ class Looks:
         """Tree heads that the entries of ``tenant`` must agree with."""
         return self._heads.get(tenant, [])
 
-    def gone(self, held: Sequence[str]) -> list[Seen]:
+    def gone(self, held: Collection[str]) -> list[Seen]:
         """What was verified before of tenants that are not among ``held``, which are all that the ledger has: of logs
         named as its others are, that a given key signed."""
         seen = (each for look in self._looks.values() for each in (look.now, *look.before) if each is not None)
         bases = {each.checkpoint.origin.rpartition("/")[0] for each in seen}
         if self._keyring is None or self._memory is None:
             return []
+        present = {*held}
         return [
             each
             for (origin, _), each in sorted(self._memory.logs.items())
             if origin.rpartition("/")[0] in bases
-            and origin.rpartition("/")[2] not in held
+            and origin.rpartition("/")[2] not in present
             and judge_checkpoint(each.note, self._keyring).unknown is None
         ]
 

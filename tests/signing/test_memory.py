@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import stat
+import time
 from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,6 +121,31 @@ def test_a_full_memory_forgets_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         memory.remember([seen(1, origin="log.example/c")])
     memory.remember([seen(2, origin="log.example/b")])
     assert sorted(name for name, _ in Memory.open(tmp_path).logs) == ["log.example/a", "log.example/b"]
+
+
+def test_a_ledger_of_very_many_tenants_is_remembered_and_looked_up_in_a_breath(tmp_path: Path) -> None:
+    """Looking through all logs for each tenant would take minutes."""
+    one, count = seen(5), 20_000
+    note = one.note
+    logs = [one._replace(checkpoint=one.checkpoint._replace(origin=f"{ORIGIN}-{number}")) for number in range(count)]
+    Memory.open(tmp_path).remember(each._replace(note=note.replace(ORIGIN, each.checkpoint.origin)) for each in logs)
+    memory = Memory.open(tmp_path)
+    began_s = time.process_time()
+    assert all(memory.seen(each) is not None for each in logs)
+    assert all(memory.seen_of_tenant(f"nobody-{number}", RING) == [] for number in range(count))
+    assert time.process_time() - began_s < 5
+
+
+def test_a_file_that_would_be_too_long_to_be_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory.open(tmp_path)
+    memory.remember([seen(1)])
+    monkeypatch.setattr(memories, "FILE_BYTES_MAX", (tmp_path / "checkpoints.json").stat().st_size + 10)
+    with pytest.raises(ConfigurationError, match="--state DIR"):
+        memory.remember([seen(1, origin="log.example/other")])
+    memory.remember([seen(2)])
+    assert Memory.open(tmp_path).seen(seen(1)) == seen(2)
 
 
 def _remember_one(folder: Path, number: int) -> None:
