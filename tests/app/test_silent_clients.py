@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
 import socket
 import time
@@ -173,6 +174,75 @@ async def test_a_verification_that_nobody_waits_for_stops(
     finally:
         await connection.close()
     assert httpx.get(f"{base_url}/v1/chain/verify?tenant_id=acme", timeout=DEADLINE_S).json()["valid"] is True
+
+
+async def test_an_export_that_nobody_waits_for_stops_before_its_first_byte(
+    base_url: str, postgres: EmbeddedPostgres
+) -> None:
+    connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
+    try:
+        async with asyncio.timeout(DEADLINE_S), connection.transaction():
+            await connection.execute("LOCK TABLE scheduler.checkpoint_cosignature IN ACCESS EXCLUSIVE MODE")
+            for _ in range(3):  # one more than may run at once
+                with connected(base_url, export_of("acme")):
+                    await _until_waiting(connection, 1)
+                await _until_waiting(connection, 0)
+    finally:
+        await connection.close()
+    assert exported_bytes(base_url, "acme") > 0
+
+
+async def test_an_export_whose_reader_goes_away_in_the_middle_stops_and_gives_its_room_back(
+    base_url: str, postgres: EmbeddedPostgres
+) -> None:
+    line = '{"type": "JobCreated", "tenant_id": "large", "spec": {"n": "%s"}}\n'
+    for _ in range(3):
+        events = "".join(line % os.urandom(2000).hex() for _ in range(3000))
+        form = {"Content-Type": "application/x-ndjson"}
+        sent = httpx.post(f"{base_url}/v1/events", content=events, headers=form, timeout=DEADLINE_S)
+        assert sent.is_success, sent.text
+    whole = exported_bytes(base_url, "large")
+    assert whole > 16_000_000, "more than the sockets hold"
+    connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            for _ in range(3):  # one more than may run at once
+                with connected(base_url, export_of("large"), receive_buffer_bytes=4096) as reader:
+                    assert reader.recv(12) == b"HTTP/1.1 200"
+                    export = await _stalled(connection)
+                while await connection.fetchval(f"SELECT count(*) {IN_TRANSACTION} AND pid = $1", export):
+                    await asyncio.sleep(0.02)
+    finally:
+        await connection.close()
+    assert exported_bytes(base_url, "large") >= whole
+
+
+IN_TRANSACTION = "FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+
+
+async def _stalled(connection: asyncpg.Connection) -> int:
+    """The backend of an export that waits, in its transaction, for its reader."""
+    while True:
+        pid: int | None = await connection.fetchval(
+            f"SELECT pid {IN_TRANSACTION} AND state_change < clock_timestamp() - interval '0.3 s'"
+        )
+        if pid is not None:
+            return pid
+        await asyncio.sleep(0.02)
+
+
+def export_of(tenant_id: str) -> bytes:
+    """A request for a bundle."""
+    body = json.dumps({"tenant_id": tenant_id}).encode()
+    head = f"POST /v1/bundles/export HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+
+
+def exported_bytes(base_url: str, tenant_id: str) -> int:
+    """Length of a bundle that is exported whole."""
+    answer = httpx.post(f"{base_url}/v1/bundles/export", json={"tenant_id": tenant_id}, timeout=DEADLINE_S)
+    assert answer.status_code == 200, answer.text
+    return len(answer.content)
 
 
 async def _until_waiting(connection: asyncpg.Connection, count: int) -> None:
