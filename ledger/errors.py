@@ -168,6 +168,10 @@ class IdempotencyReusedError(LedgerError):
     """An Idempotency-Key came back with another body than its first request had."""
 
 
+class KeyUnprovenError(LedgerError):
+    """An Idempotency-Key names an entry from before entries said their key: nothing proves that it came with it."""
+
+
 class EventRefusedError(LedgerError):
     """Postgres would not hold the event; a REFUSED entry at ``seq`` keeps its bytes in its place.
 

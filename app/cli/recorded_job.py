@@ -28,9 +28,11 @@ REFUSALS = frozenset(
     {
         "event-refused",
         "idempotency-key-reused",
+        "idempotency-key-unproven",
         "invalid-event",
         "invalid-request",
         "job-ended",
+        "job-exists",
         "job-not-found",
         "payload-too-large",
         "write-lost",

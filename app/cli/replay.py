@@ -144,11 +144,12 @@ def _feed(
         try:
             answer, replayed = client.post_lines("/v1/events", chunk.lines, Batch, key=key, durability=durability)
         except RequestRefusedError as error:
-            if error.kind != "idempotency-key-reused":
+            if error.kind not in ("idempotency-key-reused", "idempotency-key-unproven"):
                 raise
             raise InvalidInputError(
-                f"another version of tally replayed this file into tenant {tenant}, and read other events in it. "
-                "Nothing of this request was added; replay the file into another tenant."
+                f"another version of tally replayed this file into tenant {tenant}, and read other events in it, or "
+                "did not keep with each event what it came with. Nothing of this request was added; replay the file "
+                "into another tenant."
             ) from error
         summary.count(chunk, answer, replayed)
         advance(len(chunk.types))

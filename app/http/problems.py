@@ -61,6 +61,9 @@ FENCED = ProblemType("fenced", 503, "This node may not write any more")
 HEADERS_TOO_LARGE = ProblemType("headers-too-large", 431, "The head of the request is too large")
 HOST_NOT_ALLOWED = ProblemType("host-not-allowed", 421, "The service is not called by this name")
 IDEMPOTENCY_KEY_REUSED = ProblemType("idempotency-key-reused", 422, "The Idempotency-Key belongs to another request")
+IDEMPOTENCY_KEY_UNPROVEN = ProblemType(
+    "idempotency-key-unproven", 409, "Nothing proves what the Idempotency-Key was used for"
+)
 INTERNAL_ERROR = ProblemType("internal-error", 500, "The service failed")
 INVALID_EVENT = ProblemType("invalid-event", 422, "A line is not a valid event")
 INVALID_REQUEST = ProblemType("invalid-request", 422, "The request is not valid")
@@ -107,6 +110,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.JobExistsError: JOB_EXISTS,
     errors.JobNotFoundError: JOB_NOT_FOUND,
     errors.KeyConflictError: KEY_CONFLICT,
+    errors.KeyUnprovenError: IDEMPOTENCY_KEY_UNPROVEN,
     errors.NotFoundError: NOT_FOUND,
     errors.NotReadyError: NOT_READY,
     errors.PrivacyUnavailableError: PRIVACY_UNAVAILABLE,

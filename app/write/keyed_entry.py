@@ -16,7 +16,7 @@ import orjson
 from app.turns import Turn
 from app.write.requests import LEDGER_ROUTE
 from ledger import canonical, keyed
-from ledger.errors import ChainDamagedError, LedgerError
+from ledger.errors import ChainDamagedError, KeyUnprovenError, LedgerError
 from ledger.events import ACTIONS
 from ledger.hlc import Hlc
 from ledger.record import IdempotencyKey
@@ -31,18 +31,24 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
     """Return when the entry of ``line`` is the event of ``draft``.
 
     Raises:
+        KeyUnprovenError: it may be, but does not say with which key it came.
         ChainDamagedError: it is another, or the row says what no row of this service can.
     """
     try:
-        fits = line.epoch > 0 and line.lsn > 0 and _fits(line, draft, key)
+        event = _event_of(line, draft, key)
     except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
-        fits = False
-    if not fits:
+        event = None
+    if event is None:
         raise ChainDamagedError(
             line.tenant_id,
             f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}, whose entry is not "
-            "the event of this request; one that was made before events said their key counts no more: send the "
-            "request under a new key if GET /v1/jobs does not have the job",
+            "the event of this request",
+        )
+    if keyed.digest_in(orjson.loads(event.payload)) is None:
+        raise KeyUnprovenError(
+            f"Idempotency-Key {key.key!r} was used before, it seems for seq {line.seq}, job {event.job_id}: that entry "
+            "is from before entries said their key, so nothing proves it. Nothing was stored now: take that job for "
+            "the outcome if it is yours, else send the request under a new key"
         )
 
 
@@ -115,19 +121,22 @@ def gone(tenant_id: str, key: RequestKey) -> ChainDamagedError:
     return ChainDamagedError(tenant_id, f"the rows of Idempotency-Key {key.key!r} in scheduler.idempotency are gone")
 
 
-def _fits(line: ChainedLine, draft: Draft, key: RequestKey) -> bool:
+def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEvent | None:
+    """The event of the entry of ``line`` where it is what ``draft`` asks for and came with ``key``, or does not say
+    with which key it came."""
     event = keyed.kept_event(line.job_id, line.action, line.payload)
-    if event is None:
-        return False
+    if event is None or line.epoch <= 0 or line.lsn <= 0 or line.tenant_id != draft.tenant_id:
+        return None
     hlc = Hlc.parse(line.t_hlc)
     is_job = _is_made_at(event.job_id, hlc) if draft.job_id is None else event.job_id == draft.job_id
-    if line.tenant_id != draft.tenant_id or event.action != draft.event.action or not is_job:
-        return False
+    if event.action != draft.event.action or not is_job:
+        return None
     facts = orjson.loads(event.payload)
+    said = {} if keyed.digest_in(facts) is None else {keyed.MEMBER: facts[keyed.MEMBER]}
     digest = keyed.key_digest(line.tenant_id, IdempotencyKey(key.route, key.key, line.line, line.body_digest))
-    if keyed.digest_in(facts) != digest:
-        return False
+    if said not in ({}, {keyed.MEMBER: digest}):
+        return None
     if draft.seal is not None or line.body_digest != key.body_digest:
-        return bool(facts["type"] == draft.event.name)
-    asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields, keyed.MEMBER: digest}
-    return canonical.encode(asked).decode() == event.payload
+        return event if facts["type"] == draft.event.name else None
+    asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields, **said}
+    return event if canonical.encode(asked).decode() == event.payload else None

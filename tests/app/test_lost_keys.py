@@ -151,6 +151,11 @@ async def test_a_row_copied_under_another_key_answers_for_no_write(
         await superuser.execute(COPY, "copied")
         assert kind(await post(client, "/v1/jobs", "copied", **body)) == (409, "chain-damaged")
         await superuser.execute("UPDATE scheduler.idempotency SET seq = $1", unkeyed["chain"]["seq"])
+        unproven = await post(client, "/v1/jobs", "k", **body)
+        assert kind(unproven) == (409, "idempotency-key-unproven")
+        assert f"seq 2, job {unkeyed['job_id']}" in unproven.json()["detail"]
+        other = (await post(client, "/v1/jobs", None, spec={"n": 2})).json()
+        await superuser.execute("UPDATE scheduler.idempotency SET seq = $1", other["chain"]["seq"])
         assert kind(await post(client, "/v1/jobs", "k", **body)) == (409, "chain-damaged")
         await superuser.execute("UPDATE scheduler.idempotency SET seq = $1", first.json()["chain"]["seq"])
         await superuser.execute("UPDATE scheduler.idempotency SET line = 1 WHERE key = 'k'")
@@ -158,7 +163,7 @@ async def test_a_row_copied_under_another_key_answers_for_no_write(
         await superuser.execute("UPDATE scheduler.idempotency SET line = 0 WHERE key = 'k'")
         again = await post(client, "/v1/jobs", "k", **body)
         assert (again.status_code, again.content) == (201, first.content)
-        assert len(await chains.sound("acme")) == 2
+        assert len(await chains.sound("acme")) == 3
 
 
 async def test_a_copied_row_decides_nothing_in_the_chain(
