@@ -28,7 +28,6 @@ from app.store import bundles, chain_reads
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
 from ledger import tiles
-from ledger.bundle.rows import SEQ
 from ledger.entry_check import EntryChecker
 from ledger.errors import (
     ChainBrokenError,
@@ -62,8 +61,6 @@ EXPORT_TIMEOUT_S = 3600.0
 """Longest that one export may take, its reader's pace included."""
 ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
 """Witnesses, and authorities, whose newest statements a bundle carries."""
-ENTRIES_A_TURN = 1000
-"""Entries packed in a thread at once."""
 
 log = structlog.get_logger()
 
@@ -153,16 +150,13 @@ class BundleExporter:
             checker.check(rows)
             return writer.add_entries(rows) if findings.first_break() is None else b""
 
-        waiting: list[Sequence[Any]] = []
         async for rows in bundles.entries(connection, tenant_id, chosen.from_seq, chosen.to_seq):
             if self._node.shutting_down:
                 raise NotReadyError("the service stops; ask for the bundle again")
-            waiting += rows
-            if len(waiting) >= ENTRIES_A_TURN or waiting[-1][SEQ] >= chosen.to_seq:
-                piece, waiting = await asyncio.to_thread(take, waiting), []
-                _refuse_broken(tenant_id, findings)
-                if piece:
-                    yield piece
+            piece = await asyncio.to_thread(take, rows)
+            _refuse_broken(tenant_id, findings)
+            if piece:
+                yield piece
         if checker.last_seq != chosen.to_seq:
             findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
             _refuse_broken(tenant_id, findings)

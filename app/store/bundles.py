@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.store.fetches import FIRST_ROWS, rows_after
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 
 if TYPE_CHECKING:
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
 
     from app.store import Connection
 
-ENTRIES_A_FETCH = 100
-"""Entries fetched at once; each may be as long as ``wal.record_bytes_max``."""
+ENTRIES_A_FETCH = 250
+"""Most entries fetched at once."""
 SNAPSHOTS_A_FETCH = 100
 FETCH_TIMEOUT_S = 60.0
+
+_PAYLOAD, _ENVELOPE = ENTRY_COLUMNS.index("payload"), SNAPSHOT_COLUMNS.index("dsse_envelope")
 
 _ENTRIES = (
     f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
@@ -31,22 +34,24 @@ def entries(
     connection: Connection, tenant_id: str, from_seq: int, to_seq: int
 ) -> AsyncIterator[Sequence[Sequence[Any]]]:
     """Batches of ``ENTRY_COLUMNS`` by seq; through a server-side cursor, so the transaction must stay open."""
-    return _batches(connection, _ENTRIES, ENTRIES_A_FETCH, tenant_id, from_seq, to_seq)
+    return _batches(connection, _ENTRIES, _PAYLOAD, ENTRIES_A_FETCH, tenant_id, from_seq, to_seq)
 
 
 def snapshots(
     connection: Connection, tenant_id: str, from_seq: int, to_seq: int
 ) -> AsyncIterator[Sequence[Sequence[Any]]]:
     """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots wholly in the range."""
-    return _batches(connection, _SNAPSHOTS, SNAPSHOTS_A_FETCH, tenant_id, from_seq, to_seq)
+    return _batches(connection, _SNAPSHOTS, _ENVELOPE, SNAPSHOTS_A_FETCH, tenant_id, from_seq, to_seq)
 
 
 async def _batches(
-    connection: Connection, query: str, rows_a_fetch: int, *arguments: object
+    connection: Connection, query: str, text_column: int, rows_max: int, *arguments: object
 ) -> AsyncIterator[Sequence[Sequence[Any]]]:
     cursor: Cursor[Any] = await connection.cursor(query, *arguments)
+    count = FIRST_ROWS
     while True:
-        rows: Sequence[Sequence[Any]] = await cursor.fetch(rows_a_fetch, timeout=FETCH_TIMEOUT_S)
+        rows: Sequence[Sequence[Any]] = await cursor.fetch(count, timeout=FETCH_TIMEOUT_S)
         if not rows:
             return
+        count = rows_after(rows, text_column, rows_max)
         yield rows

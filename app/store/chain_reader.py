@@ -1,9 +1,9 @@
 """The reader that verification reads a tenant's ledger through, on PostgreSQL.
 
 One REPEATABLE READ transaction shows one state of all tables. Rows come through server-side cursors, a batch at
-a time; while one batch is being checked the next is already on its way. One of long rows is handed on in parts, as the
-event loop has no turn while a part is checked. Rows whose place is the same, once nothing
-forbids that, come in order of storage, so that all who verify see one order.
+a time, fewer where they are long; while one batch is being checked the next is already on its way. A batch of long
+rows is handed on in parts, as the event loop has no turn while a part is checked. Rows whose place is the same, once
+nothing forbids that, come in order of storage, so that all who verify see one order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from app.store.fetches import FIRST_ROWS, rows_after
 from app.turns import turns
 from ledger.verification import (
     ENTRY_COLUMNS,
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 ENTRIES_A_BATCH = 250
-"""Entries read at once: they and the next ones fit into a megabyte, so the processor still has at hand what each check
-looks at again. With 1000 every row takes a quarter longer."""
+"""Most entries read at once: they and the next ones fit into a megabyte, so the processor still has at hand what each
+check looks at again. With 1000 every row takes a quarter longer."""
 FOLDED_A_BATCH = 250
 """The same, where each entry is folded into the state of its job."""
 SNAPSHOTS_A_BATCH = 50
 FETCH_TIMEOUT_S = 600.0
 """Longest wait for one batch; sorting a long chain by job comes before the first."""
 
+_PAYLOAD, _FOLDED_PAYLOAD = ENTRY_COLUMNS.index("payload"), FOLD_COLUMNS.index("payload")
+_STATE, _ENVELOPE = JOB_COLUMNS.index("state"), SNAPSHOT_COLUMNS.index("dsse_envelope")
 _SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
 
 _HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid"
@@ -103,42 +106,53 @@ class PostgresChainReader:
     def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of entries by seq."""
         bounds = _bounds(from_seq, to_seq)
-        return _in_turns(self._batches(ENTRIES_A_BATCH, _ENTRIES, *bounds), ENTRY_COLUMNS.index("payload"))
+        return self._in_turns(_PAYLOAD, ENTRIES_A_BATCH, _ENTRIES, *bounds)
 
     def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of snapshots by ``from_seq``."""
         bounds = _bounds(from_seq, to_seq)
-        return self._batches(SNAPSHOTS_A_BATCH, _SNAPSHOTS, *bounds)
+        return self._batches(_ENVELOPE, SNAPSHOTS_A_BATCH, _SNAPSHOTS, *bounds)
 
     def jobs(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of stored jobs by job id."""
-        return _in_turns(self._batches(FOLDED_A_BATCH, _JOBS), JOB_COLUMNS.index("state"))
+        return self._in_turns(_STATE, FOLDED_A_BATCH, _JOBS)
 
     def entries_by_job(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of entries by job id and seq."""
-        return _in_turns(self._batches(FOLDED_A_BATCH, _ENTRIES_BY_JOB), FOLD_COLUMNS.index("payload"))
+        return self._in_turns(_FOLDED_PAYLOAD, FOLDED_A_BATCH, _ENTRIES_BY_JOB)
 
     async def _row(self, query: str) -> tuple[Any, ...] | None:
         async with self._lock:
             row = await self._connection.fetchrow(query, self._tenant_id, timeout=FETCH_TIMEOUT_S)
         return tuple(row) if row is not None else None
 
-    async def _batches(self, rows_a_batch: int, query: str, *bounds: int) -> AsyncGenerator[Sequence[Sequence[Any]]]:
+    async def _in_turns(
+        self, text_column: int, rows_max: int, query: str, *bounds: int
+    ) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        """The rows of ``query``, few at a time where what is in ``text_column`` is long."""
+        async with aclosing(self._batches(text_column, rows_max, query, *bounds)) as batches:
+            async for rows in batches:
+                for turn in turns([len(row[text_column] or "") for row in rows]):
+                    yield rows[turn.start : turn.stop]
+
+    async def _batches(
+        self, text_column: int, rows_max: int, query: str, *bounds: int
+    ) -> AsyncGenerator[Sequence[Sequence[Any]]]:
         async with self._lock:
             cursor = await self._connection.cursor(query, self._tenant_id, *bounds)
-        ahead = asyncio.ensure_future(self._fetch(cursor, rows_a_batch))
+        ahead = asyncio.ensure_future(self._fetch(cursor, FIRST_ROWS))
         try:
             while rows := await ahead:
-                ahead = asyncio.ensure_future(self._fetch(cursor, rows_a_batch))
+                ahead = asyncio.ensure_future(self._fetch(cursor, rows_after(rows, text_column, rows_max)))
                 # The request leaves now, so that Postgres works while the caller does.
                 await asyncio.sleep(0)
                 yield rows
         finally:
             await asyncio.gather(ahead, return_exceptions=True)
 
-    async def _fetch(self, cursor: Cursor[Any], rows_a_batch: int) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, cursor: Cursor[Any], count: int) -> Sequence[Sequence[Any]]:
         async with self._lock:
-            rows: Sequence[Sequence[Any]] = await cursor.fetch(rows_a_batch, timeout=FETCH_TIMEOUT_S)
+            rows: Sequence[Sequence[Any]] = await cursor.fetch(count, timeout=FETCH_TIMEOUT_S)
         return rows
 
 
@@ -153,16 +167,6 @@ async def list_tenants(connection: Connection) -> list[str]:
     """Every tenant that has a head, in byte order."""
     rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads ORDER BY tenant_id")
     return [row[0] for row in rows]
-
-
-async def _in_turns(
-    batches: AsyncGenerator[Sequence[Sequence[Any]]], text_column: int
-) -> AsyncIterator[Sequence[Sequence[Any]]]:
-    """The rows of ``batches``, few at a time where what is in ``text_column`` is long."""
-    async with aclosing(batches):
-        async for rows in batches:
-            for turn in turns([len(row[text_column] or "") for row in rows]):
-                yield rows[turn.start : turn.stop]
 
 
 def _bounds(from_seq: int | None, to_seq: int | None) -> tuple[int, int]:

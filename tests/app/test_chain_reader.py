@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import asyncpg
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
-from app.store.chain_reader import consistent_reader
+import asyncpg
+import pytest
+
+from app.store import bundles
+from app.store.chain_reader import PostgresChainReader, consistent_reader
+from app.store.fetches import FETCH_BYTES
 from app.turns import BYTES_PER_TURN
 from app.write.requests import Draft
 from ledger.events import JOB_EVENTS
@@ -24,3 +31,42 @@ async def test_long_rows_are_handed_on_few_at_a_time(
         for rows in (reader.entries(None, None), reader.entries_by_job(), reader.jobs()):
             assert [len(turn) async for turn in rows] == [2, 2, 2, 2]
     assert len(await chains.sound("acme")) == 8
+
+
+LONG_ROWS, SHORT_ROWS = 100, 600
+LONG_CHARACTERS = 1 << 20
+_INSERT_ENTRIES = """
+INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id, action,
+       link_version, prev_chain_link, chain_link, payload_digest, payload)
+SELECT 'acme', n, n || ':0:x', n, 0, 'x', to_char(n, 'FM0000'), 'ENQUEUE', 2, n || 'p', 'l', 'd',
+       to_json(repeat('x', CASE WHEN n <= $1 THEN $3::int ELSE 10 END))
+  FROM generate_series(1, $1::int + $2::int) AS n
+"""
+
+Rows = AsyncIterator[Sequence[Sequence[Any]]]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda reader, _: reader.entries(None, None),
+        lambda reader, _: reader.entries_by_job(),
+        lambda _, connection: bundles.entries(connection, "acme", 1, LONG_ROWS + SHORT_ROWS),
+    ],
+    ids=["by seq", "by job", "exported"],
+)
+async def test_what_is_held_of_long_rows_is_bounded_in_bytes_and_short_ones_come_by_the_hundred_again(
+    superuser: asyncpg.Connection[asyncpg.Record],
+    read: Callable[[PostgresChainReader, asyncpg.Connection[asyncpg.Record]], Rows],
+) -> None:
+    await superuser.execute(_INSERT_ENTRIES, LONG_ROWS, SHORT_ROWS, LONG_CHARACTERS)
+    async with consistent_reader(superuser, "acme") as reader:
+        tracemalloc.start()
+        try:
+            turns = [len(turn) async for turn in read(reader, superuser)]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert sum(turns) == LONG_ROWS + SHORT_ROWS
+    assert max(turns) == 250
+    assert peak < 3 * FETCH_BYTES < LONG_ROWS * LONG_CHARACTERS
