@@ -5,12 +5,13 @@ A checkpoint is remembered only when a key that the user trusts signed it, and w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from ledger.comparison import rollback, with_checkpoint
-from ledger.errors import SignatureError
+from ledger.errors import LedgerError, SignatureError
 from ledger.tree_check import TreeHead
 from signing.checkpoint import Checkpoint, open_checkpoint, parse, signed_by, signer_of
 from signing.keys import Keyring
@@ -92,7 +93,7 @@ class Look(NamedTuple):
         return self.now if self.now is not None and _is_whole(verdict) else None
 
     def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """The look in plain values, and in words."""
+        """The look in plain values, and in words, which say what is new only once ``remember_told`` has stored it."""
         kept, is_compared = self.verified(verdict), MEMORY in (verdict["compared_with"] or "").split(", ")
         newest = max((each for each in (*self.before, kept) if each is not None), key=_size, default=None)
         origin = newest.checkpoint.origin if newest is not None else None
@@ -103,10 +104,11 @@ class Look(NamedTuple):
             "first_look": not self.before,
             "compared": [seen.to_json() for seen in self.before] if is_compared else [],
             "remembered": {**newest.to_json(), "checkpoint": newest.note} if newest is not None else None,
-            "says": "; ".join(self._sentences(is_compared, newest, kept)),
+            "is_new": kept is not None and newest is kept,
+            "says": "; ".join(self._sentences(is_compared, kept)),
         }
 
-    def _sentences(self, is_compared: bool, newest: Seen | None, kept: Seen | None) -> list[str]:
+    def _sentences(self, is_compared: bool, kept: Seen | None) -> list[str]:
         said = []
         for seen in self.before:
             what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
@@ -115,25 +117,53 @@ class Look(NamedTuple):
             said.append(self.why_not)
         if not self.before:
             said.append("this is the first look at this log: there was nothing to compare with")
-        if kept is not None and newest is kept:
-            said.append(f"{kept.checkpoint.size} entries are remembered now")
-        elif kept is None:
-            said.append("nothing new is remembered: " + (_NOT_WHOLE if self.now else _NO_CHECKPOINT))
+        if kept is None:
+            said.append(_NOTHING_NEW + (_NOT_WHOLE if self.now else _NO_CHECKPOINT))
         return said
 
 
-def remember_told(memory: Memory, looks: Iterable[Mapping[str, Any] | None]) -> None:
-    """Remember what these looks, as ``Look.told`` gave them, were told to.
+def remember_told(memory: Memory, looks: Iterable[dict[str, Any] | None]) -> None:
+    """Remember what these looks, as ``Look.told`` gave them, were told to; then they say so.
 
     Raises:
-        ConfigurationError, SignatureError: as ``Memory.remember``.
+        ConfigurationError, SignatureError: as ``Memory.remember``. What is new is not remembered, and said not to be.
     """
-    kept = [(look["root_key"], look["remembered"]) for look in looks if look is not None]
-    memory.remember(
-        Seen(root_key, parse(parse_note(seen["checkpoint"]).text), seen["checkpoint"], seen["seen_at"])
-        for root_key, seen in kept
-        if seen is not None
-    )
+    told = [look for look in looks if look is not None]
+    kept = [(look["root_key"], look["remembered"]) for look in told]
+    new = [look for look in told if look["is_new"]]
+    try:
+        memory.remember(
+            Seen(root_key, parse(parse_note(seen["checkpoint"]).text), seen["checkpoint"], seen["seen_at"])
+            for root_key, seen in kept
+            if seen is not None
+        )
+    except LedgerError:
+        for look in new:
+            look["remembered"], look["is_new"] = None, False
+            look["says"] += f"; {_NOTHING_NEW}it could not be stored"
+        raise
+    for look in new:
+        size = look["remembered"]["size"]
+        look["says"] += f"; {size} {'entry is' if size == 1 else 'entries are'} remembered now"
+
+
+@contextmanager
+def remembering(memory: Memory | None, looks: Iterable[dict[str, Any] | None]) -> Iterator[None]:
+    """Remember what these looks were told to, so that what is printed of them within is true; without ``memory``
+    nothing. What keeps it from being stored keeps no verdict from being printed: it is raised at the end.
+
+    Raises:
+        ConfigurationError, SignatureError: as ``remember_told``.
+    """
+    failed: LedgerError | None = None
+    if memory is not None:
+        try:
+            remember_told(memory, looks)
+        except LedgerError as error:
+            failed = error
+    yield
+    if failed is not None:
+        raise failed
 
 
 def compared(verdict: dict[str, Any], kept: Checkpoint, own: Checkpoint, source: str) -> dict[str, Any]:
@@ -148,6 +178,7 @@ def compared(verdict: dict[str, Any], kept: Checkpoint, own: Checkpoint, source:
     return with_checkpoint(verdict, "ok" if found is None else "broken", source, found)
 
 
+_NOTHING_NEW: Final = "nothing new is remembered: "
 _NOT_WHOLE: Final = "not everything from the first entry on was verified and holds"
 _NO_CHECKPOINT: Final = "it has no checkpoint that a trusted key signed"
 

@@ -29,7 +29,7 @@ from ledger.verification import Anchor, TreeHead
 from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
-from signing.looks import Look, remember_told
+from signing.looks import Look, remembering
 from signing.memory import MEMORY, memory_of
 
 FILE = "file"
@@ -100,14 +100,13 @@ def verify(
         memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )
     verdict = _verify_by_rows(dsn, request) if dsn is not None else verify_by_service(url, request)
-    if as_json:
-        print_json(verdict)
-    else:
-        _print(verdict)
-    if acknowledge is not None:
-        _acknowledge(url, tenant, acknowledge)
-    if request.memory is not None:
-        remember_told(request.memory, [verdict.get("memory")])
+    with remembering(request.memory, [verdict.get("memory")]):
+        if as_json:
+            print_json(verdict)
+        else:
+            _print(verdict)
+        if acknowledge is not None:
+            _acknowledge(url, tenant, acknowledge)
     code = exit_code_of_verdict(verdict)
     if code is ExitCode.INCOMPLETE:
         print_why_incomplete([verdict], is_any_key=dsn is None or keyring is not None)

@@ -25,7 +25,7 @@ from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBun
 from pipeline.cli.running import running
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
-from signing.looks import remember_told
+from signing.looks import remembering
 from signing.memory import Memory, memory_of
 
 if TYPE_CHECKING:
@@ -92,14 +92,13 @@ def verify(
         told, codes = _verify_bundles([*map(Path, where.names)], request)
     else:
         told, codes = _verify_place(where.option, where.names[0], request)
-    if as_json:
-        print_json(told)
-    else:
-        _print(told)
-    if gravest(codes) is ExitCode.INCOMPLETE:
-        print_why_incomplete(told["tenants"], is_any_key=request.keyring is not None)
-    if request.memory is not None:
-        remember_told(request.memory, (verdict.get("memory") for verdict in told["tenants"]))
+    with remembering(request.memory, [verdict.get("memory") for verdict in told["tenants"]]):
+        if as_json:
+            print_json(told)
+        else:
+            _print(told)
+        if gravest(codes) is ExitCode.INCOMPLETE:
+            print_why_incomplete(told["tenants"], is_any_key=request.keyring is not None)
     raise CommandExit(gravest(codes))
 
 

@@ -329,6 +329,31 @@ def test_a_kept_checkpoint_is_extended_by_a_chain_that_grew(service: Service, tm
     assert [item["verdicts"]["checkpoint"] for item in (by_service, by_rows, unvouched)] == ["ok", "ok", "not_checked"]
 
 
+def test_what_could_not_be_stored_is_not_said_to_be_remembered(service: Service, tmp_path: Path) -> None:
+    httpx.post(f"{service.url}/v1/jobs", json={"tenant_id": "lone"}).raise_for_status()
+    service.report("snapshot", "-t", "lone")
+    saved_checkpoint(service, "lone", 1, tmp_path / "checkpoint")
+    verify = ("verify", "-t", "lone", "--state", str(tmp_path / "state"), "--url", service.url)
+
+    full = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0 && exec "$@"', "bash", sys.executable, "-m", "app.cli", *verify],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    stored = service.tally(*verify)
+
+    assert full.returncode == 1
+    assert "tenant lone: valid" in full.stdout
+    assert "cannot be written to" in full.stderr
+    assert "remembered now" not in full.stdout
+    assert "nothing new is remembered: it could not be stored" in full.stdout.replace("\n", " ")
+    assert stored.returncode == 0, stored.stderr
+    assert "first look at this log" in stored.stdout, "the full disk left nothing"
+    assert "1 entry is remembered now" in stored.stdout.replace("\n", " ")
+
+
 def test_a_state_file_that_is_damaged_ends_the_command_and_is_not_forgotten(service: Service, tmp_path: Path) -> None:
     (tmp_path / "checkpoints.json").write_text("{}")
     (tmp_path / "checkpoints.json").chmod(0o600)
