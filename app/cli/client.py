@@ -16,6 +16,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -193,6 +194,12 @@ class LedgerClient:
         content = orjson.dumps(body)
         reply = self._send("POST", path, content=content, key=key, session=session, repeatable=repeatable)
         return self._value(reply, shape)
+
+    def post_once(self, path: str, body: Mapping[str, Any], shape: Any, *, repeatable: bool) -> tuple[Any, bool]:
+        """The JSON that ``POST path`` answers, and whether something was made (201), as it was not there already; as
+        ``post``."""
+        reply = self._send("POST", path, content=orjson.dumps(body), repeatable=repeatable)
+        return self._value(reply, shape), reply.status == HTTPStatus.CREATED
 
     def put(self, path: str, body: Mapping[str, Any], shape: Any = dict) -> Any:
         """The JSON that ``PUT path`` answers; as ``get``. Repeated on failure: saying it twice is saying it once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +19,8 @@ from ledger.exit_code import ExitCode
 
 PAGE_TENANTS = 1000
 """Tenants asked for at once."""
+TENANTS_NAMED = 10
+"""Most tenants that one line names."""
 
 
 def snapshot(
@@ -53,18 +55,27 @@ def snapshot(
 
 def _sign_all(client: LedgerClient, as_json: bool) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     made: list[dict[str, Any]] = []
-    problems: list[dict[str, str]] = []
+    refused: dict[str, list[str]] = {}
+    is_patient = True
     # The ledger's own chain last: what the others cause in it is signed too.
     for tenant in sorted(_tenants(client), key=lambda name: (name == SYSTEM_TENANT, name)):
         try:
-            made.append(_sign(client, tenant))
+            made.append(_sign(client, tenant, is_patient=is_patient))
         except RequestRefusedError as error:
-            err.print(f"tenant {tenant}: {error}", style="bold red", markup=False)
-            problems.append({"tenant_id": tenant, "problem": str(error)})
+            # The node that did not sign in all that time is asked for each of the others, and no longer waited for.
+            is_patient = is_patient and error.kind != "signing-unavailable"
+            refused.setdefault(str(error), []).append(tenant)
         else:
             if not as_json:
                 _told(made[-1], as_json)
-    return made, problems
+    for problem, tenants in refused.items():
+        err.print(f"{_named(tenants)}: {problem}", style="bold red", markup=False)
+    return made, [{"tenant_id": each, "problem": problem} for problem, tenants in refused.items() for each in tenants]
+
+
+def _named(tenants: Sequence[str]) -> str:
+    named, more = ", ".join(tenants[:TENANTS_NAMED]), len(tenants) - TENANTS_NAMED
+    return f"{'tenant' if len(tenants) == 1 else 'tenants'} {named}" + (f" and {more:,} more" if more > 0 else "")
 
 
 def _tenants(client: LedgerClient) -> Iterator[str]:
@@ -77,9 +88,9 @@ def _tenants(client: LedgerClient) -> Iterator[str]:
             return
 
 
-def _sign(client: LedgerClient, tenant: str) -> dict[str, Any]:
-    answer: dict[str, Any] = client.post("/v1/snapshots", {"tenant_id": tenant}, Snapshot, repeatable=True)
-    return answer
+def _sign(client: LedgerClient, tenant: str, *, is_patient: bool = True) -> dict[str, Any]:
+    answer, is_new = client.post_once("/v1/snapshots", {"tenant_id": tenant}, Snapshot, repeatable=is_patient)
+    return {**answer, "is_new": is_new}
 
 
 def _told(answer: dict[str, Any], as_json: bool) -> None:
@@ -87,5 +98,9 @@ def _told(answer: dict[str, Any], as_json: bool) -> None:
         print_json(answer)
         return
     signed = f"seq {answer['from_seq']} to {answer['to_seq']}, {counted(answer['entry_count'], 'entry', 'entries')}"
-    out.print(f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}", markup=False)
+    if answer["is_new"]:
+        out.print(f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}", markup=False)
+    else:
+        newest = f"newest is snapshot {answer['id']}, which signs {signed}"
+        out.print(f"tenant {answer['tenant_id']}: nothing new to sign; {newest}", markup=False)
     out.print(f"Merkle root {answer['merkle_root']}, HLC {answer['snapshot_hlc']}", markup=False)

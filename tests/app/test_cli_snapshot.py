@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from app.cli import main, snapshot
+from app.cli.client import LedgerClient
 from app.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 from tests.conftest import execute
@@ -61,7 +65,49 @@ def test_every_chain_is_signed_to_its_head(
 def test_one_chain_of_the_ledger_itself_can_be_signed(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "of tenant _system signs seq 1 to" in tally(monkeypatch, capsys, url, "--tenant", "_system")
+    assert "snapshot" in tally(monkeypatch, capsys, url, "--tenant", "_system")
+    signed, head = signed_to(url, "_system")
+    assert signed == head > 0
+
+
+def test_where_there_is_nothing_new_the_newest_snapshot_is_told_as_such(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    httpx.post(f"{url}/v1/jobs", json={"tenant_id": "beta"}).raise_for_status()
+    first = tally(monkeypatch, capsys, url, "-t", "beta")
+    again = tally(monkeypatch, capsys, url, "-t", "beta")
+    answered = json.loads(tally(monkeypatch, capsys, url, "-t", "beta", "--json"))
+
+    assert re.search(r"^snapshot \d+ of tenant beta signs seq \d+ to \d+, \d+ entr(y|ies)$", first, re.MULTILINE)
+    newest = r"^tenant beta: nothing new to sign; newest is snapshot \d+, which signs seq \d+ to \d+, \d+ entr(y|ies)$"
+    assert re.search(newest, again, re.MULTILINE)
+    assert (answered["is_new"], answered["to_seq"]) == (False, signed_to(url, "beta")[1])
+
+
+def test_a_node_that_signs_nothing_says_so_once_for_all_tenants_and_is_waited_for_once(
+    postgres: EmbeddedPostgres,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serving(postgres, tmp_path, "snapshot_none", chain={"sign_snapshots": False}) as url:
+        for tenant in TENANTS:
+            httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}).raise_for_status()
+        patience_s = 2.0
+        monkeypatch.setattr(snapshot, "LedgerClient", partial(LedgerClient, patience_s=patience_s))
+        monkeypatch.setattr(sys, "argv", ["tally", "snapshot", "--url", url, "--all"])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        metrics = httpx.get(f"{url}/metrics").text
+    asked = [line for line in metrics.splitlines() if "http_requests_total" in line and "snapshots" in line]
+
+    assert ended.value.code == 1
+    assert told.err.count("chain.sign_snapshots is off") == 1
+    assert told.err.startswith("tenants acme, beta, gamma, _system: signing-unavailable (503)")
+    assert sum(float(line.rpartition(" ")[2]) for line in asked) <= (patience_s + 1) + len(TENANTS), asked
+    assert asked
 
 
 def test_a_tenant_and_all_are_not_asked_for_at_once(
