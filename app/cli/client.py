@@ -36,8 +36,8 @@ QUOTED_CHARACTERS = 60
 """How much of a foreign answer is shown."""
 DOWNLOAD_PAUSE_MAX_S = 600.0
 """Longest wait for the next piece of a download; before the first, a long chain may have to be signed."""
-PATIENCE_S = 60.0
-"""How long a request is repeated by default before the command gives up."""
+PATIENCE_S = 5.0
+"""How long a request is repeated by default before the command gives up: somebody looks at the screen."""
 UPLOAD_ANSWER_MAX_S = 4 * 3600.0
 """Longest wait for the answer once files were sent: they are verified and merged first."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
