@@ -280,7 +280,7 @@ class Service:
         self.appender.wake()
         for task in (self.appender.run(), self._persist_control()):
             self.spawn(task)
-        for derived in (self.notary.run, self._clean_up):
+        for derived in (self.notary.run, self._clean_up, self.key_changes.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(self._record_start())
 

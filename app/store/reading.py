@@ -25,6 +25,8 @@ _LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.LockNotAvailableError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     OSError,

@@ -254,10 +254,11 @@ class KeyChanges:
         await self._follow_up(self._keys.node_keys)
         self._recorded.set()
         await self._until_stored(self._mend_rows)
-        await self._follow_admission()
 
-    async def _follow_admission(self) -> None:
-        """Let the node sign as long as its keys count, and ask for their admission while they do not; for ever."""
+    async def follow_admission(self) -> None:
+        """Let the node sign as long as its keys count, and ask for their admission while they do not; for ever, once
+        the start is recorded."""
+        await self._recorded.wait()
         while True:
             try:
                 history = await self._statements.history()

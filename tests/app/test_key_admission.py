@@ -432,3 +432,23 @@ async def chains_admit(chains: Chains, key_id: str) -> bool:
     return ("KEY_ADMITTED", f"key:{key_id}") in [
         (entry["action"], entry["job_id"]) for entry in await chains.entries("_system")
     ]
+
+
+async def test_a_database_that_refuses_to_tell_of_keys_ends_no_node(
+    run_node: RunNode, superuser: asyncpg.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with run_node() as service:
+        await write(service, "acme", 1)
+        said: list[str] = []
+
+        def delayed() -> bool:
+            said.append(capsys.readouterr().out)
+            lines = "".join(said).splitlines()
+            return any("permission denied" in line and "KeyChanges.follow_admission" in line for line in lines)
+
+        await until(service.key_changes._recorded.is_set, "the start is recorded")
+        await superuser.execute("REVOKE SELECT ON scheduler.scheduler_log FROM tallystick_service")
+        await until(delayed, "what looks after keys says why it waits")
+        assert service.node.failure is None
+        await superuser.execute("GRANT SELECT ON scheduler.scheduler_log TO tallystick_service")
+        await write(service, "acme", 1)
