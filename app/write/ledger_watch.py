@@ -148,7 +148,8 @@ class LedgerWatch:
             DatabaseWentBackError: one is not the one that was signed.
             DatabaseUnavailableError: Postgres does not answer.
         """
-        unseen = {tenant_id for tenant_id, watched in self._watched.items() if watched.anchor is not None}
+        # One without a checkpoint too: what this node keeps itself may be kept a moment after its chain was looked at.
+        unseen = set(self._watched)
         after: str | None = ""
         while after is not None:
             async with paced(SHARE):

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from app.config import Settings
+from app.main import running
 from app.restore import restore_from_wal
 from app.service import Service
 from app.store.tampering import cut_tail
@@ -22,6 +23,7 @@ from tests.app.chains import until
 from tests.app.conftest import BackUp, MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
 from tests.app.starting import assert_refused, kept_size, write
+from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger
 
 ENTRIES = 6
@@ -37,6 +39,14 @@ def both(make_settings: MakeSettings) -> tuple[Settings, Settings]:
 async def followed(other: Settings, size: int = ENTRIES) -> None:
     """Wait until the node that does not write keeps a checkpoint of that size."""
     await until(lambda: kept_size(other) >= size, "the other node keeps the writer's checkpoint")
+
+
+async def remove_acme(superuser: asyncpg.Connection) -> None:
+    """Remove every row of the tenant, as if it had never been."""
+    async with superuser.transaction():
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile", "batch_snapshot", "jobs"):
+            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
 
 
 async def assert_stopped(*services: Service, match: str) -> None:
@@ -101,11 +111,24 @@ async def test_a_tenant_that_vanished_stops_every_node(
     async with run_node(writer) as first, run_node(other) as second:
         await write(first, *range(ENTRIES))
         await followed(other)
-        async with superuser.transaction():
-            await superuser.execute("SET LOCAL session_replication_role = replica")
-            for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile", "batch_snapshot", "jobs"):
-                await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
+        await remove_acme(superuser)
         await assert_stopped(first, second, match="tenant acme ends at seq 0")
+
+
+async def test_a_tenant_that_vanished_is_missed_though_its_checkpoint_was_kept_after_the_last_change(
+    database: Database, both: tuple[Settings, Settings], superuser: asyncpg.Connection
+) -> None:
+    writer, _ = both
+    async with running(writer, database.service_url) as (service, parts):
+        await write(service, *range(ENTRIES))
+        await followed(writer)
+        watched = parts.ledger_watch._watched
+        await until(lambda: "acme" in watched and watched["acme"].kept_size == ENTRIES, "the checkpoint is taken up")
+        await until(lambda: watched["acme"].link, "the chain is compared with it")
+        # As where a round comes between the commit of a checkpoint and its file.
+        watched["acme"].anchor = watched["acme"].link = None
+        await remove_acme(superuser)
+        await assert_stopped(service, match="tenant acme ends at seq 0")
 
 
 async def test_a_damaged_tree_is_no_rollback_and_is_made_again(
