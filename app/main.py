@@ -403,6 +403,12 @@ def _connection_bounds(settings: Settings) -> ConnectionBounds:
     return ConnectionBounds(allowed, *(timeout.total_seconds() for timeout in timeouts))
 
 
+def protocol_for(settings: Settings) -> Callable[..., ProblemProtocol]:
+    """What makes the protocol of each connection."""
+    names = ServedNames(settings.http.host, settings.http.hosts)
+    return partial(ProblemProtocol, bounds=_connection_bounds(settings), names=names)
+
+
 @contextlib.asynccontextmanager
 async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     """The HTTP server over ``parts``: its base URL and its task; leaving ends it once open requests are answered."""
@@ -422,11 +428,7 @@ async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]
     server = Server(
         uvicorn.Config(
             create_app(parts),
-            http=partial(  # type: ignore[arg-type]
-                ProblemProtocol,
-                bounds=_connection_bounds(settings),
-                names=ServedNames(settings.http.host, settings.http.hosts),
-            ),
+            http=protocol_for(settings),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             lifespan="off",

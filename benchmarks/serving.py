@@ -7,12 +7,14 @@ import gc
 import signal
 import socket
 import sys
+from types import SimpleNamespace
 
 import uvicorn
 from fastapi import FastAPI
 
-from app.http.protocol import ProblemProtocol
-from app.main import GC_ALLOCATIONS, LISTEN_BACKLOG, Server
+from app.access.rights import everyone_may
+from app.config import Settings
+from app.main import GC_ALLOCATIONS, LISTEN_BACKLOG, Server, protocol_for
 from app.metrics import Metrics
 
 
@@ -21,7 +23,10 @@ async def serve(app: FastAPI) -> None:
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
     listener = socket.create_server(("127.0.0.1", 0), backlog=LISTEN_BACKLOG)
-    server = Server(uvicorn.Config(app, http=ProblemProtocol, log_config=None, access_log=False, lifespan="off"))
+    protocol = protocol_for(Settings())
+    server = Server(
+        uvicorn.Config(app, http=protocol, log_config=None, access_log=False, lifespan="off")  # type: ignore[arg-type]
+    )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: setattr(server, "should_exit", True))
     print(f"answers at http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
@@ -34,5 +39,7 @@ def application() -> FastAPI:
     from app.slots import Room
 
     app = FastAPI(redirect_slashes=False)
+    # All of the service's parts that its routes ask for: the right of every request.
+    app.state.parts = SimpleNamespace(authorize=everyone_may)
     app.add_middleware(Observed, metrics=Metrics(), bodies=Room(0, "bodies"))
     return app
