@@ -212,11 +212,7 @@ async def replace_system(superuser: asyncpg.Connection, root: FileSigner) -> Non
     ledger.relink()
     ledger.store_head()
     ledger.store_tree()
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile"):
-            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = '_system'")
-        await chain_builder.insert(superuser, ledger)
+    await chain_builder.replace(superuser, ledger)
 
 
 async def test_a_chain_of_keys_that_is_replaced_under_a_running_node_stops_it_and_no_start_believes_it(

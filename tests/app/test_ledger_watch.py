@@ -84,11 +84,7 @@ async def replace(superuser: asyncpg.Connection, from_seq: int) -> None:
     ledger.relink(from_seq)
     ledger.store_head()
     ledger.store_tree()
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile"):
-            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
-        await chain_builder.insert(superuser, ledger)
+    await chain_builder.replace(superuser, ledger)
 
 
 async def test_a_replaced_chain_of_the_same_length_stops_every_node(

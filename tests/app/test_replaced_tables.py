@@ -1,5 +1,5 @@
 """A superuser puts something else in the place of tables, or locks them: nothing is acknowledged that is not stored,
-what was is chained once they are back, and /readyz says what stands in the way."""
+what was is chained once they are back, and /readyz says why they are not."""
 
 from __future__ import annotations
 
