@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import selectors
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,31 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+class ClockSelector(selectors.DefaultSelector):
+    """Waits by setting the clock forward."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(0)
+        if not events and timeout:
+            self._clock.now_s += timeout
+        return events
+
+
+class ClockLoop(asyncio.SelectorEventLoop):
+    """An event loop in the time of a clock: what it runs takes as long as it says, whatever else the machine does."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(ClockSelector(clock))
+        self._clock = clock
+
+    def time(self) -> float:
+        return self._clock()
 
 
 @given(steps=st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 3)), max_size=40))
@@ -62,20 +88,19 @@ def test_what_is_owed_is_waited_for_and_never_longer_than_the_bound() -> None:
     assert share.spent() == 0
 
 
-async def test_under_a_storm_jobs_have_more_than_half_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_storm_jobs_have_more_than_half_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
     monkeypatch.setattr(stats_intake, "ANSWERING_S", 2 * WORK_S)
     monkeypatch.setattr(stats_intake, "ANSWERING_BURST_S", WORK_S)
     monkeypatch.setattr(stats_intake, "CHECKING_BURST_S", WORK_S)
+    monkeypatch.setattr(stats_intake, "LoopShare", partial(LoopShare, clock=clock))
     intake = StatsIntake(1 << 20)
     used_s = {"jobs": 0.0, "stats": 0.0}
     done = asyncio.Event()
 
     def work(of: str) -> None:
-        began_s = time.perf_counter()
-        while time.perf_counter() < began_s + WORK_S:
-            pass
-        if not done.is_set():
-            used_s[of] += time.perf_counter() - began_s
+        clock.now_s += WORK_S
+        used_s[of] += 0 if done.is_set() else WORK_S
 
     async def send() -> None:
         while not done.is_set():
@@ -93,5 +118,9 @@ async def test_under_a_storm_jobs_have_more_than_half_of_the_loop(monkeypatch: p
             await asyncio.sleep(0)
         done.set()
 
-    await asyncio.gather(submit(), *(send() for _ in range(SENDERS)))
-    assert used_s["stats"] <= used_s["jobs"]
+    async def storm() -> None:
+        await asyncio.gather(submit(), *(send() for _ in range(SENDERS)))
+
+    with asyncio.Runner(loop_factory=lambda: ClockLoop(clock)) as runner:
+        runner.run(storm())
+    assert 0.1 * used_s["jobs"] < used_s["stats"] <= used_s["jobs"]
