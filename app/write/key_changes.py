@@ -110,7 +110,8 @@ class KeyChanges:
         self._wait_s = settings.write.timeout.total_seconds()
         self._changing = False
         self._offline_root = offline_root(settings)
-        self._recorded = asyncio.Event()
+        self.recorded = asyncio.Event()
+        """Set once the chain names the keys that the node started with."""
         """Set once the chain names the keys that the node started with."""
 
     async def published(self) -> PublishedKeys:
@@ -143,7 +144,7 @@ class KeyChanges:
         """
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._recorded.wait()
+                await self.recorded.wait()
         except TimeoutError:
             raise NotReadyError("the chain does not name the keys of this node yet; try again") from None
         if self._changing:
@@ -252,13 +253,13 @@ class KeyChanges:
         """
         await self._until_stored(lambda: self._record(self._keys.node_keys))
         await self._follow_up(self._keys.node_keys)
-        self._recorded.set()
+        self.recorded.set()
         await self._until_stored(self._mend_rows)
 
     async def follow_admission(self) -> None:
         """Let the node sign as long as its keys count, and ask for their admission while they do not; for ever, once
         the start is recorded."""
-        await self._recorded.wait()
+        await self.recorded.wait()
         while True:
             try:
                 history = await self._statements.history()
