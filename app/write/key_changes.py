@@ -112,7 +112,6 @@ class KeyChanges:
         self._offline_root = offline_root(settings)
         self.recorded = asyncio.Event()
         """Set once the chain names the keys that the node started with."""
-        """Set once the chain names the keys that the node started with."""
 
     async def published(self) -> PublishedKeys:
         """Every key that counts, or counted, in this ledger, oldest first, and those that nobody has admitted.
