@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
 @asynccontextmanager
-async def paced(share: float, *, rest_min_s: float = 0.0) -> AsyncIterator[None]:
+async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[None]:
     """Do what is inside, then rest so long that it took no more than ``share`` of the time (0 to 1), the time that it
-    waited for others included; at least ``rest_min_s`` seconds."""
+    waited for others included; but no longer than ``rest_max_s`` seconds."""
     assert 0 < share <= 1
-    began_s = time.monotonic()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     yield
-    took_s = time.monotonic() - began_s
-    await asyncio.sleep(max(rest_min_s, took_s * (1 - share) / share))
+    took_s = loop.time() - began_s
+    await asyncio.sleep(min(rest_max_s, took_s * (1 - share) / share))

@@ -14,7 +14,8 @@ them, and nobody signs them.
 A chain that goes on for UNFOLLOWED_AFTER_S while no newer checkpoint of it can be kept is told in the log and by
 ``/readyz``: what lies above the one that is kept, this node could not miss.
 
-Cost: SHARE of one core at the most, so a round over very many tenants takes longer, never more of the machine.
+Cost: SHARE of one core at the most, so a round over very many tenants takes longer, never more of the machine. A page
+that takes a second or more waits for the database; the rest after it is bounded, lest the node be blind for long.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.05
 """Most of the time that the watch takes, waiting for the database included."""
+REST_MAX_S = 5.0
+"""Longest rest after a page, however long it took."""
 ROUND_INTERVAL_S = 1.0
 """Rest between two rounds: a ledger of one page is looked at once a second."""
 PAGE_TENANTS = 500
@@ -152,7 +155,7 @@ class LedgerWatch:
         unseen = set(self._watched)
         after: str | None = ""
         while after is not None:
-            async with paced(SHARE):
+            async with paced(SHARE, rest_max_s=REST_MAX_S):
                 async with reading(self._pool, snapshot=True) as connection:
                     page = await store.read_page(connection, after, PAGE_TENANTS)
                     after = page[-1].tenant_id if len(page) == PAGE_TENANTS else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from functools import partial
 
 import pytest
@@ -13,45 +12,11 @@ from hypothesis import strategies as st
 from app.stats import intake as stats_intake
 from app.stats.intake import StatsIntake
 from app.stats.share import OWED_S_MAX, LoopShare
+from tests.app.clock_loop import Clock, ClockLoop
 
 SENDERS = 32
 WORK_S = 0.002
 JOBS = 200
-
-
-class Clock:
-    """Time that goes by when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class ClockSelector(selectors.DefaultSelector):
-    """Waits by setting the clock forward."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        events = super().select(0)
-        if not events and timeout:
-            self._clock.now_s += timeout
-        return events
-
-
-class ClockLoop(asyncio.SelectorEventLoop):
-    """An event loop in the time of a clock: what it runs takes as long as it says, whatever else the machine does."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(ClockSelector(clock))
-        self._clock = clock
-
-    def time(self) -> float:
-        return self._clock()
 
 
 @given(steps=st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 3)), max_size=40))
