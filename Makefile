@@ -19,6 +19,9 @@ CLASSES := $(VENV)/.made-classes
 .DEFAULT_GOAL := run
 .PHONY: run pipeline test lint bench torture lock debian-tools
 
+# Hundreds of processes that tests start read what the first of them has compiled, also where the environment forbids it.
+export PYTHONDONTWRITEBYTECODE :=
+
 # exec: the service takes the place of the shell, so SIGTERM and SIGINT reach it and nothing stands between.
 run: $(RUNTIME)
 	@exec $(BIN)/tally dev
