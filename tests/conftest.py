@@ -89,6 +89,8 @@ def postgres() -> Iterator[EmbeddedPostgres]:
         migrate(server.owner_url())
         for name, value in SETTINGS.items():
             asyncio.run(execute(server.superuser_url("postgres"), f"ALTER SYSTEM SET {name} = '{value}'"))
+        # Where a test changes the schema below a running service, PostgreSQL ends the service's part of a deadlock.
+        asyncio.run(execute(server.superuser_url("postgres"), "ALTER ROLE postgres SET deadlock_timeout = '1h'"))
         asyncio.run(execute(server.superuser_url("postgres"), "SELECT pg_reload_conf()"))
         yield server
     finally:
