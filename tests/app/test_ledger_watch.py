@@ -127,6 +127,24 @@ async def test_a_tenant_that_vanished_is_missed_though_its_checkpoint_was_kept_a
         await assert_stopped(service, match="tenant acme ends at seq 0")
 
 
+async def test_however_long_a_page_took_the_next_is_looked_at_soon(
+    database: Database,
+    both: tuple[Settings, Settings],
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As where the database took a thousand times as long: by its share alone the watch would rest for many minutes.
+    monkeypatch.setattr("app.write.ledger_watch.SHARE", 1e-6)
+    monkeypatch.setattr("app.write.ledger_watch.REST_MAX_S", 0.1)
+    writer, _ = both
+    async with running(writer, database.service_url) as (service, parts):
+        await write(service, *range(ENTRIES))
+        watched = parts.ledger_watch._watched
+        await until(lambda: "acme" in watched and watched["acme"].kept_size == ENTRIES, "the checkpoint is taken up")
+        await remove_acme(superuser)
+        await assert_stopped(service, match="tenant acme ends at seq 0")
+
+
 async def test_a_damaged_tree_is_no_rollback_and_is_made_again(
     run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
 ) -> None:
