@@ -27,6 +27,8 @@ Value = TypeVar("Value")
 END_TIMEOUT_S: Final = 120.0
 """How long Java may take to end when all is done: it may be told to write an archive of classes."""
 INTERRUPTED_END_TIMEOUT_S: Final = 3.0
+CALLER: Final = "pipeline-java"
+"""The name of the threads that call Java for others."""
 """How long when a signal ended the command."""
 LOOK_INTERVAL_S: Final = 0.05
 LOG_BYTES_MAX: Final = 1 << 20
@@ -74,7 +76,7 @@ def begun(work: Callable[[], Value]) -> Future[Value]:
         else:
             future.set_result(value)
 
-    threading.Thread(target=run, name="pipeline-java", daemon=True).start()
+    threading.Thread(target=run, name=CALLER, daemon=True).start()
     return future
 
 
@@ -182,12 +184,15 @@ def _end(gateway: JavaGateway, timeout_s: float) -> None:
     finally:
         process.kill()
         process.wait()
+        for thread in threading.enumerate():
+            if thread.name == CALLER:  # Nobody waits for it any more; what it says of its end belongs into the log.
+                thread.join(INTERRUPTED_END_TIMEOUT_S)
 
 
 @contextmanager
 def _py4j_told_to(log_file: Path) -> Iterator[None]:
-    """What py4j says of calls that fail, which are told as errors too, goes to the log."""
-    logger, handler = logging.getLogger("py4j"), logging.FileHandler(log_file)
+    """What py4j says of calls that fail, which are told as errors too, goes to the log; some of it is the root's."""
+    logger, handler = logging.getLogger(), logging.FileHandler(log_file)
     logger.addHandler(handler)
     try:
         yield

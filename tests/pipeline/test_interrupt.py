@@ -101,3 +101,38 @@ def test_a_cluster_that_never_answers_is_waited_for_until_a_signal_comes(tmp_pat
     assert "All masters are unresponsive" not in log.read_text(), "it has not waited until Spark gave up"
     assert processes_of(tmp_path) == []
     assert [file.name for file in tmp_path.iterdir()] == ["logs"]
+
+
+# A reset instead of an end comes where Java dies with bytes that it has not read.
+ABANDONED = """
+import sys
+from pathlib import Path
+
+from pyspark import SparkContext
+from pipeline.gateway import begun, java
+
+
+class GivenUpError(Exception):
+    pass
+
+
+folder = Path(sys.argv[1])
+try:
+    with java({}, folder / "log"):
+        file = SparkContext._jvm.java.io.File(str(folder / "pipe")).toPath()
+        read = f"c\\nz:java.nio.file.Files\\nreadAllBytes\\nr{file._target_id}\\ne\\n"
+        begun(lambda: SparkContext._gateway._gateway_client.send_command(read + "x" * 100_000))
+        pipe = open(folder / "pipe", "wb")  # Only when Java reads.
+        raise GivenUpError
+except GivenUpError:
+    pass
+"""
+
+
+def test_what_py4j_says_of_a_call_that_java_ended_below_is_in_the_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = subprocess.run(
+        [sys.executable, "-c", ABANDONED, tmp_path], capture_output=True, text=True, timeout=150, check=False
+    )
+    assert (command.returncode, command.stdout, command.stderr) == (0, "", "")
+    assert "Exception while sending command." in (tmp_path / "log").read_text()
