@@ -2,7 +2,7 @@
 
 Start, serve, stop::
 
-    start    app.start brings the node up; parts are made; recovered records go to the appender
+    start    app.start.procedure brings the node up; parts are made; recovered records go to the appender
     serve    uvicorn in this event loop, beside the tasks of the node
     stop     not ready, no more appends; open requests end; the WAL is flushed and the backlog drained as far as
              the budget goes; control file; exit code 0
@@ -27,17 +27,25 @@ import asyncpg
 import structlog
 import uvicorn
 
-from app import clock_watch
+from app.background.slots import Room
 from app.bundle.export import BundleExporter
 from app.bundle.importer import BundleImporter
 from app.bundle.staging import Staging
+from app.chain.appender import STATEMENT_TIMEOUT_S
+from app.chain.cosignatures import CosignatureInbox
+from app.chain.ledger_watch import LedgerWatch
+from app.chain.log_keys import LogKeys
+from app.chain.timestamps import Authority, Timestamper
 from app.config import Settings
 from app.http.application import create_app
 from app.http.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
 from app.http.heads import ServedNames
 from app.http.protocol import ProblemProtocol
-from app.kept_running import kept_running
-from app.log_keys import LogKeys
+from app.intake.privacy_changes import PrivacyChanges
+from app.intake.sealing import Sealing
+from app.node import clock_watch
+from app.node.kept_running import kept_running
+from app.node.session import SessionTokens
 from app.parts import Parts, ReadinessCheck
 from app.privacy.agreement import Unchained
 from app.privacy.keys import SubjectKeys
@@ -54,19 +62,11 @@ from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
 from app.service import Service
-from app.session import SessionTokens
-from app.slots import Room
-from app.start import StartedNode, start_node, went_away
+from app.start.procedure import StartedNode, start_node, went_away
 from app.store.faults import DATABASE_FAULTS
 from app.store.privacy_chain import PrivacyEntry
-from app.write.appender import STATEMENT_TIMEOUT_S
-from app.write.cosignatures import CosignatureInbox
-from app.write.ledger_watch import LedgerWatch
-from app.write.privacy_changes import PrivacyChanges
-from app.write.sealing import Sealing
-from app.write.timestamps import Authority, Timestamper
 from ledger.errors import DatabaseUnavailableError, StartRefusedError
-from ledger.events import ACTIONS, SystemAction
+from ledger.machines.events import ACTIONS, SystemAction
 from signing.keys import Keyring
 from signing.timestamp import load_authorities, require_available
 

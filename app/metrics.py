@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from app.node import Node
+from app.node.state import Node
 
 # A time of creation beside each counter and histogram, which nobody asked for.
 disable_created_metrics()  # type: ignore[no-untyped-call]

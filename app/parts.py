@@ -15,31 +15,31 @@ from ledger.errors import ChainDamagedError, FencedError, NotReadyError
 if TYPE_CHECKING:
     import asyncpg
 
+    from app.background.slots import Room
     from app.bundle.export import BundleExporter
     from app.bundle.importer import BundleImporter
     from app.bundle.staging import Staging
+    from app.chain.cosignatures import CosignatureInbox
+    from app.chain.ledger_watch import LedgerWatch
+    from app.chain.notary import Notary
+    from app.chain.timestamps import Timestamper
     from app.config import Settings
+    from app.intake.privacy_changes import PrivacyChanges
+    from app.intake.sealing import Sealing
+    from app.intake.submit import Submitter
+    from app.intake.system_entries import SystemEntries
+    from app.keys.authority import KeyAuthority
+    from app.keys.changes import KeyChanges
     from app.metrics import Metrics
-    from app.node import Node
+    from app.node.session import SessionTokens
+    from app.node.state import Node
     from app.read.consistency import Consistency
     from app.read.found_breaks import FoundBreaks
     from app.read.full_walk import FullWalk
     from app.read.jobs import JobReader
     from app.read.revealing import Revealing
     from app.read.verification import ChainVerifier
-    from app.session import SessionTokens
-    from app.slots import Room
     from app.stats.intake import StatsIntake
-    from app.write.cosignatures import CosignatureInbox
-    from app.write.key_authority import KeyAuthority
-    from app.write.key_changes import KeyChanges
-    from app.write.ledger_watch import LedgerWatch
-    from app.write.notary import Notary
-    from app.write.privacy_changes import PrivacyChanges
-    from app.write.sealing import Sealing
-    from app.write.submit import Submitter
-    from app.write.system_entries import SystemEntries
-    from app.write.timestamps import Timestamper
     from signing.cosignature import WitnessKey
     from signing.note import VerifierKey
     from signing.public_key import PublicKey

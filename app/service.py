@@ -16,12 +16,27 @@ from typing import Any, TypeVar
 import asyncpg
 import structlog
 
-from app import log_fork
+from app.chain.appender import STATEMENT_TIMEOUT_S, Appender
+from app.chain.notary import Notary
+from app.chain.own_entries import OwnEntries
 from app.config import Settings
-from app.kept_running import kept_running
+from app.intake.answers import Answers
+from app.intake.job_index import JobIndex
+from app.intake.keyed import KeyedRequests
+from app.intake.submit import Submitter
+from app.intake.system_entries import SystemEntries
+from app.keys.authority import KeyAuthority
+from app.keys.changes import KeyChanges
+from app.keys.in_use import KeyInUse
+from app.keys.statements import KeyStatements
 from app.metrics import Metrics
-from app.node import Node, expire
-from app.start import StartedNode
+from app.node import log_fork
+from app.node.kept_running import kept_running
+from app.node.state import Node, expire
+from app.pending.backlog import Backlog
+from app.pending.linking import LinkedBatch
+from app.pending.quarantine import Quarantine
+from app.start.procedure import StartedNode
 from app.stats.files import StatsFiles
 from app.stats.intake import StatsIntake
 from app.stats.writer import StatsWriter
@@ -29,21 +44,6 @@ from app.store import chaining, idempotency
 from app.store.edge import EdgeLookups
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
-from app.write.answers import Answers
-from app.write.appender import STATEMENT_TIMEOUT_S, Appender
-from app.write.backlog import Backlog
-from app.write.job_index import JobIndex
-from app.write.key_authority import KeyAuthority
-from app.write.key_changes import KeyChanges
-from app.write.key_in_use import KeyInUse
-from app.write.key_statements import KeyStatements
-from app.write.keyed import KeyedRequests
-from app.write.linking import LinkedBatch
-from app.write.notary import Notary
-from app.write.own_entries import OwnEntries
-from app.write.quarantine import Quarantine
-from app.write.submit import Submitter
-from app.write.system_entries import SystemEntries
 from ledger.errors import (
     ChainDamagedError,
     DurabilityTimeoutError,
@@ -51,7 +51,7 @@ from ledger.errors import (
     LedgerError,
     WalPoisonedError,
 )
-from ledger.events import SystemAction
+from ledger.machines.events import SystemAction
 from wal import control as wal_control
 from wal import retention as wal_retention
 from wal.control import Control

@@ -20,9 +20,9 @@ import pyarrow as pa
 from benchmarks.events import job_events
 from ledger import canonical, merkle
 from ledger.chain import LINK_VERSION, Linker
-from ledger.events import JOB_EVENTS
+from ledger.machines.events import JOB_EVENTS
 from ledger.merkle import Frontier
-from ledger.snapshot import SnapshotClaim
+from ledger.verification.snapshot import SnapshotClaim
 from pipeline.archive import manifest as manifests
 from pipeline.archive.layout import FILE_ROWS_MAX, FileName, manifest_path, month_of
 from pipeline.archive.manifest import ArchivedFile, Manifest

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 from rich.console import Console
 
-from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import DATABASE, OWNER, find_data
+from app.dev.cluster import DATABASE, OWNER, find_data
+from app.dev.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 from benchmarks.machine import check_disk
 from benchmarks.row import BenchmarkError, expect

@@ -19,7 +19,7 @@ import uvloop
 
 from app.bundle.export import BundleExporter
 from app.bundle.verify import verify_file
-from app.node import Node
+from app.node.state import Node
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, Database, wait_for
 from benchmarks.chains import build_chain

@@ -19,7 +19,7 @@ import uvloop
 from app.bundle.importer import ENTRIES_A_TRANSACTION, BundleImporter
 from app.bundle.staging import StagedFile
 from app.metrics import Metrics
-from app.node import Node
+from app.node.state import Node
 from app.store import chaining
 from benchmarks.apart import apart
 from benchmarks.bench import Bench

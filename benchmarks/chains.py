@@ -12,14 +12,15 @@ import asyncpg
 import orjson
 
 from benchmarks.events import EVENTS_A_JOB, job_events
-from ledger import canonical, jobs, merkle
+from ledger import canonical, merkle
 from ledger.chain import LINK_VERSION, Linker
-from ledger.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.projection_check import JOB_COLUMNS, stored_form
-from ledger.snapshot import SnapshotClaim
-from ledger.tiles import TileTree
+from ledger.machines import jobs
+from ledger.machines.events import JOB_EVENTS
+from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from ledger.verification.projection_check import JOB_COLUMNS, stored_form
+from ledger.verification.snapshot import SnapshotClaim
 from signing.key_file import FileSigner
 from signing.snapshot import sign_snapshot
 

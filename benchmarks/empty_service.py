@@ -13,10 +13,10 @@ from app.http.body import JSON_MEDIA_TYPE, parse, read_body
 from app.http.requests import JOB_REQUEST
 from app.http.routing import LeanRoute
 from app.http.writing import receipt_answer
-from app.session import SECRET_BYTES, SessionTokens
-from app.write.requests import Receipt
+from app.node.session import SECRET_BYTES, SessionTokens
+from app.pending.requests import Receipt
 from benchmarks.serving import application, serve
-from ledger.events import JOB_EVENTS, Durability
+from ledger.machines.events import JOB_EVENTS, Durability
 
 RECEIPT = Receipt(
     job_id="local-1704931200000-gate0a1b2c-00000",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from app.session import unverified
+from app.node.session import unverified
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import copy, read_back

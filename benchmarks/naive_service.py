@@ -19,15 +19,15 @@ from app.http.body import JSON_MEDIA_TYPE, parse, read_body
 from app.http.requests import JOB_REQUEST
 from app.http.routing import LeanRoute
 from app.http.writing import receipt_answer
-from app.session import SECRET_BYTES, SessionTokens
+from app.node.session import SECRET_BYTES, SessionTokens
+from app.pending.requests import Receipt
 from app.store.chaining import LOG_COLUMNS
 from app.store.growth import ChainPosition
-from app.write.requests import Receipt
 from benchmarks.serving import application, serve
 from ledger import canonical
 from ledger.chain import LINK_VERSION, link
-from ledger.events import JOB_EVENTS, Durability
 from ledger.hlc import Clock
+from ledger.machines.events import JOB_EVENTS, Durability
 
 CREATED = JOB_EVENTS["JobCreated"]
 POOL_CONNECTIONS = 16

@@ -35,8 +35,8 @@ async def serve(app: FastAPI) -> None:
 
 def application() -> FastAPI:
     """An application with the service's middleware and without routes."""
+    from app.background.slots import Room
     from app.http.middleware import Observed
-    from app.slots import Room
 
     app = FastAPI(redirect_slashes=False)
     # All of the service's parts that its routes ask for: the right of every request.

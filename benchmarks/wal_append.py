@@ -19,12 +19,12 @@ from typing import NamedTuple
 import uvloop
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
-from app.node import Watermark
+from app.node.state import Watermark
 from benchmarks.bench import Bench
 from benchmarks.row import Outcome, Row, expect, interleave
 from ledger.errors import WalPoisonedError
-from ledger.events import JOB_EVENTS
 from ledger.hlc import Hlc
+from ledger.machines.events import JOB_EVENTS
 from wal import reader, recovery
 from wal.format import RECORD_HEADER_BYTES, encode_record
 from wal.writer import WalWriter

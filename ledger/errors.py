@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ledger.events import Durability
-    from ledger.verdict import Break
+    from ledger.machines.events import Durability
+    from ledger.verification.verdict import Break
 
 
 class LedgerError(Exception):

@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ledger import canonical
-from ledger.conflict import held_event
-from ledger.events import ACTIONS, SystemAction
-from ledger.record import IdempotencyKey
+from ledger.chain.conflict import held_event
+from ledger.chain.record import IdempotencyKey
+from ledger.machines.events import ACTIONS, SystemAction
 
 MEMBER: Final = "idempotency"
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from cryptography import x509
 
 from ledger.errors import SignatureError, UnknownKeyError
-from ledger.tree_check import Anchor
+from ledger.verification.tree_check import Anchor
 from signing import note as notes
 from signing.checkpoint import Checkpoint
 from signing.cosignature import WitnessKey, cosignatures_of

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from ledger.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow
 from ledger.errors import InvalidInputError
-from ledger.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
-from ledger.verdict import Findings
+from ledger.machines.events import SYSTEM_TENANT, SystemAction
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow
+from ledger.verification.verdict import Findings
 from signing.key_history import KeyEvent, history_of
 from signing.key_statement import Anchor
 from signing.keys import Keyring

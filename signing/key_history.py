@@ -31,8 +31,8 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
 from ledger.errors import InvalidInputError
-from ledger.events import SystemAction
 from ledger.hlc import Hlc
+from ledger.machines.events import SystemAction
 from signing import key_statement
 from signing.key_statement import Anchor
 from signing.public_key import PublicKey

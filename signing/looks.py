@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from ledger.comparison import rollback, with_checkpoint
 from ledger.errors import LedgerError, SignatureError
-from ledger.tree_check import TreeHead
+from ledger.verification.comparison import rollback, with_checkpoint
+from ledger.verification.tree_check import TreeHead
 from signing.checkpoint import Checkpoint, open_checkpoint, parse, signed_by, signer_of
 from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Seen

@@ -21,7 +21,7 @@ from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from ledger.names import NODE_ID, READABLE_TENANT_ID
-from ledger.snapshot import SnapshotClaim
+from ledger.verification.snapshot import SnapshotClaim
 from signing import envelope
 from signing.keys import Keyring, Signer
 from signing.strict import parse_json

@@ -16,8 +16,8 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import DATABASE, OWNER
+from app.dev.cluster import DATABASE, OWNER
+from app.dev.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 
 MEMORY = Path("/dev/shm")

@@ -45,8 +45,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from ledger.errors import WalError
-from ledger.events import BATCH_RECORD_TYPE
 from ledger.hlc import node_hash
+from ledger.machines.events import BATCH_RECORD_TYPE
 
 SEGMENT_MAGIC = b"TALLYWAL"
 SEGMENT_VERSION = 1

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ledger.chain.record import decode as decode_event
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
-from ledger.events import ACTIONS, BATCH_RECORD_TYPE
 from ledger.hlc import unpack16
-from ledger.record import decode as decode_event
+from ledger.machines.events import ACTIONS, BATCH_RECORD_TYPE
 from wal import control as control_file
 from wal.control import Control
 from wal.format import (

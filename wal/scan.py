@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.events import BATCH_RECORD_TYPE
 from ledger.hlc import node_hash
+from ledger.machines.events import BATCH_RECORD_TYPE
 from wal.format import (
     BATCH,
     BATCH_BODY_BYTES_LIMIT,

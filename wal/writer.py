@@ -39,8 +39,8 @@ from ledger.errors import (
     WalFullError,
     WalPoisonedError,
 )
-from ledger.events import BATCH_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
+from ledger.machines.events import BATCH_RECORD_TYPE
 from wal.format import (
     BATCH_BODY_BYTES_LIMIT,
     CRC,

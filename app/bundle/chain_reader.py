@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 
 from ledger.bundle.rows import Row
-from ledger.verdict import Head
+from ledger.verification.verdict import Head
 from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.reader import BundleReader
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final, NamedTuple
 
-from ledger import jobs
-from ledger.entry_check import ENTRY_COLUMNS
-from ledger.events import SystemAction
-from ledger.job_fold import JobFold
-from ledger.projection_check import payload_of
+from ledger.machines import jobs
+from ledger.machines.events import SystemAction
+from ledger.machines.job_fold import JobFold
+from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.projection_check import payload_of
 from signing.bundle.reader import BundleReader
 
 JOBS_MAX: Final = 200_000

@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from app.slots import Slots
+from app.background.slots import Slots
 from app.store import anchors as anchors_store
 from app.store import bundles, chain_reads
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
-from ledger import tiles
-from ledger.entry_check import EntryChecker
 from ledger.errors import (
     ChainBrokenError,
     ChainDamagedError,
@@ -41,7 +39,9 @@ from ledger.errors import (
     SigningUnavailableError,
     TenantNotFoundError,
 )
-from ledger.verdict import Findings
+from ledger.merkle import tiles
+from ledger.verification.entry_check import EntryChecker
+from ledger.verification.verdict import Findings
 from signing import checkpoint as checkpoints
 from signing import note
 from signing.anchors import rfc_3339
@@ -52,7 +52,7 @@ from signing.keys import Keyring, Signer
 if TYPE_CHECKING:
     import asyncpg
 
-    from app.node import Node
+    from app.node.state import Node
     from app.store import Connection
 
 EXPORTS_AT_ONCE_MAX = 2

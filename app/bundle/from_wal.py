@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from ledger import record
+from ledger.chain import record
+from ledger.chain.record import IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
-from ledger.events import ACTIONS
-from ledger.record import IdempotencyKey
+from ledger.machines.events import ACTIONS
 from signing.bundle.own_chain import OwnChainBundle, OwnEntry
 from signing.keys import Signer
 from wal import control as wal_control

@@ -47,11 +47,10 @@ from app.store.growth import Grower, Growth, JobKey, head_of
 from app.store.imports import ImportProgress
 from app.store.notary import read_link
 from app.store.standing import find_standing
-from ledger import jobs
 from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries, set_digest
 from ledger.bundle.placing import Decided, check_beginnings, decide, events_to_find, note_beginning
 from ledger.chain import LINK_VERSION, Linker
-from ledger.conflict import Event
+from ledger.chain.conflict import Event
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
@@ -63,14 +62,15 @@ from ledger.errors import (
     NotReadyError,
     UntrustedKeyError,
 )
-from ledger.events import SYSTEM_TENANT
+from ledger.machines import jobs
+from ledger.machines.events import SYSTEM_TENANT
 from signing.bundle.judging import refuse_unless_trusted, refused
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
     from app.metrics import Metrics
-    from app.node import Node
+    from app.node.state import Node
     from app.store import Connection
 
 ENTRIES_A_TRANSACTION: Final = 1000

@@ -23,9 +23,9 @@ from app.store import notary as notary_store
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, head_of
 from ledger.bundle.rows import CHAIN_LINK, JOB_ID, PREV_CHAIN_LINK
-from ledger.entry_check import EntryRow
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
+from ledger.verification.entry_check import EntryRow
 from signing.bundle.reader import BundleReader
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from app.slots import Slots
+from app.background.slots import Slots
 from ledger.bundle.format import BLOCK_BYTES, entries_name, parse_tar_header
 from ledger.errors import (
     BundleInvalidError,

@@ -8,12 +8,12 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app import node_keys
 from app.bundle.from_wal import export_from_wal, survey
 from app.cli.answers import Import
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Tenant, Url
 from app.config import load_settings
+from app.keys import node_keys
 from console.counted import counted
 from console.options import Json
 from console.outcome import err, fail, out, print_json

@@ -16,7 +16,7 @@ from typing import Final
 import typer
 
 from app.config import Settings, load_settings
-from app.node_keys import uri_in_use
+from app.keys.node_keys import uri_in_use
 from console.outcome import err, fail
 from ledger.errors import LedgerError
 

@@ -104,7 +104,7 @@ def _database(settings: Settings, *, may_be_new: bool) -> Iterator[str]:
 
 
 def _from_wal(settings: Settings, url: str, as_json: bool) -> None:
-    from app.restore import restore_from_wal
+    from app.start.restore import restore_from_wal
 
     with Progress(console=err, transient=True, disable=as_json) as progress:
         task = progress.add_task("records", total=None)
@@ -123,7 +123,7 @@ def _from_archive(settings: Settings, url: str, places: list[str], keys: Path | 
     """The archive is verified and unpacked into bundles by the pipeline, a program of its own, and these come back."""
     if len(places) > 1 or not (places or settings.archive.url):
         raise InvalidInputError("--from archive takes the one URL of the archive, by default the setting archive.url")
-    from app.restore import own_keys
+    from app.start.restore import own_keys
 
     signing_key, own = own_keys(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def _from_bundles(
     is_archive: bool = False,
 ) -> None:
     """``is_archive``: the files are what was unpacked of an archive, and are gone once this command ends."""
-    from app.restore import restore_from_bundles
+    from app.start.restore import restore_from_bundles
 
     restored = asyncio.run(restore_from_bundles(settings, url, files, keys, may_begin_log=is_archive))
     named = [(file.name if is_archive else str(file), each) for file, each in restored]
@@ -166,7 +166,7 @@ def _from_bundles(
 
 
 def _fork(settings: Settings, url: str, reason: str, as_json: bool) -> None:
-    from app.restore import fork_log
+    from app.start.restore import fork_log
 
     forked = asyncio.run(fork_log(settings, url, reason))
     if as_json:

@@ -23,7 +23,7 @@ from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 
 if TYPE_CHECKING:
-    from app.embedded import EmbeddedPostgres
+    from app.dev.embedded import EmbeddedPostgres
 
 WATCH_INTERVAL_S = 0.5
 """How often ``tally dev`` looks whether its PostgreSQL is alive."""
@@ -120,7 +120,7 @@ def db_url(as_json: Json = False) -> None:
 
 def embedded_postgres(data_dir: Path) -> EmbeddedPostgres:
     """The embedded PostgreSQL of a data folder, not started."""
-    from app.embedded import EmbeddedPostgres
+    from app.dev.embedded import EmbeddedPostgres
 
     return EmbeddedPostgres(data_dir / "postgres")
 

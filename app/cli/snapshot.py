@@ -14,8 +14,8 @@ from console.counted import counted
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from ledger.errors import InvalidInputError
-from ledger.events import SYSTEM_TENANT
 from ledger.exit_code import ExitCode
+from ledger.machines.events import SYSTEM_TENANT
 
 PAGE_TENANTS = 1000
 """Tenants asked for at once."""

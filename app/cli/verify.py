@@ -20,12 +20,12 @@ from console.incomplete import print_why_incomplete
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, err, out, print_json
 from console.verifying import read_checkpoint
-from ledger.comparison import rollback, with_break, with_checkpoint
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
-from ledger.verdict import ASPECTS
 from ledger.verification import Anchor, TreeHead
+from ledger.verification.comparison import rollback, with_break, with_checkpoint
+from ledger.verification.verdict import ASPECTS
 from signing.anchors import RFC_3161, WITNESS, Outsiders, as_of
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.cli.answers import Anchors, Cosignatures
 from app.cli.client import LedgerClient
-from ledger.tree_check import Anchor
+from ledger.verification.tree_check import Anchor
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.anchors import WITNESS, OpenNote, Outsiders, judge_cosignature, judge_timestamp, rfc_3339

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from app.http.fields import HexHash, HlcText, JobId
-from ledger.jobs import STATUSES
+from ledger.machines.jobs import STATUSES
 
 _JSON_OPTIONS = orjson.OPT_UTC_Z
 

@@ -29,7 +29,7 @@ from app.store.reading import reading
 from app.store.whole import whole
 from ledger import rfc3339
 from ledger.errors import DatabaseUnavailableError, InvalidInputError, TenantNotFoundError
-from ledger.events import SystemAction
+from ledger.machines.events import SystemAction
 
 router = APIRouter(route_class=StrictRoute, tags=["chain"])
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
+from app.background.turns import turns
 from app.http.answers import BatchAnswer, json_answer
 from app.http.body import NDJSON_MEDIA_TYPE, read_body
 from app.http.fields import Level
@@ -33,13 +34,12 @@ from app.http.writing import (
     token_of,
     write_headers,
 )
+from app.node.session import SessionTokens
 from app.parts import parts_of
-from app.session import SessionTokens
-from app.turns import turns
-from app.write.requests import BatchReceipt, Draft
+from app.pending.requests import BatchReceipt, Draft
 from ledger import canonical, rfc3339
 from ledger.errors import InvalidEventError, InvalidInputError
-from ledger.events import Durability
+from ledger.machines.events import Durability
 
 router = APIRouter(route_class=StrictRoute, tags=["events"])
 

@@ -36,7 +36,7 @@ from app.parts import PartsDep, parts_of
 from app.read.jobs import Page
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
-from ledger.events import JOB_EVENTS, EventType
+from ledger.machines.events import JOB_EVENTS, EventType
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"])
 submissions = APIRouter(route_class=LeanRoute, tags=["jobs"])

@@ -12,8 +12,8 @@ from app.http.fields import ReadableTenantId
 from app.http.node_answers import KeyAnswer, KeyList, RotationAnswer
 from app.http.requests import ADMIT_REQUEST, REVOKE_REQUEST, ROTATE_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
+from app.keys.published_keys import PublishedKey
 from app.parts import Parts, PartsDep, parts_of
-from app.published_keys import PublishedKey
 from app.store import chain_reads
 from app.store.reading import reading
 from ledger.hlc import Hlc

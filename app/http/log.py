@@ -20,7 +20,7 @@ from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
 from app.read import cosigned, log_tiles
 from ledger.errors import ChainDamagedError, KeyConflictError, NotFoundError, SignatureError, UnknownKeyError
-from ledger.tiles import TILE_WIDTH
+from ledger.merkle.tiles import TILE_WIDTH
 from signing.checkpoint import open_checkpoint
 
 router = APIRouter(route_class=StrictRoute, tags=["log"])

@@ -8,10 +8,10 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.background.slots import Room
 from app.http.body import HELD_BYTES
 from app.http.problems import INVALID_REQUEST, ProblemError, respond
 from app.metrics import UNMATCHED_ROUTE, Metrics
-from app.slots import Room
 from ledger.errors import NotReadyError
 
 CLIENT_GONE_STATUS = 499

@@ -12,12 +12,12 @@ from app.http.fields import READABLE_TENANT_PATTERN, TENANT_PATTERN
 from app.http.node_answers import ErasureAnswer, PrivacyAnswer
 from app.http.requests import ERASURE_REQUEST, PRIVACY_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
+from app.intake.privacy_changes import Declared
 from app.parts import Parts, PartsDep, parts_of
 from app.privacy.keys import TRUSTED_S
 from app.privacy.knowledge import REFRESH_S
 from app.store import chain_reads
 from app.store.reading import reading
-from app.write.privacy_changes import Declared
 from ledger.errors import TenantNotFoundError
 from ledger.private_fields import declaration_of
 

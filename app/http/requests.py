@@ -34,7 +34,7 @@ from app.http.fields import (
     TimeText,
 )
 from ledger.canonical import INTEGER_MAX
-from ledger.events import JOB_EVENTS
+from ledger.machines.events import JOB_EVENTS
 from ledger.private_fields import FIELDS_MAX
 
 STRICT = ConfigDict(extra="forbid", strict=True)

@@ -12,12 +12,12 @@ from fastapi import Request, Response
 
 from app.http.answers import json_answer
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN
+from app.node.session import SessionTokens, Token
 from app.parts import parts_of
-from app.session import SessionTokens, Token
-from app.write.requests import Draft, Receipt, RequestKey
+from app.pending.requests import Draft, Receipt, RequestKey
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
-from ledger.events import JOB_EVENTS, Durability, EventType
+from ledger.machines.events import JOB_EVENTS, Durability, EventType
 
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
 _SESSION_HEADER = "Tally-Session"

@@ -28,7 +28,7 @@ from app.store import privacy_chain as chain
 from app.store.privacy import DeclaredFields, PrivacyRecord, RowFault
 from app.store.privacy_chain import PrivacyEntry
 from ledger.errors import InvalidInputError, PrivacyUnavailableError
-from ledger.events import SystemAction
+from ledger.machines.events import SystemAction
 from ledger.privacy_facts import facts_of, name_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
     from app.store import Connection
-    from ledger.tree_check import Anchor
+    from ledger.verification.tree_check import Anchor
     from signing.cosignature import WitnessKey
     from signing.keys import Keyring
 

@@ -32,8 +32,8 @@ from ledger.errors import (
 from ledger.hlc import Hlc
 
 if TYPE_CHECKING:
-    from app.node import Node
-    from app.session import Token
+    from app.node.session import Token
+    from app.node.state import Node
     from app.store.reading import Pool
 
 POLL_FIRST_S = 0.005

@@ -11,7 +11,7 @@ from app.store import reads
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, SessionNotCaughtUpError, TooStaleError
 
 if TYPE_CHECKING:
-    from app.node import Node
+    from app.node.state import Node
     from app.read.consistency import Consistency
     from app.store import Connection
     from app.store.reading import Pool

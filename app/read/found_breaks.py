@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from ledger.errors import NotFoundError, StartRefusedError
-from ledger.verdict import Break
+from ledger.verification.verdict import Break
 from wal.segment import store_file
 
 NAME: Final = "breaks.json"

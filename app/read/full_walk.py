@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import structlog
 
-from app.paced import paced
+from app.background.paced import paced
 from app.store.chain_reader import list_tenants
 from app.store.reading import reading
 from app.store.watching import read_end
 from ledger import merkle
-from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
-from ledger.verdict import Break
+from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.verdict import Break
 from wal.segment import store_file
 
 if TYPE_CHECKING:

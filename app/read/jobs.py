@@ -10,9 +10,10 @@ import orjson
 from app.read.copies import PRIMARY
 from app.store import chain_reads, reads
 from app.store.reading import reading
-from ledger import jobs, rfc3339
+from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
-from ledger.refusals import Refusal, refused_job_id
+from ledger.machines import jobs
+from ledger.machines.refusals import Refusal, refused_job_id
 
 if TYPE_CHECKING:
     from app.read.consistency import Promise

@@ -19,8 +19,8 @@ from app.store.notary import read_links, read_tiles
 from app.store.reading import reading
 from ledger.errors import ChainDamagedError, NotFoundError, TenantNotFoundError
 from ledger.merkle import HASH_BYTES, leaf_hash
+from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.positions import LeafIndex, seq_of
-from ledger.tiles import TILE_HEIGHT, TILE_WIDTH
 
 if TYPE_CHECKING:
     import asyncpg

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.store import chain_reads
 from app.store.notary import read_tiles
 from app.store.reading import reading
-from ledger import merkle, tiles
+from ledger import merkle
 from ledger.errors import ChainDamagedError, ProofError, SeqOutOfRangeError, SignatureError, TenantNotFoundError
-from ledger.merkle import HASH_BYTES
+from ledger.merkle import HASH_BYTES, tiles
 from ledger.positions import Seq, leaf_index_of
 from signing import checkpoint as checkpoints
 from signing import note

@@ -15,7 +15,7 @@ from app.privacy.knowledge import PrivacyKnowledge
 from app.store.reads import EventRow
 from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError
-from ledger.jobs import JobState
+from ledger.machines.jobs import JobState
 from ledger.private_fields import Path, SealedValue
 from signing.data_key import DataKey
 

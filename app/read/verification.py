@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from app.background.slots import Slots
 from app.read.verified_positions import Position, VerifiedPositions
-from app.slots import Slots
 from app.store.chain_reader import consistent_reader, list_tenants
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
-from ledger.verdict import ASPECT_OF_KIND, Break
 from ledger.verification import Anchor, TreeHead, Verdict, verify
+from ledger.verification.verdict import ASPECT_OF_KIND, Break
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
 if TYPE_CHECKING:

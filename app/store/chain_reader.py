@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from app.background.turns import turns
 from app.store.fetches import FIRST_ROWS, rows_after
-from app.turns import turns
 from ledger.verification import (
     ENTRY_COLUMNS,
     FOLD_COLUMNS,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import asyncpg
 import structlog
 
-from ledger.conflict import Event
+from ledger.chain.conflict import Event
 from ledger.errors import ChainDamagedError, InvalidInputError
-from ledger.jobs import JobState, from_json
+from ledger.machines.jobs import JobState, from_json
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
 
 if TYPE_CHECKING:

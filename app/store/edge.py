@@ -12,8 +12,8 @@ from app.store.idempotency import ChainedLine
 from app.store.reading import reading
 from app.store.reads import find_refusal
 from app.store.whole import whole
-from ledger import jobs
 from ledger.errors import ChainDamagedError, InvalidInputError
+from ledger.machines import jobs
 from ledger.private_fields import PRIVATE_MARK
 
 _ENTRY_COLUMN = ChainedLine._fields.index("t_hlc")

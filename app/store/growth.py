@@ -16,9 +16,9 @@ import orjson
 
 from app.store.chaining import ChainHead
 from app.store.notary import LinkRow
-from ledger import jobs
 from ledger.chain import LINK_VERSION, Linker
 from ledger.hlc import Hlc
+from ledger.machines import jobs
 
 JobKey = tuple[str, str]
 """(tenant, job id)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import orjson
 
 from app.store.chaining import ChainedEntry, ChainHead
-from ledger.conflict import Event
+from ledger.chain.conflict import Event
 from ledger.errors import DatabaseUnavailableError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
-from ledger.entry_check import ENTRY_COLUMNS, EntryRow
 from ledger.errors import InvalidInputError
-from ledger.events import SYSTEM_TENANT
+from ledger.machines.events import SYSTEM_TENANT
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
 from signing.key_entries import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import orjson
 
 from app.store.chaining import ChainHead, WalPosition
 from ledger.errors import StartRefusedError
-from ledger.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import LOGICAL_MAX, Hlc
+from ledger.machines.events import SYSTEM_TENANT, SystemAction
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ledger.entry_check import ENTRY_COLUMNS, EntryRow
 from ledger.merkle import EMPTY_ROOT
-from ledger.tiles import TileTree
+from ledger.merkle.tiles import TileTree
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
 
 if TYPE_CHECKING:
     from app.store import Connection

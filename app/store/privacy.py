@@ -18,7 +18,7 @@ import asyncpg
 import orjson
 
 from ledger.errors import InvalidInputError, PrivacyDamagedError
-from ledger.events import SystemAction
+from ledger.machines.events import SystemAction
 from ledger.privacy_facts import facts_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ledger.events import SystemAction
+from ledger.machines.events import SystemAction
 
 if TYPE_CHECKING:
     from app.store import Connection

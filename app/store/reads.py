@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import orjson
 
 from app.store.whole import whole
-from ledger.refusals import Refusal, refusal_of, refused_job_id
+from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
 
 if TYPE_CHECKING:
     import asyncpg

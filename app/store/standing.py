@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.store.chaining import ChainedEntry, find_entries
-from ledger.conflict import Event, conflict_hlc
+from ledger.chain.conflict import Event, conflict_hlc
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ledger.entry_check import ENTRY_COLUMNS, EntryRow
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -22,10 +22,10 @@ import orjson
 from ledger import canonical
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
-from ledger.conflict import conflict_hlc, held_event
+from ledger.chain.conflict import conflict_hlc, held_event
 from ledger.errors import BundleInvalidError, ClockSkewError, InvalidInputError
-from ledger.events import SystemAction
 from ledger.hlc import Hlc
+from ledger.machines.events import SystemAction
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ACTION: Final = re.compile(r"[A-Z_]{1,64}")

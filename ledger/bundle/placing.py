@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 
 from ledger.bundle.incoming import Incoming
-from ledger.conflict import Event, conflict_hlc, conflict_payload, held_event
+from ledger.chain.conflict import Event, conflict_hlc, conflict_payload, held_event
+from ledger.chain.standing import Standing, place_of
 from ledger.errors import InvalidInputError
-from ledger.events import SystemAction
 from ledger.hlc import Hlc
-from ledger.standing import Standing, place_of
+from ledger.machines.events import SystemAction
 
 
 @dataclass(slots=True)

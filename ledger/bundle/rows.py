@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from ledger.canonical import INTEGER_MAX
-from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import BundleInvalidError, InvalidInputError
+from ledger.verification.entry_check import ENTRY_COLUMNS
 
 BATCH_BYTES: Final = 256 << 10
 """Least raw bytes decoded at once: a few hundred rows, a millisecond or two."""

@@ -1,4 +1,4 @@
--- States of jobs remember creations that differ from the first (ledger/job_state.py, "others"); those that are there
+-- States of jobs remember creations that differ from the first (ledger/machines/job_state.py, "others"); those that are there
 -- already learn it here, from the log. Jobs that were created once stay as they are.
 WITH repeated AS (
     SELECT tenant_id, job_id FROM scheduler.scheduler_log WHERE action = 'ENQUEUE'

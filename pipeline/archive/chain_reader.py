@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from ledger.errors import ArchiveInvalidError
-from ledger.rows_alone import RowsAlone
-from ledger.snapshot_check import SNAPSHOT_COLUMNS
-from ledger.tree_check import StoredTree
-from ledger.verdict import Head
 from ledger.verification import verify
+from ledger.verification.rows_alone import RowsAlone
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.verification.tree_check import StoredTree
+from ledger.verification.verdict import Head
 from pipeline.archive.judging import ArchiveJudge, broken
 from pipeline.archive.reader import TenantArchive
 from pipeline.archive.store import ArchiveStore

@@ -17,8 +17,8 @@ from ledger.errors import (
     ProofError,
     SignatureError,
 )
-from ledger.tree_check import TreeHead
-from ledger.verdict import ASPECTS, Head
+from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import ASPECTS, Head
 from pipeline.archive.manifest import Manifest, judge
 from pipeline.archive.reader import TenantArchive
 from signing.checkpoint import Checkpoint

@@ -22,7 +22,7 @@ from msgspec import Meta
 from ledger import canonical
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
 from ledger.merkle import Frontier
-from ledger.verdict import Head
+from ledger.verification.verdict import Head
 from pipeline.archive.layout import (
     CHECKPOINT_CHARACTERS_MAX,
     FILE_BYTES_MAX,

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import ArchiveInvalidError, InvalidInputError
-from ledger.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.archive.layout import FILE_BYTES_MAX, FILE_ROWS_MAX, GROUP_BYTES_MAX, GROUP_ROWS
 from pipeline.archive.manifest import ArchivedFile
 from pipeline.archive.store import ArchiveStore

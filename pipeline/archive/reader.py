@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ledger.errors import ArchiveInvalidError, TenantNotFoundError, UnknownKeyError
 from ledger.names import is_readable_tenant
-from ledger.verdict import Head
+from ledger.verification.verdict import Head
 from pipeline.archive.layout import (
     MANIFEST_BYTES_MAX,
     MANIFESTS,

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ledger.merkle import Frontier, leaf_hash
-from ledger.snapshot_check import OpenedRow, RangeTree, Recomputed, SnapshotChecker, SnapshotRow, open_row
-from ledger.verdict import Break, Findings
+from ledger.verification.snapshot_check import OpenedRow, RangeTree, Recomputed, SnapshotChecker, SnapshotRow, open_row
+from ledger.verification.verdict import Break, Findings
 from pipeline.archive.layout import FileName
 from pipeline.archiving.postgres import Ledger
 from pipeline.arrow import lists_of, rows_of

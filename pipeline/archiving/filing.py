@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ledger import merkle
-from ledger.entry_check import ENTRY_COLUMNS, EntryChecker
 from ledger.errors import (
     ArchiveConflictError,
     ArchiveInvalidError,
@@ -29,8 +28,9 @@ from ledger.errors import (
     LedgerError,
     UnknownKeyError,
 )
-from ledger.subtrees import GrowingPart
-from ledger.verdict import Break, Findings
+from ledger.merkle.subtrees import GrowingPart
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker
+from ledger.verification.verdict import Break, Findings
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName
 from pipeline.archive.manifest import ArchivedFile

@@ -14,7 +14,7 @@ from ledger.errors import (
     SignatureError,
     UnknownKeyError,
 )
-from ledger.verdict import Break, is_number
+from ledger.verification.verdict import Break, is_number
 from pipeline.archive.layout import (
     FILES_MAX,
     PLAN_BYTES_MAX,

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
+from ledger.verification.entry_check import ENTRY_COLUMNS
 from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS
 from pipeline.archiving import statements
 from pipeline.archiving.plan import Stretch

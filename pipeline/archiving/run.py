@@ -30,7 +30,7 @@ from ledger.errors import (
     TenantNotFoundError,
     UnknownKeyError,
 )
-from ledger.verdict import Break
+from ledger.verification.verdict import Break
 from pipeline.archive.layout import FILES_MAX
 from pipeline.archive.manifest import SealedManifest
 from pipeline.archive.reader import newest_manifest, tenants_of

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
-from ledger import tiles
 from ledger.errors import ArchiveConflictError, ArchiveInvalidError, BrokenRangeError, ProofError, UnknownKeyError
-from ledger.merkle import Frontier, verify_consistency
-from ledger.subtrees import append_part
-from ledger.verdict import Break
+from ledger.merkle import Frontier, tiles, verify_consistency
+from ledger.merkle.subtrees import append_part
+from ledger.verification.verdict import Break
 from pipeline.archive import manifest as manifests
 from pipeline.archive.layout import MANIFEST_BYTES_MAX, manifest_path, month_of
 from pipeline.archive.manifest import Manifest, SealedManifest

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from ledger.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.source.statements import HEADS, LOG, SNAPSHOTS, TILES, TREES, literal, select_list, tenants_in, wanted
 
 READ_ONLY: Final = "SET default_transaction_read_only = on"

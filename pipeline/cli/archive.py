@@ -29,7 +29,7 @@ from pipeline.signers import open_signer
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
-    from ledger.verdict import Break
+    from ledger.verification.verdict import Break
     from pipeline.archiving.run import Archived, FileAll
 
 Destination = Annotated[

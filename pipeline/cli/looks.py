@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ledger.errors import ArchiveInvalidError
-from ledger.tree_check import TreeHead
+from ledger.verification.tree_check import TreeHead
 from pipeline.source import OpenPlace
 from pipeline.source.archives import OpenArchive
 from pipeline.source.postgres import OpenPostgres

@@ -18,7 +18,7 @@ from console.outcome import CommandExit, err, out, print_json
 from console.verifying import coloured, read_checkpoint
 from ledger.errors import SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
-from ledger.tree_check import TreeHead
+from ledger.verification.tree_check import TreeHead
 from pipeline.cli.breaks import BreaksFolder
 from pipeline.cli.looks import Looks
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Keys, Master, MoreBundles, Tenants, load_keys, named_place

@@ -1,8 +1,9 @@
 """The Merkle tree of a chain out of its rows, where no tiles are stored: hashes of blocks of 256 leaves, made by tasks.
 
-A block is a tile of level 0 (``ledger.tiles``), its hash one of level 1; so 32 bytes reach the driver of 256 entries,
-and the tiles that a comparison asks for besides are read when it asks for them. A row that is missing stands in its
-block as 32 zeros, and of rows with one seq the first counts: damage differs from what it damaged, and nothing more.
+A block is a tile of level 0 (``ledger.merkle.tiles``), its hash one of level 1; so 32 bytes reach the driver of 256
+entries, and the tiles that a comparison asks for besides are read when it asks for them. A row that is missing stands
+in its block as 32 zeros, and of rows with one seq the first counts: damage differs from what it damaged, and nothing
+more.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ledger import merkle
 from ledger.chain import Linker, link_v1
 from ledger.errors import LedgerError, ProofError
 from ledger.merkle import HASH_BYTES
-from ledger.tiles import TILE_BYTES, TILE_WIDTH
+from ledger.merkle.tiles import TILE_BYTES, TILE_WIDTH
 from pipeline.arrow import batch_of, ddl_of, rows_of
 from pipeline.source import OpenPlace, Piece, PieceReader, open_pieces, over_pieces
 
@@ -48,7 +49,7 @@ class RowTiles:
         self._levels = [b"", blocks]
 
     def tile(self, level: int, index: int) -> bytes:
-        """As ``ledger.tiles.GetTile``."""
+        """As ``ledger.merkle.tiles.GetTile``."""
         if level == 0:
             first = index * TILE_WIDTH
             return _leaves(self._read_leaves(first + 1, min(first + TILE_WIDTH, self._size)), first, self._size)

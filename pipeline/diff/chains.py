@@ -11,8 +11,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from ledger import tiles
 from ledger.errors import ProofError
+from ledger.merkle import tiles
 from ledger.verification import StoredTree
 from pipeline.diff.blocks import STORED_LINK, WHOLE_ROW, RowTiles, row_tiles
 from pipeline.source import OpenPlace, Piece, PieceReader

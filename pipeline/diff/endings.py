@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ledger import merkle, tiles
+from ledger import merkle
 from ledger.errors import ChainDamagedError, ConfigurationError, ProofError, SignatureError
-from ledger.merkle import HASH_BYTES
+from ledger.merkle import HASH_BYTES, tiles
 from pipeline.diff.chains import Chain
 from pipeline.source.archives import OpenArchive
 from pipeline.source.postgres import OpenPostgres

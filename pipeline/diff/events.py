@@ -2,7 +2,7 @@
 
 An event is the same wherever it is chained: its id is the first 40 hex digits of SHA-256 over its HLC, job, action and
 payload digest in canonical JSON, behind its physical and logical time. Those digits are in the HLC of a CONFLICT entry
-(``ledger.conflict``), which so has the id of the event it holds, and no payload is read.
+(``ledger.chain.conflict``), which so has the id of the event it holds, and no payload is read.
 
 ::
 
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ledger import canonical, merkle
-from ledger.conflict import NODE_DIGITS, NODE_PREFIX, Event
+from ledger.chain.conflict import NODE_DIGITS, NODE_PREFIX, Event
 from ledger.errors import LedgerError
-from ledger.events import SystemAction
 from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX
+from ledger.machines.events import SystemAction
 from pipeline.arrow import batch_of, ddl_of, lists_of, rows_of
 from pipeline.source import Piece, PieceReader, over_pieces
 

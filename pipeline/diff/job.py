@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import InvalidInputError, NotFoundError, TenantNotFoundError
-from ledger.events import SYSTEM_TENANT
 from ledger.exit_code import ExitCode
 from ledger.hlc import Hlc
+from ledger.machines.events import SYSTEM_TENANT
 from pipeline.diff.chains import Chain, Meeting, Side, meet
 from pipeline.diff.cover import GAP_MAX, SeqRange, cover
 from pipeline.diff.events import conflicts, differences, events, range_ms

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 from ledger import merkle
 from ledger.bundle.rows import CHAIN_LINK, SEQ
-from ledger.entry_check import EntryChecker
 from ledger.errors import ChainDamagedError, LedgerError
-from ledger.verdict import Findings
 from ledger.verification import ENTRY_COLUMNS
+from ledger.verification.entry_check import EntryChecker
+from ledger.verification.verdict import Findings
 from pipeline.arrow import Row, rows_of
 from pipeline.diff.chains import Chain
 from pipeline.diff.cover import SeqRange, cover

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ledger.bundle.incoming import Incoming, decode_incoming
 from ledger.bundle.placing import Decided, decide
-from ledger.conflict import Event
+from ledger.chain.conflict import Event
 from ledger.errors import InvalidInputError
 from pipeline.arrow import ddl_of, rows_of, schema_of
 

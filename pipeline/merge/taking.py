@@ -20,9 +20,9 @@ import pyarrow as pa
 from ledger.bundle.incoming import Incoming, encode_incoming, incoming_entries
 from ledger.bundle.placing import note_beginning
 from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, LedgerError, UntrustedKeyError
-from ledger.events import SYSTEM_TENANT
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
 from ledger.hlc import Hlc
+from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
 from pipeline.sent_keys import keyring_of, sent

@@ -1,7 +1,7 @@
-"""One row a job: what ``ledger.job_fold`` keeps of its entries, with the times a report needs, by Spark's aggregates.
+"""One row a job: what ``ledger.machines.job_fold`` keeps of its entries, with the times a report needs.
 
 Of facts that compete the one of highest rank stays, and the JobCreated of lowest HLC; status is as
-``ledger.jobs.status`` says. A test ties the two on random histories.
+``ledger.machines.jobs.status`` says. A test ties the two on random histories.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from ledger import jobs
+from ledger.machines import jobs
 
 STATUS_OF_END = {"COMPLETE": jobs.COMPLETED, "FAIL": jobs.FAILED, "TIMEOUT": jobs.TIMED_OUT}
 
@@ -107,7 +107,7 @@ def _with_meaning(folded: DataFrame) -> DataFrame:
 
 
 def _status() -> Column:
-    """``ledger.jobs.status`` of a folded row."""
+    """``ledger.machines.jobs.status`` of a folded row."""
     ended, cancelled = F.col("end").isNotNull(), F.col("cancel").isNotNull()
     accepted, acked = F.col("accepted_dcs"), F.col("acked_dcs")
     assigned = F.coalesce(F.col("created.assigned_dcs"), F.array().cast("array<string>"))

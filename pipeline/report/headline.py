@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.jobs import STATUSES
+from ledger.machines.jobs import STATUSES
 from pipeline.report.folder import rows_of
 from pipeline.report.period import Clock, Period
 from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS

@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from ledger import jobs
+from ledger.machines import jobs
 from pipeline.report.period import Clock
 
 OPEN_STATUSES: Final = tuple(status for status in jobs.STATUSES if not jobs.is_ended(status))

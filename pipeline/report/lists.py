@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from ledger.jobs import STATUSES
+from ledger.machines.jobs import STATUSES
 from pipeline.report.jobs import OPEN_STATUSES, moment, seconds
 from pipeline.report.period import DAY_MS, HOUR_MS, Period
 

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from ledger.errors import SignatureError
-from ledger.events import SYSTEM_TENANT
+from ledger.machines.events import SYSTEM_TENANT
 from pipeline.source import OpenPlace
 from pipeline.source import entries as entries_of
 from pipeline.source.archives import OpenArchive

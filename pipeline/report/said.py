@@ -1,5 +1,5 @@
-"""What each entry says of its job, as columns: the part of ``ledger.jobs.said_of_job`` and ``ledger.job_fold`` that is
-about one entry.
+"""What each entry says of its job, as columns: ``said_of_job`` and the part of the fold that is about one entry
+(``ledger.machines``).
 
 As there, a fact counts whatever its payload holds, a field of the wrong type counts as not given, and a CONFLICT entry
 says what the event says that it holds.
@@ -13,9 +13,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (the name everyone uses)
 
 from ledger.canonical import INTEGER_MAX
-from ledger.events import EVENTS_BY_ACTION, SystemAction
 from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX
 from ledger.hlc import TEXT as HLC_TEXT
+from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
 from ledger.private_fields import PRIVATE_MARK
 
 TEXT_CHARACTERS_MAX: Final = 500
@@ -78,7 +78,7 @@ def said(entries: DataFrame) -> DataFrame:
 
 
 def _held() -> Column:
-    """The event in a CONFLICT entry, as ``ledger.conflict.held_event`` makes it out; None for anything else."""
+    """The event in a CONFLICT entry, as ``ledger.chain.conflict.held_event`` makes it out; None for anything else."""
     is_conflict = F.col("action") == str(SystemAction.CONFLICT)
     fields = F.from_json(F.when(is_conflict, F.col("payload")), _HELD, _STRICT)
     values = {name: _string_of(fields[name]) for name in _HELD_NAMES}

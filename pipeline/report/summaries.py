@@ -16,7 +16,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from ledger import jobs
+from ledger.machines import jobs
 from pipeline.report.jobs import moment
 from pipeline.report.period import DAY_MS, HOUR_MS, Period
 

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from ledger.errors import ConfigurationError, DatabaseWentBackError
-from ledger.verdict import is_number
+from ledger.verification.verdict import is_number
 from pipeline.source.dsn import Dsn
 from pipeline.source.frames import in_tasks, open_pieces
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of

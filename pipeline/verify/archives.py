@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
-from ledger.range_fold import Ends
-from ledger.tree_check import StoredTree, TreeHead
+from ledger.verification.range_fold import Ends
+from ledger.verification.tree_check import StoredTree, TreeHead
 from pipeline.archive.judging import ArchiveJudge, broken
 from pipeline.source import OpenPlace
 from pipeline.source.archives import OpenArchive

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from ledger.errors import BundleInvalidError
 from ledger.exit_code import ExitCode
-from ledger.verdict import Break
 from ledger.verification import verify
+from ledger.verification.verdict import Break
 from pipeline.sent_keys import keyring_of, sent
 from pipeline.source import over_numbers
 from pipeline.verify.job import Verified

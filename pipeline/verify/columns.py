@@ -1,8 +1,8 @@
 """Arrow batches of entries judged column by column, without a Python object for each value.
 
 A batch in which everything is as it must be costs two hashes a row and some arithmetic over its buffers. In any other
-batch something is wrong, or it begins a chain, or has links of version 1: its rows go to ``ledger.entry_check``, which
-says what. Both judge alike, which a property test says.
+batch something is wrong, or it begins a chain, or has links of version 1: its rows go to
+``ledger.verification.entry_check``, which says what. Both judge alike, which a property test says.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledger.chain import Linker
-from ledger.entry_check import EntryChecker
 from ledger.merkle import HASH_BYTES
-from ledger.range_check import RangeChecker
-from ledger.verdict import Head
 from ledger.verification import ENTRY_COLUMNS
+from ledger.verification.entry_check import EntryChecker
+from ledger.verification.range_check import RangeChecker
+from ledger.verification.verdict import Head
 from pipeline.arrow import INTEGERS, lists_of
 
 _LINK_DIGITS: Final = 2 * HASH_BYTES

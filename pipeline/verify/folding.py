@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from ledger.range_fold import CheckAgain, Ends, JobsFound, fold
-from ledger.range_summary import RangeSummary, RangeTask
-from ledger.verdict import Break, Findings
+from ledger.verification.range_fold import CheckAgain, Ends, JobsFound, fold
+from ledger.verification.range_summary import RangeSummary, RangeTask
+from ledger.verification.verdict import Break, Findings
 from pipeline.verify.task_rows import AGAIN, BREAK, JOBS, REFUSED, SUMMARY, VERDICT, TaskRow, batched, encode, rows_in
 
 SORTED_BY: Final = ("tenant_id", "kind", "number")

@@ -12,11 +12,11 @@ import orjson
 import pyarrow as pa
 
 from ledger.errors import InvalidInputError
-from ledger.projection_check import CHAIN_ASPECTS
-from ledger.range_fold import Ends, tasks
-from ledger.range_summary import RangeTask
-from ledger.tree_check import TreeHead
-from ledger.verdict import KINDS, Verdict
+from ledger.verification.projection_check import CHAIN_ASPECTS
+from ledger.verification.range_fold import Ends, tasks
+from ledger.verification.range_summary import RangeTask
+from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import KINDS, Verdict
 from pipeline.arrow import batch_of_columns, ddl_of
 from pipeline.sent_keys import sent
 from pipeline.source import OpenPlace, Piece, over_pieces

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from ledger import job_parts
-from ledger.projection_check import JobJudge, StoredJob
-from ledger.verdict import Break
+from ledger.machines import job_parts
+from ledger.verification.projection_check import JobJudge, StoredJob
+from ledger.verification.verdict import Break
 from pipeline.verify.task_rows import BREAK, CANDIDATE, JOBS, PART, STORED, TaskRow, batched, encode, rows_in
 
 SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")

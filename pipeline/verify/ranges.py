@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from ledger import job_parts
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
-from ledger.job_parts import JobParts
-from ledger.projection_check import FOLD_COLUMNS
-from ledger.range_check import RangeChecker
-from ledger.range_summary import RangeTask
-from ledger.verdict import Break, Findings
+from ledger.machines import job_parts
+from ledger.machines.job_parts import JobParts
 from ledger.verification import ENTRY_COLUMNS
+from ledger.verification.projection_check import FOLD_COLUMNS
+from ledger.verification.range_check import RangeChecker
+from ledger.verification.range_summary import RangeTask
+from ledger.verification.verdict import Break, Findings
 from pipeline.arrow import rows_of
 from pipeline.sent_keys import keyring_of
 from pipeline.source import Piece, PieceReader

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from ledger.verdict import Break
+from ledger.verification.verdict import Break
 from pipeline.arrow import batch_of, ddl_of, lists_of
 
 ROWS_A_BATCH: Final = 1000

@@ -22,8 +22,8 @@ from msgspec import Meta
 from ledger import canonical
 from ledger.errors import BundleInvalidError, CanonicalError, ProofError, SignatureError
 from ledger.merkle import verify_consistency
-from ledger.tree_check import Anchor
-from ledger.verdict import Anchored
+from ledger.verification.tree_check import Anchor
+from ledger.verification.verdict import Anchored
 from signing import note as notes
 from signing.anchors import WITNESS, Outsiders, as_of, judge_cosignature, judge_timestamp
 from signing.checkpoint import Checkpoint, open_checkpoint, parse

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from ledger.bundle.rows import Row
-from ledger.rows_alone import RowsAlone
-from ledger.tree_check import StoredTree
-from ledger.verdict import Head
+from ledger.verification.rows_alone import RowsAlone
+from ledger.verification.tree_check import StoredTree
+from ledger.verification.verdict import Head
 from signing.bundle.reader import BundleReader
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 

@@ -6,7 +6,7 @@
     1. container and digests          signing.bundle.reader
     2. the manifest's signature       here
     3. the checkpoints                here
-    4. entries, snapshots, tree       a ``ledger.verdict.Verdict``, by whoever verifies
+    4. entries, snapshots, tree       a ``ledger.verification.verdict.Verdict``, by whoever verifies
     5. all of it together             here
 
 The verdict object is that of a chain with one aspect more, ``bundle``: container, digests and manifest. Where that
@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ledger.comparison import rollback, with_break
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
@@ -31,8 +30,9 @@ from ledger.errors import (
     SignatureError,
     UntrustedKeyError,
 )
-from ledger.tree_check import TreeHead
-from ledger.verdict import ASPECTS, Head, Verdict
+from ledger.verification.comparison import rollback, with_break
+from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import ASPECTS, Head, Verdict
 from signing.anchors import NOBODY, Outsiders
 from signing.bundle.anchors import judge_anchors
 from signing.bundle.manifest import Manifest, judge

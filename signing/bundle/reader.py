@@ -44,7 +44,7 @@ from ledger.bundle.incoming import BundleSource
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, decode_entries
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError
-from ledger.verdict import Head
+from ledger.verification.verdict import Head
 from signing.bundle.anchors import BundledAnchor, decode_anchors
 from signing.bundle.manifest import Manifest, judge, open_envelope, read_manifest
 from signing.bundle.snapshot_rows import check_ascending, decode_snapshot

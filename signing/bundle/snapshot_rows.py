@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ledger import canonical
 from ledger.errors import BundleInvalidError, InvalidInputError, SignatureError
-from ledger.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from signing.strict import parse_json
 
 FROM_SEQ, TO_SEQ = map(SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq"))

@@ -15,7 +15,7 @@ from typing import Any
 from ledger import canonical, merkle
 from ledger.bundle.format import END, padding_of, tar_header
 from ledger.exit_code import exit_code_of_bundle
-from ledger.tiles import TileTree, consistency_proof
+from ledger.merkle.tiles import TileTree, consistency_proof
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from signing import envelope
 from signing.bundle.judging import BundleVerdict

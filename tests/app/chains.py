@@ -11,8 +11,9 @@ from typing import Any
 
 import asyncpg
 
-from ledger import chain, jobs
+from ledger import chain
 from ledger.hlc import Hlc
+from ledger.machines import jobs
 
 Entry = asyncpg.Record
 """A row of the log, every column."""

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.config import Settings, load_settings
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.main import listening, running
 from app.service import Service
 from tests.app.chains import Chains

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from app.write.requests import Draft, RequestKey
-from ledger.events import JOB_EVENTS, Durability
+from app.pending.requests import Draft, RequestKey
+from ledger.machines.events import JOB_EVENTS, Durability
 
 LOCAL = Durability.LOCAL
 GLOBAL = Durability.GLOBAL

@@ -14,12 +14,12 @@ import asyncpg
 
 from app.bundle.importer import BundleImporter, Imported
 from app.bundle.staging import StagedFile
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.metrics import Metrics
-from app.node import Node
+from app.node.state import Node
 from app.store import chaining
-from ledger import jobs
 from ledger.hlc import Clock
+from ledger.machines import jobs
 from ledger.verification import ENTRY_COLUMNS
 from tests.app.chains import Chains
 from tests.conftest import fresh_database

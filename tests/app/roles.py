@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from app.embedded_account import find_package
+from app.dev.account import find_package
 
 ROLES_SQL = Path(__file__).parents[2] / "deploy" / "postgres" / "roles.sql"
 

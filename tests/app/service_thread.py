@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.config import load_settings
-from app.embedded import DATABASE, EmbeddedPostgres
+from app.dev.embedded import DATABASE, EmbeddedPostgres
 from app.main import listening, running
 from tests.conftest import copy_of, execute
 

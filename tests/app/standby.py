@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from app.embedded import EmbeddedPostgres
-from app.embedded_account import reachable_folder
-from app.embedded_cluster import free_port, open_cluster
+from app.dev.account import reachable_folder
+from app.dev.cluster import free_port, open_cluster
+from app.dev.embedded import EmbeddedPostgres
 
 READY_TIMEOUT_S = 30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from ledger.tiles import TILE_BYTES, TileTree
+from ledger.merkle.tiles import TILE_BYTES, TileTree
 from signing.checkpoint import Checkpoint, sign_checkpoint
 
 if TYPE_CHECKING:

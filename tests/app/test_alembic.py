@@ -12,7 +12,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.embedded_account import find_package
+from app.dev.account import find_package
 from app.store.schema_version import MIGRATIONS, check_schema, newest_revision
 from tests.conftest import Database
 

@@ -12,12 +12,12 @@ import asyncpg
 import httpx
 import pytest
 
+from app.pending.requests import Receipt
 from app.service import Service
-from app.write.requests import Receipt
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
-from ledger.events import JOB_EVENTS, Durability
 from ledger.hlc import Hlc
+from ledger.machines.events import JOB_EVENTS, Durability
 from tests.app.chains import Chains, Entry, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from app.bundle.verify import verify_file
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from signing.bundle.judging import BundleVerdict
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring

@@ -13,11 +13,11 @@ import pytest
 
 from app.bundle.from_wal import export_from_wal, survey
 from app.bundle.verify import verify_file
-from app.embedded import EmbeddedPostgres
-from ledger import record
+from app.dev.embedded import EmbeddedPostgres
+from ledger.chain import record
+from ledger.chain.record import EventRecord, IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.hlc import Hlc
-from ledger.record import EventRecord, IdempotencyKey
 from signing.bundle.reader import BundleReader
 from signing.key_file import generate, load
 from signing.keys import FileSigner, Keyring

@@ -23,7 +23,7 @@ import pytest
 from app.bundle.sorting import Sorter
 from app.bundle.staging import Upload, check_disk_room
 from app.bundle.verify import verify_file
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from ledger import canonical
 from ledger.errors import NotReadyError
 from signing.bundle.judging import BundleVerdict

@@ -13,8 +13,8 @@ import asyncpg
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
-from ledger.conflict import Event, conflict_hlc
+from app.dev.embedded import EmbeddedPostgres
+from ledger.chain.conflict import Event, conflict_hlc
 from ledger.errors import ClockSkewError, InvalidInputError
 from tests.app.bundles import bundle_of, store
 from tests.app.importing import fresh, import_all, in_memory, links, signed, states

@@ -9,12 +9,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from app.background.turns import BYTES_PER_TURN
+from app.pending.requests import Draft
 from app.store import bundles
 from app.store.chain_reader import PostgresChainReader, consistent_reader
 from app.store.fetches import FETCH_BYTES
-from app.turns import BYTES_PER_TURN
-from app.write.requests import Draft
-from ledger.events import JOB_EVENTS
+from ledger.machines.events import JOB_EVENTS
 from tests.app.chains import Chains
 from tests.app.conftest import RunNode
 from tests.app.drafts import GLOBAL

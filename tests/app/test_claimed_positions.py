@@ -7,8 +7,8 @@ import pytest
 import structlog
 
 from app.config import Settings
+from app.pending.requests import Receipt
 from app.service import Service
-from app.write.requests import Receipt
 from ledger.errors import StartRefusedError, WalCorruptError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode

@@ -19,7 +19,7 @@ from app.config import load_settings
 from app.http import answers as served
 from app.http import chain_answers, node_answers
 from ledger.errors import ConfigurationError
-from ledger.verdict import ASPECTS
+from ledger.verification.verdict import ASPECTS
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 PATIENCE_S = 60.0

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from app.cli import Commands
 from app.cli import tally as command_line
-from ledger.comparison import with_checkpoint
 from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
+from ledger.verification.comparison import with_checkpoint
 
 ASPECTS = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
 

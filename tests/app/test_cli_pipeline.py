@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from app import identity, node_keys
 from app.cli.pipeline import prepared
 from app.config import Settings
-from app.restore import own_keys
+from app.keys import node_keys
+from app.node import identity
+from app.start.restore import own_keys
 from signing import key_file
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 
 NAME = "cli_privacy"

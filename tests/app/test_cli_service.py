@@ -27,7 +27,7 @@ from app.cli import openb
 from app.cli.replay import request_key
 from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
-from app.embedded_cluster import find_data
+from app.dev.cluster import find_data
 from app.store import tampering
 from tests.processes import runs
 

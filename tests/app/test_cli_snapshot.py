@@ -14,7 +14,7 @@ import pytest
 
 from app.cli import main, snapshot
 from app.cli.client import LedgerClient
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 from tests.conftest import execute
 

@@ -22,7 +22,7 @@ from app.cli.flush import flush
 from app.cli.process import Ended
 from app.cli.recorded_job import RecordedJob
 from app.cli.spool import Spool, SpoolError
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering
 

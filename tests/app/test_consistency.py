@@ -8,16 +8,15 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import pytest
 
-from app.node import Node
+from app.node.session import Token
+from app.node.state import Node
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
 from app.read.consistency import Consistency, Promise, ReadLevel, all_seen
 from app.read.copies import Copies
 from app.read.jobs import JobReader, Page
 from app.read.revealing import Revealing
-from app.session import Token
 from app.store.reads import TokenPosition
-from ledger import jobs
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
@@ -28,8 +27,9 @@ from ledger.errors import (
     TooStaleError,
     WriteLostError,
 )
-from ledger.events import JOB_EVENTS
 from ledger.hlc import Clock, Hlc
+from ledger.machines import jobs
+from ledger.machines.events import JOB_EVENTS
 
 HERE, THERE = "here", "there"
 EPOCH = 5

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import asyncpg
 import pytest
 
+from app.pending import quarantine
+from app.pending.requests import Receipt
 from app.service import Service
-from app.start import start_node
-from app.write import quarantine
-from app.write.requests import Receipt
+from app.start.procedure import start_node
 from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode

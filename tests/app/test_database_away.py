@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 import httpx
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from tests.app.chains import until
 from tests.app.service_thread import serving
 

@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 
 TYPES = {"js": "text/javascript", "css": "text/css", "png": "image/png", "json": "application/json"}

@@ -18,9 +18,9 @@ import asyncpg
 import psutil
 import pytest
 
-from app import embedded_account
-from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import find_data, read_credentials
+from app.dev import account as embedded_account
+from app.dev.cluster import find_data, read_credentials
+from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import StartRefusedError
 from tests.processes import runs
 
@@ -33,7 +33,7 @@ USER_OF_A_SERVER = """
 import encodings.idna, os, sys, uuid
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 if sys.argv[2] != str(os.geteuid()):
     os.setgroups([])
     os.setgid(int(sys.argv[2]))

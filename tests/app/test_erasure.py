@@ -15,7 +15,7 @@ import pytest
 from app.bundle.counting import counts_of
 from app.bundle.verify import verify_file
 from app.config import Settings
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.privacy import rotation
 from app.privacy.keys import SubjectKeys
 from app.store import privacy as store

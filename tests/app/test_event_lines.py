@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from app.background.turns import BYTES_PER_TURN, LINES_PER_TURN, turns
 from app.http.events import LINES_MAX, drafts_of
 from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError
-from app.turns import BYTES_PER_TURN, LINES_PER_TURN, turns
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidEventError
 from tests.turns import counted_turns

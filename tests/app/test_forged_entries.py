@@ -13,7 +13,7 @@ from app.store.notary import GrownTree, store_trees
 from ledger.chain import Linker
 from ledger.errors import SigningUnavailableError
 from ledger.merkle import leaf_hash
-from ledger.tiles import TileTree
+from ledger.merkle.tiles import TileTree
 from tests.app.admitting import admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode

@@ -14,7 +14,7 @@ from app.main import running
 from app.parts import Parts
 from app.read import full_walk
 from app.read.found_breaks import FoundBreaks
-from ledger.verdict import Break
+from ledger.verification.verdict import Break
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import wal_folder, write

@@ -14,8 +14,9 @@ from app.http.requests import EVENT_LINE
 from app.http.writing import draft_of
 from app.store.chaining import LOG_COLUMNS, ChainHead
 from app.store.growth import ChainPosition, Grower, Growth
-from ledger import canonical, chain, jobs
+from ledger import canonical, chain
 from ledger.hlc import Hlc
+from ledger.machines import jobs
 
 TENANTS = ("acme", "globex")
 HEADS = {"acme": ChainHead(0, None, None), "globex": ChainHead(7, "ab" * 32, "1:0:n1")}

@@ -10,12 +10,12 @@ import httpx
 import orjson
 import pytest
 
+from app.intake.job_checks import JobChecks
+from app.intake.job_index import JobIndex
+from app.pending.requests import Draft
 from app.service import Service
 from app.store.edge import ChainedJob
 from app.store.schema_version import MIGRATIONS
-from app.write.job_checks import JobChecks
-from app.write.job_index import JobIndex
-from app.write.requests import Draft
 from ledger import canonical
 from ledger.errors import DurabilityTimeoutError, InvalidEventError, JobEndedError, JobExistsError
 from tests.app.chains import Chains, until
@@ -152,7 +152,7 @@ async def test_without_postgres_a_creation_is_taken_as_before(
 async def test_others_get_their_turn_while_large_creations_are_compared(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.turns.TURN_S", -1.0)
+    monkeypatch.setattr("app.background.turns.TURN_S", -1.0)
 
     async def find_none(_wanted: object) -> dict[tuple[str, str], ChainedJob]:
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncpg
 import structlog
 
-from app.kept_running import kept_running
+from app.node.kept_running import kept_running
 from app.service import Service
 from ledger.errors import DatabaseUnavailableError
 from tests.app.chains import until

@@ -15,15 +15,15 @@ import asyncpg
 import httpx
 import pytest
 
-from app import root_key
 from app.config import Settings
+from app.keys import root_key
 from app.service import Service
 from ledger import canonical
-from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import ConfigurationError, DatabaseWentBackError, KeyConflictError, StartRefusedError
-from ledger.events import SystemAction
 from ledger.hlc import Hlc
+from ledger.machines.events import SystemAction
 from ledger.verification import SNAPSHOT_COLUMNS
+from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing import key_file, key_statement
 from signing.key_file import FileSigner
 from signing.key_history import added_facts, revoked_facts, root_facts, rotated_facts

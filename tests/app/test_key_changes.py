@@ -17,9 +17,9 @@ import httpx
 import pytest
 import structlog
 
-from app import node_keys
 from app.config import Settings
-from app.node_keys import Retired
+from app.keys import node_keys
+from app.keys.node_keys import Retired
 from app.service import Service
 from signing import key_file
 from signing.checkpoint import open_checkpoint

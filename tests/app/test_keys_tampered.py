@@ -8,10 +8,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.ended_keys import EndedKeys
-from app.key_chain import KeyChain
-from app.root_key import RootKey
-from app.write.checkpoints import CheckpointFolder
+from app.chain.checkpoints import CheckpointFolder
+from app.keys.ended_keys import EndedKeys
+from app.keys.key_chain import KeyChain
+from app.keys.root_key import RootKey
 from ledger import canonical, chain, merkle
 from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint

@@ -11,11 +11,11 @@ import pytest
 
 from app.config import Settings
 from app.main import running
-from app.restore import restore_from_wal
 from app.service import Service
+from app.start.restore import restore_from_wal
 from app.store.tampering import cut_tail
-from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import DatabaseWentBackError, StartRefusedError
+from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing import checkpoint, key_file, note
 from tests.app import chain_builder
 from tests.app.admitting import admit_node
@@ -134,8 +134,8 @@ async def test_however_long_a_page_took_the_next_is_looked_at_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As where the database took a thousand times as long: by its share alone the watch would rest for many minutes.
-    monkeypatch.setattr("app.write.ledger_watch.SHARE", 1e-6)
-    monkeypatch.setattr("app.write.ledger_watch.REST_MAX_S", 0.1)
+    monkeypatch.setattr("app.chain.ledger_watch.SHARE", 1e-6)
+    monkeypatch.setattr("app.chain.ledger_watch.REST_MAX_S", 0.1)
     writer, _ = both
     async with running(writer, database.service_url) as (service, parts):
         await write(service, *range(ENTRIES))
@@ -170,7 +170,7 @@ async def test_a_checkpoint_by_a_key_that_is_not_admitted_is_neither_kept_nor_be
     superuser: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.write.ledger_watch.FOLLOW_INTERVAL_S", 0.0)
+    monkeypatch.setattr("app.chain.ledger_watch.FOLLOW_INTERVAL_S", 0.0)
     writer, other = both
     own = key_file.load_or_generate(other.signing_key_uri)
     forge = "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = 'acme'"
@@ -252,8 +252,8 @@ async def test_a_checkpoint_that_the_database_garbles_is_told_until_one_opens_ag
     capsys: pytest.CaptureFixture[str],
     garble: str,
 ) -> None:
-    monkeypatch.setattr("app.write.ledger_watch.UNFOLLOWED_AFTER_S", 4.0)
-    monkeypatch.setattr("app.write.ledger_watch.FOLLOW_INTERVAL_S", 0.2)
+    monkeypatch.setattr("app.chain.ledger_watch.UNFOLLOWED_AFTER_S", 4.0)
+    monkeypatch.setattr("app.chain.ledger_watch.FOLLOW_INTERVAL_S", 0.2)
     writer, other = both
     async with run_node(writer) as first:
         await write(first, 1)
@@ -283,7 +283,7 @@ async def test_a_checkpoint_that_the_database_garbles_is_told_until_one_opens_ag
 async def test_entries_that_only_a_node_that_is_not_admitted_wrote_are_told_until_it_is(
     run_server: RunServer, both: tuple[Settings, Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.write.ledger_watch.UNFOLLOWED_AFTER_S", 2.0)
+    monkeypatch.setattr("app.chain.ledger_watch.UNFOLLOWED_AFTER_S", 2.0)
     writer, other = both
     async with run_server(writer) as first, run_server(other) as second:
         assert (await second.post("/v1/jobs", json={"tenant_id": "globex"})).status_code == 201

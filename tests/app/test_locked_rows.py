@@ -12,8 +12,8 @@ import asyncpg
 import httpx
 import pytest
 
+from app.pending import quarantine
 from app.service import Service
-from app.write import quarantine
 from ledger.errors import DurabilityTimeoutError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer

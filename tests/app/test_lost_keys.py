@@ -8,15 +8,15 @@ import asyncpg
 import httpx
 import pytest
 
+from app.pending.backlog import Pending
+from app.pending.keyed_entry import is_bound
 from app.store.idempotency import ChainedLine
-from app.write.backlog import Pending
-from app.write.keyed_entry import is_bound
 from ledger import canonical
+from ledger.chain.record import IdempotencyKey
 from ledger.errors import DurabilityTimeoutError
-from ledger.events import ACTIONS
 from ledger.hlc import Hlc
 from ledger.keyed import MEMBER, key_digest
-from ledger.record import IdempotencyKey
+from ledger.machines.events import ACTIONS
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import LOCAL, created, key

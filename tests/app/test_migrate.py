@@ -17,8 +17,8 @@ from alembic.script import ScriptDirectory
 from structlog.testing import capture_logs
 
 from app.config import load_settings
-from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
+from app.dev.cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
+from app.dev.embedded import EmbeddedPostgres
 from app.main import listening, running
 from app.store.migrate import downgrade, migrate
 from app.store.schema_version import MIGRATIONS, check_schema, check_server, is_newest, newest_revision

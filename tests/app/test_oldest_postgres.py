@@ -16,7 +16,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 from app.store.schema_version import MIGRATIONS
 from pipeline.source import open_pieces, parse_place

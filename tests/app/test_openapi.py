@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.http.application import ROUTERS
 from tests.app.service_thread import serving
 

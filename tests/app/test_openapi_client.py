@@ -16,7 +16,7 @@ import pytest
 from aiopenapi3.plugin import Document, Message
 
 from app.config import load_settings
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.main import running
 from tests.app.bundles import bundle_of
 from tests.app.chains import until

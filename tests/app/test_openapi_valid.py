@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.http import problems
 from tests.app.service_thread import serving
 from tests.app.test_openapi import OPERATIONS

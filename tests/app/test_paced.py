@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from app.paced import paced
+from app.background.paced import paced
 from tests.app.clock_loop import Clock, ClockLoop
 
 

@@ -15,7 +15,7 @@ from app.config import Settings
 from app.privacy.agreement import Unchained, agree
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
-from app.restore import restore_from_wal
+from app.start.restore import restore_from_wal
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyRecord
 from app.store.privacy_chain import PrivacyEntry

@@ -15,10 +15,10 @@ import asyncpg
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.http import problems
 from app.http.problems import ProblemType
-from app.session import SECRET_BYTES, SessionTokens, Token
+from app.node.session import SECRET_BYTES, SessionTokens, Token
 from tests.app.service_thread import serving
 
 BODY_BYTES_MAX = 256 * 1024

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.http.heads import ServedNames
 from tests.app.service_thread import serving
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from ledger import chain, merkle
 from ledger.hlc import Hlc
 from signing import checkpoint, envelope

@@ -13,11 +13,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
+from app.node.session import SessionTokens, Token
 from app.read.consistency import Promise, ReadLevel
 from app.read.heartbeat import Heartbeat
 from app.read.replicas import Replicas, Source, replicas_at
-from app.session import SessionTokens, Token
 from app.store import reads
 from app.store.reading import READ_TIMEOUT_S, reading
 from tests.app.conftest import MakeSettings, RunServer

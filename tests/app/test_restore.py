@@ -13,11 +13,11 @@ import httpx
 import pytest
 import structlog
 
-from app import log_fork
 from app.config import Settings
 from app.main import listening, running
-from app.restore import fork_log, restore_from_bundles, restore_from_wal
+from app.node import log_fork
 from app.service import Service
+from app.start.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.store import keys as key_store
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
 from signing import key_file

@@ -14,8 +14,8 @@ import asyncpg
 import pytest
 
 from app.config import Settings
-from app.embedded import EmbeddedPostgres
-from app.restore import restore_from_wal
+from app.dev.embedded import EmbeddedPostgres
+from app.start.restore import restore_from_wal
 from ledger.exit_code import ExitCode
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger

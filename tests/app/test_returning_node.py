@@ -12,7 +12,7 @@ import structlog
 
 from app.bundle.from_wal import export_from_wal, survey
 from app.config import HlcSettings, Settings
-from app.write.requests import Receipt
+from app.pending.requests import Receipt
 from ledger.hlc import Hlc
 from signing.key_file import load
 from tests.app.bundles import bundle_of, rows_of, store

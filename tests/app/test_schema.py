@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection as SyncConnection
 
-from app.embedded_cluster import OWNER, SERVICE, SERVICE_GROUP
+from app.dev.cluster import OWNER, SERVICE, SERVICE_GROUP
 from app.store.migrate import COMPARED, engine
 from app.store.tables import LOG_PARTITIONS, SCHEMA, metadata
 from tests.conftest import Database

@@ -16,7 +16,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.http.deadlines import PROGRESS_BYTES, Progress, connections_allowed
 from ledger.errors import StartRefusedError
 from tests.app.service_thread import serving

@@ -11,9 +11,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app import lost_wal
 from app.config import Settings
-from app.start import start_node
+from app.node import lost_wal
+from app.start.procedure import start_node
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
 from signing import key_file
 from tests.app.chains import Chains, numbers, until

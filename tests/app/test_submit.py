@@ -12,11 +12,11 @@ import asyncpg
 import pytest
 
 from app.config import Settings
-from app.node import Watermark
+from app.node.state import Watermark
+from app.pending.backlog import FACTS_KEPT_BYTES_MAX
+from app.pending.requests import Draft, Receipt
 from app.service import Service
-from app.write.backlog import FACTS_KEPT_BYTES_MAX
-from app.write.requests import Draft, Receipt
-from ledger import record
+from ledger.chain import record
 from ledger.errors import (
     DatabaseUnavailableError,
     DurabilityTimeoutError,
@@ -28,8 +28,8 @@ from ledger.errors import (
     WalFullError,
     WalPoisonedError,
 )
-from ledger.events import JOB_EVENTS, Durability
 from ledger.hlc import Hlc
+from ledger.machines.events import JOB_EVENTS, Durability
 from tests.app.chains import UNTIL_S, Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, progressed
@@ -225,7 +225,7 @@ async def test_only_the_short_payloads_of_the_first_events_that_wait_stay_parsed
     chains: Chains,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.write.submit.FACTS_KEPT_ENTRIES_MAX", 2)
+    monkeypatch.setattr("app.intake.submit.FACTS_KEPT_ENTRIES_MAX", 2)
     async with run_node(make_settings(), url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await until(chains.key_recorded, "the node has recorded its key")
@@ -264,7 +264,7 @@ async def test_requests_that_are_entered_in_turns_never_take_each_others_room(
     chains: Chains,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.write.submit.LINES_PER_TURN", 3)
+    monkeypatch.setattr("app.intake.submit.LINES_PER_TURN", 3)
     async with run_node(make_settings(wal={"backlog_max_entries": 100}), url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await until(chains.key_recorded, "the node has recorded its key")
@@ -292,8 +292,8 @@ async def test_the_bytes_of_the_backlog_have_a_bound_too(
     chains: Chains,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.write.backlog.BYTES_MAX_MIN", 200_000)
-    monkeypatch.setattr("app.write.submit.LINES_PER_TURN", 2)
+    monkeypatch.setattr("app.pending.backlog.BYTES_MAX_MIN", 200_000)
+    monkeypatch.setattr("app.intake.submit.LINES_PER_TURN", 2)
 
     def large(n: int) -> Draft:
         fields: dict[str, object] = {"spec": {"n": n, "text": "x" * 9_000}}
@@ -433,7 +433,7 @@ async def test_what_nobody_waits_for_is_chained_together_and_at_once_when_somebo
 ) -> None:
     await service.submitter.submit(created("acme", 0), key=None)
     await until(chains.key_recorded, "the node has recorded its key")
-    monkeypatch.setattr("app.write.appender.COLLECT_S", 3600)
+    monkeypatch.setattr("app.chain.appender.COLLECT_S", 3600)
     for numbered in (range(1, 4), range(5, 8)):
         before = service.node.chained.lsn
         receipts = [await service.submitter.submit(created("acme", n, durability=LOCAL), key=None) for n in numbered]
@@ -447,8 +447,8 @@ async def test_what_nobody_waits_for_is_chained_together_and_at_once_when_somebo
 
 async def test_a_full_batch_is_chained_though_nobody_waits(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     await service.submitter.submit(created("acme", 0), key=None)
-    monkeypatch.setattr("app.write.appender.COLLECT_S", 3600)
-    monkeypatch.setattr("app.write.appender.BATCH_ENTRIES_MAX", 3)
+    monkeypatch.setattr("app.chain.appender.COLLECT_S", 3600)
+    monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", 3)
     for n in range(1, 7):
         await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
     # What the ledger writes about itself may have filled up the first batch.
@@ -461,7 +461,7 @@ async def test_half_a_backlog_is_chained_though_nobody_waits(
     async with run_node(make_settings(wal={"backlog_max_entries": 8})) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await until(lambda: not len(service.backlog), "the backlog is empty")
-        monkeypatch.setattr("app.write.appender.COLLECT_S", 3600)
+        monkeypatch.setattr("app.chain.appender.COLLECT_S", 3600)
         for n in range(1, 9):
             await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
         await until(lambda: len(service.backlog) < 4, "what waits is chained")
@@ -542,7 +542,7 @@ async def test_a_request_larger_than_the_whole_backlog_is_too_large_instead_of_e
 async def test_events_larger_than_all_bytes_that_may_wait_are_too_large(
     run_node: RunNode, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.write.backlog.BYTES_MAX_MIN", 100_000)
+    monkeypatch.setattr("app.pending.backlog.BYTES_MAX_MIN", 100_000)
     text = "x" * 9_000
     drafts = [Draft("acme", None, JOB_EVENTS["JobCreated"], {"spec": {"text": text}}, None, LOCAL)] * 12
     async with run_node(make_settings(wal={"backlog_max_entries": 90})) as service:

@@ -21,7 +21,7 @@ from app.cli.verify import FILE, verify_by_service
 from app.cli.verify_database import kept_head, verify_database
 from app.cli.verify_request import Request
 from app.config import Settings
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from app.store.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead

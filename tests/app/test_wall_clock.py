@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.wall_clock import Reading, WallClock
+from app.node.wall_clock import Reading, WallClock
 
 SKEW_MS = 5000
 YEAR_MS = 365 * 86_400_000

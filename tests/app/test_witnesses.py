@@ -16,7 +16,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from signing.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from signing.cosignature import WitnessKey, cosignatures_of
 from signing.key_file import load

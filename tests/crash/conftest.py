@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import DATABASE, OWNER
+from app.dev.cluster import DATABASE, OWNER
+from app.dev.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 from tests.conftest import Database, execute
 from tests.crash.serve_process import ServeProcess

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import aiohttp
 import asyncpg
 
-from ledger import record
-from ledger.events import EVENTS_BY_ACTION, SYSTEM_TENANT
+from ledger.chain import record
+from ledger.machines.events import EVENTS_BY_ACTION, SYSTEM_TENANT
 from tests.crash.load import Book, Fact, Sent, http_session, number_of
 from tests.crash.serve_process import WAIT_S
 from wal import reader

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.session import unverified
+from app.node.session import unverified
 from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load

@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from app.cli.serve import StopWhileStarting
-from app.embedded import EmbeddedPostgres
-from app.embedded_cluster import free_port
+from app.dev.cluster import free_port
+from app.dev.embedded import EmbeddedPostgres
 from console.outcome import CommandExit
 from tests.app.chains import until
 from tests.conftest import Database

@@ -17,12 +17,11 @@ from typing import Any
 import orjson
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger import canonical, jobs, merkle
+from ledger import canonical, merkle
 from ledger.chain import link, link_v1
-from ledger.events import JOB_EVENTS
-from ledger.projection_check import stored_form
-from ledger.snapshot import SnapshotClaim
-from ledger.tiles import TileTree
+from ledger.machines import jobs
+from ledger.machines.events import JOB_EVENTS
+from ledger.merkle.tiles import TileTree
 from ledger.verification import (
     ENTRY_COLUMNS,
     FOLD_COLUMNS,
@@ -33,6 +32,8 @@ from ledger.verification import (
     StoredTree,
     TreeHead,
 )
+from ledger.verification.projection_check import stored_form
+from ledger.verification.snapshot import SnapshotClaim
 from signing.keys import FileSigner, Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from ledger.verdict import KINDS
+from ledger.verification.verdict import KINDS
 from tests.ledger.ledger_in_memory import link_of
 
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from ledger import job_parts
-from ledger.job_parts import JobParts
-from ledger.job_state import JobState
-from ledger.projection_check import JOB_COLUMNS, JobJudge, StoredJob
-from ledger.range_check import RangeChecker
-from ledger.range_fold import Ends, JobsFound, fold, tasks
-from ledger.range_summary import RangeSummary, RangeTask
-from ledger.snapshot_check import OpenSnapshot
-from ledger.tree_check import Anchor, TreeHead
-from ledger.verdict import Break, Verdict
+from ledger.machines import job_parts
+from ledger.machines.job_parts import JobParts
+from ledger.machines.job_state import JobState
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from ledger.verification.projection_check import JOB_COLUMNS, JobJudge, StoredJob
+from ledger.verification.range_check import RangeChecker
+from ledger.verification.range_fold import Ends, JobsFound, fold, tasks
+from ledger.verification.range_summary import RangeSummary, RangeTask
+from ledger.verification.snapshot_check import OpenSnapshot
+from ledger.verification.tree_check import Anchor, TreeHead
+from ledger.verification.verdict import Break, Verdict
 from tests.ledger.ledger_in_memory import OPEN, Ledger, Row, in_stored_order
 
 ROUNDS_MAX = 4

@@ -8,10 +8,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from ledger import canonical, jobs
-from ledger.conflict import Event, conflict_hlc, conflict_payload, held_event
+from ledger import canonical
+from ledger.chain.conflict import Event, conflict_hlc, conflict_payload, held_event
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
+from ledger.machines import jobs
 
 PAYLOAD = canonical.encode({"type": "JobCompleted", "fence_token": 2, "final_status": "ok"}).decode()
 DIGEST = sha256(PAYLOAD.encode()).hexdigest()

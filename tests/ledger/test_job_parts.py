@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger import job_parts, jobs
 from ledger.errors import CanonicalError
-from ledger.job_parts import JobParts
+from ledger.machines import job_parts, jobs
+from ledger.machines.job_parts import JobParts
 from ledger.verification import ENTRY_COLUMNS
 from tests.ledger.ledger_in_memory import build
 

@@ -15,9 +15,20 @@ from hypothesis import strategies as st
 
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
-from ledger.events import EVENTS_BY_ACTION, JOB_EVENTS
-from ledger.job_state import OTHERS_MAX
-from ledger.jobs import JobFold, JobState, event_fact, fact_of, from_json, is_ended, merge, status, to_json, view
+from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
+from ledger.machines.job_state import OTHERS_MAX
+from ledger.machines.jobs import (
+    JobFold,
+    JobState,
+    event_fact,
+    fact_of,
+    from_json,
+    is_ended,
+    merge,
+    status,
+    to_json,
+    view,
+)
 
 JOB = "use1-1704931200000-gate42-00001"
 

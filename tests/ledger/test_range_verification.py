@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import merkle
-from ledger.subtrees import GrowingPart, PartOfTree, append_part, subtrees
-from ledger.verdict import Verdict
+from ledger.merkle.subtrees import GrowingPart, PartOfTree, append_part, subtrees
 from ledger.verification import Anchor, TreeHead, verify
+from ledger.verification.verdict import Verdict
 from signing.snapshot import open_snapshot
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, build, payload_digest

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledger.chain.record import EventRecord, IdempotencyKey, decode, encode
 from ledger.errors import InvalidInputError
-from ledger.record import EventRecord, IdempotencyKey, decode, encode
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=60)
 KEYS = st.builds(

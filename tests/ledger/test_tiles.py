@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ledger.errors import InvalidInputError, ProofError
 from ledger.merkle import EMPTY_ROOT, Frontier, leaf_hash, root, verify_consistency, verify_inclusion
-from ledger.tiles import (
+from ledger.merkle.tiles import (
     TILE_WIDTH,
     TileTree,
     consistency_proof,

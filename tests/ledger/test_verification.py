@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from ledger import merkle
 from ledger.chain import Linker
-from ledger.entry_check import EntryChecker
-from ledger.snapshot_check import RangeTree
-from ledger.verdict import Findings
 from ledger.verification import ASPECTS, ENTRY_COLUMNS, KINDS, Head, StoredTree, Verdict, verify
+from ledger.verification.entry_check import EntryChecker
+from ledger.verification.snapshot_check import RangeTree
+from ledger.verification.verdict import Findings
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 from tests.ledger import naive_verification as naive

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ledger import merkle
-from ledger.entry_check import ENTRY_COLUMNS
 from ledger.errors import ArchiveUnavailableError, ConfigurationError
-from ledger.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName, month_after, month_of
 from pipeline.archive.manifest import Manifest, open_manifest

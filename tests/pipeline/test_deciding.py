@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ledger import canonical
 from ledger.bundle.incoming import Incoming, MergeKey, encode_incoming
 from ledger.bundle.placing import decide
-from ledger.conflict import Event, conflict_hlc, conflict_payload
+from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from pipeline.merge import deciding

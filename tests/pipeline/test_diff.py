@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pyspark.sql import SparkSession
 
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_error
 from pipeline.archive.store import ArchiveStore

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.conflict import Event, conflict_hlc
+from ledger.chain.conflict import Event, conflict_hlc
 from ledger.merkle import leaf_hash
-from ledger.tiles import TILE_WIDTH, TileTree
+from ledger.merkle.tiles import TILE_WIDTH, TileTree
 from pipeline.diff.blocks import Leaf, RowTiles, blocks_of, joined
 from pipeline.diff.cover import SeqRange, cover
 from pipeline.diff.events import event_id, range_ms

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from pyspark.sql import SparkSession
 
 from app.bundle.verify import verify_file
-from app.embedded import EmbeddedPostgres
+from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import (
     BundleRefusedError,
     InvalidInputError,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ledger import canonical
-from ledger.events import JOB_EVENTS
 from ledger.exit_code import ExitCode
 from ledger.hlc import Hlc
+from ledger.machines.events import JOB_EVENTS
 from signing.bundle.own_chain import OwnEntry
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger

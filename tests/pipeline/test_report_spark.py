@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ledger import canonical
 from ledger.errors import ConfigurationError
-from ledger.events import JOB_EVENTS
-from ledger.jobs import JobFold, status
+from ledger.machines.events import JOB_EVENTS
+from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.report import running, summaries
 from pipeline.report.fold import fold

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from ledger.errors import BrokenRangeError, BundleInvalidError, ConfigurationError
 from ledger.exit_code import ExitCode
-from ledger.verdict import Break
+from ledger.verification.verdict import Break
 from pipeline import java
 from pipeline.failures import told
 from pipeline.gateway import _kept, apart

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ledger.entry_check import EntryColumns
-from ledger.range_check import RangeChecker
-from ledger.range_fold import Ends, tasks
-from ledger.verdict import Break
 from ledger.verification import ENTRY_COLUMNS
+from ledger.verification.entry_check import EntryColumns
+from ledger.verification.range_check import RangeChecker
+from ledger.verification.range_fold import Ends, tasks
+from ledger.verification.verdict import Break
 from pipeline.source.rows import ENTRY_SCHEMA
 from pipeline.verify import columns as by_columns
 from tests.ledger.damage import DAMAGE, _spell_link, damage

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from app.store.chain_reader import consistent_reader
 from ledger import canonical
-from ledger.entry_check import ENTRY_COLUMNS
-from ledger.tree_check import TreeHead
 from ledger.verification import StoredTree, Verdict, verify
+from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.tree_check import TreeHead
 from pipeline.source import parse_place
 from pipeline.verify import Verified
 from pipeline.verify import verify as verify_on_spark

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ledger import canonical
-from ledger.entry_check import ENTRY_COLUMNS, EntryRow
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
 from signing import key_file
 from signing.key_entries import named_keys, without_trust
 from signing.key_file import FileSigner

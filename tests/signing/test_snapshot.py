@@ -16,7 +16,7 @@ from in_toto_attestation.v1.statement import Statement
 from ledger import canonical
 from ledger.errors import InvalidInputError, SignatureError
 from ledger.hlc import Hlc
-from ledger.snapshot import SnapshotClaim
+from ledger.verification.snapshot import SnapshotClaim
 from signing import envelope
 from signing.keys import FileSigner, Keyring, PublicKey
 from signing.snapshot import open_snapshot, sign_snapshot, statement

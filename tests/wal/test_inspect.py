@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ledger.chain.record import EventRecord, encode
 from ledger.errors import NotFoundError
-from ledger.record import EventRecord, encode
 from tests.wal.logs import NODE, WAL_ID, Log, hlc_of, naive_batch, naive_segment, snapshot
 from wal import control
 from wal.inspect import SETTLE_S, dump, verify, wal_folders

@@ -17,8 +17,8 @@ from ledger.errors import (
     WalFullError,
     WalPoisonedError,
 )
-from ledger.events import BATCH_RECORD_TYPE
 from ledger.hlc import Clock, Hlc
+from ledger.machines.events import BATCH_RECORD_TYPE
 from tests.wal.logs import NODE, WAIT_S, WAL_ID, Log, hlc_of, lsns_in, payload_of
 from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.inspect import dump

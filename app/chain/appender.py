@@ -1,0 +1,489 @@
+"""The appender: one task a node, from committed WAL records to chained rows.
+
+For each batch, in one Postgres transaction::
+
+    1. pass the fence (wal_positions: my epoch, the chained LSN I left) and lock the touched heads in tenant order
+    2. give new tenants their head; read which keyed lines are chained; read the touched job states
+    3. decide duplicates, assign seq, link, merge job state          (pure, app.pending.linking)
+    4. COPY the rows, store the keyed lines, move the heads, store the job states
+    5. commit; only then do outcomes resolve and the chained watermark rise
+
+When a full batch waits behind this one, steps 2 and 3 of that are done while Postgres stores this one (4); the
+result counts only if the heads are then where this one left them.
+
+Invariants::
+
+    chained_lsn in Postgres == LSN of the last event of the last committed batch
+    node.chained.lsn <= chained_lsn in Postgres
+    a chain whose head went below one that this node has seen, or changed under the same seq, is never extended
+
+What Postgres answers decides what happens next:
+
+=================================  ==============================================================
+the answer to COMMIT is lost       read the position under lock: new = it was committed, old = again
+the fence does not let through     another epoch = fenced, stop; lower position = it went back, stop
+an entry is there already           look up what the chain holds of the batch: what was imported while this node
+                                   was away is not chained again; another event with that HLC makes a CONFLICT
+SQLSTATE class 22, 23, 54          halve the batch; a single event is chained as REFUSED instead
+a row in the way of an entry, a    the tenant is quarantined and its events are held back (app.pending.quarantine);
+head that is not as left, fewer    all others go on: the fence, which held, says that the database did not go back
+rows stored than were sent
+rows that another session keeps    the tenant is passed over, its records wait in memory and, by where they begin, in
+locked for LOCK_TIMEOUT_S          held.json; they are chained once the rows are free, all others meanwhile
+anything else                      again, with growing pauses, for as long as it takes
+=================================  ==============================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import asyncpg
+import structlog
+
+from app.chain import previous
+from app.chain.fence import is_moved
+from app.chain.linking_ahead import LinkingAhead
+from app.chain.previous import JobStateCache
+from app.metrics import Metrics
+from app.node.state import Node
+from app.pending.backlog import Backlog, Pending
+from app.pending.linking import LinkedBatch, link_batch, tenant_begun_by
+from app.pending.quarantine import Quarantine
+from app.store import chaining, idempotency
+from app.store.chaining import ChainHead
+from app.store.faults import DATABASE_FAULTS
+from app.store.growth import head_of
+from ledger.chain import Linker
+from ledger.errors import (
+    ChainDamagedError,
+    ClockSkewError,
+    EventRefusedError,
+    IdempotencyReusedError,
+    InvalidInputError,
+    LedgerError,
+)
+from ledger.hlc import Hlc
+
+BATCH_ENTRIES_MAX = 2000
+"""Most events in one transaction: enough to spread the commit, few enough to keep the latency of one low."""
+BATCH_BYTES_MAX = 1 << 20
+"""Most payload bytes in one transaction: they are linked and folded in one turn of the event loop."""
+COLLECT_S = 0.02
+"""How long records that nobody waits for come together before they are chained: a transaction costs as much as linking
+and storing a hundred of them."""
+LOCKED_RETRY_S = 0.5
+"""How often it is looked whether locked rows are free again."""
+RETRY_PAUSE_FIRST_S = 0.05
+RETRY_PAUSE_MAX_S = 2.0
+STATEMENT_TIMEOUT_S = 60.0
+"""A statement that takes longer counts as a lost connection."""
+
+log = structlog.get_logger()
+
+ChainedCallback = Callable[[LinkedBatch], None]
+Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
+
+
+class Appender:
+    """Chains the backlog of one node. ``on_chained`` runs after each commit, before outcomes resolve."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        backlog: Backlog,
+        connect: Connect,
+        pool: asyncpg.Pool[asyncpg.Record],
+        heads: dict[str, ChainHead],
+        quarantine: Quarantine,
+        metrics: Metrics,
+        on_chained: ChainedCallback,
+        on_failure: Callable[[LedgerError], None],
+    ) -> None:
+        self._node = node
+        self._backlog = backlog
+        self._connect = connect
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._heads = heads
+        self._quarantine = quarantine
+        self._metrics = metrics
+        self._on_chained = on_chained
+        self._on_failure = on_failure
+        self._linkers: dict[str, Linker] = {}
+        self._states = JobStateCache()
+        self._ahead = LinkingAhead(pool, self._states, self._linkers)
+        self._is_returning = False
+        """Whether the last batch held records that were in the chain already, imported while this node was away: then
+        the next one probably does too, and what stands in the chain is looked up first."""
+        self._work = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._collecting: asyncio.TimerHandle | None = None
+        self._trying_locked: asyncio.TimerHandle | None = None
+        """When it is looked again whether locked rows are free, None when that is due or there are none."""
+        self.database_error: str | None = None
+        """Why the last attempt failed, None while all is well."""
+
+    def wake(self) -> None:
+        """There may be newly committed records, or somebody waits for one: then, or when they fill a batch or half of
+        the backlog, they are chained at once, else within ``COLLECT_S``."""
+        chained = self._node.chained
+        if chained.wanted_lsn > chained.lsn or self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX):
+            self._work.set()
+        elif self._backlog and self._collecting is None:
+            self._collecting = asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
+
+    def _collected(self) -> None:
+        self._collecting = None
+        self._work.set()
+
+    async def run(self) -> None:
+        """Chain what is committed, for ever; ends by cancellation, or when the node has failed."""
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                await self._try_locked()
+                if batch := self._peek(0):
+                    await self._chain(batch)
+                    self.wake()
+                if not self._peek(0):
+                    self._drained.set()
+        except LedgerError as error:
+            log.error("appender_stopped", error=str(error))
+            self._on_failure(error)
+        finally:
+            self._drained.set()
+            self._ahead.cancel()
+            if self._connection is not None:
+                self._connection.terminate()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have ``run`` chain all that is committed, as far as it comes within ``timeout_s`` seconds."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._peek(0) and (left_s := deadline_s - time.monotonic()) > 0:
+            self._drained.clear()
+            self._work.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), left_s)
+
+    async def chain_committed(self) -> None:
+        """Chain all that is committed now.
+
+        Raises:
+            LedgerError: the node cannot go on.
+        """
+        while batch := self._peek(0):
+            await self._chain(batch)
+
+    def _peek(self, skip: int) -> list[Pending]:
+        return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX, skip=skip)
+
+    # --- one batch --------------------------------------------------------------------------------
+
+    async def _chain(self, batch: Sequence[Pending]) -> None:
+        """Chain ``batch``, splitting it when Postgres refuses a record in it."""
+        try:
+            linked = await self._commit(batch, refused_sqlstate=None)
+        except asyncpg.PostgresError as error:
+            if isinstance(error, asyncpg.UniqueViolationError) and not self._is_returning:
+                log.warning("records_chained_by_another_way", lsn=batch[0].lsn, error=str(error))
+                self._is_returning = True
+                await self._chain(batch)
+                return
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                await self._chain(batch[:middle])
+                await self._chain(batch[middle:])
+                return
+            linked = await self._chain_refused(batch[0], error)
+        self._publish(batch, linked)
+        await self._quarantine.release(batch)
+
+    async def _chain_refused(self, pending: Pending, error: asyncpg.PostgresError) -> LinkedBatch:
+        """What becomes of the one event that Postgres will not take: a REFUSED entry takes its place or, when that
+        will not go in either, or a row that is not of the chain is in its place, its tenant is quarantined."""
+        log.error("record_refused", lsn=pending.lsn, sqlstate=error.sqlstate, error=str(error))
+        if not isinstance(error, asyncpg.UniqueViolationError):
+            try:
+                return await self._commit((pending,), refused_sqlstate=error.sqlstate)
+            except asyncpg.PostgresError as again:
+                error = again
+        self._begin_quarantine(pending.tenant_id, f"Postgres refuses its next entry ({error.sqlstate}): {error}")
+        return await self._commit((pending,), refused_sqlstate=None)
+
+    def found_damaged(self, error: ChainDamagedError) -> None:
+        """Somebody else found the rows of a tenant damaged: no entry is appended to it."""
+        if error.tenant_id not in self._quarantine:
+            self._begin_quarantine(error.tenant_id, error.reason)
+
+    def _begin_quarantine(self, tenant_id: str, reason: str) -> None:
+        self._quarantine.begin(tenant_id, reason, self._heads.get(tenant_id), self._backlog)
+
+    # --- tenants whose rows are locked ------------------------------------------------------------
+
+    async def _found_locked(self, batch: Sequence[Pending]) -> bool:
+        """Whether another session keeps rows of some tenants of ``batch`` locked; they are passed over from now on."""
+        try:
+            locked = await self._locked_of([each for each in batch if each.tenant_id not in self._quarantine])
+        except DATABASE_FAULTS as error:
+            self._retry_later(error)
+            return False
+        for tenant_id in sorted(locked):
+            reason = "another session keeps its row of scheduler.chain_heads or scheduler.jobs locked (see pg_locks)"
+            self._quarantine.begin_wait(tenant_id, reason, self._backlog)
+            self._try_locked_soon()
+        return bool(locked)
+
+    async def _locked_of(self, batch: Sequence[Pending]) -> set[str]:
+        tenants = {pending.tenant_id for pending in batch}
+        tenants |= {begun for pending in batch if (begun := tenant_begun_by(pending))}
+        jobs = {(pending.tenant_id, pending.job_id) for pending in batch}
+        locked = await chaining.locked_tenants(await self._connected(), sorted(tenants), sorted(jobs))
+        return locked & {pending.tenant_id for pending in batch}
+
+    def _try_locked_soon(self) -> None:
+        if self._trying_locked is None:
+            self._trying_locked = asyncio.get_running_loop().call_later(LOCKED_RETRY_S, self._try_locked_now)
+
+    def _try_locked_now(self) -> None:
+        self._trying_locked = None
+        self._work.set()
+
+    async def _try_locked(self) -> None:
+        """Chain what waits of the tenants whose lock is gone."""
+        if not self._quarantine.locked or self._trying_locked is not None:
+            return
+        for tenant_id in sorted(self._quarantine.locked):
+            batch = self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+            try:
+                if await self._locked_of(batch):
+                    continue
+            except DATABASE_FAULTS as error:
+                self._retry_later(error)
+                break
+            del self._quarantine.locked[tenant_id]
+            while batch and tenant_id not in self._quarantine.locked:
+                await self._chain(batch)
+                batch = self._backlog.peek_aside(tenant_id, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
+            if tenant_id not in self._quarantine.locked:
+                await self._quarantine.end_wait(tenant_id)
+        if self._quarantine.locked:
+            self._try_locked_soon()
+
+    def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
+        self._backlog.drop(batch, self._quarantine.locked)
+        self._is_returning = linked.is_returning
+        for tenant_id, t_hlc, lsn in linked.conflicts:
+            log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
+        self._states.commit(linked)
+        for tenant, links in linked.links.items():
+            self._heads[tenant] = head_of(links)
+        self._metrics.chain_entries.inc(len(linked.log_rows))
+        self._on_chained(linked)
+        for pending, outcome in zip(batch, linked.outcomes, strict=True):
+            future = pending.outcome
+            if pending.tenant_id in self._quarantine.locked:
+                continue
+            if isinstance(outcome, EventRefusedError | IdempotencyReusedError):
+                pending.refusal = outcome
+                log.error("event_refused", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
+            if future is None or future.done():
+                continue
+            if isinstance(outcome, LedgerError):
+                future.set_exception(outcome)
+                future.exception()
+            else:
+                assert outcome is not None
+                future.set_result(outcome)
+        self._node.chained.advance(batch[-1].lsn)
+
+    async def _commit(self, batch: Sequence[Pending], *, refused_sqlstate: str | None) -> LinkedBatch:
+        """Run the transaction until it is known to be committed.
+
+        Raises:
+            asyncpg.PostgresError: Postgres refuses the data, SQLSTATE class 22, 23 or 54; nothing was stored.
+            FencedError: another process took over this WAL.
+            DatabaseWentBackError: Postgres lost what it had.
+        """
+        new_lsn = max(self._node.chained.lsn, batch[-1].lsn)
+        pause_s = RETRY_PAUSE_FIRST_S
+        while True:
+            linked: LinkedBatch | None = None
+            try:
+                await self._quarantine.hold(batch)
+                connection = await self._connected()
+                transaction = connection.transaction()
+                await transaction.start()
+                try:
+                    linked = await self._write(connection, batch, new_lsn, refused_sqlstate)
+                except (asyncpg.PostgresError, ChainDamagedError):
+                    await transaction.rollback()
+                    raise
+                await transaction.commit()
+                self.database_error = None
+                return linked
+            except ChainDamagedError as error:
+                self._begin_quarantine(error.tenant_id, error.reason)
+                continue
+            except asyncpg.LockNotAvailableError as error:
+                if await self._found_locked(batch):
+                    continue
+                self._retry_later(error)
+            except asyncpg.PostgresError as error:
+                if chaining.is_record_fault(error):
+                    raise
+                self._retry_later(error)
+            except DATABASE_FAULTS as error:
+                self._retry_later(error)
+            if linked is not None and await self._was_committed(new_lsn):
+                self.database_error = None
+                return linked
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+
+    def _retry_later(self, error: Exception) -> None:
+        if self.database_error is None:
+            log.warning("chaining_interrupted", error=str(error), kind=type(error).__name__)
+        self.database_error = f"{type(error).__name__}: {error}"
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def _connected(self) -> asyncpg.Connection[asyncpg.Record]:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._connect()
+        return self._connection
+
+    async def _was_committed(self, new_lsn: int) -> bool:
+        """Whether the transaction whose COMMIT got no answer took effect."""
+        while True:
+            try:
+                connection = await self._connected()
+                async with connection.transaction():
+                    position = await chaining.read_position(connection, self._node.node_id)
+                    return is_moved(position, self._node, new_lsn, self._metrics)
+            except DATABASE_FAULTS as error:
+                self._retry_later(error)
+                await asyncio.sleep(RETRY_PAUSE_MAX_S)
+
+    # --- inside the transaction -------------------------------------------------------------------
+
+    async def _write(
+        self,
+        connection: asyncpg.Connection[asyncpg.Record],
+        batch: Sequence[Pending],
+        new_lsn: int,
+        refused_sqlstate: str | None,
+    ) -> LinkedBatch:
+        # 1. the fence and the heads
+        quarantine = self._quarantine
+        tenants = {pending.tenant_id for pending in batch if pending.tenant_id not in quarantine}
+        begun = {name for each in batch if (name := tenant_begun_by(each)) and name not in quarantine}
+        heads = await chaining.advance_and_lock(
+            connection,
+            node_id=self._node.node_id,
+            epoch=self._node.epoch,
+            old_chained_lsn=self._node.chained.lsn,
+            new_chained_lsn=new_lsn,
+            durable_lsn=self._node.durable.lsn,
+            tenant_ids=sorted(tenants | begun),
+        )
+        if heads is None:
+            position = await chaining.read_position(connection, self._node.node_id)
+            is_moved(position, self._node, new_lsn, self._metrics)
+            raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
+
+        # 2. what the batch meets: tenants, keys, jobs
+        new_tenants: set[str] = set()
+        if missing := (tenants | begun) - heads.keys():
+            self._check_never_seen(missing)
+            new_tenants = await chaining.create_heads(connection, sorted(missing))
+            if new_tenants != missing:
+                begun_elsewhere = await chaining.existing_heads(connection, sorted(missing - new_tenants))
+                for tenant in sorted(missing - new_tenants - begun_elsewhere):
+                    raise ChainDamagedError(tenant, "PostgreSQL dropped its new row of scheduler.chain_heads")
+                raise asyncpg.InterfaceError("another node began the same tenant; trying again")
+            heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
+        self.check_heads(heads)
+        await self._learn_time(connection, heads)
+        self._states.begin(heads)
+
+        # 3. decide and link, unless that was done ahead
+        linked = None
+        if refused_sqlstate is None:
+            linked = await self._ahead.take(batch, heads, new_tenants)
+        if linked is None:
+            self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
+            chained = await previous.standing(connection, batch) if self._is_returning else None
+            held = [pending for pending in batch if pending.lsn <= self._node.chained.lsn]
+            new_tenants |= await previous.begun_unrecorded(connection, held)
+            linked = link_batch(
+                batch,
+                heads=heads,
+                new_tenants=new_tenants,
+                chained_keys=await previous.chained_keys(connection, batch),
+                job_states=await previous.job_states(connection, batch, self._states, {}),
+                linkers=self._linkers,
+                chained=chained,
+                refused_sqlstate=refused_sqlstate,
+                held_back=self._quarantine.outcome_of if self._quarantine else None,
+            )
+        if not self._is_returning:
+            self._link_ahead(batch, linked)
+
+        # 4. store
+        if linked.log_rows:
+            await chaining.copy_entries(connection, linked.log_rows)
+        if linked.idempotency_rows:
+            await idempotency.store_lines(connection, linked.idempotency_rows)
+        if linked.links:
+            await chaining.finish(connection, linked.heads(), linked.job_rows())
+        return linked
+
+    def _link_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
+        """Link the next batch meanwhile, if a full one waits: a small one had better wait for more."""
+        following = self._peek(len(batch))
+        if len(following) == BATCH_ENTRIES_MAX and not self._quarantine:
+            self._ahead.start(following, linked, self._heads, self._node.chained.lsn)
+
+    # --- heads ------------------------------------------------------------------------------------
+
+    def _check_never_seen(self, missing: set[str]) -> None:
+        for tenant in sorted(missing):
+            if (seen := self._heads.get(tenant)) is not None:
+                raise ChainDamagedError(tenant, f"its head is gone, which this node has seen at seq {seen.seq}")
+
+    def check_heads(self, heads: dict[str, ChainHead]) -> None:
+        """Refuse to extend chains that are shorter than this node has seen them, or others.
+
+        Raises:
+            ChainDamagedError: names the first that is.
+        """
+        for tenant, head in heads.items():
+            self._quarantine.check(tenant)
+            if (fault := chaining.head_fault(head)) is not None:
+                raise ChainDamagedError(tenant, fault)
+            seen = self._heads.get(tenant)
+            if seen is not None and (head.seq < seen.seq or (head.seq == seen.seq and head[:2] != seen[:2])):
+                raise ChainDamagedError(
+                    tenant,
+                    f"its head stands at seq {head.seq} ({head.chain_link}), but this node has seen seq {seen.seq} "
+                    f"({seen.chain_link})",
+                )
+
+    async def _learn_time(self, connection: asyncpg.Connection[asyncpg.Record], heads: dict[str, ChainHead]) -> None:
+        """Let the clock follow heads that other nodes of this ledger left: what is written after them gets a later
+        HLC. Heads that an import left teach nothing."""
+        for tenant, head in heads.items():
+            if head.hlc is None or head == self._heads.get(tenant):
+                continue
+            try:
+                hlc = Hlc.parse(head.hlc)
+                if await chaining.is_by_node(connection, tenant, head.seq):
+                    self._node.clock.receive(hlc, self._node.wall.now_ms())
+            except (ClockSkewError, InvalidInputError) as error:
+                log.warning("head_hlc_refused", tenant_id=tenant, error=str(error))

@@ -1,0 +1,194 @@
+"""What must hold before the notary signs: what it signs extends what it signed, and is what it followed.
+
+The rows and the tiles come from a database that others may have changed or turned back. Trusted are the checkpoint
+beside the WAL, the tree in memory, and the links this node chained itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from app.store import notary as store
+from app.store.notary import GrownTree, LinkRow, LockedTree
+from ledger import merkle
+from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeBehindError, StoredTreeError
+from ledger.merkle import tiles
+from ledger.merkle.tiles import TileTree
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker
+from ledger.verification.verdict import Findings
+from signing import checkpoint, note
+from signing.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from app.store import Connection
+    from ledger.verification.entry_check import EntryRow
+
+ENTRIES_A_READ = 1000
+"""Entries read back at once when a tree is made again."""
+
+log = structlog.get_logger()
+
+_SEQ, _T_HLC, _CHAIN_LINK = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "chain_link"))
+
+
+async def extended_tree(connection: Connection, stored: LockedTree, kept: str | None) -> TileTree:
+    """The stored tree, proved to extend that of ``kept``, the newest checkpoint this node signed.
+
+    Raises:
+        StoredTreeBehindError: it is shorter.
+        StoredTreeError: it does not, or cannot be read.
+    """
+    size, anchor = stored.tree_size, _anchor(kept)
+    if not isinstance(size, int):  # whoever administers the database can drop the NOT NULL
+        raise StoredTreeError(f"the stored tree of tenant {stored.tenant_id} has no size")
+    if anchor is not None and size < anchor.size:
+        raise StoredTreeBehindError(
+            f"the stored tree of tenant {stored.tenant_id} has size {size}, this node signed one of size {anchor.size}"
+        )
+    try:
+        wanted = {*tiles.right_edge(size), *tiles.root_tiles(size), *tiles.root_tiles(anchor.size if anchor else 0)}
+        found = await store.read_tiles(connection, stored.tenant_id, wanted)
+        if anchor is not None and tiles.root_at(anchor.size, _getter(found)) != anchor.root:
+            raise ProofError(f"its first {anchor.size} leaves are not those that this node signed")
+        tree = TileTree(size, found)
+        if tree.root().hex() != stored.root_hash:
+            raise ProofError(f"its root is {stored.root_hash}, that of its tiles {tree.root().hex()}")
+    except (LedgerError, TypeError, ValueError) as error:
+        raise StoredTreeError(f"the stored tree of tenant {stored.tenant_id} is damaged: {error}") from error
+    return tree
+
+
+async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None) -> TileTree:
+    """The tree of the entries that ``kept`` covers, none without one, made again from the chain: every row checked,
+    every tile stored. It holds nothing that the chain does not say.
+
+    Raises:
+        ChainBrokenError: the chain does not make the tree that was signed; the transaction MUST be rolled back.
+    """
+    tree, prev_link, anchor = TileTree(0, {}), None, _anchor(kept)
+    while anchor is not None and tree.size < anchor.size:
+        wanted = min(ENTRIES_A_READ, anchor.size - tree.size)
+        rows = await store.read_entries(connection, tenant_id, tree.size + 1, wanted)
+        if not rows:
+            raise ChainBrokenError(
+                f"tenant {tenant_id} is signed no further: its chain ends at seq {tree.size}, but this node signed it "
+                f"up to {anchor.size}; run tally verify"
+            )
+        links = checked_links(tenant_id, tree.size, prev_link, rows, ())
+        tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(link.chain_link)) for link in links])
+        prev_link = links[-1].chain_link
+        await _store(connection, GrownTree(tenant_id, tree, kept))
+        tree.forget_changed()
+    if anchor is None:
+        await _store(connection, GrownTree(tenant_id, tree, None))
+    elif tree.root() != anchor.root:
+        raise ChainBrokenError(
+            f"tenant {tenant_id} is signed no further: its first {anchor.size} entries are not those that this node "
+            "signed; run tally verify"
+        )
+    return tree
+
+
+async def _store(connection: Connection, tree: GrownTree) -> None:
+    for tenant_id in await store.store_trees(connection, [tree]):
+        raise not_stored(tenant_id, "its Merkle tree")
+
+
+def not_stored(tenant_id: str, what: str) -> ChainBrokenError:
+    """The error when PostgreSQL did not store ``what`` of a tenant, and said nothing."""
+    return ChainBrokenError(
+        f"tenant {tenant_id} is signed no further: PostgreSQL did not store {what}, without an error: a trigger or a "
+        "rule drops rows. Remove what migrations/sql does not have"
+    )
+
+
+def _anchor(kept: str | None) -> Checkpoint | None:
+    return None if kept is None else checkpoint.parse(note.parse(kept).text)
+
+
+def checked_links(
+    tenant_id: str, tree_size: int, prev_link: str | None, rows: Sequence[EntryRow], ours: Sequence[LinkRow]
+) -> list[LinkRow]:
+    """The links of ``rows``, by which a tree of ``tree_size`` is to grow, once every row holds together and follows
+    the one before it, the first one ``prev_link``, and those that this node chained, ``ours``, are as it chained them.
+
+    Raises:
+        ChainBrokenError: names the first row that does not.
+    """
+    if not rows:
+        return []
+    findings = Findings()
+    EntryChecker(tenant_id, findings, first_seq=tree_size + 1, prev_link=prev_link).check(rows)
+    found = findings.first_break()
+    if found is not None:
+        raise ChainBrokenError(
+            f"tenant {tenant_id} is signed no further: {found.kind} at seq {found.seq}, {found.detail}; "
+            "run tally verify"
+        )
+    links = [LinkRow(row[_SEQ], row[_T_HLC], row[_CHAIN_LINK]) for row in rows]
+    known = {link.seq: link for link in ours}
+    for link in links:
+        if known.get(link.seq, link) != link:
+            raise ChainBrokenError(
+                f"tenant {tenant_id} is signed no further: seq {link.seq} is not the entry that this node chained; "
+                "run tally verify"
+            )
+    return links
+
+
+def unforeseen(tenant_id: str, error: Exception) -> ChainBrokenError:
+    """The fault of a tenant whose stored rows broke what was to follow or sign them in a way that nobody thought of;
+    said in the log, with the trace."""
+    log.error("task_failed", tenant_id=tenant_id, exc_info=error)
+    return ChainBrokenError(
+        f"tenant {tenant_id} is signed no further: what is stored of it cannot be followed, {error!r}; run tally verify"
+    )
+
+
+def leaf_hashes_of(tenant_id: str, links: Sequence[LinkRow], entry_count: int) -> list[bytes]:
+    """Leaf hashes of ``links``, of which there must be ``entry_count``.
+
+    Raises:
+        ChainBrokenError: there are fewer, or one is no link.
+    """
+    try:
+        leaf_hashes = [merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links]
+    except (ValueError, TypeError):
+        leaf_hashes = []
+    if len(leaf_hashes) != entry_count:
+        raise ChainBrokenError(
+            f"tenant {tenant_id} is signed no further: entries are missing or have no link; run tally verify"
+        )
+    return leaf_hashes
+
+
+async def proved_root(
+    connection: Connection, tenant_id: str, tree: TileTree, from_seq: int, leaf_hashes: list[bytes]
+) -> bytes:
+    """Root of the tree up to the end of these leaves, once they are proved to be those that ``tree`` holds.
+
+    Raises:
+        ChainBrokenError: they are not; rows or tiles were changed after they were followed.
+    """
+    to_seq = from_seq + len(leaf_hashes) - 1
+    wanted = {*tiles.right_edge(from_seq - 1), *tiles.consistency_tiles(to_seq, tree.size)}
+    stored = await store.read_tiles(connection, tenant_id, wanted)
+    try:
+        prefix = TileTree(from_seq - 1, stored)
+        prefix.append_leaf_hashes(leaf_hashes)
+        root = prefix.root()
+        proof = tiles.consistency_proof(to_seq, tree.size, _getter(stored))
+        merkle.verify_consistency(to_seq, tree.size, root, tree.root(), proof)
+    except ProofError as error:
+        raise ChainBrokenError(
+            f"tenant {tenant_id} is signed no further: entries {from_seq} to {to_seq} are not those that this node "
+            "followed, rows or tiles were changed; run tally verify"
+        ) from error
+    return root
+
+
+def _getter(stored: dict[tiles.TileCoordinates, bytes]) -> tiles.GetTile:
+    return lambda level, index: stored.get((level, index), b"")

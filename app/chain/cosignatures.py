@@ -1,0 +1,136 @@
+"""Taking in what a witness says of a checkpoint: only what this log signed, by a registered witness, and news.
+
+A note is taken when, in this order::
+
+    1. its text is a checkpoint of this tenant's log, and this log's signature under it holds
+    2. its size is covered by the newest checkpoint, and its root is that of the tree at that size
+    3. at least one registered witness has cosigned it, and every cosignature of a registered one holds
+    4. no cosignature lies in the future
+    5. at least one is new: its witness has not cosigned a larger tree yet, nor this one then or later
+
+Each new cosignature is stored as a row of its own. Anything else stores nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from app.store import anchors, chain_reads
+from app.store import notary as store
+from app.store.reading import reading
+from ledger.errors import (
+    ClockSkewError,
+    CosignatureRefusedError,
+    ProofError,
+    SignatureError,
+    TenantNotFoundError,
+)
+from ledger.merkle import tiles
+from signing import checkpoint as checkpoints
+from signing import note as notes
+from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
+from signing.keys import ED25519
+from signing.note import VerifierKey
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.store import Connection
+    from signing.checkpoint import Checkpoint
+    from signing.keys import Keyring
+    from signing.note import Note
+
+
+class CosignatureInbox:
+    """Takes cosignatures in for all tenants of one ledger."""
+
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool[asyncpg.Record],
+        origin: Callable[[str], str],
+        keyring: Callable[[], Awaitable[Keyring]],
+        witnesses: Sequence[WitnessKey],
+        max_skew_ms: int,
+    ) -> None:
+        self._pool = pool
+        self._origin = origin
+        self._keyring = keyring
+        self._witnesses = witnesses
+        self._max_skew = timedelta(milliseconds=max_skew_ms)
+
+    async def take(self, tenant_id: str, text: bytes, now: datetime) -> tuple[Checkpoint, list[Cosignature]]:
+        """Store the new cosignatures in a note; the checkpoint and those that were stored, at least one.
+
+        Raises:
+            TenantNotFoundError: no such tenant.
+            CosignatureRefusedError: the note is not as the module says; nothing was stored.
+            ClockSkewError: a cosignature lies further ahead than ``hlc.max_clock_skew``; nothing was stored.
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
+        keyring, origin = await self._keyring(), self._origin(tenant_id)
+        async with reading(self._pool) as connection:
+            head = await chain_reads.head(connection, tenant_id)
+            if head is None:
+                raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+            try:
+                # 1. ours
+                checkpoint = checkpoints.open_checkpoint(text, keyring, origin=origin)
+                signed = _signed_by_log(notes.parse(text), keyring, origin)
+                # 2. of our tree
+                await _require_same_tree(connection, tenant_id, head.checkpoint, checkpoint)
+                # 3. cosigned by someone registered
+                found = cosignatures_of(notes.parse(text), self._witnesses)
+            except SignatureError as error:
+                raise CosignatureRefusedError(str(error)) from error
+            if not found:
+                raise CosignatureRefusedError(
+                    "no witness that log.witnesses names has cosigned this note; register its verifier key first"
+                )
+            # 4. by now
+            for each in found:
+                if each.time > now + self._max_skew:
+                    raise ClockSkewError(f"the cosignature by {each.witness.name} is of {each.time}, which is to come")
+            # 5. news
+            async with connection.transaction():
+                added = [each for each in found if await _insert(connection, tenant_id, checkpoint, signed, each)]
+        if not added:
+            raise CosignatureRefusedError(
+                "nothing new: each witness has cosigned a larger tree already, or this one at that time or later"
+            )
+        return checkpoint, added
+
+
+async def _require_same_tree(
+    connection: Connection, tenant_id: str, newest_note: str | None, checkpoint: Checkpoint
+) -> None:
+    newest = checkpoints.parse(notes.parse(newest_note).text).size if newest_note is not None else 0
+    if not 1 <= checkpoint.size <= newest:
+        raise CosignatureRefusedError(f"the checkpoint is of size {checkpoint.size}, the log of {newest}")
+    stored = await store.read_tiles(connection, tenant_id, tiles.root_tiles(checkpoint.size))
+    try:
+        root = tiles.root_at(checkpoint.size, lambda level, index: stored.get((level, index), b""))
+    except ProofError as error:
+        raise CosignatureRefusedError(f"the root at size {checkpoint.size} is not known: {error}") from error
+    if root != checkpoint.root:
+        raise CosignatureRefusedError(
+            f"the checkpoint of size {checkpoint.size} has root {checkpoint.root.hex()}, the tree {root.hex()}"
+        )
+
+
+def _signed_by_log(note: Note, keyring: Keyring, origin: str) -> Note:
+    """``note``, whose signatures by known keys hold, with those of this log's keys alone."""
+    hashes = {VerifierKey.of(origin, key).key_hash for key in keyring if key.algorithm == ED25519}
+    ours = [line for line in note.signatures if line.name == origin and line.key_hash in hashes]
+    return note._replace(signatures=tuple(ours))
+
+
+async def _insert(
+    connection: Connection, tenant_id: str, checkpoint: Checkpoint, signed: Note, cosignature: Cosignature
+) -> bool:
+    alone = signed._replace(signatures=(*signed.signatures, cosignature.line)).encode()
+    return await anchors.insert_cosignature(
+        connection, tenant_id, cosignature.witness.text(), checkpoint.size, cosignature.time, alone
+    )

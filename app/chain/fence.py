@@ -1,0 +1,40 @@
+"""The fence of chaining: ``wal_positions`` stands where this writer left it, in its epoch, or this writer stops."""
+
+from __future__ import annotations
+
+import structlog
+
+from app.metrics import Metrics
+from app.node.state import Node
+from app.store.chaining import WalPosition
+from ledger.errors import DatabaseWentBackError, FencedError
+
+log = structlog.get_logger()
+
+
+def is_moved(position: WalPosition | None, node: Node, new_lsn: int, metrics: Metrics) -> bool:
+    """Whether the position of ``node``, read under lock, is at ``new_lsn`` already: then the transaction that moves it
+    there was committed. False where it is still where ``node`` left it: do the transaction again.
+
+    Raises:
+        FencedError: another epoch.
+        DatabaseWentBackError: below what was committed.
+    """
+    old_lsn = node.chained.lsn
+    if position is not None and position.epoch > node.epoch:
+        metrics.fencing_rejects.inc()
+        log.error("wal_fencing_reject", epoch=node.epoch, newer_epoch=position.epoch)
+        raise FencedError(
+            f"epoch {position.epoch} has taken over the WAL of {node.node_id}; "
+            f"this process is epoch {node.epoch} and stops"
+        )
+    if position is not None and position.epoch == node.epoch:
+        # Held records that are tried again move no position; should they be chained, that is seen next time.
+        if position.chained_lsn == old_lsn:
+            return False
+        if position.chained_lsn == new_lsn:
+            return True
+    raise DatabaseWentBackError(
+        f"Postgres says {position} for {node.node_id}, but this node had chained up to LSN {old_lsn} "
+        f"in epoch {node.epoch}; the database was restored or failed over to an older copy"
+    )

@@ -1,0 +1,439 @@
+"""The notary: follows each tenant's chain with its Merkle tree, and signs what it has followed.
+
+For the tenants whose chains have grown, many at once::
+
+    1. trees and checkpoints are brought up with the chains, in one transaction for all     (app.chain.tree_follower)
+    2. snapshots are signed: one for every ``batch_size`` entries, a shorter one when the
+       oldest unsigned entry has waited ``batch_interval`` or somebody asks                 (app.chain.snapshotter)
+
+Each tenant gets one turn a round, of a bounded number of links and snapshots; whoever has more to do is in the next
+round, with all others that have grown meanwhile. So none waits for another's backlog.
+
+Invariants, per tenant::
+
+    chained_seq >= tree_size >= signed_seq
+    checkpoint beside the WAL <= tree_size
+
+It works behind the commit path: when signing fails, chaining goes on and the notary tries again. When it is the signer
+of snapshots that fails, trees and checkpoints go on as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import asyncpg
+import structlog
+
+from app.chain.before_signing import unforeseen
+from app.chain.checkpoints import CheckpointFolder
+from app.chain.own_entries import OwnEntries
+from app.chain.snapshotter import Snapshotter
+from app.chain.tenant_memory import FollowedTenant, TenantMemory
+from app.chain.tree_follower import TreeFollower
+from app.keys.in_use import KeyInUse
+from app.metrics import Metrics
+from app.node.state import Node
+from app.store import notary as store
+from app.store.faults import DATABASE_FAULTS
+from app.store.growth import Growth
+from ledger.errors import (
+    ChainBrokenError,
+    LedgerError,
+    SignerAwayError,
+    SigningUnavailableError,
+    StoredTreeBehindError,
+    StoredTreeError,
+)
+from ledger.names import is_readable_tenant
+
+SNAPSHOTS_PER_TURN = 20
+"""Snapshots signed for one tenant before others get their turn."""
+TENANTS_PER_TRANSACTION_MAX = 64
+"""Trees that grow in one transaction; its locks keep other nodes from them for as long."""
+TURNS_AT_ONCE_MAX = 4
+"""Transactions at once, so that the fsyncs of one do not keep the next waiting."""
+BROKEN_RETRY_S = 60.0
+"""Pause before a tenant whose rows are broken is looked at again, which may mean to read its whole chain."""
+HOUSEKEEPING_INTERVAL_S = 1.0
+"""How often tenants are looked at that have not grown, for ``batch_interval`` and retries."""
+
+log = structlog.get_logger()
+
+
+class Notary:
+    """Keeps trees, checkpoints and snapshots of all tenants up with their chains."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        pool: asyncpg.Pool[asyncpg.Record],
+        checkpoints: CheckpointFolder,
+        own: OwnEntries,
+        keys: KeyInUse,
+        log_origin: str,
+        batch_size: int,
+        batch_interval_s: float,
+        checkpoint_interval_s: float,
+        sign_snapshots: bool,
+        metrics: Metrics,
+    ) -> None:
+        self._node = node
+        self._pool = pool
+        self._own = own
+        self._keys = keys
+        self._log_origin = log_origin
+        self._batch_size = batch_size
+        self._batch_interval_s = batch_interval_s
+        self._collect_s = checkpoint_interval_s / 4
+        self._sign_snapshots = sign_snapshots
+        self._memory = TenantMemory()
+        self._tenants = self._memory.tenants
+        self._trees = TreeFollower(
+            node=node,
+            memory=self._memory,
+            checkpoints=checkpoints,
+            own=own,
+            keys=keys,
+            origin=self.origin,
+            batch_size=batch_size,
+        )
+        self._snapshots = Snapshotter(node_id=node.node_id, keys=keys, batch_size=batch_size, metrics=metrics)
+        self._grown: set[str] = set()
+        self._unsigned: set[str] = set()
+        """Tenants whose snapshots wait for the signer to answer again."""
+        self._retry_at_s: dict[str, float] = {}
+        """When tenants whose rows were found broken are looked at again."""
+        self._mending: asyncio.Task[None] | None = None
+        self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
+        self._wake = asyncio.Event()
+        self._mark: tuple[int, dict[str, int]] = (0, {})
+        self.signed_lsn = 0
+        """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
+        where snapshots are off."""
+        self.last_error: str | None = None
+        """Why signing or following failed last, None while all is well."""
+
+    def origin(self, tenant_id: str) -> str:
+        """Origin line, and key name, of the tenant's log."""
+        return f"{self._log_origin}/{tenant_id}"
+
+    @property
+    def checkpoint_fault(self) -> str | None:
+        """Why the last checkpoints could not be kept beside the WAL, None while they can."""
+        return self._trees.checkpoint_fault
+
+    def chained(self, linked: Growth) -> None:
+        """``linked`` was committed, by the appender or an import: of two that wait, in whatever order."""
+        now_s = time.monotonic()
+        for tenant_id, rows in linked.links.items():
+            tenant = self._memory.of(tenant_id)
+            self._memory.remember(tenant, rows)
+            self._own.chained(tenant_id, rows[0].seq, rows[-1].seq)
+            tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
+            # Another node may sign this first; here a checkpoint that covers it is kept all the same.
+            tenant.is_kept = False
+            if tenant.unsigned_since_s is None:
+                tenant.unsigned_since_s = now_s
+            self._grown.add(tenant_id)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Follow and sign, for ever; ends by cancellation."""
+        await self._find_behind()
+        try:
+            await self._run()
+        except Exception as error:
+            self.last_error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            if self._mending is not None:
+                self._mending.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            if not self._grown:
+                await self._sleep_until_grown()
+            await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
+            self._wake.clear()
+            self.last_error = None
+            if self._keys.not_admitted is not None:
+                # What it signed would count for nothing, and stand in the place of what another node signs.
+                continue
+            overdue = self._overdue()
+            due = self._take_due(overdue)
+            failed = await self._follow_all(sorted(due))
+            signing = {name for name in due - failed if name in overdue or self._is_snapshot_due(self._tenants[name])}
+            signing, self._unsigned = signing | self._unsigned, set()
+            if not self._keys.may_try():
+                signing, self._unsigned = set(), signing
+            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(signing)))
+            self._move_mark()
+
+    async def _find_behind(self) -> None:
+        """Note the tenants that an earlier process left to be followed or signed, trying until Postgres answers."""
+        while True:
+            try:
+                async with self._pool.acquire() as connection:
+                    behind = await store.tenants_behind(connection)
+                    tree_sizes = await store.tree_sizes(connection)
+                break
+            except DATABASE_FAULTS as error:
+                self.last_error = f"{type(error).__name__}: {error}"
+                log.warning("signing_delayed", error=self.last_error)
+            await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
+        strangers = {*behind, *tree_sizes} - {name for name in (*behind, *tree_sizes) if is_readable_tenant(name)}
+        if strangers:
+            log.error("chain_break_found", tenants=sorted(strangers), error="no tenant can have such a name")
+        for tenant_id, head_seq in behind.items():
+            if tenant_id in strangers:
+                continue
+            tenant = self._memory.of(tenant_id)
+            tenant.head_seq = max(tenant.head_seq, head_seq)
+            tenant.unsigned_since_s = time.monotonic()
+            self._grown.add(tenant_id)
+        for tenant_id, tree_size in tree_sizes.items():
+            if tenant_id not in strangers and not self._trees.is_kept(tenant_id, tree_size):
+                self._sign_again(tenant_id, tree_size)
+
+    def _sign_again(self, tenant_id: str, tree_size: int) -> None:
+        tenant = self._memory.of(tenant_id)
+        tenant.is_kept = False
+        tenant.head_seq = max(tenant.head_seq, tree_size)
+        self._grown.add(tenant_id)
+
+    async def log_key_changed(self) -> None:
+        """Sign every tenant's checkpoint again, soon; the earlier key may be revoked any time.
+
+        Raises:
+            DATABASE_FAULTS: the tenants cannot be listed.
+        """
+        async with self._pool.acquire() as connection:
+            tree_sizes = await store.tree_sizes(connection)
+        for tenant_id, tree_size in tree_sizes.items():
+            if is_readable_tenant(tenant_id):
+                self._sign_again(tenant_id, tree_size)
+        self._wake.set()
+
+    async def keep_followed(self, notes: Mapping[str, str]) -> list[str]:
+        """Keep checkpoints of other nodes beside the WAL, as ``TreeFollower.keep_followed``; returns the tenants whose
+        are kept. One that is being signed here is left for the next time."""
+        async with AsyncExitStack() as held:
+            free = {name: text for name, text in notes.items() if not self._memory.of(name).lock.locked()}
+            for name in free:
+                await held.enter_async_context(self._tenants[name].lock)
+            try:
+                async with self._pool.acquire() as connection:
+                    faults = await self._trees.keep_followed(connection, free)
+            except DATABASE_FAULTS as error:
+                log.debug("checkpoints_not_followed", error=str(error))
+                return []
+        for name, fault in faults.items():
+            if isinstance(fault, ChainBrokenError):
+                self._note_fault(name, fault)
+        return [name for name in free if name not in faults]
+
+    def _take_due(self, overdue: set[str]) -> set[str]:
+        """The tenants to attend to now. Those whose rows were found broken wait for their turn; trees to be made again
+        are, one after the other, beside everything else."""
+        now_s = time.monotonic()
+        for name in [name for name, at_s in self._retry_at_s.items() if at_s <= now_s]:
+            del self._retry_at_s[name]
+            self._grown.add(name)
+        due, self._grown = (self._grown | overdue) - self._retry_at_s.keys(), set()
+        damaged = sorted(name for name in due if self._tenants[name].is_tree_damaged)
+        if damaged and (self._mending is None or self._mending.done()):
+            self._mending = asyncio.get_running_loop().create_task(self._mend_trees(damaged))
+        return due.difference(damaged)
+
+    def mend(self, tenant_id: str) -> None:
+        """The stored tree or checkpoint was found damaged: make both again from the chain soon, in the background."""
+        tenant = self._memory.of(tenant_id)
+        tenant.is_tree_damaged, tenant.is_kept = True, False
+        self._grown.add(tenant_id)
+        self._wake.set()
+
+    async def _mend_trees(self, names: Sequence[str]) -> None:
+        """Make the stored trees of these tenants again from their chains, each in a transaction of its own."""
+        for name in names:
+            tenant = self._tenants[name]
+            try:
+                async with self._signing(tenant), self._pool.acquire() as connection:
+                    await self._trees.make_again(connection, name)
+            except LedgerError as error:
+                self._note_fault(name, error)
+            except DATABASE_FAULTS as error:
+                self._delayed((name,), error)
+            except Exception as error:
+                self._note_fault(name, unforeseen(name, error))
+            else:
+                log.info("stored_tree_made_again", tenant_id=name)
+                tenant.tree = None
+                tenant.is_tree_damaged, tenant.is_kept = False, False
+                self._grown.add(name)
+                self._wake.set()
+
+    async def _sleep_until_grown(self) -> None:
+        try:
+            async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _follow_all(self, names: Sequence[str]) -> set[str]:
+        """One turn for the tree of each tenant, many in one transaction; returns those that could not be followed."""
+        groups = [
+            names[first : first + TENANTS_PER_TRANSACTION_MAX]
+            for first in range(0, len(names), TENANTS_PER_TRANSACTION_MAX)
+        ]
+        return set().union(*await asyncio.gather(*map(self._follow, groups)))
+
+    async def _follow(self, names: Sequence[str]) -> set[str]:
+        """One turn for the trees of these tenants in one transaction; returns who failed, or is being signed now."""
+        async with self._turns, AsyncExitStack() as held:
+            busy = {name for name in names if self._tenants[name].lock.locked()}
+            self._grown |= busy
+            names = [name for name in names if name not in busy]
+            if not names:
+                return busy
+            for name in names:
+                await held.enter_async_context(self._tenants[name].lock)
+            try:
+                async with self._pool.acquire() as connection:
+                    faults = await self._trees.advance(connection, names)
+            except BaseException as error:
+                for name in names:
+                    self._tenants[name].tree = None
+                if not isinstance(error, DATABASE_FAULTS):
+                    raise
+                self._delayed(names, error)
+                return busy.union(names)
+            for name in names:
+                tenant = self._tenants[name]
+                if name in faults:
+                    self._note_fault(name, faults[name])
+                elif tenant.tree is not None and tenant.tree.size < tenant.head_seq:
+                    self._grown.add(name)
+                elif not self._sign_snapshots and tenant.tree is not None:
+                    tenant.signed_seq = tenant.tree.size
+                    self._memory.forget_signed(tenant)
+        return busy.union(faults)
+
+    async def _attend(self, tenant_id: str, *, sign_rest: bool) -> None:
+        """One turn for the snapshots of a tenant."""
+        tenant = self._tenants[tenant_id]
+        try:
+            async with self._turns, self._signing(tenant), self._pool.acquire() as connection:
+                if tenant.tree is None:
+                    for fault in (await self._trees.advance(connection, (tenant_id,))).values():
+                        raise fault
+                await self._snapshots.sign(
+                    connection, tenant_id, tenant, sign_rest=sign_rest, snapshots_max=SNAPSHOTS_PER_TURN
+                )
+                self._memory.forget_signed(tenant)
+        except LedgerError as error:
+            self._note_fault(tenant_id, error)
+        except DATABASE_FAULTS as error:
+            self._delayed((tenant_id,), error)
+        except Exception as error:
+            self._note_fault(tenant_id, unforeseen(tenant_id, error))
+        else:
+            if self._is_snapshot_due(tenant):
+                self._grown.add(tenant_id)
+
+    def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
+        """One tenant could not be followed or signed."""
+        if isinstance(error, StoredTreeError):
+            if isinstance(error, StoredTreeBehindError):
+                log.info("stored_tree_behind", tenant_id=tenant_id, found=str(error))
+            else:
+                log.error("stored_tree_damaged", tenant_id=tenant_id, error=str(error))
+            self.mend(tenant_id)
+        elif isinstance(error, ChainBrokenError):
+            if self._node.unsigned.get(tenant_id) != str(error):
+                log.error("chain_break_found", tenant_id=tenant_id, error=str(error))
+            self._node.unsigned[tenant_id] = str(error)
+            self._retry_at_s[tenant_id] = time.monotonic() + BROKEN_RETRY_S
+        elif isinstance(error, SignerAwayError):
+            self._unsigned.add(tenant_id)
+        else:
+            self._delayed((tenant_id,), error)
+
+    def _delayed(self, names: Sequence[str], error: BaseException) -> None:
+        """Try these tenants again, later."""
+        self.last_error = f"{type(error).__name__}: {error}"
+        log.warning("signing_delayed", tenants=names[:10], error=self.last_error)
+        self._grown.update(names)
+
+    async def sign_now(self, tenant_id: str) -> list[dict[str, object]]:
+        """Bring tree, checkpoint and snapshots of the tenant up to its head; returns the new snapshots.
+
+        Raises:
+            SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, or rows were changed.
+        """
+        if not self._sign_snapshots:
+            raise SigningUnavailableError("chain.sign_snapshots is off on this node")
+        if self._keys.not_admitted is not None:
+            raise SignerAwayError(self._keys.not_admitted)
+        tenant = self._memory.of(tenant_id)
+        target_seq = tenant.head_seq
+        async with self._signing(tenant), self._pool.acquire() as connection:
+            size_before = -1
+            while tenant.tree is None or size_before < tenant.tree.size:
+                size_before = tenant.tree.size if tenant.tree is not None else -1
+                for fault in (await self._trees.advance(connection, (tenant_id,))).values():
+                    self._note_fault(tenant_id, fault)
+                    raise fault
+                assert tenant.tree is not None
+                if target_seq and tenant.tree.size >= target_seq:
+                    break
+            made = await self._snapshots.sign(connection, tenant_id, tenant, sign_rest=True, snapshots_max=None)
+            self._memory.forget_signed(tenant)
+            return made
+
+    @asynccontextmanager
+    async def _signing(self, tenant: FollowedTenant) -> AsyncIterator[None]:
+        """The tenant's lock; after a failure, unless it is the signer's, nothing that was known of it is believed."""
+        async with tenant.lock:
+            try:
+                yield
+            except SignerAwayError:
+                raise
+            except BaseException:
+                tenant.tree = None
+                tenant.signed_seq = None
+                raise
+
+    def _is_snapshot_due(self, tenant: FollowedTenant) -> bool:
+        """Whether a batch is full, or it must be looked up how far the tenant is signed."""
+        if not self._sign_snapshots:
+            return False
+        return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self._batch_size
+
+    def _overdue(self) -> set[str]:
+        if not self._sign_snapshots or not self._keys.may_try():
+            return set()
+        oldest_s = time.monotonic() - self._batch_interval_s
+        return {
+            name
+            for name, tenant in self._tenants.items()
+            if tenant.unsigned_since_s is not None and tenant.unsigned_since_s <= oldest_s
+        }
+
+    def _move_mark(self) -> None:
+        """Raise ``signed_lsn`` once every tenant that was unsigned at the mark has been signed that far."""
+        lsn, waiting = self._mark
+        for name in [name for name, seq in waiting.items() if (self._tenants[name].signed_seq or 0) >= seq]:
+            del waiting[name]
+        if not waiting:
+            self.signed_lsn = lsn
+            unsigned = {
+                name: tenant.head_seq
+                for name, tenant in self._tenants.items()
+                if (tenant.signed_seq or 0) < tenant.head_seq
+            }
+            self._mark = (self._node.chained.lsn, unsigned)

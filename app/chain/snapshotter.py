@@ -1,0 +1,161 @@
+"""Signs snapshots of what a tenant's tree follows: one for every ``batch_size`` entries, a shorter one of the rest.
+
+Invariant, per tenant::
+
+    tree_size >= signed_seq
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import orjson
+
+from app.chain.before_signing import leaf_hashes_of, not_stored, proved_root
+from app.chain.tenant_memory import FollowedTenant
+from app.keys.in_use import KeyInUse
+from app.metrics import Metrics
+from app.store import notary as store
+from ledger import merkle
+from ledger.errors import ChainBrokenError
+from ledger.hlc import Hlc
+from ledger.verification.snapshot import SnapshotClaim
+from signing.snapshot import sign_snapshot
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+
+class Snapshotter:
+    """Signs and stores the snapshots of one tenant at a time, when the notary says so."""
+
+    def __init__(self, *, node_id: str, keys: KeyInUse, batch_size: int, metrics: Metrics) -> None:
+        self._node_id = node_id
+        self._keys = keys
+        self._batch_size = batch_size
+        self._metrics = metrics
+
+    async def sign(
+        self,
+        connection: Connection,
+        tenant_id: str,
+        tenant: FollowedTenant,
+        *,
+        sign_rest: bool,
+        snapshots_max: int | None,
+    ) -> list[dict[str, object]]:
+        """Sign the full batches of the tree, with ``sign_rest`` what is left too; returns the new snapshots.
+
+        The caller holds the tenant's lock and has its tree in memory.
+
+        Raises:
+            ChainBrokenError: what is stored is not the chain that was followed.
+            SignerAwayError: the signer does not answer.
+        """
+        assert tenant.tree is not None
+        since_s = tenant.unsigned_since_s
+        if tenant.signed_seq is None:
+            await self._load_signed(connection, tenant_id, tenant)
+        made: list[dict[str, object]] = []
+        while (unsigned := tenant.tree.size - (tenant.signed_seq or 0)) > 0:
+            if unsigned < self._batch_size and not sign_rest:
+                return made
+            if len(made) == snapshots_max:
+                tenant.unsigned_since_s = since_s
+                return made
+            row = await self._sign_batch(connection, tenant_id, tenant)
+            if row is None:
+                signed_seq = tenant.signed_seq or 0
+                await self._load_signed(connection, tenant_id, tenant)
+                if tenant.signed_seq == signed_seq:
+                    raise not_stored(tenant_id, f"the snapshot from seq {signed_seq + 1} on")
+            else:
+                made.append(row)
+                self._metrics.batch_snapshots.inc()
+                tenant.unsigned_since_s = time.monotonic()
+        all_signed = (tenant.signed_seq or 0) >= tenant.head_seq
+        tenant.unsigned_since_s = None if all_signed else time.monotonic()
+        return made
+
+    async def _load_signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:
+        last = await store.last_snapshot(connection, tenant_id)
+        digest = None
+        if last is not None:
+            digest = _payload_digest(last.dsse_envelope)
+            if digest is None or not isinstance(last.to_seq, int) or not 0 < last.to_seq <= last.head_seq:
+                raise ChainBrokenError(
+                    f"tenant {tenant_id} is signed no further: its newest snapshot, up to seq {last.to_seq}, is not "
+                    "one of its chain; run tally verify"
+                )
+        tenant.signed_seq = last.to_seq if last else 0
+        tenant.signed_digest = digest
+
+    async def _sign_batch(
+        self, connection: Connection, tenant_id: str, tenant: FollowedTenant
+    ) -> dict[str, object] | None:
+        """Sign the next batch; None when another node was first."""
+        async with self._keys.signing() as signer:
+            claim = await self._claim(connection, tenant_id, tenant, signer.key_id)
+            envelope, digest = await self._keys.sign(partial(sign_snapshot, claim, signer))
+            row = (
+                tenant_id,
+                claim.from_seq,
+                claim.to_seq,
+                claim.snapshot_hlc,
+                claim.from_chain_link,
+                claim.to_chain_link,
+                claim.entry_count,
+                claim.merkle_root,
+                orjson.dumps(envelope).decode(),
+            )
+            async with connection.transaction():
+                await self._keys.check_window(connection, signer, Hlc.parse(claim.snapshot_hlc))
+                inserted = await store.insert_snapshot(connection, row)
+        if inserted is None:
+            return None
+        tenant.signed_seq, tenant.signed_digest = claim.to_seq, digest
+        return inserted
+
+    async def _claim(
+        self, connection: Connection, tenant_id: str, tenant: FollowedTenant, key_id: str
+    ) -> SnapshotClaim:
+        """What the next batch's snapshot says."""
+        assert tenant.tree is not None
+        from_seq = (tenant.signed_seq or 0) + 1
+        entry_count = min(self._batch_size, tenant.tree.size - from_seq + 1)
+        to_seq = from_seq + entry_count - 1
+        links = tenant.links_from(from_seq, entry_count)
+        leaf_hashes, tree_root = tenant.leaves_of(from_seq, to_seq), tenant.roots.get(to_seq)
+        if min(len(links), len(leaf_hashes)) < entry_count or tree_root is None:
+            if len(links) < entry_count:
+                links = await store.read_links(connection, tenant_id, from_seq, entry_count)
+            leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
+            tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
+        last = links[-1]
+        return SnapshotClaim(
+            tenant_id=tenant_id,
+            from_seq=from_seq,
+            to_seq=last.seq,
+            from_chain_link=links[0].chain_link,
+            to_chain_link=last.chain_link,
+            entry_count=len(links),
+            merkle_root=merkle.root(leaf_hashes).hex(),
+            tree_size=last.seq,
+            tree_root=tree_root.hex(),
+            snapshot_hlc=last.t_hlc,
+            previous_snapshot=tenant.signed_digest,
+            node_id=self._node_id,
+            key_id=key_id,
+        )
+
+
+def _payload_digest(dsse_envelope: str) -> str | None:
+    """SHA-256 of what the envelope signs, None where somebody put something else in its place."""
+    try:
+        return hashlib.sha256(base64.b64decode(orjson.loads(dsse_envelope)["payload"])).hexdigest()
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,1 @@
+"""An embedded PostgreSQL for ``make run``, tests and benchmarks."""

@@ -1,0 +1,1 @@
+"""From a validated request to the WAL, and the answer at the level it asked for."""

@@ -1,0 +1,157 @@
+"""What is refused of a request for what is known of its jobs, before anything of it is taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from app.background.turns import Turn
+from app.intake.job_index import JobIndex
+from app.node.state import Node
+from app.pending.requests import Draft
+from app.store.edge import ChainedJob
+from ledger.errors import (
+    DatabaseUnavailableError,
+    InvalidEventError,
+    InvalidInputError,
+    JobEndedError,
+    JobExistsError,
+    JobNotFoundError,
+    LedgerError,
+)
+from ledger.machines.events import Durability
+from ledger.machines.job_state import creation_digest
+from ledger.private_fields import PRIVATE_MARK
+
+CREATED = "JobCreated"
+
+
+class JobLookup(Protocol):
+    """What submitting needs of the store: what is chained of each job that exists."""
+
+    async def __call__(self, wanted: Sequence[tuple[str, str]], /) -> dict[tuple[str, str], ChainedJob]: ...
+
+
+class JobChecks:
+    """Knows jobs by memory and by asking the store."""
+
+    def __init__(self, node: Node, job_index: JobIndex, find_jobs: JobLookup) -> None:
+        self._jobs = job_index
+        self._find_jobs = find_jobs
+        self._made_here = re.compile(rf"{re.escape(node.region)}-[0-9]+-{re.escape(node.gate)}-[0-9]+")
+        """Job ids that this node makes; a caller who brought one could meet a job made later."""
+
+    async def check(self, drafts: Sequence[Draft], requested: Durability, *, in_lines: bool) -> None:
+        """Refuse events about jobs that do not exist or have ended, and creations of jobs that were created otherwise.
+
+        Jobs created earlier in the request exist. A creation at LOCAL is compared with what this node knows only; what
+        it differs from elsewhere, the job's reader is shown.
+        """
+        created: dict[tuple[str, str], str | None] = {}
+        unknown: dict[tuple[str, str], int] = {}
+        turn = Turn()
+        for number, draft in enumerate(drafts):
+            await turn.pause()
+            if draft.job_id is None:
+                continue
+            job = (draft.tenant_id, draft.job_id)
+            is_creation = draft.event.name == CREATED
+            if is_creation and self._made_here.fullmatch(draft.job_id) is not None:
+                raise _taken(draft.job_id, number, in_lines)
+            known = self._jobs.get(*job)
+            if known is not None and known.ended is not None:
+                raise _ended(draft.job_id, known.ended, number, in_lines)
+            if is_creation:
+                creation = creation_of(draft)
+                for first in (None if known is None else known.creation, created.setdefault(job, creation)):
+                    if _differ(first, creation):
+                        raise _exists(job, number, in_lines)
+            elif known is None and job not in created:
+                unknown.setdefault(job, number)
+        wanted = list(unknown)
+        if requested > Durability.LOCAL:
+            wanted += [job for job, creation in created.items() if creation is not None and not self._knows(job)]
+        if not wanted:
+            return
+        try:
+            found = await self._find_jobs(wanted)
+        except DatabaseUnavailableError:
+            # A creation needs no job to be there: it is durable while Postgres is away.
+            if unknown:
+                raise
+            found = {}
+        for job, chained in found.items():
+            if chained.is_made:
+                self._jobs.learn(*job, chained.fence_token, chained.ended, chained.creation)
+        for job, number in unknown.items():
+            if job not in found:
+                raise _not_found(job, number, in_lines)
+            if (ended := found[job].ended) is not None:
+                raise _ended(job[1], ended, number, in_lines)
+        self._check_creations(drafts, created, in_lines=in_lines)
+
+    def _knows(self, job: tuple[str, str]) -> bool:
+        known = self._jobs.get(*job)
+        return known is not None and known.creation is not None
+
+    def _check_creations(
+        self, drafts: Sequence[Draft], created: Mapping[tuple[str, str], str | None], *, in_lines: bool
+    ) -> None:
+        """Refuse, now that the chain was asked, what was created otherwise or has ended."""
+        for number, draft in enumerate(drafts):
+            job = (draft.tenant_id, draft.job_id or "")
+            known = self._jobs.get(*job) if job in created and draft.event.name == CREATED else None
+            if known is None:
+                continue
+            if known.ended is not None:
+                raise _ended(job[1], known.ended, number, in_lines)
+            if _differ(known.creation, created[job]):
+                raise _exists(job, number, in_lines)
+
+
+def creation_of(draft: Draft) -> str | None:
+    """The ``creation_digest`` of what ``draft`` says of its job; None where sealed values are part of it."""
+    if draft.seal is not None:
+        return None
+    return _digest_of(draft.fields)
+
+
+def creation_in(payload: bytes) -> str | None:
+    """As ``creation_of``, of a creation that waits in the WAL."""
+    if f'"{PRIVATE_MARK}"'.encode() in payload:
+        return None
+    return _digest_of(orjson.loads(payload))
+
+
+def _digest_of(fields: dict[str, Any]) -> str:
+    return creation_digest(fields.get("spec", {}), fields.get("assigned_dcs", []))
+
+
+def _differ(first: str | None, second: str | None) -> bool:
+    return first is not None and second is not None and first != second
+
+
+def _not_found(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
+    reason = f"tenant {job[0]} has no job {job[1]}; create it first"
+    return InvalidEventError(reason, number + 1) if in_lines else JobNotFoundError(reason)
+
+
+def _taken(job_id: str, number: int, in_lines: bool) -> LedgerError:
+    reason = f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another"
+    return InvalidEventError(reason, number + 1, ("job_id",)) if in_lines else InvalidInputError(reason, ("job_id",))
+
+
+def _ended(job_id: str, ended: str, number: int, in_lines: bool) -> LedgerError:
+    reason = f"job {job_id} {ended}"
+    return InvalidEventError(reason, number + 1) if in_lines else JobEndedError(reason)
+
+
+def _exists(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
+    reason = (
+        f"tenant {job[0]} has a job {job[1]} that was created with another spec or other assigned_dcs; choose another "
+        "job_id, or repeat the creation as it was"
+    )
+    return InvalidEventError(reason, number + 1, ("job_id",)) if in_lines else JobExistsError(reason)

@@ -1,0 +1,86 @@
+"""What this node knows of jobs, so that a request about a known job costs no query.
+
+A job that is here exists, or was refused; a fence here was used. That it takes no more events is known from the chain,
+or from an end on its way there. Another node may know more; the fold sorts that out, here it is only used to refuse
+early.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from ledger.machines.jobs import COMPLETED, ended_text
+
+ENDED: Final = ended_text(COMPLETED, None)
+JOBS_MAX = 200_000
+"""Jobs remembered; the least recently used are forgotten first, and looked up again when needed."""
+
+
+class KnownJob:
+    """What is known of one job.
+
+    ``fence_token`` is the highest fence seen; ``ended`` why it takes no more events, None while it does; ``ended_lsn``
+    the LSN of the record that this is known by before it is chained, 0 when it is known from the chain; ``creation``
+    its creation as ``creation_digest`` has it, None where it is not known, or cannot be compared.
+    """
+
+    __slots__ = ("creation", "ended", "ended_lsn", "fence_token")
+
+    def __init__(self, fence_token: int) -> None:
+        self.fence_token = fence_token
+        self.ended: str | None = None
+        self.ended_lsn = 0
+        self.creation: str | None = None
+
+
+class JobIndex:
+    """Bounded map from (tenant, job id) to what is known of the job."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[tuple[str, str], KnownJob] = OrderedDict()
+
+    def get(self, tenant_id: str, job_id: str) -> KnownJob | None:
+        """What is known of the job, None when nothing is."""
+        known = self._jobs.get((tenant_id, job_id))
+        if known is not None:
+            self._jobs.move_to_end((tenant_id, job_id))
+        return known
+
+    def entered(
+        self, tenant_id: str, job_id: str, fence_token: int, lsn: int, *, is_end: bool, creation: str | None = None
+    ) -> None:
+        """An event of the job goes to the chain. An end counts at once unless its fence is stale: whether a stale one
+        ends the job is for the fold of the chain to say."""
+        known = self._known(tenant_id, job_id, fence_token, creation)
+        if is_end and fence_token >= known.fence_token:
+            known.ended, known.ended_lsn = ENDED, lsn
+
+    def learn(
+        self, tenant_id: str, job_id: str, fence_token: int, ended: str | None, creation: str | None = None
+    ) -> None:
+        """What was read of the job, maybe a moment ago: what is known already is not lost to it."""
+        known = self._known(tenant_id, job_id, fence_token, creation)
+        known.ended = known.ended or ended
+
+    def chained(self, tenant_id: str, job_id: str, fence_token: int, ended: str | None, upto_lsn: int) -> None:
+        """What the chain says of the job now, with all records of this node up to ``upto_lsn``."""
+        known = self._known(tenant_id, job_id, fence_token, None)
+        if ended is not None or known.ended_lsn <= upto_lsn:
+            known.ended, known.ended_lsn = ended, 0
+
+    def forget(self, tenant_id: str, job_id: str) -> None:
+        """An event of the job was refused after it was entered: ask the chain when the job is needed again."""
+        self._jobs.pop((tenant_id, job_id), None)
+
+    def _known(self, tenant_id: str, job_id: str, fence_token: int, creation: str | None) -> KnownJob:
+        known = self._jobs.get((tenant_id, job_id))
+        if known is None:
+            known = self._jobs[(tenant_id, job_id)] = KnownJob(fence_token)
+            if len(self._jobs) > JOBS_MAX:
+                self._jobs.popitem(last=False)
+        elif fence_token > known.fence_token:
+            known.fence_token = fence_token
+        if known.creation is None:
+            known.creation = creation
+        return known

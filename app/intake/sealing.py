@@ -1,0 +1,164 @@
+"""Private fields of events on their way in: whose they are, and the key they are sealed with.
+
+An event that has a value in a field which its tenant declared private must say whose it is: by its member ``subject``,
+else by the field that the declaration names. It leaves here with a seal, or not at all::
+
+    what it declared is not certain     refused, if it has any field that may be private, or names a subject
+    the tenant declared nothing         as it came; an event that names a subject is refused, so that naming one
+                                        means never being stored in clear, whatever this node knows
+    text or a list where an object      refused: it may hold what a declared path was to keep private
+      with private fields should be
+    no private field has a value        as it came, whether or not it names a subject
+    otherwise                           sealed with the subject's key, which is durable by then
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from app.background.turns import Turn
+from app.pending.requests import Draft, RequestKey
+from app.privacy.keys import Tag
+from app.privacy.knowledge import PrivacyKnowledge
+from ledger import canonical, private_fields
+from ledger.errors import CanonicalError, InvalidEventError, InvalidInputError
+from ledger.private_fields import Declaration, Path
+from signing.data_key import DataKey
+
+SUBJECT_CHARACTERS_MAX = 256
+
+
+class FieldSeal:
+    """Seals the private values of one event."""
+
+    __slots__ = ("_key", "_tenant_id", "_values")
+
+    def __init__(self, key: DataKey, tenant_id: str, values: Sequence[tuple[Path, bytes]]) -> None:
+        self._key = key
+        self._tenant_id = tenant_id
+        self._values = values
+
+    def seal(self, fields: dict[str, object], hlc: str, /) -> dict[str, object]:
+        """``fields`` with every private value sealed for the event of this HLC."""
+        for path, plaintext in self._values:
+            associated = private_fields.associated_data(self._tenant_id, hlc, self._key.key_id, path)
+            sealed = self._key.seal(plaintext, associated)
+            fields = private_fields.with_value(fields, path, private_fields.to_json(sealed))
+        return fields
+
+
+class Sealing:
+    """Gives events of tenants with private fields their seal."""
+
+    def __init__(self, knowledge: PrivacyKnowledge) -> None:
+        self._knowledge = knowledge
+
+    async def prepare(self, draft: Draft) -> Draft:
+        """``draft``, sealed if need be.
+
+        Raises:
+            InvalidInputError: it has private fields and does not say whose, or what it says is not allowed.
+            PrivacyUnavailableError, DatabaseUnavailableError: the key cannot be had now.
+        """
+        if self._knowledge.doubts:
+            self._refuse_in_doubt(draft)
+        declaration = self._knowledge.declarations.get(draft.tenant_id)
+        if declaration is None and draft.subject is None:
+            return draft
+        found = self._examine(draft, declaration)
+        if found is None:
+            return draft
+        tag, values = found
+        keys = await self._knowledge.keys.of_subjects(draft.tenant_id, [tag])
+        return draft._replace(seal=FieldSeal(keys[tag], draft.tenant_id, values))
+
+    async def prepare_lines(self, drafts: list[Draft]) -> list[Draft]:
+        """The drafts of one request, each sealed if need be.
+
+        Raises:
+            InvalidEventError: a line is not as it must be; errors else as ``prepare``.
+        """
+        declarations = self._knowledge.declarations
+        wanted: dict[str, set[Tag]] = defaultdict(set)
+        found: dict[int, tuple[Tag, list[tuple[Path, bytes]]]] = {}
+        turn = Turn()
+        for number, draft in enumerate(drafts):
+            await turn.pause()
+            if self._knowledge.doubts:
+                self._refuse_in_doubt(draft)
+            if draft.subject is None and draft.tenant_id not in declarations:
+                continue
+            try:
+                examined = self._examine(draft, declarations.get(draft.tenant_id))
+            except InvalidInputError as error:
+                raise InvalidEventError(f"line {number + 1}: {error}", number + 1, error.path) from None
+            if examined is not None:
+                found[number] = examined
+                wanted[draft.tenant_id].add(examined[0])
+        if not found:
+            return drafts
+        keys = {tenant: await self._knowledge.keys.of_subjects(tenant, tags) for tenant, tags in wanted.items()}
+        sealed = list(drafts)
+        for number, (tag, values) in found.items():
+            draft = drafts[number]
+            sealed[number] = draft._replace(seal=FieldSeal(keys[draft.tenant_id][tag], draft.tenant_id, values))
+        return sealed
+
+    def key_of(self, key: RequestKey | None, drafts: Sequence[Draft]) -> RequestKey | None:
+        """``key`` with a body digest from which nobody can guess what is private in ``drafts``."""
+        keyed = None if key is None else self._knowledge.keys.body_digest(key.body_digest)
+        if key is None or keyed is None:
+            return key
+        if any(draft.seal is not None for draft in drafts):
+            return key._replace(body_digest=keyed, other_digest=key.body_digest)
+        return key._replace(other_digest=keyed)
+
+    def _refuse_in_doubt(self, draft: Draft) -> None:
+        if draft.subject is not None or private_fields.may_hold_private(draft.fields):
+            self._knowledge.check_certain(draft.tenant_id)
+
+    def _examine(self, draft: Draft, declaration: Declaration | None) -> tuple[Tag, list[tuple[Path, bytes]]] | None:
+        """Whose private values the event has, and which in canonical form; None when it has none."""
+        if declaration is None:
+            raise InvalidInputError(
+                f"subject: tenant {draft.tenant_id} has no private fields that this node knows of", ("subject",)
+            )
+        private_fields.refuse_marks(draft.fields)
+        values = []
+        for path in declaration.fields:
+            private_fields.refuse_hidden(draft.fields, path)
+            there, value = private_fields.value_at(draft.fields, path)
+            if there:
+                values.append((path, _canonical(value, path)))
+        if not values:
+            return None
+        return self._knowledge.keys.tag(draft.tenant_id, _subject_of(draft, declaration)), values
+
+
+def _subject_of(draft: Draft, declaration: Declaration) -> str:
+    if draft.subject is not None:
+        return draft.subject
+    there, subject = False, None
+    if declaration.subject is not None:
+        there, subject = private_fields.value_at(draft.fields, declaration.subject)
+    if not there:
+        raise InvalidInputError(
+            "subject: the event has private fields and does not say whose they are; add this member", ("subject",)
+        )
+    if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_CHARACTERS_MAX:
+        assert declaration.subject is not None
+        name = ".".join(declaration.subject)
+        raise InvalidInputError(
+            f"{name}: names the subject, so it must be a text of 1 to {SUBJECT_CHARACTERS_MAX} characters",
+            declaration.subject,
+        )
+    return subject
+
+
+def _canonical(value: Any, path: Path) -> bytes:
+    try:
+        return canonical.encode(value)
+    except CanonicalError as error:
+        raise CanonicalError(str(error), (*path, *error.path)) from None

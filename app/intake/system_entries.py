@@ -1,0 +1,161 @@
+"""What the ledger writes about itself: entries of ``_system``, and those that a tenant's chain has once.
+
+They go the way of every event, through WAL and backlog; none of them is about a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from app.intake.answers import outcome_within
+from app.node.state import Node
+from app.pending.backlog import Backlog, Pending
+from app.pending.linking import DuplicateLineError
+from app.pending.quarantine import Quarantine
+from app.pending.requests import LEDGER_ROUTE
+from app.store.growth import ChainPosition
+from ledger import canonical
+from ledger.chain import record
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import EventRefusedError
+from ledger.hlc import Hlc
+from ledger.machines.events import SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
+
+_TYPE_OF_ACTION = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
+
+
+class WalAppend(Protocol):
+    """What writing such entries needs of the WAL writer."""
+
+    @property
+    def next_lsn(self) -> int: ...
+    def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int: ...
+
+
+class SystemEntries:
+    """Writes them, in one event loop; ``tenants`` are those whose chain has begun, or will by what is queued."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        wal: WalAppend,
+        backlog: Backlog,
+        quarantine: Quarantine,
+        tenants: set[str],
+        write_timeout_s: float,
+    ) -> None:
+        self._node = node
+        self._wal = wal
+        self._backlog = backlog
+        self._quarantine = quarantine
+        self.tenants = tenants
+        self._write_timeout_s = write_timeout_s
+
+    async def record(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
+        """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
+
+        Raises:
+            ChainDamagedError: the chain of ``_system`` takes none.
+        """
+        self._quarantine.check(SYSTEM_TENANT)
+        self._backlog.reserve(1)
+        try:
+            pending = self._enter(action, subject, facts)
+        finally:
+            self._backlog.release(1)
+        pending.outcome = asyncio.get_running_loop().create_future()
+        return await pending.outcome
+
+    async def record_once(
+        self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]
+    ) -> ChainPosition:
+        """Write the entry about ``name`` that the tenant's chain has once, whichever nodes try, and wait for it.
+
+        Raises:
+            DuplicateLineError: the chain has it already.
+            ChainDamagedError, HeldBackError: as ``Submitter.submit``.
+            DurabilityTimeoutError: not chained in time; it may still be.
+            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
+        """
+        self.refuse_unfit((tenant_id,))
+        room = 1 + (tenant_id not in self.tenants)
+        self._backlog.reserve(room)
+        try:
+            self._begin_tenant(tenant_id)
+            digest = hashlib.sha256(canonical.encode(facts)).digest()
+            key = IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
+            pending = self._enter(action, name, facts, tenant_id, key)
+        finally:
+            self._backlog.release(room)
+        pending.outcome = asyncio.get_running_loop().create_future()
+        return await outcome_within(pending.outcome, self._write_timeout_s, shared=True)
+
+    async def begin_tenant(self, tenant_id: str) -> None:
+        """Let a tenant begin without an event of its own; on return its chain has a head."""
+        if tenant_id in self.tenants:
+            await self._node.chained.wait(self._wal.next_lsn - 1, self._write_timeout_s)
+            return
+        with contextlib.suppress(DuplicateLineError, EventRefusedError):
+            await self.record(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
+        self.tenants.add(tenant_id)
+
+    def refuse_unfit(self, tenant_ids: Iterable[str]) -> None:
+        """A fenced or failed node takes nothing, even while its WAL would still have it, and nobody takes anything
+        for a tenant whose chain is damaged; a new tenant is also an entry of ``_system``.
+
+        Raises:
+            WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed.
+            ChainDamagedError: the chain of a tenant, or that of ``_system``, takes none.
+        """
+        if self._node.failure is not None:
+            raise self._node.failure.with_traceback(None)
+        if not self._quarantine:
+            return
+        for tenant_id in tenant_ids:
+            self._quarantine.check(tenant_id)
+            if tenant_id not in self.tenants:
+                self._quarantine.check(SYSTEM_TENANT)
+
+    def event(
+        self,
+        action: SystemAction,
+        subject: str,
+        facts: dict[str, object],
+        lsn: int,
+        tenant_id: str = SYSTEM_TENANT,
+        key: IdempotencyKey | None = None,
+    ) -> Pending:
+        """The event at ``lsn``, its HLC drawn now: to be queued before anything else draws one."""
+        payload = canonical.encode({"type": action.value, **facts})
+        hlc = self._node.clock.tick(self._node.wall.now_ms())
+        kind, epoch = _TYPE_OF_ACTION[action], self._node.epoch
+        return Pending(lsn, epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
+
+    def _begin_tenant(self, tenant_id: str) -> None:
+        if tenant_id not in self.tenants:
+            self._enter(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
+            self.tenants.add(tenant_id)
+
+    def _enter(
+        self,
+        action: SystemAction,
+        subject: str,
+        facts: dict[str, object],
+        tenant_id: str = SYSTEM_TENANT,
+        key: IdempotencyKey | None = None,
+    ) -> Pending:
+        pending = self.event(action, subject, facts, self._wal.next_lsn, tenant_id, key)
+        self._wal.append_all((record_of(pending),))
+        self._backlog.add((pending,))
+        self._node.chained.want(pending.lsn)
+        return pending
+
+
+def record_of(pending: Pending) -> tuple[Hlc, int, bytes]:
+    """The event as the WAL takes it."""
+    return pending.hlc, pending.record_type, record.encode(pending)

@@ -1,0 +1,193 @@
+"""Events on their way from the WAL to the chain, in LSN order.
+
+A record enters when it is queued for the WAL and leaves when it is chained, so after a restart the
+backlog is exactly what the WAL holds beyond ``chained_lsn``. Bounded by ``wal.backlog_max_entries``, and in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, takewhile
+
+from app.store.growth import ChainPosition
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
+from ledger.hlc import Hlc
+
+BYTES_MAX_MIN = 256 << 20
+"""Bytes that any backlog may hold."""
+BYTES_MAX_PER_ENTRY = 1024
+"""Bytes that each entry it may hold allows it, beyond that."""
+FACTS_KEPT_ENTRIES_MAX = 20_000
+"""Events that keep their parsed payload until they are chained; those behind them are parsed again."""
+FACTS_KEPT_BYTES_MAX = 2048
+"""Longest payload whose parsed form is kept."""
+BYTES_AROUND_PAYLOAD = 640
+"""Most that a record takes beside its payload: header, tenant, job, key, digest."""
+
+
+class Pending:
+    """One event between WAL and chain. ``outcome`` resolves once it is chained, never before.
+
+    ``answered_early`` says that the event may have been acknowledged before it is chained: then something of it must
+    be. ``facts`` is the payload before it was encoded, None when it must be parsed. ``refusal`` is why another entry
+    stands in its place, or none; it is known once the event is chained.
+    """
+
+    __slots__ = (
+        "answered_early",
+        "epoch",
+        "facts",
+        "hlc",
+        "idempotency",
+        "job_id",
+        "lsn",
+        "outcome",
+        "payload",
+        "record_type",
+        "refusal",
+        "tenant_id",
+    )
+
+    def __init__(
+        self,
+        lsn: int,
+        epoch: int,
+        hlc: Hlc,
+        record_type: int,
+        tenant_id: str,
+        job_id: str,
+        payload: bytes,
+        idempotency: IdempotencyKey | None,
+        outcome: asyncio.Future[ChainPosition] | None,
+        answered_early: bool = True,
+        facts: Mapping[str, object] | None = None,
+    ) -> None:
+        self.lsn = lsn
+        self.epoch = epoch
+        self.hlc = hlc
+        self.record_type = record_type
+        self.tenant_id = tenant_id
+        self.job_id = job_id
+        self.payload = payload
+        self.idempotency = idempotency
+        self.outcome = outcome
+        self.answered_early = answered_early
+        self.facts = facts
+        self.refusal: LedgerError | None = None
+
+
+class Backlog:
+    """Bounded queue in LSN order. Belongs to one event loop."""
+
+    def __init__(self, entries_max: int) -> None:
+        self.entries_max = entries_max
+        self.bytes_max = max(BYTES_MAX_MIN, entries_max * BYTES_MAX_PER_ENTRY)
+        self._queue: deque[Pending] = deque()
+        self._aside: dict[str, deque[Pending]] = {}
+        """By tenant, events that were passed over until its rows can be locked, in LSN order."""
+        self._reserved = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) + sum(map(len, self._aside.values()))
+
+    def is_due(self, entries: int, size_bytes: int) -> bool:
+        """Whether it holds so many entries or bytes, or is half full."""
+        return len(self._queue) >= min(entries, self.entries_max / 2) or self._bytes >= min(
+            size_bytes, self.bytes_max / 2
+        )
+
+    def reserve(self, entries: int) -> None:
+        """Keep room for ``entries`` more, so that a request is taken whole or not at all.
+
+        Raises:
+            RequestTooLargeError: there never is so much room.
+            WalFullError: there is no room; nothing was kept.
+        """
+        if entries > self.entries_max:
+            raise RequestTooLargeError(
+                f"the request makes {entries} entries; wal.backlog_max_entries is {self.entries_max}: send fewer"
+            )
+        free = self.entries_max - len(self) - self._reserved
+        if entries > free:
+            raise WalFullError(
+                f"{len(self)} events wait to be chained and {entries} more do not fit within "
+                f"{self.entries_max}; try again once the database has caught up"
+            )
+        self._reserved += entries
+
+    def check_bytes(self, record_bytes: int, reserved_bytes: int) -> None:
+        """Return when records of ``record_bytes`` together fit as well, beside ``reserved_bytes`` of others.
+
+        Raises:
+            RequestTooLargeError: they never do.
+            WalFullError: they do not.
+        """
+        if record_bytes > self.bytes_max:
+            raise RequestTooLargeError(
+                f"the events take {record_bytes} bytes; {self.bytes_max} may wait at once: send fewer"
+            )
+        if self._bytes + reserved_bytes + record_bytes > self.bytes_max:
+            raise WalFullError(
+                f"events of {self._bytes} bytes wait to be chained and {record_bytes} more do not fit within "
+                f"{self.bytes_max}; try again once the database has caught up"
+            )
+
+    def release(self, entries: int) -> None:
+        """Give back room that was reserved."""
+        self._reserved -= entries
+
+    def add(self, events: Sequence[Pending]) -> None:
+        """Queue ``events``, whose LSNs rise and are above every queued one."""
+        assert not self._queue or events[0].lsn > self._queue[-1].lsn
+        self._queue.extend(events)
+        self._bytes += sum([len(pending.payload) for pending in events]) + len(events) * BYTES_AROUND_PAYLOAD
+
+    def peek(self, committed_lsn: int, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
+        """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""
+        committed = takewhile(lambda pending: pending.lsn <= committed_lsn, islice(self._queue, skip, None))
+        return _within(committed, entries_max, bytes_max)
+
+    def peek_aside(self, tenant_id: str, entries_max: int, bytes_max: int) -> list[Pending]:
+        """The first events of a tenant that were passed over, in LSN order, within both bounds; one if any is left."""
+        return _within(self._aside.get(tenant_id, ()), entries_max, bytes_max)
+
+    def drop(self, batch: Sequence[Pending], keep: Container[str]) -> None:
+        """Forget these events, the first of the queue or of those passed over of one tenant: they are chained. Events
+        of tenants in ``keep`` were passed over, and stay."""
+        tenant_id = batch[0].tenant_id
+        aside = self._aside.get(tenant_id)
+        if aside and aside[0] is batch[0]:
+            if tenant_id not in keep:
+                for pending in batch:
+                    self._forget(pending, aside)
+                if not aside:
+                    del self._aside[tenant_id]
+            return
+        for pending in batch:
+            if pending.tenant_id in keep:
+                self._aside.setdefault(pending.tenant_id, deque()).append(self._queue.popleft())
+            else:
+                self._forget(pending, self._queue)
+
+    def _forget(self, pending: Pending, queue: deque[Pending]) -> None:
+        gone = queue.popleft()
+        assert gone is pending
+        self._bytes -= len(pending.payload) + BYTES_AROUND_PAYLOAD
+
+    def __iter__(self) -> Iterator[Pending]:
+        return chain(*self._aside.values(), self._queue)
+
+
+def _within(events: Iterable[Pending], entries_max: int, bytes_max: int) -> list[Pending]:
+    batch: list[Pending] = []
+    size = 0
+    for pending in events:
+        size += len(pending.payload)
+        if len(batch) == entries_max or (batch and size > bytes_max):
+            break
+        batch.append(pending)
+    return batch

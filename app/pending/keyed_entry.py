@@ -1,0 +1,142 @@
+"""Whether the entry that a row of the idempotency table names is the event of the request that is answered with it.
+
+The table is not part of the chain, so its rows prove nothing: a changed or copied row would have a request answered
+with an event that was never its own. The entry says which key its event came with (``ledger.keyed``), and the request
+itself what its event is; where its private fields were encrypted, only type and job of that can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import orjson
+
+from app.background.turns import Turn
+from app.pending.requests import LEDGER_ROUTE
+from ledger import canonical, keyed
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import ChainDamagedError, KeyUnprovenError, LedgerError
+from ledger.hlc import Hlc
+from ledger.machines.events import ACTIONS
+
+if TYPE_CHECKING:
+    from app.pending.backlog import Pending
+    from app.pending.requests import Draft, RequestKey, RequestName
+    from app.store.idempotency import ChainedLine
+
+
+def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
+    """Return when the entry of ``line`` is the event of ``draft``.
+
+    Raises:
+        KeyUnprovenError: it may be, but does not say with which key it came.
+        ChainDamagedError: it is another, or the row says what no row of this service can.
+    """
+    try:
+        event = _event_of(line, draft, key)
+    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+        event = None
+    if event is None:
+        raise ChainDamagedError(
+            line.tenant_id,
+            f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}, whose entry is not "
+            "the event of this request",
+        )
+    if keyed.digest_in(orjson.loads(event.payload)) is None:
+        raise KeyUnprovenError(
+            f"Idempotency-Key {key.key!r} was used before, it seems for seq {line.seq}, job {event.job_id}: that entry "
+            "is from before entries said their key, so nothing proves it. Nothing was stored now: take that job for "
+            "the outcome if it is yours, else send the request under a new key"
+        )
+
+
+async def check_lines(chained: Sequence[ChainedLine], drafts: Sequence[Draft], key: RequestKey) -> None:
+    """Return when the entry of each line is the event of its draft.
+
+    Raises:
+        ChainDamagedError: names the first that is not, or that the request does not have.
+    """
+    turn = Turn()
+    for line in chained:
+        await turn.pause()
+        if not 0 <= line.line < len(drafts):
+            raise ChainDamagedError(
+                line.tenant_id,
+                f"scheduler.idempotency has a line {line.line} of Idempotency-Key {key.key!r}, whose request has "
+                f"{len(drafts)} lines",
+            )
+        _check_fits(line, drafts[line.line], key)
+
+
+def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pending]) -> bool:
+    """Whether the entry that a row of the request ``key`` names came with it, so that it may decide about the records
+    ``of_request``, by line.
+
+    An entry says its key. One from before entries did counts where it is the very fact of its line, or where the
+    records say no key either: they come from the same WAL, which nobody edits. The entry at the HLC of a record is that
+    record, or somebody put it there.
+    """
+    pending = of_request.get(line.line)
+    try:
+        event = keyed.kept_event(line.job_id, line.action, line.payload)
+        if event is None:
+            return False
+        if pending is not None and pending.hlc.text() == line.t_hlc:
+            return event == (pending.job_id, ACTIONS[pending.record_type], pending.payload.decode())
+        facts, (tenant_id, route, name) = orjson.loads(event.payload), key
+        if route == LEDGER_ROUTE:
+            # What the ledger writes about itself has its key from its subject and its facts.
+            del facts["type"]
+            digest_of_facts = sha256(canonical.encode(facts)).digest()
+            return (name, line.body_digest) == (f"{event.action}:{event.job_id}", digest_of_facts)
+        digest = keyed.digest_in(facts)
+        if digest is not None:
+            return digest == keyed.key_digest(tenant_id, IdempotencyKey(route, name, line.line, line.body_digest))
+        if pending is not None:
+            return _is_same_fact(event, Hlc.parse(line.t_hlc), pending)
+        return all(keyed.digest_in(orjson.loads(each.payload)) is None for each in of_request.values())
+    except (LedgerError, ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def _is_same_fact(event: keyed.KeptEvent, hlc: Hlc, pending: Pending) -> bool:
+    """Whether an entry that says no key says what ``pending`` does, beside its key."""
+    facts = orjson.loads(pending.payload)
+    facts.pop(keyed.MEMBER, None)
+    is_job = event.job_id == pending.job_id or (
+        _is_made_at(event.job_id, hlc) and _is_made_at(pending.job_id, pending.hlc)
+    )
+    return is_job and (event.action, event.payload) == (ACTIONS[pending.record_type], canonical.encode(facts).decode())
+
+
+def _is_made_at(job_id: str, hlc: Hlc) -> bool:
+    """Whether the id is one that a node made for a job that was created at ``hlc``."""
+    return job_id.endswith(f"-{hlc.logical:05d}") and f"-{hlc.physical_ms}-" in job_id
+
+
+def gone(tenant_id: str, key: RequestKey) -> ChainDamagedError:
+    """The error when lines that were chained are not in the table any more."""
+    return ChainDamagedError(tenant_id, f"the rows of Idempotency-Key {key.key!r} in scheduler.idempotency are gone")
+
+
+def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEvent | None:
+    """The event of the entry of ``line`` where it is what ``draft`` asks for and came with ``key``, or does not say
+    with which key it came."""
+    event = keyed.kept_event(line.job_id, line.action, line.payload)
+    if event is None or line.epoch <= 0 or line.lsn <= 0 or line.tenant_id != draft.tenant_id:
+        return None
+    hlc = Hlc.parse(line.t_hlc)
+    is_job = _is_made_at(event.job_id, hlc) if draft.job_id is None else event.job_id == draft.job_id
+    if event.action != draft.event.action or not is_job:
+        return None
+    facts = orjson.loads(event.payload)
+    said = {} if keyed.digest_in(facts) is None else {keyed.MEMBER: facts[keyed.MEMBER]}
+    digest = keyed.key_digest(line.tenant_id, IdempotencyKey(key.route, key.key, line.line, line.body_digest))
+    if said not in ({}, {keyed.MEMBER: digest}):
+        return None
+    if draft.seal is not None or line.body_digest != key.body_digest:
+        return event if facts["type"] == draft.event.name else None
+    asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields, **said}
+    return event if canonical.encode(asked).decode() == event.payload else None

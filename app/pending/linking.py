@@ -1,0 +1,241 @@
+"""Turning a batch of pending events into rows of the log, in memory, before Postgres sees any of it.
+
+Decides duplicates, assigns ``seq``, links, and merges job state. A pure function of the batch, the locked
+heads, the keys already chained and the stored job states; the appender runs it inside its transaction.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from app.pending.backlog import Pending
+from app.pending.requests import RequestName
+from app.store.chaining import ChainHead
+from app.store.growth import ChainPosition, Grower, Growth
+from app.store.standing import Chained
+from ledger import canonical
+from ledger.chain import Linker
+from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
+from ledger.chain.standing import Standing, place_of
+from ledger.errors import EventRefusedError, HeldBackError, IdempotencyReusedError, LedgerError
+from ledger.machines import jobs
+from ledger.machines.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
+from ledger.machines.refusals import refused_job_id
+
+_TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
+
+
+class KeyWinner(NamedTuple):
+    """The event that a line of a keyed request has in the chain; its place is known by its HLC."""
+
+    body_digest: bytes
+    t_hlc: str
+    job_id: str
+
+
+ChainedKeys = dict[RequestName, dict[int, KeyWinner]]
+"""By chained line, what each keyed request has in the chain."""
+
+
+class DuplicateLineError(LedgerError):
+    """The keyed line is chained already, by this node or another; nothing of its kind was added."""
+
+
+@dataclass(slots=True)
+class LinkedBatch(Growth):
+    """Rows and outcomes of one batch; ``outcomes`` runs parallel to the pending events."""
+
+    idempotency_rows: list[tuple[str, int, str, int, bytes, int, int, int]] = field(default_factory=list)
+    """(tenant, route, key, line, body digest, seq, epoch, LSN) of each keyed line."""
+    winners: ChainedKeys = field(default_factory=dict)
+    """What each keyed request of the batch has in the chain by it."""
+    outcomes: list[ChainPosition | LedgerError | None] = field(default_factory=list)
+    """Where each event stands, None where nobody waits to know, or why it does not."""
+    is_returning: bool = False
+    """Whether an event of the batch, or another with its HLC, was in the chain already."""
+    refused_jobs: list[tuple[str, str]] = field(default_factory=list)
+    """(tenant, job) of each event in whose place a REFUSED entry stands."""
+    last_lsn: int = 0
+    """LSN of the last event of the batch."""
+    conflicts: list[tuple[str, str, int]] = field(default_factory=list)
+    """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
+
+
+def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
+    """Payload of the REFUSED entry that stands in for an event, with all of its bytes."""
+    return canonical.encode(
+        {
+            "type": "Refused",
+            **why,
+            "record_type": pending.record_type,
+            "job_id": base64.b64encode(pending.job_id.encode()).decode(),
+            "payload": base64.b64encode(pending.payload).decode(),
+        }
+    )
+
+
+def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: int, lsn: int) -> EventRefusedError:
+    """What the caller is told of an event that the REFUSED entry at ``seq`` stands in for."""
+    return EventRefusedError(
+        f"PostgreSQL refused the event with SQLSTATE {sqlstate}; a REFUSED entry at seq {seq} keeps its bytes. "
+        "Mend what refuses it, then send the event again under a new Idempotency-Key",
+        seq=seq,
+        hlc=t_hlc,
+        epoch=epoch,
+        lsn=lsn,
+    )
+
+
+def is_refused_in(pending: Pending, standing: Event | None) -> bool:
+    """Whether what stands at the event's HLC is the REFUSED entry that keeps it."""
+    if standing is None or standing.action != SystemAction.REFUSED:
+        return False
+    return standing.job_id in (pending.job_id, refused_job_id(pending.job_id))
+
+
+def link_batch(
+    batch: Sequence[Pending],
+    *,
+    heads: Mapping[str, ChainHead],
+    new_tenants: set[str],
+    chained_keys: Mapping[RequestName, Mapping[int, KeyWinner]],
+    job_states: Mapping[tuple[str, str], jobs.JobState],
+    linkers: dict[str, Linker],
+    chained: Mapping[str, Chained] | None = None,
+    refused_sqlstate: str | None = None,
+    held_back: Callable[[Pending], HeldBackError | None] | None = None,
+) -> LinkedBatch:
+    """Chain ``batch`` onto ``heads``.
+
+    Args:
+        batch: events in LSN order.
+        heads: locked head of every tenant in the batch.
+        new_tenants: tenants whose head was created in this transaction.
+        chained_keys: what every keyed request in the batch has in the chain.
+        job_states: stored state of every job in the batch that has one.
+        linkers: per-tenant linkers, filled as needed.
+        chained: when some of the batch came into the chain by another way, what stands there, by tenant and HLC.
+        refused_sqlstate: when given, the batch is one event that Postgres refused with this code, and
+            a REFUSED entry takes its place.
+        held_back: makes the outcome of events whose tenant has no head in ``heads``: its chain is damaged, or locked.
+    """
+    linked = LinkedBatch(last_lsn=batch[-1].lsn)
+    keys_in_batch = linked.winners
+    awaited: list[tuple[int, str, int]] = []
+    grower = Grower(linked, heads, job_states, linkers)
+    events_there = events_of(chained or {})
+    for pending in batch:
+        tenant_id = pending.tenant_id
+        if held_back is not None and tenant_id not in heads:
+            linked.outcomes.append(held_back(pending))
+            continue
+        key = pending.idempotency
+        is_plain = key is None and pending.record_type != _TENANT_CREATED
+        lost = None if is_plain else _duplicate(pending, new_tenants, chained_keys, keys_in_batch)
+        refusal: LedgerError | None = None
+        why: dict[str, object] | None = None
+        if lost is not None:
+            refusal, winner = lost
+            if key is None or winner is None or not pending.answered_early or winner.t_hlc == pending.hlc.text():
+                linked.outcomes.append(refusal)
+                continue
+            why = {
+                "reason": jobs.KEY_REPLAYED if isinstance(refusal, DuplicateLineError) else jobs.KEY_REUSED,
+                "idempotency_key": key.key,
+                "lost_to": {"job_id": winner.job_id, "hlc": winner.t_hlc},
+            }
+        elif refused_sqlstate is not None:
+            why = {"sqlstate": refused_sqlstate}
+        hlc = pending.hlc
+        if why is None:
+            job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
+            facts = pending.facts
+        else:
+            job_id = pending.job_id if lost is not None else refused_job_id(pending.job_id)
+            action, facts = SystemAction.REFUSED.value, None
+            payload = refused_payload(pending, why)
+        stands = None
+        if chained:
+            event = event_of(pending)
+            standing = chained.get(tenant_id, {})
+            stands_at, kept_digest = place_of(event, events_there.get(tenant_id, {}))
+            stands = None if stands_at is None else standing[stands_at]
+            entry = standing.get(event.t_hlc)
+            if entry is not None and is_refused_in(pending, entry.event):
+                stands, kept_digest = entry, None
+            linked.is_returning |= stands is not None or kept_digest is not None
+            if kept_digest is not None:
+                hlc = conflict_hlc(event)
+                linked.conflicts.append((tenant_id, event.t_hlc, pending.lsn))
+                if why is None:
+                    action = SystemAction.CONFLICT.value
+                    payload, facts = conflict_payload(event, pending.payload.decode(), kept_digest), None
+        place: ChainPosition | None = None
+        if stands is not None:
+            place = ChainPosition(*stands[:3])
+            seq = place.seq
+        else:
+            seq = grower.append(tenant_id, hlc, job_id, action, payload, facts=facts)
+            if why is not None:
+                linked.refused_jobs.append((tenant_id, pending.job_id))
+                if lost is None:
+                    refusal = event_refused(refused_sqlstate, seq, pending.hlc.text(), pending.epoch, pending.lsn)
+            if pending.outcome is not None:
+                awaited.append((len(linked.outcomes), tenant_id, seq))
+        linked.outcomes.append(refusal or place)
+        if key is not None and lost is None:
+            linked.idempotency_rows.append(
+                (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
+            )
+    grower.finish()
+    for number, tenant_id, seq in awaited:
+        linked.outcomes[number] = linked.outcomes[number] or grower.place(tenant_id, seq)
+    return linked
+
+
+def events_of(chained: Mapping[str, Chained]) -> dict[str, Standing]:
+    """The events of what stands in each tenant's chain, by HLC."""
+    return {tenant: {t_hlc: entry.event for t_hlc, entry in here.items()} for tenant, here in chained.items()}
+
+
+def event_of(pending: Pending) -> Event:
+    """The event as the chain knows it."""
+    digest = hashlib.sha256(pending.payload).hexdigest()
+    return Event(pending.hlc.text(), pending.job_id, ACTIONS[pending.record_type], digest)
+
+
+def tenant_begun_by(pending: Pending) -> str | None:
+    """The tenant whose beginning this event records, None for any other event."""
+    return pending.job_id.removeprefix("tenant:") if pending.record_type == _TENANT_CREATED else None
+
+
+def _duplicate(
+    pending: Pending,
+    new_tenants: set[str],
+    chained_keys: Mapping[RequestName, Mapping[int, KeyWinner]],
+    keys_in_batch: ChainedKeys,
+) -> tuple[LedgerError, KeyWinner | None] | None:
+    """Why this event must not be chained and against which it lost, None when it must. First chained wins."""
+    begun = tenant_begun_by(pending)
+    if begun is not None and begun not in new_tenants:
+        return DuplicateLineError("the tenant exists already"), None
+    key = pending.idempotency
+    if key is None:
+        return None
+    request = (pending.tenant_id, key.route, key.key)
+    lines_here = keys_in_batch.setdefault(request, {})
+    for lines in (chained_keys.get(request), lines_here):
+        if not lines:
+            continue
+        first = next(iter(lines.values()))
+        if first.body_digest != key.body_digest:
+            reused = f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
+            return IdempotencyReusedError(reused), first
+        if key.line in lines:
+            return DuplicateLineError(f"line {key.line} of this keyed request is chained already"), lines[key.line]
+    lines_here[key.line] = KeyWinner(key.body_digest, pending.hlc.text(), pending.job_id)
+    return None

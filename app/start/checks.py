@@ -1,0 +1,171 @@
+"""What must hold before a node may start: its WAL, its checkpoints and the database belong together.
+
+Nothing here writes to the database; ``set_aside`` alone changes files, and deletes none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import asyncpg
+import structlog
+
+from app.chain.signed_chain import root_of_chain, tree_agrees
+from app.pending import quarantine
+from app.store import notary as notary_store
+from app.store.chaining import ChainHead, WalPosition
+from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
+from signing import key_file
+from signing.checkpoint import Checkpoint, open_own
+from wal import control as wal_control
+from wal.control import Control
+from wal.segment import sync_folder
+
+log = structlog.get_logger()
+
+
+def load_control(folder: Path, *, accept_lost_wal: bool) -> tuple[Control | None, bool]:
+    """The control file, and whether it is damaged and was accepted as lost.
+
+    Raises:
+        WalCorruptError: it is damaged.
+    """
+    try:
+        return wal_control.load(folder), False
+    except WalCorruptError as error:
+        if not accept_lost_wal:
+            raise
+        log.warning("wal_recovery_control_given_up", error=str(error))
+        return None, True
+
+
+def judge_wal(
+    node_id: str,
+    known: Control | None,
+    position: WalPosition | None,
+    *,
+    accept_lost_wal: bool,
+    restoring: bool = False,
+) -> bool:
+    """Refuse a WAL that is not the one Postgres knows and, unless that is to be mended now, a Postgres that is older
+    than the WAL.
+
+    Returns:
+        Whether the folder holds another WAL than Postgres knows, and the operator accepted that.
+
+    Raises:
+        StartRefusedError: says which and what to do.
+    """
+    if position is None:
+        if known is not None and known.chained_lsn > 0 and not restoring:
+            raise StartRefusedError(
+                f"this WAL has chained up to LSN {known.chained_lsn}, but Postgres has never heard of node "
+                f"{node_id}: it is another database or was restored from before; point database_url to the "
+                "right one, restore a newer backup, or bring back what is missing with tally restore"
+            )
+        return False
+    if known is None or known.wal_id != position.wal_id:
+        found = f"WAL {known.wal_id}" if known else "no WAL"
+        if not accept_lost_wal:
+            raise StartRefusedError(
+                f"Postgres knows node {node_id} by WAL {position.wal_id}, the folder holds {found}: the disk was "
+                "lost or swapped. Bring the right wal.dir back, choose another node_id, or start once with "
+                f"--accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}"
+            )
+        return True
+    if known.epoch < position.epoch:
+        if not accept_lost_wal:
+            raise StartRefusedError(
+                f"Postgres knows node {node_id} in epoch {position.epoch}, this folder only epoch {known.epoch}: "
+                "another copy of it has been written since, or somebody raised the epoch in scheduler.wal_positions. "
+                "Start that copy. If there is none, set the epoch in that row back to "
+                f"{known.epoch}: then nothing is lost. Only where there was one and it is lost, start this one once "
+                f"with --accept-lost-wal to give up whatever was not chained above LSN {position.chained_lsn}"
+            )
+        return True
+    if known.chained_lsn > position.chained_lsn and not restoring:
+        raise StartRefusedError(
+            f"Postgres says node {node_id} is chained up to LSN {position.chained_lsn}, its WAL says "
+            f"{known.chained_lsn}: the database was restored or failed over to an older copy. Nothing was "
+            "written; bring the newer database back, or what is missing with tally restore"
+        )
+    return False
+
+
+def set_aside(folder: Path) -> None:
+    """Move segments and control file of a WAL that is given up into a folder of their own; nothing is deleted."""
+    number = 1
+    while (lost := folder / f"lost-{number}").exists():
+        number += 1
+    lost.mkdir(mode=0o700)
+    for path in [*folder.glob("*.wal"), folder / wal_control.CONTROL_NAME, folder / quarantine.NAME]:
+        if path.exists():
+            path.rename(lost / path.name)
+    sync_folder(lost)
+    sync_folder(folder)
+    log.warning("wal_recovery_set_aside", folder=str(lost))
+
+
+async def check_chain(
+    connection: asyncpg.Connection[asyncpg.Record],
+    tenant_id: str,
+    head: ChainHead | None,
+    note: str,
+    origin: str,
+    log_signer: key_file.FileSigner,
+) -> bool:
+    """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it; whether its stored tree
+    agrees with it too.
+
+    The stored tree, which is made from the chain, is believed only when it agrees with the checkpoint; where it
+    does not, the root is computed from the links of the chain itself, and the notary makes the tree again.
+    """
+    checkpoint = _kept_checkpoint(tenant_id, note, origin, log_signer)
+    head_seq = head.seq if head else 0
+    remedy = (
+        "Nothing was written; bring the newer database back, or what is missing with tally restore. tally verify tells "
+        "more about what it holds"
+    )
+    if head_seq < checkpoint.size:
+        raise StartRefusedError(
+            f"the chain of tenant {tenant_id} ends at seq {head_seq}, but this node signed it up to "
+            f"{checkpoint.size}: the database went back or was cut. {remedy}"
+        )
+    if await tree_agrees(connection, tenant_id, checkpoint):
+        return True
+    if await root_of_chain(connection, tenant_id, checkpoint.size) != checkpoint.root:
+        raise StartRefusedError(
+            f"the chain of tenant {tenant_id} differs within its first {checkpoint.size} entries from the checkpoint "
+            f"that this node signed: history was rewritten. {remedy}"
+        )
+    if await notary_store.tree_size(connection, tenant_id) < checkpoint.size:
+        # As after a restore: the rows are back, the tree that was made of them is not.
+        log.info("stored_tree_behind", tenant_id=tenant_id, done="it is made again from the chain")
+    else:
+        log.error("stored_tree_damaged", tenant_id=tenant_id, done="it is made again from the chain")
+    return False
+
+
+async def chain_holds(
+    connection: asyncpg.Connection[asyncpg.Record],
+    tenant_id: str,
+    head: ChainHead | None,
+    seen: tuple[int, str] | None,
+) -> bool:
+    """Whether the tenant's chain has, at or below its head, the entry that this node has ``seen`` (seq and link)."""
+    if seen is None:
+        return True
+    seq, link = seen
+    return head is not None and head.seq >= seq and await notary_store.read_link(connection, tenant_id, seq) == link
+
+
+def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: key_file.FileSigner) -> Checkpoint:
+    """The checkpoint beside the WAL. One of an earlier key of this node counts as well: the folder is the node's."""
+    try:
+        return open_own(note, log_signer.public_key, origin)
+    except LedgerError as error:
+        raise StartRefusedError(
+            f"the checkpoint of tenant {tenant_id} beside the WAL is damaged, or of another ledger: {error}; restore "
+            "it, or move it away once tally verify has found the chain whole. If another node has forked the log, run "
+            "tally restore --fork here too"
+        ) from error

@@ -1,0 +1,472 @@
+"""Starting a node: from a folder and a database to a WAL that may be written.
+
+In this order, each step refused with what to do when it does not hold::
+
+    1. the ids of the node; the lock on its WAL folder
+    2. Postgres answers and has the schema this version knows, with all that guards it
+    3. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal)
+    4. recovery: the torn tail cut, the rest checked and fsynced
+    5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
+       claims to be chained is compared with WAL and chain (app.start.claims)
+    6. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL; the ledger
+       began with the key that this node knows
+    7. the clock starts from the highest of wall clock, control file, WAL and Postgres, and learns from the heads
+       that nodes of this ledger left
+    8. a higher epoch, first in the control file, then in Postgres
+    9. what the WAL holds and the chain does not goes to the backlog
+   10. the keys of the node are published, before anything is signed with them; a change of keys that an earlier
+       process began is completed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import asyncpg
+import structlog
+
+from app.chain.checkpoints import CheckpointFolder
+from app.config import Settings
+from app.keys import node_keys
+from app.keys.admission import admission_fault
+from app.keys.ended_keys import EndedKeys
+from app.keys.key_chain import KeyChain
+from app.keys.node_keys import NodeKeys, last_signed_ms
+from app.keys.root_key import RootKey, offline_root
+from app.node import clock_watch, identity, log_fork, lost_wal
+from app.node.identity import Identity
+from app.node.session import SECRET_BYTES
+from app.node.state import Node
+from app.pending import quarantine
+from app.pending.backlog import Pending
+from app.pending.quarantine import TenantDamage
+from app.start.checks import chain_holds, check_chain
+from app.start.claims import check_chained
+from app.start.wal import FoundWal, find_wal, to_its_end
+from app.store import chaining, schema_guards
+from app.store import keys as key_store
+from app.store import node as node_store
+from app.store.chaining import ChainHead, WalPosition
+from app.store.faults import DATABASE_FAULTS
+from app.store.schema_version import check_schema
+from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
+from ledger.hlc import Clock, Hlc
+from ledger.machines.events import ACTIONS, SystemAction
+from signing.key_history import time_of
+from signing.public_key import PublicKey
+from wal import control as wal_control
+from wal import lock as wal_lock
+from wal.control import Control
+from wal.segment import sync_folder
+
+CONNECT_WAIT_S = 30.0
+"""How long a start waits for Postgres to answer."""
+CONNECT_PAUSE_S = 0.5
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class StartedNode:
+    """What a start hands to the wiring."""
+
+    node: Node
+    folder: Path
+    lock: wal_lock.Lock
+    next_lsn: int
+    previous_lsn: int
+    """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were given up."""
+    recovered: list[Pending]
+    """What the WAL holds that is not chained."""
+    held: dict[str, TenantDamage]
+    """By tenant, records of those that an earlier process could not chain, and tenants that are damaged now."""
+    heads: dict[str, ChainHead]
+    damaged_trees: list[str]
+    """Tenants whose stored tree is not that of their chain."""
+    checkpoints: CheckpointFolder
+    keys: NodeKeys
+    key_chain: KeyChain
+    not_admitted: str | None
+    """Why nothing that the node signs would count, None when its keys are admitted."""
+    log_origin: str
+    session_secret: bytes
+    """What the session tokens of this ledger are bound with."""
+    lost: list[lost_wal.LsnRange]
+    """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
+    fork: log_fork.Fork | None
+    """A fork of the log that ``_system`` does not record yet."""
+    accepted_loss: bool
+    """Whether the operator accepted that records of the WAL are lost: then it does not tell what is of this node."""
+
+
+async def connect(url: str, wait_s: float) -> asyncpg.Connection[asyncpg.Record]:
+    """A connection, trying for ``wait_s`` seconds while Postgres does not answer.
+
+    Raises:
+        StartRefusedError: it still does not, or it refuses this user or database.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + wait_s
+    while True:
+        try:
+            return await asyncpg.connect(url, timeout=5)
+        except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+            raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
+        except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+            if loop.time() > deadline_s:
+                raise StartRefusedError(
+                    f"Postgres does not answer ({type(error).__name__}: {error}); start it or check database_url"
+                ) from error
+        await asyncio.sleep(CONNECT_PAUSE_S)
+
+
+async def start_node(settings: Settings, database_url: str, *, accept_lost_wal: bool) -> StartedNode:
+    """Bring this node up to the point where its WAL may be opened for append.
+
+    Raises:
+        StartRefusedError, WalLockedError, WalCorruptError, ConfigurationError: as the module says.
+    """
+    # 1. who, and alone
+    _make_durably(settings.wal_dir)
+    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+    folder = settings.wal_dir / who.node_id
+    lock = wal_lock.acquire(folder)
+    try:
+        connection = await connect(database_url, CONNECT_WAIT_S)
+        try:
+            started = await _start_locked(settings, who, folder, lock, connection, accept_lost_wal)
+            await _publish_keys(connection, started)
+            return started
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            raise went_away(error) from error
+        finally:
+            with contextlib.suppress(*DATABASE_FAULTS):
+                await connection.close(timeout=5)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _make_durably(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, so that the names outlive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+def went_away(error: Exception) -> StartRefusedError:
+    """The refusal when Postgres answered and then failed."""
+    return StartRefusedError(
+        f"Postgres failed during the start ({type(error).__name__}: {error}); nothing is lost, start again"
+    )
+
+
+async def _publish_keys(connection: asyncpg.Connection[asyncpg.Record], started: StartedNode) -> None:
+    """Publish this node's keys, valid for whatever they may have to sign: what it will write, what the WAL holds
+    beyond the chain, and what no snapshot covers yet. Keys whose place they took end here, however far an earlier
+    process came with that.
+
+    A key that was published before and is gone is published again, for all that it may have signed.
+
+    Raises:
+        StartRefusedError: what is published under one of its ids is another key.
+    """
+    node, keys = started.node, started.keys
+    now_ms = time.time_ns() // 1_000_000
+    # A wall clock that is set back after this must not lead to HLCs from before the keys count.
+    node.clock.observe(Hlc(now_ms, 0, node.node_id))
+    oldest_ms = min([now_ms, *(pending.hlc.physical_ms for pending in started.recovered[:1])])
+    for signer in keys.signers():
+        await _publish(connection, started.key_chain, signer.public_key, node.node_id, oldest_ms)
+    signed_ms = await key_store.highest_signed_ms(connection) if keys.retired else 0
+    end_ms = last_signed_ms(node.clock, now_ms, signed_ms)
+    keys.retired = [item if item.not_after_ms is not None else item.ending(end_ms) for item in keys.retired]
+    await asyncio.to_thread(keys.store)
+    for item in keys.retired:
+        not_after_ms = item.not_after_ms or 0
+        await key_store.retire(connection, item.key_id, time_of(not_after_ms))
+        node.clock.observe(Hlc(not_after_ms + 1, 0, node.node_id))
+    await key_store.name_in_use(connection, node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+
+
+async def _publish(
+    connection: asyncpg.Connection[asyncpg.Record],
+    key_chain: KeyChain,
+    key: PublicKey,
+    node_id: str,
+    oldest_ms: int,
+) -> None:
+    published = await key_store.published_key(connection, key.key_id)
+    if published is not None and published != (key.algorithm, key.public_key_pem):
+        raise StartRefusedError(
+            f"the row of this node's key {key.key_id} in scheduler.signing_keys is not that key any more: somebody "
+            "changed it. Put back what the entry KEY_ADDED of _system says, or remove the row"
+        )
+    history = await key_chain.history(connection)
+    if published is None and (key.key_id in history.admitted or key.key_id in history.waiting):
+        oldest_ms = min(oldest_ms, await key_store.oldest_entry_ms(connection) or oldest_ms)
+        log.error("own_key_was_removed", key_id=key.key_id, done="published again")
+    await key_store.publish(connection, key.key_id, key.algorithm, key.public_key_pem, node_id, oldest_ms)
+
+
+async def _start_locked(
+    settings: Settings,
+    who: Identity,
+    folder: Path,
+    lock: wal_lock.Lock,
+    connection: asyncpg.Connection[asyncpg.Record],
+    accept_lost_wal: bool,
+) -> StartedNode:
+    # 2. the database
+    await check_schema(connection)
+    await schema_guards.check(connection)
+    who = await _claim_job_ids(connection, settings, who)
+    async with connection.transaction():
+        position = await chaining.read_position(connection, who.node_id)
+
+    # 3. 4. 5. the WAL
+    wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
+    await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else 0)
+
+    # 6. chains and checkpoints
+    keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
+    origin = await _log_origin(connection, settings)
+    checkpoints = CheckpointFolder(folder)
+    offline = offline_root(settings)
+    root = RootKey(folder, offline.key_id if offline is not None else None)
+    key_chain = KeyChain(checkpoints.load, EndedKeys(folder), root)
+    heads, damaged = await _read_heads(connection, wal.held)
+    damaged_trees = []
+    for tenant_id, note in checkpoints.load_all().items():
+        head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
+        if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, keys.log_signer):
+            damaged_trees.append(tenant_id)
+    not_admitted = await _check_keys(connection, key_chain, keys)
+
+    # 7. the clock
+    await clock_watch.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
+    clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
+
+    # 8. a higher epoch
+    wal_id, epoch = await take_epoch(connection, wal, position)
+
+    # 9. the backlog
+    pending = list(wal.unchained())
+    lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
+    lost_wal.store(folder, lost)
+    quarantine.store(folder, wal.held)
+    node = Node(who.node_id, settings.region, who.gate, wal_id, epoch, clock, damaged=damaged)
+    node.durable.advance(wal.last_lsn)
+    node.committed.advance(wal.last_lsn)
+    node.chained.advance(wal.chained_lsn)
+    return StartedNode(
+        node=node,
+        folder=folder,
+        lock=lock,
+        next_lsn=wal.last_lsn + 1,
+        previous_lsn=wal.recovered.last_lsn,
+        recovered=pending,
+        held=wal.held,
+        heads=heads,
+        damaged_trees=damaged_trees,
+        checkpoints=checkpoints,
+        keys=keys,
+        key_chain=key_chain,
+        not_admitted=not_admitted,
+        log_origin=origin,
+        session_secret=await _session_secret(connection),
+        lost=lost,
+        fork=await _unrecorded_fork(connection, folder, origin, pending),
+        accepted_loss=accept_lost_wal,
+    )
+
+
+async def _session_secret(connection: asyncpg.Connection[asyncpg.Record]) -> bytes:
+    """The secret of this ledger's session tokens, which the first start of any node made."""
+    secret = await node_store.settle_session_secret(connection, secrets.token_bytes(SECRET_BYTES))
+    if type(secret) is not bytes or len(secret) != SECRET_BYTES:
+        raise StartRefusedError(
+            "the row of scheduler.session_secret is not one that a start made: remove it, and the next start makes "
+            "another; the session tokens that clients hold are refused then"
+        )
+    return secret
+
+
+async def _check_keys(
+    connection: asyncpg.Connection[asyncpg.Record], key_chain: KeyChain, keys: NodeKeys
+) -> str | None:
+    """Why nothing that the node signs would count, None when its keys are admitted.
+
+    Raises:
+        StartRefusedError: the ledger began with another key than this node knows.
+    """
+    history = await key_chain.history(connection)
+    if key_chain.is_of_another_root:
+        raise StartRefusedError(
+            f"{key_chain.fault}. Nothing was written; point database_url to the right ledger, or bring the right "
+            "database back"
+        )
+    fault = admission_fault(history, key_chain.root, keys)
+    if fault is not None:
+        log.warning("keys_not_admitted", error=fault)
+    return fault
+
+
+async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: Settings) -> str:
+    """The origin of this ledger's logs, which the first start of any node chose."""
+    kept = await node_store.settle_log_origin(
+        connection, settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
+    )
+    if settings.log.origin and kept != settings.log.origin:
+        raise StartRefusedError(
+            f"log.origin is {settings.log.origin}, but this ledger began as {kept}; an origin never changes"
+        )
+    return kept
+
+
+async def _read_heads(
+    connection: asyncpg.Connection[asyncpg.Record], held: dict[str, TenantDamage]
+) -> tuple[dict[str, ChainHead], dict[str, str]]:
+    """Head of every tenant that has a sound one, and why the others are damaged: their head cannot be one, or the
+    chain is not mended that an earlier process of this node found damaged. Takes the mended ones without anything
+    held out of ``held``, and the damaged ones into it."""
+    heads = await node_store.read_heads(connection)
+    damaged = {name: fault for name, head in heads.items() if (fault := chaining.head_fault(head)) is not None}
+    for tenant_id, damage in held.items():
+        if tenant_id not in damaged and not await chain_holds(connection, tenant_id, heads.get(tenant_id), damage.seen):
+            damaged[tenant_id] = damage.reason
+    for tenant_id, reason in damaged.items():
+        log.error("tenant_quarantined", tenant_id=tenant_id, reason=reason)
+        held.setdefault(tenant_id, TenantDamage(reason, None)).reason = reason
+        heads.pop(tenant_id, None)
+    for tenant_id in [name for name, damage in held.items() if name not in damaged and not damage.lsns]:
+        del held[tenant_id]
+    return heads, damaged
+
+
+async def _start_clock(
+    connection: asyncpg.Connection[asyncpg.Record],
+    settings: Settings,
+    wal: FoundWal,
+    heads: dict[str, ChainHead],
+    *,
+    accept_lost_wal: bool,
+) -> Clock:
+    """A clock that begins above all this node ever issued and has learnt from the heads of others.
+
+    Rows in Postgres say what this node issued only as far as a wall clock can have come, or its WAL vouches for
+    them: a forged row must not drive the clock ahead.
+    """
+    known = wal.highest_hlc()
+    now_ms = time.time_ns() // 1_000_000
+    in_chain = await node_store.highest_hlc(connection, wal.node_id, known)
+    if in_chain is not None and in_chain.physical_ms > now_ms + settings.hlc.max_clock_skew_ms and not accept_lost_wal:
+        raise StartRefusedError(
+            f"Postgres holds an entry {in_chain} of this node, {in_chain.physical_ms - now_ms} ms ahead of the wall "
+            f"clock, and neither WAL nor control file knows a time above {known}: the entry is forged, or this "
+            "machine's clock is wrong. Set the clock right; if it is, remove the entry once tally verify has named "
+            "it, or start once with --accept-lost-wal to go on above it"
+        )
+    clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=max(known, in_chain or known))
+    for tenant_id, head in heads.items():
+        if head.hlc is not None:
+            with contextlib.suppress(ClockSkewError, InvalidInputError):
+                hlc = Hlc.parse(head.hlc)
+                if await chaining.is_by_node(connection, tenant_id, head.seq):
+                    clock.receive(hlc, now_ms)
+    return clock
+
+
+async def take_epoch(
+    connection: asyncpg.Connection[asyncpg.Record], wal: FoundWal, position: WalPosition | None
+) -> tuple[str, int]:
+    """Take a higher epoch, first in the control file, then in Postgres; the WAL's id and the epoch."""
+    known = wal.known
+    wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
+    wal_id = wal_id or wal_control.new_wal_id()
+    epoch = 1 + max(known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
+    lost_wal.store(wal.folder, wal.lost)
+    wal_control.store(
+        wal.folder,
+        Control(
+            wal_id=wal_id,
+            node_id=wal.node_id,
+            epoch=epoch,
+            highest_hlc=wal.highest_hlc(),
+            durable_lsn=wal.last_lsn,
+            # A restore that fails must leave the node knowing how far Postgres once was.
+            chained_lsn=max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn),
+            signed_lsn=min(known.signed_lsn if known else 0, wal.chained_lsn),
+        ),
+    )
+    ends = dict(wal.recovered.epoch_ends)
+    if position is not None:
+        ends[position.epoch] = wal.kept_lsn
+    async with connection.transaction():
+        if not await node_store.take_epoch(
+            connection,
+            node_id=wal.node_id,
+            wal_id=wal_id,
+            epoch=epoch,
+            chained_lsn=wal.chained_lsn,
+            ends=ends,
+            expected=position,
+        ):
+            raise StartRefusedError(
+                f"another process took over node {wal.node_id} while this one was starting; "
+                "only one may run: stop one, or give them different node ids"
+            )
+    log.info("wal_epoch_bump", node_id=wal.node_id, epoch=epoch, last_lsn=wal.last_lsn)
+    return wal_id, epoch
+
+
+async def _claim_job_ids(connection: asyncpg.Connection[asyncpg.Record], settings: Settings, who: Identity) -> Identity:
+    while not await node_store.claim_job_ids(connection, settings.region, who.gate, who.node_id):
+        if settings.gate is not None:
+            raise StartRefusedError(
+                f"gate {who.gate} in region {settings.region} makes job ids for another node; "
+                "give each node its own gate"
+            )
+        who = identity.with_new_gate(settings.wal_dir, who)
+    return who
+
+
+async def _unrecorded_fork(
+    connection: asyncpg.Connection[asyncpg.Record], folder: Path, origin: str, pending: list[Pending]
+) -> log_fork.Fork | None:
+    """The fork to this ``origin`` that neither ``_system`` nor the backlog records. One that ended before the log got
+    its new origin never happened."""
+    fork = log_fork.load(folder)
+    if fork is None:
+        return None
+    if fork.to_origin != origin:
+        log.warning("log_fork_given_up", to_origin=fork.to_origin, origin=origin)
+        log_fork.forget(folder)
+        return None
+    subject, action = fork.subject, SystemAction.LOG_FORKED
+    if any(event.job_id == subject for event in pending) or await node_store.is_recorded(connection, action, subject):
+        log_fork.forget(folder)
+        return None
+    return fork
+
+
+async def _unrecorded(
+    connection: asyncpg.Connection[asyncpg.Record], node_id: str, lost: list[lost_wal.LsnRange], pending: list[Pending]
+) -> list[lost_wal.LsnRange]:
+    """Which of these ranges neither ``_system`` nor the backlog records."""
+    if not lost:
+        return []
+    recorded = await node_store.recorded_losses(connection, node_id)
+    for event in pending:
+        if ACTIONS[event.record_type] == SystemAction.WAL_LOST:
+            facts = json.loads(event.payload)
+            recorded.add((facts["first_lsn"], facts["last_lsn"]))
+    return [each for each in lost if each not in recorded]

@@ -1,0 +1,354 @@
+"""Bringing back what PostgreSQL lost, and going on without it. The service does not run meanwhile: its lock is held.
+
+From the WAL, in one transaction that is kept only when all of it fits::
+
+    1. the WAL is judged and recovered as at a start, but PostgreSQL may be older than it; every record is looked up
+       in the chain by HLC and digest, whatever PostgreSQL says of positions
+    2. a higher epoch, so that no other process chains
+    3. every record that PostgreSQL does not know is chained, by the appender itself
+    4. every chain that got entries has what the checkpoints beside the WAL say was signed
+
+The appender decides the same again, so where no other node wrote to a chain its rows come back with the same links;
+step 4 tells. Where other nodes wrote, their rows come back first, from bundles (app.bundle.restore).
+
+A fork gives up what is lost: the log goes on under a new origin, the checkpoints of the old one are set aside, and the
+next start records it in ``_system``. Each step may be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import asyncpg
+import structlog
+
+from app.bundle.restore import RestoredRange, restore_bundle
+from app.bundle.verify import verify_bundle
+from app.chain.appender import BATCH_ENTRIES_MAX, Appender
+from app.chain.checkpoints import CheckpointFolder
+from app.config import Settings
+from app.keys import node_keys, root_key
+from app.metrics import Metrics
+from app.node import identity, log_fork
+from app.node.identity import Identity
+from app.node.log_fork import Fork, SignedHead
+from app.node.state import Node
+from app.pending.backlog import Backlog, Pending
+from app.pending.quarantine import Quarantine
+from app.read import verified_positions
+from app.start import procedure
+from app.start.checks import check_chain
+from app.start.claims import check_chained
+from app.start.wal import find_wal
+from app.store import chaining, schema_guards
+from app.store import node as node_store
+from app.store.chaining import ChainHead
+from app.store.faults import DATABASE_FAULTS
+from app.store.schema_version import check_schema
+from ledger.errors import StartRefusedError
+from ledger.hlc import Clock
+from ledger.machines.events import SYSTEM_TENANT, SystemAction
+from signing import checkpoint as checkpoints_format
+from signing import note
+from signing.bundle.judging import refuse_unless_trusted
+from signing.bundle.reader import BundleReader
+from signing.keys import Keyring
+from wal import control as wal_control
+from wal import lock as wal_lock
+from wal.segment import FOLDER_MODE
+
+log = structlog.get_logger()
+
+
+class Grown(NamedTuple):
+    """Entries that came back to one chain, and where it ends now."""
+
+    tenant_id: str
+    entries: int
+    to_seq: int
+
+
+class _Locked(NamedTuple):
+    """A locked WAL folder and a connection to the database it belongs to."""
+
+    who: Identity
+    folder: Path
+    connection: asyncpg.Connection[asyncpg.Record]
+
+
+# --- from the WAL -------------------------------------------------------------------------------------
+
+
+async def restore_from_wal(
+    settings: Settings, database_url: str, on_progress: Callable[[int], None] = lambda _: None
+) -> list[Grown]:
+    """Chain again what the WAL holds and PostgreSQL does not know; ``on_progress`` gets the records so far.
+
+    Raises:
+        StartRefusedError: there is no such WAL, or what it holds does not bring back all that was signed. Nothing
+            was stored.
+    """
+    async with _alone(settings, database_url) as locked:
+        before = await node_store.read_heads(locked.connection)
+        origin = await node_store.read_log_origin(locked.connection)
+        async with locked.connection.transaction():
+            await _chain_wal(settings, database_url, locked, on_progress)
+            after = await node_store.read_heads(locked.connection)
+            grown = _grown(before, after)
+            for head, error in await _lacking(settings, locked, origin):
+                if grown and head.tenant_id not in {each.tenant_id for each in grown}:
+                    # Other nodes wrote it: their WALs bring it back, and until then every start is refused.
+                    log.warning("restore_left_behind", tenant_id=head.tenant_id, error=str(error))
+                    continue
+                raise StartRefusedError(
+                    f"the WAL of node {locked.who.node_id} alone does not bring back what this node signed, so nothing "
+                    f"was stored: {error}. If other nodes wrote to that chain, or old segments were removed, bring "
+                    "rows back with tally restore --from bundle first; tally restore --fork goes on without them"
+                ) from error
+    log.info("restored_from_wal", node_id=locked.who.node_id, entries=sum(each.entries for each in grown))
+    return grown
+
+
+def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Grown]:
+    grown = []
+    for tenant_id, head in sorted(after.items()):
+        entries = head.seq - (before[tenant_id].seq if tenant_id in before else 0)
+        if entries:
+            grown.append(Grown(tenant_id, entries, head.seq))
+    return grown
+
+
+async def _chain_wal(
+    settings: Settings, database_url: str, locked: _Locked, on_progress: Callable[[int], None] = lambda _: None
+) -> None:
+    """Steps 1 to 3, in the transaction of the caller."""
+    # 1. the WAL
+    position = await chaining.read_position(locked.connection, locked.who.node_id)
+    wal = await find_wal(locked.folder, locked.who.node_id, position, accept_lost_wal=False, restoring=True)
+    if wal.known is None:
+        raise StartRefusedError(f"{locked.folder} holds no WAL that was in use; nothing can come back from it")
+    await check_chained(locked.connection, wal, trusted_lsn=0)
+    # 2. a higher epoch
+    _, epoch = await procedure.take_epoch(locked.connection, wal, position)
+    # 3. the records
+    clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=wal.highest_hlc())
+    node = Node(wal.node_id, settings.region, locked.who.gate, wal.known.wal_id, epoch, clock)
+    for watermark in (node.durable, node.committed):
+        watermark.advance(wal.last_lsn)
+    node.chained.advance(wal.chained_lsn)
+    backlog = Backlog(settings.wal.backlog_max_entries)
+    connections = iter([locked.connection])
+
+    async def connect() -> asyncpg.Connection[asyncpg.Record]:
+        for connection in connections:
+            return connection
+        raise StartRefusedError("PostgreSQL failed while the WAL was chained; nothing was stored, run this again")
+
+    async with asyncpg.create_pool(database_url, min_size=0, max_size=1) as pool:
+        appender = Appender(
+            node=node,
+            backlog=backlog,
+            connect=connect,
+            pool=pool,
+            heads={},
+            quarantine=_NobodySetApart(locked.folder, node.damaged, {}),
+            metrics=Metrics(),
+            on_chained=lambda _: None,
+            on_failure=lambda _: None,
+        )
+        records, done = wal.unchained(), 0
+        while batch := list(islice(records, BATCH_ENTRIES_MAX)):
+            backlog.add(batch)
+            await appender.chain_committed()
+            done += len(batch)
+            on_progress(done)
+
+
+class _NobodySetApart(Quarantine):
+    """A damaged tenant ends the restore: no record is passed over, and nothing is listed beside the WAL."""
+
+    def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
+        raise StartRefusedError(
+            f"the chain of tenant {tenant_id} is damaged: {reason}. Nothing was stored; mend it first"
+        )
+
+
+async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tuple[SignedHead, StartRefusedError]]:
+    """Step 4: the checkpoints beside the WAL that the chains of the log ``origin`` do not reach or do not fit."""
+    log_signer = node_keys.open_keys(locked.folder, settings).log_signer
+    heads = await node_store.read_heads(locked.connection)
+    lacking = []
+    for tenant_id, text in CheckpointFolder(locked.folder).load_all().items():
+        name = f"{origin}/{tenant_id}"
+        try:
+            await check_chain(locked.connection, tenant_id, heads.get(tenant_id), text, name, log_signer)
+        except StartRefusedError as error:
+            kept = checkpoints_format.parse(note.parse(text).text)
+            lacking.append((SignedHead(tenant_id, kept.size, kept.root.hex()), error))
+    return lacking
+
+
+# --- from bundles -------------------------------------------------------------------------------------
+
+
+async def restore_from_bundles(
+    settings: Settings, database_url: str, files: Sequence[Path], keys: Path | None, *, may_begin_log: bool = False
+) -> list[tuple[Path, RestoredRange]]:
+    """Bring back what these bundles of this ledger hold, in the order of their ranges, each in one transaction.
+
+    ``keys`` are trusted beside ``bundle.trusted_keys`` and this node's own. With ``may_begin_log`` a database on which
+    no node ever started takes the log that the bundles are of for its own.
+
+    Raises:
+        BundleRefusedError, UntrustedKeyError: a bundle does not hold; nothing was stored.
+        StartRefusedError: one does not fit; those before it are back.
+    """
+    async with _alone(settings, database_url) as locked:
+        keyring = _keyring(settings, locked, keys)
+        with contextlib.ExitStack() as stack:
+            readers = []
+            for file in files:
+                reader = stack.enter_context(BundleReader.open(file))
+                refuse_unless_trusted(str(file), await verify_bundle(reader, keyring))
+                readers.append((file, reader))
+            readers.sort(key=_in_order)
+            if may_begin_log and readers:
+                await node_store.settle_log_origin(locked.connection, readers[0][1].manifest.log_origin)
+            origin = await node_store.read_log_origin(locked.connection)
+            return [(file, await restore_bundle(locked.connection, reader, origin)) for file, reader in readers]
+
+
+def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
+    """``_system`` first, as it names the tenants; then range by range."""
+    manifest = each[1].manifest
+    return manifest.tenant_id != SYSTEM_TENANT, manifest.tenant_id, manifest.from_seq
+
+
+def _keyring(settings: Settings, locked: _Locked, keys: Path | None) -> Keyring:
+    rings = [Keyring.load(path) for path in (keys, settings.bundle.trusted_keys) if path is not None]
+    own = [signer.public_key for signer in node_keys.open_keys(locked.folder, settings).signers()]
+    return Keyring([*own, *(key for ring in rings for key in ring)])
+
+
+def own_keys(settings: Settings) -> tuple[str, str]:
+    """The URI of the key that the node signs with now, made where there is none yet, and its public keys.
+
+    The folder of the WAL is made if it is gone with all else: the node that begins there is a new one.
+    """
+    settings.wal_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+    keys = node_keys.open_keys(settings.wal_dir / who.node_id, settings)
+    return node_keys.uri_in_use(settings), "".join(signer.public_key.public_key_pem for signer in keys.signers())
+
+
+# --- a fork -------------------------------------------------------------------------------------------
+
+
+async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
+    """Go on under a new log origin, without what is lost; on a ledger that another node has forked already, set this
+    node's checkpoints of the old origin aside.
+
+    Raises:
+        StartRefusedError: the WAL brings back all that was signed, or the new origin cannot be told from the old one.
+    """
+    async with _alone(settings, database_url) as locked:
+        connection, folder = locked.connection, locked.folder
+        fork = log_fork.load(folder)
+        if fork is None or fork.to_origin != await node_store.read_log_origin(connection):
+            fork = await _begin_fork(settings, database_url, locked, reason)
+        log_fork.store(folder, fork)
+        await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
+        CheckpointFolder(folder).set_aside()
+        verified_positions.forget(folder)
+        root_key.forget(folder)
+        await _give_up_what_is_gone(locked)
+    log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)
+    return fork
+
+
+async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, reason: str) -> Fork:
+    connection = locked.connection
+    origin = await node_store.read_log_origin(connection)
+    kept_origin = _kept_origin(locked.folder) or origin
+    if kept_origin != origin:
+        if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, log_fork.subject(origin)):
+            raise StartRefusedError(
+                f"this node signed the log {kept_origin}, the ledger is {origin}, and _system records no fork between "
+                "them: it is another ledger; point database_url to the right one"
+            )
+        return Fork(kept_origin, origin, reason, locked.who.node_id, [], 0)
+    # What is lost is what the WAL does not bring back: it is chained, looked at, and undone.
+    rehearsal = connection.transaction()
+    await rehearsal.start()
+    try:
+        await _chain_wal(settings, database_url, locked)
+        lacking = [head for head, _ in await _lacking(settings, locked, origin)]
+    finally:
+        if not connection.is_closed():
+            await rehearsal.rollback()
+    if not lacking:
+        raise StartRefusedError(
+            "nothing that this node signed is lost, so there is nothing to fork from: start the service, or run tally "
+            "restore --from wal first if the start is refused"
+        )
+    to_origin = settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
+    if to_origin == origin:
+        raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
+    listed = lacking[: log_fork.DIFFERING_LISTED_MAX]
+    return Fork(origin, to_origin, reason, locked.who.node_id, listed, len(lacking))
+
+
+def _kept_origin(folder: Path) -> str | None:
+    """The log that the checkpoints beside the WAL are of, None when there is none."""
+    for tenant_id, text in CheckpointFolder(folder).load_all().items():
+        return checkpoints_format.parse(note.parse(text).text).origin.removesuffix(f"/{tenant_id}")
+    return None
+
+
+async def _give_up_what_is_gone(locked: _Locked) -> None:
+    """Let the next start chain what the WAL holds behind PostgreSQL, and record what it does not hold any more."""
+    connection, folder = locked.connection, locked.folder
+    position = await chaining.read_position(connection, locked.who.node_id)
+    wal = await find_wal(folder, locked.who.node_id, position, accept_lost_wal=False, restoring=True)
+    chained_lsn = position.chained_lsn if position else 0
+    if wal.known is None:
+        return
+    if wal.chained_lsn > chained_lsn and wal.recovered.first_lsn > chained_lsn + 1:
+        gone = (chained_lsn + 1, wal.recovered.first_lsn - 1)
+        wal.lost = [*(each for each in wal.lost if each != gone), gone]
+    await check_chained(connection, wal, trusted_lsn=0)
+    await procedure.take_epoch(connection, wal, position)
+    known = wal_control.load(folder)
+    assert known is not None
+    signed_lsn = min(known.signed_lsn, wal.chained_lsn)
+    wal_control.store(folder, known._replace(chained_lsn=wal.chained_lsn, signed_lsn=signed_lsn))
+
+
+# --- the locked folder --------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked]:
+    """The WAL folder of the node that the settings name, locked, and a connection to its database."""
+    if not settings.wal_dir.is_dir():
+        raise StartRefusedError(f"{settings.wal_dir} is not there: wal.dir names the folder of the node's WAL")
+    who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
+    lock = wal_lock.acquire(settings.wal_dir / who.node_id)
+    try:
+        connection = await procedure.connect(database_url, procedure.CONNECT_WAIT_S)
+        try:
+            await check_schema(connection)
+            await schema_guards.check(connection)
+            yield _Locked(who, settings.wal_dir / who.node_id, connection)
+        except DATABASE_FAULTS as error:
+            raise procedure.went_away(error) from error
+        finally:
+            with contextlib.suppress(*DATABASE_FAULTS):
+                await connection.close(timeout=5)
+    finally:
+        lock.release()

@@ -1,0 +1,218 @@
+"""The WAL of a starting node: judged against Postgres, recovered, and what is gone from it told (steps 3 to 5).
+
+Ranges that are given up are kept in ``lost.json`` until ``_system`` records them (``app.node.lost_wal``). Records that
+an earlier process could not chain, because the chain of their tenant was damaged, are listed in ``held.json``
+(``app.pending.quarantine``) and stay in the WAL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from app.node import lost_wal
+from app.pending import quarantine
+from app.pending.backlog import Pending
+from app.pending.quarantine import TenantDamage
+from app.start.checks import judge_wal, load_control, set_aside
+from app.store.chaining import WalPosition
+from ledger.chain import record
+from ledger.errors import StartRefusedError
+from ledger.hlc import Hlc
+from wal import reader as wal_reader
+from wal import recovery as wal_recovery
+from wal.control import Control
+from wal.recovery import Recovered
+
+Value = TypeVar("Value")
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class FoundWal:
+    """A WAL whose every record is sound and durable, and what is known of those it does not hold any more."""
+
+    folder: Path
+    node_id: str
+    known: Control | None
+    """The control file, None when there is none or it was given up."""
+    is_given_up: bool
+    """Whether the folder held another WAL than Postgres knows; it was set aside, and a new one begins."""
+    recovered: Recovered
+    chained_lsn: int
+    kept_lsn: int
+    """Last LSN that is held here or chained."""
+    last_lsn: int
+    """Last LSN that was ever known durable: new ones go on above."""
+    lost: list[lost_wal.LsnRange]
+    held: dict[str, TenantDamage]
+    """By tenant, what earlier processes could not chain."""
+
+    def highest_hlc(self) -> Hlc:
+        """The highest HLC that WAL and control file know of."""
+        hlcs = [self.known.highest_hlc if self.known else None, self.recovered.highest_hlc]
+        return max((hlc for hlc in hlcs if hlc is not None), default=Hlc(0, 0, self.node_id))
+
+    def unchained(self) -> Iterator[Pending]:
+        """Every record that is not chained, in LSN order: those held back, then those beyond ``chained_lsn``.
+
+        Raises:
+            StartRefusedError: the list of those held back is not of this WAL.
+        """
+        tenant_of = {lsn: tenant_id for tenant_id, damage in self.held.items() for lsn in damage.lsns}
+        for pending in self.records(min([self.chained_lsn + 1, *tenant_of]), self.last_lsn):
+            if pending.lsn <= self.chained_lsn and pending.lsn not in tenant_of:
+                continue
+            if tenant_of.pop(pending.lsn, pending.tenant_id) != pending.tenant_id:
+                raise StartRefusedError(
+                    f"{self.folder / quarantine.NAME} lists LSN {pending.lsn} under another tenant than "
+                    f"{pending.tenant_id}, whose event it is: it is not of this WAL; restore the right one"
+                )
+            yield pending
+
+    def records(self, from_lsn: int, to_lsn: int) -> Iterator[Pending]:
+        """The records from ``from_lsn`` on that the WAL holds up to ``to_lsn``."""
+        if from_lsn > to_lsn:
+            return
+        for entry in wal_reader.read(self.folder, from_lsn, self.node_id):
+            if entry.lsn > to_lsn:
+                return
+            event = record.decode(entry.payload)
+            yield Pending(
+                entry.lsn,
+                entry.epoch,
+                entry.hlc,
+                entry.type,
+                event.tenant_id,
+                event.job_id,
+                event.payload,
+                event.idempotency,
+                None,
+                event.answered_early,
+            )
+
+
+async def find_wal(
+    folder: Path, node_id: str, position: WalPosition | None, *, accept_lost_wal: bool, restoring: bool = False
+) -> FoundWal:
+    """Steps 3 to 5 of a start. When ``restoring``, Postgres may be older than the WAL, and the WAL begin behind it.
+
+    Raises:
+        StartRefusedError, WalCorruptError: WAL and Postgres do not belong together, or records are gone.
+    """
+    # 3. WAL and Postgres belong together
+    lost, held = lost_wal.load(folder), quarantine.load(folder)
+    known, is_damaged = load_control(folder, accept_lost_wal=accept_lost_wal)
+    is_given_up = is_damaged or judge_wal(
+        node_id, known, position, accept_lost_wal=accept_lost_wal, restoring=restoring
+    )
+    chained_lsn = position.chained_lsn if position else 0
+    for damage in held.values():
+        # Beyond the chain they are in the backlog anyway, unless a torn tail took them.
+        damage.lsns = {lsn for lsn in damage.lsns if lsn <= chained_lsn}
+    if is_given_up:
+        lost += _ranges(lsn for damage in held.values() for lsn in damage.lsns)
+        held.clear()
+        lost_wal.store(folder, lost)
+        set_aside(folder)
+
+    # 4. recovery
+    durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else 0)
+    if known is not None and not is_given_up:
+        durable_lsn = max(durable_lsn, known.durable_lsn)
+    recover = partial(wal_recovery.recover, folder, node_id, durable_lsn, accept_lost=accept_lost_wal)
+    try:
+        recovered = await to_its_end(recover)
+    except OSError as error:
+        raise StartRefusedError(
+            f"the WAL in {folder} cannot be recovered: {error}. Free space where the disk is full, make that file "
+            "readable, or put it back; move it away only if it is no segment of this WAL. Nothing acknowledged "
+            "is lost by trying again"
+        ) from error
+    if recovered.cut is not None:
+        log.warning("wal_recovery_cut_torn_tail", **asdict(recovered.cut))
+
+    # 5. what is gone, and was accepted as gone
+    _list_waiting(folder, node_id, held, recovered, chained_lsn)
+    lost += _give_up_held(held, recovered, node_id, accept_lost_wal=accept_lost_wal)
+    if recovered.first_lsn > chained_lsn + 1:
+        if not accept_lost_wal and not restoring:
+            raise StartRefusedError(
+                f"Postgres has chained up to LSN {chained_lsn}, but the WAL of node {node_id} begins with "
+                f"{recovered.first_lsn}: segments were removed, or the database went back. Bring them or the newer "
+                "database back, or start once with --accept-lost-wal to give up what is between"
+            )
+        if not restoring:
+            lost.append((chained_lsn + 1, recovered.first_lsn - 1))
+        chained_lsn = recovered.first_lsn - 1
+    kept_lsn = max(recovered.last_lsn, chained_lsn)
+    last_lsn = max(kept_lsn, durable_lsn)
+    if is_given_up or kept_lsn < durable_lsn:
+        lost.append((kept_lsn + 1, last_lsn))
+    if kept_lsn == chained_lsn:
+        chained_lsn = last_lsn
+    return FoundWal(folder, node_id, known, is_given_up, recovered, chained_lsn, kept_lsn, last_lsn, lost, held)
+
+
+def _list_waiting(
+    folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Recovered, chained_lsn: int
+) -> None:
+    """Name the records one by one that waited for a lock, of which only the first is listed."""
+    waiting = {tenant_id: damage for tenant_id, damage in held.items() if damage.from_lsn is not None}
+    first_lsns = [damage.from_lsn for damage in waiting.values() if damage.from_lsn is not None]
+    for damage in waiting.values():
+        assert damage.from_lsn is not None
+        damage.lsns |= {damage.from_lsn} if damage.from_lsn <= chained_lsn else set()
+    first_lsn, last_lsn = max([recovered.first_lsn, min(first_lsns, default=0)]), min(chained_lsn, recovered.last_lsn)
+    if waiting and first_lsn <= last_lsn:
+        for entry in wal_reader.read(folder, first_lsn, node_id, last_lsn):
+            listed = waiting.get(record.decode(entry.payload).tenant_id)
+            if listed is not None and listed.from_lsn is not None and entry.lsn >= listed.from_lsn:
+                listed.lsns.add(entry.lsn)
+    for damage in waiting.values():
+        damage.from_lsn = None
+
+
+def _give_up_held(
+    held: dict[str, TenantDamage], recovered: Recovered, node_id: str, *, accept_lost_wal: bool
+) -> list[lost_wal.LsnRange]:
+    """The ranges of records held back that are in the WAL no more, given up when the operator accepts that."""
+    found = range(recovered.first_lsn, recovered.last_lsn + 1)
+    gone = [lsn for damage in held.values() for lsn in damage.lsns if lsn not in found]
+    if gone and not accept_lost_wal:
+        raise StartRefusedError(
+            f"{quarantine.NAME} lists LSN {min(gone)}, which is not chained yet, but the WAL of node {node_id} goes "
+            f"from {recovered.first_lsn} to {recovered.last_lsn}: segments were removed. Bring them back, or start "
+            "once with --accept-lost-wal to give up what they held"
+        )
+    for damage in held.values():
+        damage.lsns.difference_update(gone)
+    return _ranges(gone)
+
+
+def _ranges(lsns: Iterable[int]) -> list[lost_wal.LsnRange]:
+    """``lsns`` as ranges, each as long as can be."""
+    ranges: list[lost_wal.LsnRange] = []
+    for lsn in sorted(lsns):
+        if ranges and lsn == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], lsn)
+        else:
+            ranges.append((lsn, lsn))
+    return ranges
+
+
+async def to_its_end(work: Callable[[], Value]) -> Value:
+    """What ``work`` returns, run in a thread. A cancelled start waits for it, so that it holds the lock as long."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait((working,))
+        raise

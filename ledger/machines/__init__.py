@@ -1,0 +1,1 @@
+"""What entries decide and what they add up to."""

@@ -1,0 +1,240 @@
+"""The state of one job while events are folded into it, in place: what the many entries of a batch are merged with.
+
+The same join as :func:`ledger.machines.jobs.merge`, one event at a time::
+
+    fold_of(state).add(event); fold.state() == merge(state, event_fact(event))
+
+Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest)``. Only ``created``
+goes the other way: the JobCreated of lowest HLC stays, then of lowest digest; of the others it is remembered which said
+something else.
+
+A fact is recorded whatever it says; a field of the wrong type counts as not given. So the fold is total over payloads,
+also over those of a chain that someone has edited.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ledger.canonical import INTEGER_MAX
+from ledger.errors import InvalidInputError
+from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, SystemAction
+from ledger.machines.job_state import (
+    Created,
+    End,
+    HlcParts,
+    JobState,
+    Order,
+    Progress,
+    Rank,
+    Refused,
+    Workflow,
+    merge_creations,
+)
+
+CREATION: Final = JOB_EVENTS["JobCreated"].action
+
+
+class JobFold:
+    """What is known of one job so far; empty, or what ``state`` says. ``state`` itself is never changed."""
+
+    __slots__ = (
+        "accepted",
+        "ack",
+        "cancel",
+        "created",
+        "end",
+        "fence",
+        "is_empty",
+        "job_id",
+        "last_hlc",
+        "last_seq",
+        "others",
+        "progress",
+        "refused",
+        "run",
+        "workflow",
+    )
+
+    def __init__(self, job_id: str, state: JobState | None = None) -> None:
+        self.job_id = job_id
+        self.is_empty = state is None
+        if state is None:
+            self.last_hlc: HlcParts = (0, 0, "")
+            self.last_seq = self.fence = 0
+            self.created: Created | None = None
+            self.cancel: Rank | None = None
+            self.run: Rank | None = None
+            self.end: End | None = None
+            self.accepted: dict[str, Rank] = {}
+            self.ack: dict[str, Rank] = {}
+            self.progress: dict[str, Progress] = {}
+            self.workflow: dict[str, dict[str, Workflow]] = {}
+            self.others: Mapping[str, Order] = {}
+            self.refused: Refused | None = None
+            return
+        _, self.last_hlc, self.last_seq, self.fence, self.created, self.cancel, self.run, self.end, *_ = state
+        self.accepted, self.ack, self.progress = dict(state.accepted), dict(state.ack), dict(state.progress)
+        self.workflow = {dc: dict(facts) for dc, facts in state.workflow.items()}
+        self.others = state.others
+        self.refused = state.refused
+
+    def add(self, action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> None:
+        """Merge one event.
+
+        ``digest`` is the payload's SHA-256 as lowercase hex, ``seq`` the event's place in the chain (0 when it has none
+        yet). Never raises for what ``payload`` holds.
+
+        Raises:
+            InvalidInputError: ``action`` is neither that of a job event nor REFUSED.
+        """
+        take = _TAKE.get(action)
+        if take is None:
+            raise InvalidInputError(f"{action} is not the action of a job event")
+        fence = _count(payload.get("fence_token"))
+        if self.is_empty:
+            self.last_hlc, self.last_seq, self.fence = hlc, seq, fence
+            self.is_empty = False
+        else:
+            if hlc > self.last_hlc:
+                self.last_hlc = hlc
+            if seq > self.last_seq:
+                self.last_seq = seq
+            if fence > self.fence:
+                self.fence = fence
+        take(self, (fence, hlc[0], hlc[1], hlc[2], digest), action, payload)
+
+    def state(self) -> JobState:
+        """What was folded so far; to be asked once nothing more is added."""
+        return JobState(
+            self.job_id,
+            self.last_hlc,
+            self.last_seq,
+            self.fence,
+            self.created,
+            self.cancel,
+            self.run,
+            self.end,
+            self.accepted,
+            self.ack,
+            self.progress,
+            self.workflow,
+            self.others,
+            self.refused,
+        )
+
+
+Take = Callable[[JobFold, Rank, str, Mapping[str, Any]], None]
+"""Takes what one kind of event says beside fence and position."""
+
+
+def _take_created(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    assigned = payload.get("assigned_dcs")
+    if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
+        assigned = []
+    created = Created(rank[1:], payload.get("spec", {}), assigned)
+    fold.created, fold.others = merge_creations(fold.created, fold.others, created, {})
+
+
+def _take_cancelled(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    if fold.cancel is None or rank > fold.cancel:
+        fold.cancel = rank
+
+
+def _take_ended(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    if fold.end is not None and fold.end.rank >= rank:
+        return
+    outcome: dict[str, Any] = {}
+    if action == "COMPLETE":
+        for name in ("final_status", "aggregate_metrics"):
+            if name in payload:
+                outcome[name] = payload[name]
+    else:
+        name = "error" if action == "FAIL" else "timeout_type"
+        if name in payload:
+            outcome["error"] = payload[name]
+    fold.end = End(rank, action, outcome)
+
+
+def _take_accepted(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    _raise_rank(fold.accepted, payload.get("dc_id"), rank)
+
+
+def _take_acknowledged(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    _raise_rank(fold.ack, payload.get("dc_id"), rank)
+
+
+def _raise_rank(ranks: dict[str, Rank], dc: Any, rank: Rank) -> None:
+    if dc.__class__ is str:
+        held = ranks.get(dc)
+        if held is None or rank > held:
+            ranks[dc] = rank
+
+
+def _take_run(fold: JobFold, rank: Rank) -> None:
+    if fold.run is None or rank > fold.run:
+        fold.run = rank
+
+
+def _take_progress(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    _take_run(fold, rank)
+    dc = payload.get("dc_id")
+    if dc.__class__ is str:
+        held = fold.progress.get(dc)
+        if held is None or rank > held.rank:
+            fold.progress[dc] = Progress(rank, _count(payload.get("completed")), _count(payload.get("failed")))
+
+
+def _take_workflow(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    _take_run(fold, rank)
+    dc, workflow_id = payload.get("dc_id"), payload.get("workflow_id")
+    if dc.__class__ is str and workflow_id.__class__ is str:
+        facts = fold.workflow.setdefault(dc, {})
+        held = facts.get(workflow_id)
+        if held is None or rank > held.rank:
+            facts[workflow_id] = Workflow(rank, action)
+
+
+def _take_refused(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    refused = refused_of(payload, fold.job_id)
+    if refused is None:
+        return
+    refused_action, reason, lost_to = refused
+    order = (int(refused_action == CREATION), *rank[1:])
+    if fold.refused is None or order > fold.refused.rank:
+        fold.refused = Refused(order, refused_action, reason, lost_to["job_id"], lost_to["hlc"])
+
+
+def refused_of(payload: Mapping[str, Any], job_id: str) -> tuple[str, str, Mapping[str, str]] | None:
+    """Action, reason and winner of the event of ``job_id`` that a REFUSED entry keeps because it lost against another
+    of its key; None of any other REFUSED entry."""
+    reason, lost_to, kind, kept = (payload.get(name) for name in ("reason", "lost_to", "record_type", "job_id"))
+    if not isinstance(reason, str) or not isinstance(lost_to, dict) or kind.__class__ is not int:
+        return None
+    if not all(isinstance(lost_to.get(name), str) for name in ("job_id", "hlc")):
+        return None
+    if ACTIONS.get(kind) not in EVENTS_BY_ACTION or kept != b64encode(job_id.encode("utf-8", "replace")).decode():
+        return None
+    return ACTIONS[kind], reason, lost_to
+
+
+def _count(value: Any) -> int:
+    return int(value) if value.__class__ is int and 0 <= value <= INTEGER_MAX else 0
+
+
+_TAKE: Final[dict[str, Take]] = {
+    "ENQUEUE": _take_created,
+    "DEQUEUE": _take_accepted,
+    "EXECUTE": _take_progress,
+    "CANCEL": _take_cancelled,
+    "CANCEL_ACK": _take_acknowledged,
+    "COMPLETE": _take_ended,
+    "FAIL": _take_ended,
+    "TIMEOUT": _take_ended,
+    "DISPATCH": _take_workflow,
+    "WORKFLOW_COMPLETE": _take_workflow,
+    SystemAction.REFUSED.value: _take_refused,
+}
+assert _TAKE.keys() == EVENTS_BY_ACTION.keys() | {SystemAction.REFUSED}

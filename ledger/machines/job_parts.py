@@ -1,0 +1,83 @@
+"""The states of jobs folded from a part of a chain, so that parts folded in different places can be merged.
+
+Merging is that of :mod:`ledger.machines.jobs`, in the order of the parts: the outcome is the
+fold of all entries in chain order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from ledger.canonical import NESTING_MAX
+from ledger.machines import jobs
+from ledger.machines.job_fold import JobFold
+from ledger.machines.job_state import JobState
+from ledger.verification.entry_check import EntryColumns
+from ledger.verification.projection_check import FOLDED_TYPES, payload_of
+
+_DECODER: Final = msgspec.msgpack.Decoder(JobState)
+
+
+class JobParts:
+    """Folds entries as they come into the states of their jobs; all of them are held."""
+
+    def __init__(self) -> None:
+        self._folds: dict[str, JobFold] = {}
+
+    def __len__(self) -> int:
+        return len(self._folds)
+
+    def add(self, columns: EntryColumns) -> None:
+        """The next entries, by ``ENTRY_COLUMNS``; those that say nothing of a job are passed over."""
+        seqs, _, physical, logical, nodes, job_ids, actions, _, _, _, digests, texts, _ = columns
+        folds = self._folds
+        for job_id, seq, ms, count, node, action, digest, text in zip(
+            job_ids, seqs, physical, logical, nodes, actions, digests, texts, strict=True
+        ):
+            if (*map(type, (job_id, seq, ms, count, node, digest)),) != FOLDED_TYPES:
+                continue
+            said = jobs.said_of_job(action, payload_of(text), (ms, count, node), digest, job_id)
+            if said is not None:
+                fold = folds.get(job_id)
+                if fold is None:
+                    fold = folds[job_id] = JobFold(job_id)
+                fold.add(*said, seq)
+
+    def take(self) -> list[JobState]:
+        """The states so far, which are held no more."""
+        states = [fold.state() for fold in self._folds.values()]
+        self._folds.clear()
+        return states
+
+
+def merged(parts: Sequence[JobState]) -> JobState | None:
+    """The state of one job, from its parts in chain order; None of none."""
+    state: JobState | None = None
+    for part in parts:
+        state = part if state is None else jobs.merge(state, part)
+    return state
+
+
+def encode(state: JobState) -> bytes:
+    """As MessagePack, whatever edited payloads left in it."""
+    try:
+        return msgspec.msgpack.encode(state)
+    except (RecursionError, OverflowError):
+        return msgspec.msgpack.encode(_shallow(state, NESTING_MAX + len(("state", "created", "spec"))))
+
+
+def decode(data: bytes) -> JobState:
+    """What ``encode`` gave: a state that has the same encoded form, or like the original none."""
+    return _DECODER.decode(data)
+
+
+def _shallow(value: Any, room: int) -> Any:
+    """``value`` without what lies so deep that it has no canonical form anyway."""
+    if isinstance(value, dict):
+        return {name: _shallow(part, room - 1) for name, part in value.items()} if room else {}
+    if isinstance(value, list | tuple):
+        return [_shallow(part, room - 1) for part in value] if room else []
+    return value

@@ -1,0 +1,305 @@
+"""Checking the entries of one chain: each row by itself, and each against the row before it.
+
+A row is compared with what its own columns say, so that one edit shows as one kind of break::
+
+    payload_digest == SHA-256(payload)                                   else payload-digest
+    t_hlc == hlc_physical:hlc_logical:hlc_node                           else hlc-columns
+    prev_chain_link == chain_link of the row before, as stored           else prev-link
+    chain_link == link over the row's stored columns                     else link
+
+A batch that is in order throughout is judged column by column, which is fast; any other row by row, which names
+what is wrong. Both judge alike, which a property test says. Who has columns gives columns, so that no rows are made
+unless something is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from ledger.chain import Linker, link_v1
+from ledger.errors import InvalidInputError, LedgerError
+from ledger.merkle import HASH_BYTES
+from ledger.verification.verdict import Findings
+
+ENTRY_COLUMNS: Final = (
+    "seq",
+    "t_hlc",
+    "hlc_physical",
+    "hlc_logical",
+    "hlc_node",
+    "job_id",
+    "action",
+    "link_version",
+    "prev_chain_link",
+    "chain_link",
+    "payload_digest",
+    "payload",
+    "origin",
+)
+"""Columns of one row as readers give it; ``payload`` and ``origin`` are the stored text."""
+
+_TYPES: Final = {
+    **dict.fromkeys(("seq", "hlc_physical", "hlc_logical", "link_version"), (int,)),
+    **dict.fromkeys(("t_hlc", "hlc_node", "job_id", "action", "chain_link", "payload_digest", "payload"), (str,)),
+    **dict.fromkeys(("prev_chain_link", "origin"), (str, type(None))),
+}
+"""What each column may hold. Constraints that somebody dropped do not see to it any more."""
+_KIND_OF_COLUMN: Final = {
+    **dict.fromkeys(("t_hlc", "hlc_physical", "hlc_logical", "hlc_node"), "hlc-columns"),
+    **dict.fromkeys(("payload", "payload_digest"), "payload-digest"),
+    "prev_chain_link": "prev-link",
+}
+"""The kind of break that a value no column may hold is told as, where it is not ``link``."""
+
+EntryRow = Sequence[Any]
+"""One row in the order of ``ENTRY_COLUMNS``: a tuple, or a record that unpacks like one."""
+
+_LINK = re.compile(r"[0-9a-f]{64}")
+_SEPARATOR = ":"
+
+
+EntryColumns = Sequence[Sequence[Any]]
+"""The values of each of ``ENTRY_COLUMNS``, as many of one as of the other."""
+
+
+class EntryRun(NamedTuple):
+    """Entries that follow one another without gap: their raw links, and ``t_hlc`` of each as it is stored."""
+
+    first_seq: int
+    links: list[bytes]
+    hlcs: Sequence[Any]
+
+
+class EntryChecker:
+    """Walks one chain in seq order, batch by batch; keeps nothing of the rows it has passed."""
+
+    def __init__(
+        self,
+        tenant_id: str,
+        findings: Findings,
+        *,
+        first_seq: int,
+        prev_link: str | None,
+        is_prev_known: bool = True,
+        may_be_v1: bool = True,
+    ) -> None:
+        """``prev_link`` is the link of the row before ``first_seq``, None at the start of a chain.
+
+        ``may_be_v1`` is whether all rows before ``first_seq`` have version 1: only then may more follow.
+        """
+        self.entries_checked = 0
+        self._linker = Linker(tenant_id)
+        self._findings = findings
+        self._next_seq = first_seq
+        self._prev_hex = prev_link
+        self._prev_raw = _raw(prev_link) or b""
+        self._is_prev_known = is_prev_known
+        self.may_be_v1 = may_be_v1
+        """Whether all rows so far have version 1."""
+        self.relied_on_v1 = False
+        """Whether any row has version 1 and was taken for one of such a beginning."""
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last entry passed."""
+        return self._next_seq - 1
+
+    @property
+    def next_seq(self) -> int:
+        """Seq that must come next."""
+        return self._next_seq
+
+    @property
+    def tenant_id(self) -> str:
+        """Whose chain it is."""
+        return self._linker.tenant_id
+
+    @property
+    def is_prev_known(self) -> bool:
+        """Whether ``last_link`` is what the next entry must name."""
+        return self._is_prev_known
+
+    @property
+    def last_link(self) -> str | None:
+        """Link of the last entry passed as it is stored; what was given when there is none."""
+        return self._prev_hex
+
+    def check(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
+        """Judge the next rows, at least one; returns them without duplicates, parted where entries are missing."""
+        return self._run_when_in_order([*zip(*rows, strict=True)]) or self._check_one_by_one(rows)
+
+    def check_columns(self, columns: EntryColumns) -> list[EntryRun]:
+        """As ``check``, of rows that are given by their columns."""
+        return self._run_when_in_order(columns) or self._check_one_by_one([*zip(*columns, strict=True)])
+
+    def pass_over(self, links: list[bytes], hlcs: Sequence[Any], last_link: str) -> list[EntryRun]:
+        """Take the next entries, which the caller has found to be in order, all of version 2, and to have these links.
+
+        ``last_link`` is the last of them in hex. What is in order: :meth:`check_columns`.
+        """
+        run = EntryRun(self._next_seq, links, hlcs)
+        self.entries_checked += len(links)
+        self._next_seq += len(links)
+        self._prev_hex, self._prev_raw, self._is_prev_known = last_link, links[-1], True
+        self.may_be_v1 = False
+        return [run]
+
+    def _run_when_in_order(self, columns: EntryColumns) -> list[EntryRun] | None:
+        try:
+            links = self._links_when_in_order(columns)
+        except (TypeError, ValueError, AttributeError, LedgerError):
+            # A column holds what it never may, such as NULL; which one is said where each row is looked at.
+            links = None
+        return None if links is None else self.pass_over(links, columns[1], columns[9][-1])
+
+    def _links_when_in_order(self, columns: EntryColumns) -> list[bytes] | None:
+        """The links of these rows, None when anything at all is wrong with them or has version 1."""
+        seqs, hlcs, physical, logical, nodes, jobs, actions, versions, prevs, stored, digests, texts, origins = columns
+        count = len(seqs)
+        # 1. What compares without hashing.
+        if (
+            [*seqs] != [*range(self._next_seq, self._next_seq + count)]
+            or {*map(type, seqs), *map(type, physical), *map(type, logical), *map(type, versions)} != {int}
+            or [*versions] != [2] * count
+            or not self._is_prev_known
+            or [*prevs] != [self._prev_hex, *stored[:-1]]
+            or [*hlcs] != [f"{p}:{c}:{node}" for p, c, node in zip(physical, logical, nodes, strict=True)]
+        ):
+            return None
+        # 2. Payloads.
+        raw_digests = [sha256(text.encode()).digest() for text in texts]
+        if _spelt(raw_digests) != _SEPARATOR.join(digests):
+            return None
+        # 3. Links. That what is stored follows one another is known from 1.
+        sources = [b"" if origin is None else origin.encode() for origin in origins]
+        links = self._linker.links(self._next_seq, self._prev_raw, hlcs, jobs, actions, raw_digests, sources)
+        return links if _spelt(links) == _SEPARATOR.join(stored) else None
+
+    def _check_one_by_one(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
+        self.entries_checked += len(rows)
+        runs: list[EntryRun] = []
+        links: list[bytes] = []
+        hlcs: list[Any] = []
+        first_seq = self._next_seq
+        for row in rows:
+            expected_seq = self._next_seq
+            link = self._examine(row)
+            if link is None:
+                continue
+            if row[0] != expected_seq:
+                runs.append(EntryRun(first_seq, links, hlcs))
+                first_seq, links, hlcs = row[0], [], []
+            links.append(link)
+            hlcs.append(row[1])
+            self._next_seq += 1
+        runs.append(EntryRun(first_seq, links, hlcs))
+        return [run for run in runs if run.links]
+
+    def _examine(self, row: EntryRow) -> bytes | None:
+        """Report all that is wrong with ``row``; its link as raw bytes, None when it has no place here.
+
+        Leaves ``_next_seq`` at the seq of the row.
+        """
+        seq, stored_link = row[0], row[9]
+        if seq < self._next_seq:
+            report_duplicate(self._findings, self._next_seq, seq)
+            return None
+        if seq > self._next_seq:
+            report_gap(self._findings, self._next_seq, seq)
+            self._next_seq, self._is_prev_known = seq, False
+        computed = b"" if self._report_malformed(row) else self._examine_columns(row)
+        self._prev_hex = stored_link
+        leaf = _raw(stored_link)
+        self._prev_raw = leaf or b""
+        self._is_prev_known = True
+        return leaf or computed
+
+    def _report_malformed(self, row: EntryRow) -> bool:
+        """Report the columns of ``row`` that hold what no column of theirs may, such as NULL; whether there are any."""
+        seq, found = row[0], _malformed_columns(row)
+        for name in found:
+            kind = _KIND_OF_COLUMN.get(name, "link")
+            value = row[ENTRY_COLUMNS.index(name)]
+            what = "NULL" if value is None else f"of type {type(value).__name__}"
+            self._findings.add(kind, seq, f"column {name} of seq {seq} is {what}", actual=value)
+        return bool(found)
+
+    def _examine_columns(self, row: EntryRow) -> bytes:
+        seq, hlc, physical, logical, node, _, _, version, prev, stored, digest, text, _ = row
+        add = self._findings.add
+        payload_digest = sha256(text.encode()).hexdigest()
+        if digest != payload_digest:
+            detail = f"the payload of seq {seq} does not have the digest stored with it"
+            add("payload-digest", seq, detail, expected=digest, actual=payload_digest)
+        if hlc != f"{physical}:{logical}:{node}":
+            detail = f"the HLC columns of seq {seq} are not those of its t_hlc"
+            add("hlc-columns", seq, detail, expected=hlc, actual=f"{physical}:{logical}:{node}")
+        if self._is_prev_known and prev != self._prev_hex:
+            report_prev_link(self._findings, seq, self._prev_hex, prev)
+        computed, problem = self._link_of(row)
+        if problem is None and computed.hex() != stored:
+            problem = f"the link of seq {seq} is not that of its columns"
+        if problem is not None:
+            add("link", seq, problem, expected=computed.hex() or None, actual=stored)
+        self.may_be_v1 = self.may_be_v1 and version == 1
+        return computed
+
+    def _link_of(self, row: EntryRow) -> tuple[bytes, str | None]:
+        """The link over the stored columns, and why there can be none."""
+        seq, hlc, _, _, _, job, action, version, prev, _, digest, _, origin = row
+        if version == 1:
+            if not self.may_be_v1:
+                return b"", f"seq {seq} has a version 1 link after a later version began"
+            self.relied_on_v1 = True
+            return link_v1(hlc, job, action, prev, digest), None
+        if version != 2:
+            return b"", f"link version {version} of seq {seq} is not known"
+        prev_raw = b"" if prev is None else _raw(prev)
+        digest_raw = _raw(digest)
+        if prev_raw is None or digest_raw is None:
+            return b"", f"prev_chain_link or payload_digest of seq {seq} is not 64 lowercase hex digits"
+        source = b"" if origin is None else origin.encode()
+        try:
+            return self._linker.link(seq, hlc, job, action, prev_raw, digest_raw, source), None
+        except InvalidInputError as error:
+            return b"", str(error)
+
+
+def is_malformed(row: EntryRow) -> bool:
+    """Whether a column holds what it never may, so that nothing is compared with it."""
+    return bool(_malformed_columns(row))
+
+
+def _malformed_columns(row: EntryRow) -> list[str]:
+    return [name for name, value in zip(ENTRY_COLUMNS, row, strict=True) if type(value) not in _TYPES[name]]
+
+
+def report_gap(findings: Findings, expected_seq: int, seq: int) -> None:
+    """Entries are missing: ``seq`` comes where ``expected_seq`` must."""
+    detail = f"{seq - expected_seq} entries are missing: after seq {expected_seq - 1} comes {seq}"
+    findings.add("gap", expected_seq, detail, expected=expected_seq, actual=seq)
+
+
+def report_duplicate(findings: Findings, expected_seq: int, seq: int) -> None:
+    """``seq``, or one above it, has come before ``seq`` comes where ``expected_seq`` must."""
+    detail = f"another entry stands at seq {seq}"
+    findings.add("duplicate-seq", seq, detail, expected=expected_seq, actual=seq)
+
+
+def report_prev_link(findings: Findings, seq: int, expected: str | None, actual: str | None) -> None:
+    """Entry ``seq`` names ``actual`` as the link before it, and that is ``expected``."""
+    detail = f"seq {seq} does not name the link of seq {seq - 1} as the one before it"
+    findings.add("prev-link", seq, detail, expected=expected, actual=actual)
+
+
+def _spelt(hashes: list[bytes]) -> str:
+    """``hashes`` in hex, separated, so that texts joined alike are equal only if each is."""
+    return b"".join(hashes).hex(_SEPARATOR, HASH_BYTES)
+
+
+def _raw(link: str | None) -> bytes | None:
+    """The bytes that ``link`` spells, None when it is not 64 lowercase hex digits."""
+    return bytes.fromhex(link) if isinstance(link, str) and _LINK.fullmatch(link) else None

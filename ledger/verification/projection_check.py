@@ -1,0 +1,219 @@
+"""Checking the stored job states against the fold of the chain, job by job.
+
+Both sides come ordered by job id and are joined as they stream by, so only one job is held at a time. A stored
+job is right when ``state`` is the canonical encoding of the fold of its entries, and its other columns follow
+from it. A break is reported at the last seq of the job.
+
+Entries that are missing or edited give another fold, so once the chain itself is broken a job that does not fit
+is left undecided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from ledger.errors import CanonicalError
+from ledger.machines import jobs
+from ledger.machines.jobs import JobState
+from ledger.verification.verdict import Break, Findings, Found, is_number
+
+FOLD_COLUMNS: Final = (
+    "job_id",
+    "seq",
+    "hlc_physical",
+    "hlc_logical",
+    "hlc_node",
+    "action",
+    "payload_digest",
+    "payload",
+)
+"""Columns of one entry as readers give it for the fold, ordered by job id and seq."""
+
+JOB_COLUMNS: Final = (
+    "job_id",
+    "status",
+    "created_physical",
+    "created_logical",
+    "created_node",
+    "last_seq",
+    "state",
+)
+"""Columns of one stored job as readers give it, ordered by job id; ``state`` is the stored text."""
+
+FOLDED_TYPES: Final = (str, int, int, int, str, str)
+"""Types of job id, seq, HLC parts and digest. An entry with others is a break of the chain and folds into nothing."""
+
+CHAIN_ASPECTS: Final = ("links", "payloads", "head")
+"""Where one of these is broken, it explains jobs that do not fit."""
+
+Rows = AsyncIterator[Sequence[Sequence[Any]]]
+"""Batches of rows."""
+
+OnBreak = Callable[[Break], object]
+"""Takes a break as it is found."""
+
+
+class StoredJob(NamedTuple):
+    """One row in the order of ``JOB_COLUMNS``."""
+
+    job_id: str
+    status: str
+    created_physical: int | None
+    created_logical: int | None
+    created_node: str | None
+    last_seq: int
+    state: str
+
+
+def stored_form(state: JobState) -> StoredJob:
+    """The row that stores ``state``.
+
+    Raises:
+        CanonicalError: the state has no canonical encoding.
+    """
+    physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
+    encoded = jobs.to_json(state).decode()
+    return StoredJob(state.job_id, jobs.status(state), physical, logical, node, state.last_seq, encoded)
+
+
+async def check_projection(entries: Rows, stored_jobs: Rows, findings: Findings) -> None:
+    """Compare every stored job with the fold of its entries, and find jobs that only one side has."""
+    # The chain is judged already, so it is known whether what differs from it counts.
+    judge = JobJudge(findings.on_break, None if findings.has(*CHAIN_ASPECTS) else findings.on_break)
+    join = _Join(stored_jobs, judge)
+    state: JobState | None = None
+    async for rows in entries:
+        folded, state = _fold(rows, state)
+        await asyncio.sleep(0)
+        await join.compare(folded)
+        await asyncio.sleep(0)
+    if state is not None:
+        await join.compare([state])
+    await join.finish()
+    conclude(judge.found.found(), judge.candidates.found(), findings)
+
+
+def conclude(found: Found, candidates: Found, findings: Findings) -> None:
+    """What comparing all jobs came to, once everything else was found; ``candidates`` count in a whole chain."""
+    findings.begin("projection")
+    findings.merge(found)
+    if not findings.has(*CHAIN_ASPECTS):
+        findings.merge(candidates)
+    elif candidates.counts:
+        findings.leave_undecided("projection")
+
+
+class JobJudge:
+    """Compares one job after the other, in any order."""
+
+    def __init__(self, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None) -> None:
+        """``on_break`` and ``on_candidate`` are called for each break as it is found."""
+        self.found = Findings(on_break)
+        """Breaks whatever the chain is."""
+        self.candidates = Findings(on_candidate)
+        """Breaks if the chain itself is whole, since entries that are missing or edited give another fold."""
+
+    def may_stand(self, job: StoredJob) -> bool:
+        """Whether a stored job has an id and a last seq; reports one that does not."""
+        if type(job.job_id) is str and is_number(job.last_seq):
+            return True
+        seq = job.last_seq if is_number(job.last_seq) else 1
+        self.found.add("projection", seq, f"a job is stored with id {job.job_id!r} and that seq")
+        return False
+
+    def compare(self, state: JobState | None, stored: StoredJob | None) -> None:
+        """Judge the fold of a job's entries, None when it has none, against its row, None when it has none."""
+        if state is None and stored is not None:
+            self._report(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
+        elif state is not None and stored is None:
+            self._report(state.last_seq, f"job {state.job_id} has entries but is not stored")
+        elif state is not None and stored is not None:
+            self._compare_both(state, stored)
+
+    def compare_all(self, state: JobState | None, stored: Sequence[StoredJob]) -> None:
+        """Judge a job against all rows that have its id, of which the first counts."""
+        self.compare(state, stored[0] if stored else None)
+        for job in stored[1:]:
+            self.compare(None, job)
+
+    def _compare_both(self, state: JobState, stored: StoredJob) -> None:
+        try:
+            expected = stored_form(state)
+        except CanonicalError as error:
+            self._report(state.last_seq, f"the entries of job {state.job_id} have no state: {error}")
+            return
+        if stored == expected:
+            return
+        column = next(name for name in JOB_COLUMNS if getattr(stored, name) != getattr(expected, name))
+        detail = f"column {column} of job {state.job_id} is not what its entries give"
+        self._report(state.last_seq, detail, getattr(expected, column), getattr(stored, column))
+
+    def _report(
+        self, seq: int, detail: str, expected: str | int | None = None, actual: str | int | None = None
+    ) -> None:
+        self.candidates.add("projection", seq, detail, expected=expected, actual=actual)
+
+
+def _fold(rows: Sequence[Sequence[Any]], state: JobState | None) -> tuple[list[JobState], JobState | None]:
+    """Fold ``rows`` onto ``state``; the jobs that ended before the last row, and the state of the last."""
+    folded: list[JobState] = []
+    for job_id, seq, physical, logical, node, action, digest, text in rows:
+        if (*map(type, (job_id, seq, physical, logical, node, digest)),) != FOLDED_TYPES:
+            continue
+        fact = jobs.fact_of(action, payload_of(text), (physical, logical, node), digest, job_id, seq)
+        if fact is None:
+            continue
+        if state is None:
+            state = fact
+        elif state.job_id == job_id:
+            state = jobs.merge(state, fact)
+        else:
+            folded.append(state)
+            state = fact
+    return folded, state
+
+
+def payload_of(text: str) -> dict[str, Any]:
+    """The payload, empty when an edit made it something else than an object."""
+    try:
+        payload = orjson.loads(text)
+    except (ValueError, TypeError):
+        return {}
+    return payload if isinstance(payload, dict) else {}
+
+
+class _Join:
+    def __init__(self, stored_jobs: Rows, judge: JobJudge) -> None:
+        self._batches = stored_jobs
+        self._rows: deque[StoredJob] = deque()
+        self._judge = judge
+
+    async def compare(self, folded: Sequence[JobState]) -> None:
+        """Judge the next jobs of the fold, in order, and the stored ones up to them."""
+        for state in folded:
+            stored = await self._next()
+            while stored is not None and stored.job_id < state.job_id:
+                self._judge.compare(None, self._rows.popleft())
+                stored = await self._next()
+            if stored is None or stored.job_id != state.job_id:
+                self._judge.compare(state, None)
+            else:
+                self._judge.compare(state, self._rows.popleft())
+
+    async def finish(self) -> None:
+        """No job of the fold follows."""
+        while await self._next() is not None:
+            self._judge.compare(None, self._rows.popleft())
+
+    async def _next(self) -> StoredJob | None:
+        while not self._rows:
+            rows = await anext(self._batches, None)
+            if rows is None:
+                return None
+            self._rows.extend(job for job in map(StoredJob._make, rows) if self._judge.may_stand(job))
+        return self._rows[0]

@@ -1,0 +1,322 @@
+"""Checking signed snapshots against the entries they cover.
+
+For each snapshot, with ``seq`` where a break is reported::
+
+    snapshot-root        its row, its signed claim and the entries say the same            at to_seq
+    snapshot-signature   a key that is held signed it, within the key's time               at to_seq
+    snapshot-chain       it follows the one before it: range and digest                    at from_seq
+
+The first begins at seq 1. A claim whose signature does not hold says nothing: its row is compared instead.
+What does not fit because the chain below already breaks, or entries are missing, is left undecided.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from ledger.errors import SignatureError
+from ledger.merkle import Frontier, node_hash
+from ledger.verification.snapshot import SnapshotClaim
+from ledger.verification.verdict import Findings, Head, is_number
+
+SNAPSHOT_COLUMNS: Final = (
+    "from_seq",
+    "to_seq",
+    "snapshot_hlc",
+    "from_chain_link",
+    "to_chain_link",
+    "entry_count",
+    "merkle_root",
+    "dsse_envelope",
+)
+"""Columns of one row as readers give it; ``dsse_envelope`` is the stored text."""
+
+SnapshotRow = Sequence[Any]
+"""One row in the order of ``SNAPSHOT_COLUMNS``."""
+
+_CLAIMED_IN_ROW: Final = SNAPSHOT_COLUMNS[:-1]
+
+
+class OpenedSnapshot(Protocol):
+    """What an envelope holds: a claim that keeps the invariants of one, and ``verdict`` on who made it, one of
+    ok, broken, unknown_key and not_checked."""
+
+    @property
+    def claim(self) -> SnapshotClaim: ...
+    @property
+    def payload_sha256(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def detail(self) -> str | None: ...
+
+
+OpenSnapshot = Callable[[str], OpenedSnapshot]
+"""Opens an envelope, given as text; raises SignatureError when it is malformed."""
+
+
+class Recomputed(NamedTuple):
+    """What the entries of a range say themselves."""
+
+    from_chain_link: str
+    to_chain_link: str
+    snapshot_hlc: str
+    entry_count: int
+    merkle_root: str
+    tree_root: str | None
+    """None when the tree's beginning was not read."""
+
+
+class OpenedRow(NamedTuple):
+    """One stored snapshot, its envelope opened and its signature judged."""
+
+    stored_from: int
+    stored_to: int
+    row: list[Any]
+    """All of ``SNAPSHOT_COLUMNS`` but the envelope, as stored."""
+    claim: SnapshotClaim | None
+    """None when there is none to go by: not opened, malformed, or the signature does not hold."""
+    digest: str | None
+    may_count_as_signed: bool
+
+    @property
+    def from_seq(self) -> int:
+        """First entry it covers: what is signed, else what is stored."""
+        return self.stored_from if self.claim is None else self.claim.from_seq
+
+    @property
+    def to_seq(self) -> int:
+        """Last entry it covers."""
+        return self.stored_to if self.claim is None else self.claim.to_seq
+
+    @property
+    def name(self) -> str:
+        return f"snapshot of {self.from_seq}..{self.to_seq}"
+
+
+OpenRow = Callable[[Any], OpenedRow]
+"""Opens a stored snapshot, given as the checker was given it: one whose seqs are integers."""
+
+
+def has_place(row: SnapshotRow, findings: Findings) -> bool:
+    """Whether a row says from where to where it goes; reports one that does not."""
+    from_seq, to_seq = row[:2]
+    if is_number(from_seq) and is_number(to_seq):
+        return True
+    seq = next((each for each in (to_seq, from_seq) if is_number(each)), 1)
+    findings.add("snapshot-root", seq, f"a snapshot is said to go from {from_seq} to {to_seq}")
+    return False
+
+
+def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Findings) -> OpenedRow:
+    """Open a row that has its place; reports a signature that does not hold or cannot be judged."""
+    from_seq, to_seq, envelope = int(row[0]), int(row[1]), row[-1]
+    stored = [*row[:-1]]
+    if open_snapshot is None:
+        return OpenedRow(from_seq, to_seq, stored, None, None, True)
+    unsigned = OpenedRow(from_seq, to_seq, stored, None, None, False)
+    try:
+        if not isinstance(envelope, str):
+            raise SignatureError("it has no envelope")
+        opened = open_snapshot(envelope)
+    except SignatureError as error:
+        findings.add("snapshot-signature", to_seq, f"the {unsigned.name} is malformed: {error}")
+        return unsigned
+    if opened.verdict == "broken":
+        findings.add("snapshot-signature", to_seq, f"{unsigned.name}: {opened.detail}")
+        return unsigned
+    claim = opened.claim
+    if opened.verdict == "unknown_key":
+        detail = f"{unsigned.name}: {opened.detail}"
+        findings.add("snapshot-signature", to_seq, detail, actual=claim.key_id, is_key_unknown=True)
+    elif opened.verdict == "not_checked":
+        findings.leave_undecided("signatures")
+    return OpenedRow(from_seq, to_seq, stored, claim, opened.payload_sha256, opened.verdict != "unknown_key")
+
+
+class RangeTree:
+    """The tree over a range of entries alone, made from nodes of a tree that they are appended to.
+
+    A range that begins ``size_before`` leaves into that tree shares with it every perfect subtree up to
+    ``2^level`` leaves, where ``2^level`` divides ``size_before``: those need not be hashed again.
+    """
+
+    def __init__(self, size_before: int) -> None:
+        self.size_before = size_before
+        self._level = (size_before & -size_before).bit_length() - 1
+        """-1 when the range is the whole tree."""
+        self._above = Frontier()
+        """Takes the shared nodes of ``level`` for leaves."""
+
+    def grow(self, grown: Sequence[list[bytes]]) -> None:
+        """Append what ``Frontier.grow`` gave for the next leaves."""
+        if 0 <= self._level < len(grown):
+            self._above.grow(grown[self._level])
+
+    def root(self, frontier: Frontier) -> bytes:
+        """Root of the range; ``frontier`` is the tree's, with all leaves of the range and no more."""
+        if self._level < 0:
+            return frontier.root()
+        below = (frontier.size & (1 << self._level) - 1).bit_count()
+        hashes = frontier.hashes
+        hashes = [*self._above.hashes, *hashes[len(hashes) - below :]]
+        result = hashes.pop()
+        for left in reversed(hashes):
+            result = node_hash(left, result)
+        return result
+
+
+class SnapshotChecker:
+    """Follows the snapshots of one chain alongside its entries.
+
+    The caller adds rows ordered by ``from_seq`` before it passes the entries they cover, cuts what it passes at
+    ``cut``, and, where ``ends_at`` says so, gives what the entries of the range say themselves.
+    """
+
+    def __init__(
+        self,
+        tenant_id: str,
+        findings: Findings,
+        open_row: OpenRow,
+        *,
+        is_from_start: bool,
+        follows: tuple[int, str] | None = None,
+    ) -> None:
+        """``open_row`` opens what is given to ``add``; ``follows``: last seq and digest of the snapshot before."""
+        self._tenant_id = tenant_id
+        self._findings = findings
+        self._open_row = open_row
+        self._waiting: deque[Any] = deque()
+        self._expected_from = 1 if is_from_start else None
+        self._previous_digest: str | None = None
+        self._is_previous_known = is_from_start
+        if follows is not None:
+            self._expected_from, self._previous_digest, self._is_previous_known = follows[0] + 1, follows[1], True
+        self._active: OpenedRow | None = None
+        self.signed_to: Head | None = None
+        self.signed_digest: str | None = None
+        """Digest of the snapshot that ends there."""
+        self.highest_seq = 0
+        """Highest seq that any snapshot seen so far is said to reach."""
+
+    def add(self, rows: Sequence[SnapshotRow]) -> None:
+        """Take rows that come next."""
+        for row in rows:
+            if has_place(row, self._findings):
+                self._waiting.append(row)
+                self.highest_seq = max(self.highest_seq, row[1])
+
+    def last_waiting_from(self) -> int:
+        """``from_seq`` of the last row added that was not begun, 0 when there is none."""
+        return int(self._waiting[-1][0]) if self._waiting else 0
+
+    def cut(self, seq: int) -> int | None:
+        """The seq after which something begins or ends, given that ``seq`` comes next; begins what begins there."""
+        while self._active is None and self._waiting and self._waiting[0][0] <= seq:
+            snapshot = self._open_row(self._waiting.popleft())
+            if snapshot.from_seq == seq <= snapshot.to_seq:
+                self._active = snapshot
+            else:
+                self._judge(snapshot, None)
+        if self._active is not None:
+            return self._active.to_seq
+        return int(self._waiting[0][0]) - 1 if self._waiting else None
+
+    def begins_at(self, seq: int) -> bool:
+        """Whether ``seq`` is the first entry of the snapshot that is open, once ``cut`` was asked."""
+        return self._active is not None and self._active.from_seq == seq
+
+    def ends_at(self, seq: int) -> tuple[int, int] | None:
+        """First and last seq of the snapshot of which ``seq`` is the last entry."""
+        active = self._active
+        return (active.from_seq, seq) if active is not None and active.to_seq == seq else None
+
+    def compare(self, recomputed: Recomputed) -> None:
+        """Judge the snapshot that is open, of which the last entry was passed."""
+        snapshot, self._active = self._active, None
+        assert snapshot is not None
+        if self._judge(snapshot, recomputed) and snapshot.may_count_as_signed:
+            self.signed_to = Head(snapshot.to_seq, recomputed.to_chain_link, recomputed.snapshot_hlc)
+            self.signed_digest = snapshot.digest
+
+    def lose_place(self) -> None:
+        """Entries are missing here: what the open snapshot covers cannot be recomputed."""
+        if self._active is not None:
+            snapshot, self._active = self._active, None
+            self._judge(snapshot, None)
+
+    def finish(self) -> None:
+        """No entry follows: judge what is left as far as that goes."""
+        self.lose_place()
+        while self._waiting:
+            self._judge(self._open_row(self._waiting.popleft()), None)
+
+    # --- one snapshot -----------------------------------------------------------------------------
+
+    def _judge(self, snapshot: OpenedRow, recomputed: Recomputed | None) -> bool:
+        """Report what does not fit; whether all was compared and fits."""
+        fits = self._follows(snapshot)
+        for problem in _disagreements(snapshot, self._tenant_id):
+            self._findings.add("snapshot-root", snapshot.to_seq, *problem)
+            fits = False
+        if recomputed is None:
+            self._findings.leave_undecided("snapshots")
+            return False
+        for problem in _differences(snapshot, recomputed):
+            fits = False
+            if self._findings.chain_broken_by(snapshot.to_seq):
+                self._findings.leave_undecided("snapshots")
+            else:
+                self._findings.add("snapshot-root", snapshot.to_seq, *problem)
+        return fits
+
+    def _follows(self, snapshot: OpenedRow) -> bool:
+        expected, previous = self._expected_from, self._previous_digest
+        is_previous_known = self._is_previous_known
+        self._expected_from = max(snapshot.to_seq + 1, expected or 0)
+        self._previous_digest, self._is_previous_known = snapshot.digest, snapshot.digest is not None
+        if expected is not None and snapshot.from_seq != expected:
+            detail = f"a snapshot begins at {snapshot.from_seq} where one from {expected} must follow"
+            seq = min(expected, snapshot.from_seq)
+            self._findings.add("snapshot-chain", seq, detail, expected=expected, actual=snapshot.from_seq)
+            return False
+        claim = snapshot.claim
+        if claim is not None and is_previous_known and claim.previous_snapshot != previous:
+            detail = f"the snapshot from {snapshot.from_seq} names another one before it than the stored one"
+            self._findings.add(
+                "snapshot-chain", snapshot.from_seq, detail, expected=previous, actual=claim.previous_snapshot
+            )
+            return False
+        return True
+
+
+_Problem = tuple[str, str | int | None, str | int | None]
+
+
+def _disagreements(snapshot: OpenedRow, tenant_id: str) -> Iterator[_Problem]:
+    """Where the stored row and the signed claim, or parts of the claim, say different things."""
+    claim = snapshot.claim
+    if claim is None:
+        return
+    name = snapshot.name
+    if claim.tenant_id != tenant_id:
+        yield f"{name} was signed for another tenant", tenant_id, claim.tenant_id
+    for column, stored in zip(_CLAIMED_IN_ROW, snapshot.row, strict=True):
+        signed = getattr(claim, column)
+        if stored != signed:
+            yield f"{name}: column {column} is not what was signed", signed, stored
+
+
+def _differences(snapshot: OpenedRow, recomputed: Recomputed) -> Iterator[_Problem]:
+    """Where the claim, or without one the row, does not say what the entries say."""
+    name, said_in_row = snapshot.name, dict(zip(_CLAIMED_IN_ROW, snapshot.row, strict=True))
+    for column in ("from_chain_link", "to_chain_link", "snapshot_hlc", "entry_count", "merkle_root"):
+        said = said_in_row[column] if snapshot.claim is None else getattr(snapshot.claim, column)
+        found = getattr(recomputed, column)
+        if said != found:
+            yield f"{name}: {column} is not that of the entries", found, said
+    if snapshot.claim is not None and recomputed.tree_root not in (None, snapshot.claim.tree_root):
+        detail = f"{name}: tree_root is not that of the entries"
+        yield detail, recomputed.tree_root, snapshot.claim.tree_root
