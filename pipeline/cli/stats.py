@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,6})(s|m|h|d)")
 DURATION_MAX_S: Final = 7 * 86400
-PASSED_OVER_TOLD_MAX: Final = 10
-"""Files that are named of those that are there and will never be read."""
 
 
 def stats(
@@ -64,12 +61,6 @@ def stats(
             total.add(batch)
             err.print(told(batch), markup=False)
 
-        def tell_passed_over(files: Mapping[str, str]) -> None:
-            for path, why in list(files.items())[:PASSED_OVER_TOLD_MAX]:
-                err.print(f"not read: {path}: {why}", markup=False)
-            if len(files) > PASSED_OVER_TOLD_MAX:
-                err.print(f"not read: {len(files) - PASSED_OVER_TOLD_MAX:,} more", markup=False)
-
         try:
             run(
                 spark,
@@ -81,7 +72,6 @@ def stats(
                 close=close,
                 every_s=seconds["every"],
                 on_batch=tell,
-                on_passed_over=tell_passed_over,
             )
         except InterruptedBySignalError:
             # A run without an end is ended so; what it was at is done by the next.
@@ -98,9 +88,6 @@ def told(summary: Summary) -> str:
     rows = counted(summary.rows, "row")
     parts = [f"{counted(summary.lines, 'line')} read", f"{rows} of closed windows written"]
     parts += [f"{count:,} {name}" for name in ("bad", "ahead", "late") if (count := getattr(summary, name))]
-    if summary.gone:
-        one, many = "file was gone before it could be read", "files were gone before they could be read"
-        parts.append(counted(summary.gone, one, many))
     if summary.late_groups:
         one = "group came after its window was closed and is not in it"
         many = "groups came after their window was closed and are not in it"

@@ -1,7 +1,8 @@
 """Where the stream writes, and what it says there of itself, so that nobody goes on with something else.
 
 ``DEST/_checkpoint/stream.json`` holds the source and the length of a window: Spark knows a file that it has read by its
-number, and an open window by its length, so with others all would be read again, or be put together wrongly.
+path, and an open window by its length, so with others all would be read again, or be put together wrongly.
+``DEST/_checkpoint/clock`` holds the ticks (``pipeline.stats.clock``), each in the name of a file.
 
 Spark numbers its batches, and notes a batch in three logs one after the other, so of a place that is whole::
 
@@ -25,14 +26,14 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JJavaError
 
 from ledger.errors import ConfigurationError
-from pipeline.stats.offset import check_entry
+from pipeline.stats.clock import Tick
 from pipeline.stats.output import CHECKPOINT, COMMIT_LOG
-from pipeline.stats.taken import unknown_form
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DESCRIPTION: Final = "stream.json"
+_TICKS: Final = "clock"
 
 
 class Destination:
@@ -50,6 +51,7 @@ class Destination:
         if parts.scheme == "s3":
             self.url = "s3a" + url.removeprefix("s3")
         self.checkpoint = f"{self.url}/{CHECKPOINT}"
+        self.ticks = f"{self.checkpoint}/{_TICKS}"
         jvm: Any = spark._jvm
         self._jvm = jvm
         path = self._jvm.org.apache.hadoop.fs.Path(self.checkpoint)
@@ -85,26 +87,18 @@ class Destination:
             os.close(lock)
 
     def check_whole(self) -> None:
-        """See that what is here fits together, and that Spark and this program can read it.
+        """See that what is here fits together.
 
         Raises:
-            ConfigurationError: it is not, or they cannot.
+            ConfigurationError: it does not.
         """
-        commits, offsets = (self._names(f"{self.checkpoint}/{name}") for name in ("commits", "offsets"))
         check_logs(
             self.url,
             is_described=bool(self._files.exists(self._path(_DESCRIPTION))),
-            commits=commits,
+            commits=self._names(f"{self.checkpoint}/commits"),
             written=self._names(f"{self.url}/{COMMIT_LOG}"),
-            offsets=offsets,
+            offsets=self._names(f"{self.checkpoint}/offsets"),
         )
-        # Spark goes on from these two.
-        for number in sorted(filter(str.isdecimal, offsets), key=int)[-2:]:
-            text = self._text(self._path(f"offsets/{number}"))
-            try:
-                check_entry(text)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{self.checkpoint}/offsets/{number}: {error}") from None
 
     def describe(self, wanted: dict[str, Any]) -> None:
         """Say what is written here, or see that it is what was said before.
@@ -113,6 +107,7 @@ class Destination:
             ConfigurationError: it is something else.
         """
         path = self._path(_DESCRIPTION)
+        self._files.mkdirs(self._path(_TICKS))
         if not self._files.exists(path):
             self._write(path, json.dumps(wanted).encode())
             return
@@ -122,6 +117,20 @@ class Destination:
                 raise ConfigurationError(
                     f"{self.url} was begun with {name} {said.get(name)}, not {value}: say that, or write elsewhere"
                 )
+
+    def last_tick(self) -> Tick:
+        """The newest tick that was noted here."""
+        names = (name.lstrip("_").partition("-") for name in self._names(self.ticks))
+        return max((Tick(int(newest), int(time)) for newest, _, time in names), default=Tick(0, 0))
+
+    def note_tick(self, tick: Tick, *, is_later: bool) -> None:
+        """Note ``tick``, for the stream to read where it ``is_later`` than the last one, in whose place it stands."""
+        earlier = self._names(self.ticks)
+        # Spark passes over names that begin with a line.
+        name = f"{'' if is_later else '_'}{tick.newest_ms}-{tick.time_ms}"
+        self._write(self._path(f"{_TICKS}/{name}"), f"{tick.time_ms}\n".encode())
+        for each in earlier:
+            self._files.delete(self._path(f"{_TICKS}/{each}"), False)
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.checkpoint}/{name}")
@@ -143,7 +152,7 @@ class Destination:
 
     def _write(self, path: Any, content: bytes) -> None:
         """Whole or not at all."""
-        beside = self._jvm.org.apache.hadoop.fs.Path(f"{path}.tmp")
+        beside = self._path("unfinished.tmp")
         stream = self._files.create(beside, True)
         stream.write(bytearray(content))
         stream.close()
@@ -187,7 +196,7 @@ def described(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise ConfigurationError(f"{_DESCRIPTION}: {unknown_form()}")
+        raise ConfigurationError(f"{_DESCRIPTION} is damaged: bring it back, or write elsewhere")
     return said
 
 

@@ -1,11 +1,11 @@
 """Lines of stats files, read and judged one by one: what a line is worth depends on nothing but itself and its file.
 
-A line is rejected, with the first reason that holds::
+Which files there are, and which were read, is Spark's own to know: its source of files. A line is rejected, with the
+first reason that holds::
 
-    gone     no line: its file was removed before it could be read
     bad      no JSON object of the documented form (``pipeline.stats.form``), or longer than any that a node writes
     ahead    its time, or the closing of its file, lies more than ``AHEAD_MAX_S`` past the clock of this run: it would
-             end everybody's windows (such a file waits, and is read only when the clock was set back meanwhile)
+             end everybody's windows
     late     its file was closed, and so shown to readers, more than the watermark after its time
 
 So the same lines are late in every run, in whichever order and with whichever others they are read.
@@ -13,72 +13,55 @@ So the same lines are late in every run, in whichever order and with whichever o
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
-from pipeline.stats.source import AHEAD_MAX_S, StatsSource
+from pipeline.stats.form import REPORT, with_reports
 
+AHEAD_MAX_S: Final = 300
+"""How far past this machine's clock a time may lie that is believed."""
 LINE_CHARACTERS_MAX: Final = 8192
 """As much is kept of a rejected line; a node writes no longer one."""
-_CORRUPT: Final = "_corrupt"
-_SCHEMA: Final = f"""
-    tenant_id string, job_id string, dc_id string, workflow_id string, time timestamp, received timestamp,
-    weight bigint, completed bigint, failed bigint, interval_ms bigint, counts map<string, bigint>,
-    values map<string, double>, {_CORRUPT} string
-"""
-_COLUMNS: Final = (
-    *("tenant_id", "job_id", "dc_id", "workflow_id", "weight", "completed", "failed", "interval_ms"),
-    *("counts", "values"),
-)
+_OPTIONS: Final = {
+    "lineSep": "\n",
+    "pathGlobFilter": "*.ndjson",  # Names with a dot in front, of files that are still written, Spark passes over.
+    "recursiveFileLookup": "true",
+    "maxFileAge": "36500d",  # Or one file of a wrong clock would have all others passed over.
+    "mapreduce.input.linerecordreader.line.maxlength": str(1 << 20),  # What is longer is never held.
+}
 
 
-def lines_of(spark: SparkSession, folder: str, files_a_batch_max: int, close_after_s: int) -> DataFrame:
-    """A stream of ``pipeline.stats.source.SCHEMA``: whole files, the oldest first.
-
-    With ``close_after_s`` the clock goes on for so long after the last file, and for ever with none.
-    """
-    spark.dataSource.register(StatsSource)
-    return (
-        spark.readStream.format(StatsSource.name())
-        .option("folder", folder)
-        .option("files_a_batch", files_a_batch_max)
-        .option("close_after_ms", close_after_s * 1000)
-        .load()
+def lines_of(spark: SparkSession, folder: str, files_a_batch_max: int) -> DataFrame:
+    """``line``, ``file`` and ``at``, when that was closed, of all in ``folder``: whole files, the oldest first."""
+    lines = spark.readStream.format("text").options(**_OPTIONS).option("maxFilesPerTrigger", files_a_batch_max)
+    # Spark takes signs in a path for a pattern, and says a path as a URI, in which a plus is no space.
+    path = fn.regexp_replace("_metadata.file_path", "^file:(//)?", "")
+    return lines.load(re.sub(r"([\\*?\[\]{}])", r"\\\1", folder)).select(
+        fn.col("value").cast("binary").alias("line"),
+        fn.url_decode(fn.replace(path, fn.lit("+"), fn.lit("%2B"))).alias("file"),
+        fn.col("_metadata.file_modification_time").alias("at"),
     )
 
 
 def judged(lines: DataFrame, watermark_s: int) -> DataFrame:
     """``lines`` with the ``report`` of each and the ``reason`` it is rejected for, null when it is not."""
-    options = {"columnNameOfCorruptRecord": _CORRUPT, "allowNonNumericNumbers": "false"}
-    text = fn.when(fn.col("is_report"), fn.col("line").cast("string"))
-    read = lines.withColumn("report", fn.from_json(text, _SCHEMA, options))
+    read = lines.mapInArrow(with_reports, f"line binary, file string, at timestamp, report {REPORT}")
     late_s = fn.col("at").cast("double") - fn.col("report.time").cast("double")
     newest = fn.greatest(fn.col("report.time"), fn.col("at"))
     reason = (
-        fn.when(fn.col("what") == "gone", "gone")
-        .when(fn.col("what") == "clock", None)
-        .when(_is_bad(), "bad")
+        fn.when(fn.col("report").isNull(), "bad")
         .when(newest > fn.current_timestamp() + fn.expr(f"interval {AHEAD_MAX_S} seconds"), "ahead")
         .when(late_s > watermark_s, "late")
     )
     return read.withColumn("reason", reason)
 
 
-def _is_bad() -> Column:
-    # A time that no calendar has, a number that no column holds.
-    bad: Column = ~fn.col("is_report") | fn.col("report").isNull() | fn.col(f"report.{_CORRUPT}").isNotNull()
-    for name in ("time", "received"):
-        bad = bad | fn.col(f"report.{name}").isNull()
-    return bad
-
-
 def accepted(judged_lines: DataFrame) -> DataFrame:
-    """The reports that were not rejected, one a row; the clock is one of no tenant."""
-    time = fn.when(fn.col("what") == "clock", fn.col("at")).otherwise(fn.col("report.time")).alias("time")
-    taken = judged_lines.where("reason IS NULL")
-    return taken.select(time, *(f"report.{name}" for name in _COLUMNS))
+    """The reports that were not rejected, one a row."""
+    return judged_lines.where("reason IS NULL").select("report.*")
 
 
 def rejected(judged_lines: DataFrame) -> DataFrame:
@@ -87,6 +70,6 @@ def rejected(judged_lines: DataFrame) -> DataFrame:
         "reason",
         fn.substring(fn.make_valid_utf8(fn.col("line").cast("string")), 1, LINE_CHARACTERS_MAX).alias("line"),
         "file",
-        fn.coalesce("at", fn.current_timestamp()).alias("closed"),
+        fn.col("at").alias("closed"),
         fn.col("report.time").alias("time"),
     )

@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
 from pipeline.cli.stats import duration_s, told
 from pipeline.stats import Summary, committed_files, read, rejected, run
-from pipeline.stats.folder import LINE_BYTES_MAX
+from pipeline.stats.clock import Tick, next_tick, refuse_behind
+from pipeline.stats.form import LINE_BYTES_MAX
 
 START = datetime(2024, 1, 15, 13, 0, tzinfo=UTC)
 WATERMARK_S = 600
@@ -196,18 +197,53 @@ def test_lines_that_are_no_text_are_kept_so_that_any_reader_can_have_them(writte
     assert "\ufffd\ufffd" in table["line"].to_pylist()
 
 
-def test_a_file_from_a_clock_far_ahead_waits_and_is_told_and_no_other_is_passed_over(
+def test_a_file_from_a_clock_far_ahead_counts_nowhere_and_no_other_is_passed_over(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     source, dest = Source(tmp_path), str(tmp_path / "windows")
     far_s = (datetime.now(UTC) + timedelta(days=1000) - START).total_seconds()
-    far = source.put(far_s, report(far_s), report(1))
+    source.put(far_s, report(far_s), report(1))
     source.put(60, report(1), report(2))
-    told: dict[str, str] = {}
-    assert run(spark, str(source.path), dest, on_passed_over=told.update).lines == 2
-    assert [(name, why.partition(",")[0]) for name, why in told.items()] == [
-        (f"node-a/{far.name}", "its time lies ahead of this machine's clock")
-    ]
+    assert run(spark, str(source.path), dest) == Summary(batches=1, lines=4, ahead=2)
+    source.put(61, report(3))
+    assert run(spark, str(source.path), dest) == Summary(batches=1, lines=1)
+
+
+def test_files_with_other_names_are_not_read_and_one_that_is_put_back_is_not_read_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, dest = Source(tmp_path / "[a]{b}*? +%20"), str(tmp_path / "windows")
+    file = source.put(60, report(1), "torn")
+    hidden = source.put(60, report(2), hidden=".")
+    for name in ("notes.txt", f"{file.name}.gz", f"{hidden.name}.part"):
+        (file.parent / name).write_text(SOUND)
+    elsewhere = source.put(60, report(3), node="site/node-a")
+    assert run(spark, str(source.path), dest).lines == 3
+    assert [row["file"] for row in rejected(spark, dest).collect()] == [str(file)]
+    content = file.read_bytes()
+    for gone in (file, elsewhere):
+        gone.unlink()
+    assert run(spark, str(source.path), dest) == Summary()
+    file.write_bytes(content)
+    assert run(spark, str(source.path), dest) == Summary()
+
+
+def test_the_clock_goes_on_as_far_as_reports_bear_it_out_and_never_back() -> None:
+    hour_ms = 3_600_000
+    newest_ms = 500_000 * hour_ms
+    begun = Tick(0, 0)
+    assert next_tick(begun, 0, newest_ms, hour_ms) == begun
+    noted = next_tick(begun, newest_ms, newest_ms + 99, 0)
+    assert noted == Tick(newest_ms, 0), "it was not asked to close"
+    later = next_tick(noted, 0, newest_ms + 60_000, hour_ms)
+    assert later == Tick(newest_ms, newest_ms + 60_000), "nothing new was read"
+    assert next_tick(later, 0, newest_ms, hour_ms) == later, "a clock that was set back a little"
+    last = next_tick(later, 0, newest_ms + 10_000 * hour_ms, hour_ms)
+    assert last == Tick(newest_ms, newest_ms + hour_ms)
+    assert next_tick(last, newest_ms - hour_ms, newest_ms + 9 * hour_ms, hour_ms) == last
+    refuse_behind(last, newest_ms + hour_ms - 300_000)
+    with pytest.raises(ConfigurationError, match=r"clock says 2027-01-15T08:00:00Z, .* to 2027-01-15T09:00:00Z: set"):
+        refuse_behind(last, newest_ms)
 
 
 def test_the_clock_closes_the_last_windows_where_it_is_asked_to_and_each_once(
@@ -215,10 +251,7 @@ def test_the_clock_closes_the_last_windows_where_it_is_asked_to_and_each_once(
 ) -> None:
     source, dest = Source(tmp_path), str(tmp_path / "windows")
     source.put(60, report(1), report(2))
-    told: dict[str, str] = {}
-    (source.path / "node-a" / "by-hand.ndjson").write_text(SOUND)
-    assert run(spark, str(source.path), dest, on_passed_over=told.update) == Summary(batches=1, lines=2)
-    assert list(told) == ["node-a/by-hand.ndjson"]
+    assert run(spark, str(source.path), dest) == Summary(batches=1, lines=2)
     source.put(61, report(3))
     assert run(spark, str(source.path), dest, close=True) == Summary(batches=2, lines=1, rows=1)
     assert [row["lines"] for row in read(spark, dest).collect()] == [3]
@@ -231,7 +264,7 @@ def test_numbers_at_the_end_of_what_they_may_be_do_not_stop_the_stream(spark: Sp
     assert (large["max"], large["p50"], large["p99"]) == (1.797e308,) * 3
     odd = rows_of(read(spark, written.dest).where("tenant_id = 'odd' AND dc_id = 'use1'"))
     counted = {row["what"]: row["lines"] for row in odd}
-    assert counted == {"reports": len(ODD) - 1, "count": 5, "value": len(ODD) - 1, "total": 1}
+    assert counted == {"reports": len(ODD) - 1, "count": 4, "value": len(ODD) - 1, "total": 1}
     assert next(row["sum"] for row in odd if row["what"] == "count") == 24.0 * (2**53 - 1)
 
 

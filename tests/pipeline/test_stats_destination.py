@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ledger.errors import ConfigurationError
+from pipeline.stats.clock import Tick
 from pipeline.stats.destination import Destination, check_logs, described
 
 NAMES = ["0", "9.compact", "10", ".10.crc", ".11.8f3.tmp", "_x"]
@@ -44,8 +45,21 @@ def test_a_place_that_has_lost_a_part_is_refused(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "[" * 100_000])
 def test_a_description_that_is_damaged_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"stream\.json: .* write elsewhere"):
+    with pytest.raises(ConfigurationError, match=r"stream\.json is damaged.* write elsewhere"):
         described(text)
+
+
+def test_the_newest_tick_is_kept_and_only_a_later_one_is_shown_to_the_stream(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    destination = Destination(spark, str(tmp_path))
+    destination.describe(WANTED)
+    shown = []
+    for tick, is_later in ((Tick(70, 0), False), (Tick(70, 90), True), (Tick(80, 90), False)):
+        destination.note_tick(tick, is_later=is_later)
+        assert destination.last_tick() == tick
+        shown.append([path.read_text() for path in (tmp_path / "_checkpoint" / "clock").glob("[!_.]*")])
+    assert shown == [[], ["90\n"], []]
 
 
 def test_what_stands_in_a_folder_is_looked_at_before_it_is_written_to(spark: SparkSession, tmp_path: Path) -> None:
@@ -56,17 +70,13 @@ def test_what_stands_in_a_folder_is_looked_at_before_it_is_written_to(spark: Spa
     destination.check_whole()
     destination.describe(WANTED)
     (checkpoint / "offsets").mkdir()
-    (checkpoint / "offsets" / "0").write_text('v1\n{}\n{"folders": {}, "taken_ms": 0, "clock_ms": 0}')
+    (checkpoint / "offsets" / "0").write_text("v1")
     destination.check_whole()
 
     (tmp_path / "_spark_metadata").mkdir()
     (tmp_path / "_spark_metadata" / "1").write_text("v1")
     with pytest.raises(ConfigurationError, match="holds batch 1, and its _checkpoint knows of none after 0"):
         destination.check_whole()
-    (checkpoint / "offsets" / "1").write_text("v1\n{}\n")
-    with pytest.raises(ConfigurationError, match=r"offsets/1: the checkpoint is not of a form"):
-        destination.check_whole()
-
     (checkpoint / "stream.json").write_text("")
     with pytest.raises(ConfigurationError, match=r"stream\.json.* write elsewhere"):
         destination.describe(WANTED)
