@@ -12,11 +12,13 @@ import json
 import re
 import sys
 import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -27,309 +29,761 @@ try:
 except ImportError as missing:
     sys.exit(f"verify.py needs the package cryptography: pip install cryptography ({missing})")
 
-MIB, NEVER, HASH, NODE = 1 << 20, 2**63, "[0-9a-f]{64}", "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-IN_TOTO, STATEMENT = "application/vnd.in-toto+json", "https://in-toto.io/Statement/v1"
-TAIL = ("snapshots.ndjson", "checkpoint", "anchors.json", "keys.json", "manifest.dsse.json")
-SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST = TAIL
-BEHIND = {SNAPSHOTS: [CHECKPOINT], CHECKPOINT: [ANCHORS, KEYS], ANCHORS: [KEYS], KEYS: [MANIFEST], MANIFEST: []}
-ANCHOR = {"by": 2048, "checkpoint": NEVER, "kind": 7, "response": NEVER, "time": 64}
-CLAIMED = ("entry_count", "from_chain_link", "from_seq", "merkle_root", "snapshot_hlc", "to_chain_link", "to_seq")
-SNAPSHOT = dict.fromkeys((*CLAIMED, "tenant_id"), (str,)) | dict.fromkeys(("entry_count", "from_seq", "to_seq"), (int,))
-ENTRY = dict.fromkeys(("action", "chain_link", "hlc_node", "job_id", "payload", "payload_digest", "t_hlc"), (str,))
-ENTRY |= dict.fromkeys(("hlc_logical", "hlc_physical", "link_version", "seq"), (int,)) | {"tenant_id": (str,)}
-ENTRY |= dict.fromkeys(("origin", "prev_chain_link"), (str, type(None)))
-ENVELOPE = rb'\{"payload":"[A-Za-z0-9+/]*+={0,2}","payloadType":"application/vnd\.in-toto\+json",'
-ENVELOPE += rb'"signatures":\[\{"keyid":"[0-9a-f]{16}","sig":"[A-Za-z0-9+/]{2,254}={0,2}"\}\]\}'
-MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, zlib.error)
+OK, COULD_NOT_RUN, TAMPERED, INCOMPLETE, UNKNOWN_KEY = range(5)
+"""Exit codes."""
 
-def need(holds, what):
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+NUMBER_MAX = 2**53 - 1
+TREE_SIZE_MAX = NEVER = 2**63 - 1
+SNAPSHOT_LINE_BYTES_MAX = MIB
+ROWS_PER_PART_MAX = 10_000
+
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, zlib.error)
+"""What Python raises over data of another form than the one that is read."""
+
+
+def need(holds: object, what: str) -> None:
+    """Refuse the bundle unless something holds."""
     if not holds:
         raise ValueError(what)
 
-def spell(value):
-    """Canonical JSON (canonical-json.md) of what bundles hold: texts, integers, null, lists and objects."""
+
+# --- Texts and JSON (canonical-json.md) ---
+
+HASH = re.compile("[0-9a-f]{64}")
+TENANT = re.compile("_system|[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?")
+NODE = re.compile("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+LOG_ORIGIN = re.compile("[!-*,-~]{1,300}")
+
+
+def canonical(value: Any) -> bytes:
+    """Canonical JSON of what bundles hold: texts, integers, null, lists and objects."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
-def parse(data):
-    need(spell(value := json.loads(data)) == data, "JSON that is not in canonical form")
+
+def parse_canonical(data: bytes) -> Any:
+    value = json.loads(data)
+    need(canonical(value) == data, "JSON that is not in canonical form")
     return value
 
-def rows_of(lines, fields, tenant):
-    for line in lines:
-        need(line.endswith(b"\n"), "a row has no end, or is too long")
-        row = parse(line[:-1])
-        need(row.keys() == fields.keys() and row["tenant_id"] == tenant, "a row has other members or another tenant")
-        need(all(type(row[name]) in kinds for name, kinds in fields.items()), "a member of a row is of a wrong type")
-        need(all(0 <= n < 2**53 for n in row.values() if type(n) is int), "a number is out of range")
-        yield SimpleNamespace(**row)
 
-def unbase64(text, url_safe=False):
-    alphabet = b"-_" if url_safe and re.search("[-_]", text) else b"+/"
+def parse_row(line: bytes, members: dict[str, tuple[type, ...]], tenant_id: str) -> SimpleNamespace:
+    """One line of NDJSON: a canonical object with these members of these types, of this tenant."""
+    need(line.endswith(b"\n"), "a row has no end, or is too long")
+    row = parse_canonical(line[:-1])
+    need(row.keys() == members.keys(), "a row has other members")
+    for name, types in members.items():
+        need(type(row[name]) in types, f"the member {name} of a row is of a wrong type")
+        if type(row[name]) is int:
+            need(0 <= row[name] <= NUMBER_MAX, f"the number {name} of a row is out of range")
+    need(row["tenant_id"] == tenant_id, "a row of another tenant")
+    return SimpleNamespace(**row)
+
+
+def decode_base64(text: str, *, url_safe: bool = False) -> bytes:
+    """The bytes of a text in base64, which must be the one spelling of them."""
+    alphabet = b"-_" if url_safe and ("-" in text or "_" in text) else b"+/"
     data = base64.b64decode(text, alphabet, validate=True)
     need(base64.b64encode(data, alphabet).decode() == text, "base64 that is not the one spelling of its bytes")
     return data
 
-def load_keys(path):
-    """Public keys (keys.md), each with its time; one that is given twice must hold in both."""
-    keys, since = [], datetime.fromisoformat("1970-01-01T00:00:00Z")
-    for file in [*path.glob("[!.]*.pem"), *path.glob("[!.]*.json")] if path.is_dir() else [path]:
+
+# --- Keys (keys.md) ---
+
+
+@dataclass(frozen=True)
+class Key:
+    """A public key that the caller trusts, and the time in which its signatures count."""
+
+    id: str
+    public: Any
+    not_before_ms: int
+    not_after_ms: int
+    revoked_from: tuple[int, int, str]
+
+    @property
+    def is_ed25519(self) -> bool:
+        return isinstance(self.public, Ed25519PublicKey)
+
+    @property
+    def is_revoked(self) -> bool:
+        return self.revoked_from[0] < NEVER
+
+    def signed(self, signature: bytes, message: bytes) -> bool:
+        try:
+            if self.is_ed25519:
+                self.public.verify(signature, message)
+            else:
+                self.public.verify(signature, message, ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+    def counts_at(self, hlc: tuple[int, int, str]) -> bool:
+        return self.not_before_ms <= hlc[0] <= self.not_after_ms and hlc < self.revoked_from
+
+
+def load_keys(path: Path) -> list[Key]:
+    """The keys in a file, or in all files of a folder. One that is given twice must hold in both."""
+    files = [*path.glob("[!.]*.pem"), *path.glob("[!.]*.json")] if path.is_dir() else [path]
+    keys = []
+    for file in files:
         text = file.read_text()
-        pem = re.findall("-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", text, re.DOTALL)
-        items = json.loads(text)["keys"] if text.lstrip()[:1] == "{" else [{"public_key_pem": block} for block in pem]
+        if text.lstrip().startswith("{"):
+            items = json.loads(text)["keys"]
+        else:
+            blocks = re.findall("-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", text, re.DOTALL)
+            items = [{"public_key_pem": block} for block in blocks]
         need(items, f"{file} holds no public key")
-        for item in items:
-            public = load_pem_public_key(item["public_key_pem"].encode())
-            key = SimpleNamespace(not_before=0, not_after=NEVER, public=public)
-            key.id = sha256(key.public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
-            key.is_ed25519 = isinstance(key.public, Ed25519PublicKey)
-            need(key.is_ed25519 or isinstance(key.public.curve, SECP256R1), "a key is neither Ed25519 nor P-256")
-            need(item.get("key_id", key.id) == key.id, "a key is not the one that its id names")
-            for name in [name for name in ("not_before", "not_after") if item.get(name)]:
-                setattr(key, name, (datetime.fromisoformat(item[name]) - since) // timedelta(milliseconds=1))
-            physical, logical, node_id = (item.get("revoked_from_hlc") or f"{NEVER}:0:").split(":")
-            key.revoked = int(physical), int(logical), node_id
-            keys.append(key)
+        keys += [read_key(item) for item in items]
     return keys
 
-def those_of(keys):
-    return {key.id for key in keys or ()}
 
-def made(key, signature, message):
-    try:
-        key.public.verify(signature, message, *(() if key.is_ed25519 else (ECDSA(SHA256()),)))
-        return True
-    except InvalidSignature:
-        return False
+def read_key(item: dict[str, Any]) -> Key:
+    """One key of ``/v1/keys``; of a PEM file only ``public_key_pem`` is known."""
+    public = load_pem_public_key(item["public_key_pem"].encode())
+    key_id = sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
+    need(item.get("key_id", key_id) == key_id, "a key is not the one that its id names")
+    not_before_ms = milliseconds(item["not_before"]) if item.get("not_before") else 0
+    not_after_ms = milliseconds(item["not_after"]) if item.get("not_after") else NEVER
+    physical, logical, node_id = (item.get("revoked_from_hlc") or f"{NEVER}:0:").split(":")
+    key = Key(key_id, public, not_before_ms, not_after_ms, (int(physical), int(logical), node_id))
+    need(key.is_ed25519 or isinstance(public.curve, SECP256R1), "a key is neither Ed25519 nor P-256")
+    return key
 
-def open_envelope(envelope, keys):
-    """Payload, and the held keys that signed: none when none of those named is held."""
-    need(envelope["payloadType"] == IN_TOTO and 1 <= len(envelope["signatures"]) <= 16, "a DSSE envelope")
-    payload = unbase64(envelope["payload"], url_safe=True)
-    signatures = [(item.get("keyid") or "", unbase64(item["sig"], url_safe=True)) for item in envelope["signatures"]]
-    message = f"DSSEv1 {len(IN_TOTO)} {IN_TOTO} {len(payload)} ".encode() + payload
-    tried = [(key, signature) for key_id, signature in signatures for key in keys or [] if key_id in ("", key.id)]
-    signers = [key for key, signature in tried if made(key, signature, message)]
+
+def milliseconds(time: str) -> int:
+    """A time of RFC 3339 as milliseconds since 1970."""
+    return (datetime.fromisoformat(time) - datetime.fromisoformat("1970-01-01T00:00:00Z")) // timedelta(milliseconds=1)
+
+
+def ids_of(keys: list[Key]) -> set[str]:
+    return {key.id for key in keys}
+
+
+# --- DSSE envelopes around in-toto statements (snapshot.md) ---
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+SIGNATURES_MAX = 16
+
+
+def open_envelope(envelope: dict[str, Any], keys: list[Key]) -> tuple[bytes, list[Key]]:
+    """The payload, and the held keys that signed it: none when none of those named is held."""
+    need(envelope["payloadType"] == PAYLOAD_TYPE, "the payload type of a DSSE envelope")
+    need(1 <= len(envelope["signatures"]) <= SIGNATURES_MAX, "the number of signatures of a DSSE envelope")
+    payload = decode_base64(envelope["payload"], url_safe=True)
+    message = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+    tried, signers = 0, []
+    for item in envelope["signatures"]:
+        key_id, signature = item.get("keyid") or "", decode_base64(item["sig"], url_safe=True)
+        for key in keys:
+            if key_id in ("", key.id):
+                tried += 1
+                if key.signed(signature, message):
+                    signers.append(key)
     need(signers or not tried, "no signature of a held key holds")
     return payload, signers
 
-def open_snapshot(row, keys):
-    """[5] The row with its claim, the digest of what was signed, and the held keys that signed it (snapshot.md)."""
-    payload, row.signers = open_envelope(row.dsse_envelope, keys)
-    row.digest, statement = sha256(payload).hexdigest(), parse(payload)
-    claim = row.claim = SimpleNamespace(**statement["predicate"])
-    subject = {"name": f"{row.tenant_id}/{row.from_seq}-{row.to_seq}", "digest": {"sha256": row.merkle_root}}
-    kind = (statement["_type"], statement["predicateType"], statement["subject"])
-    need(kind == (STATEMENT, "https://tallystick.dev/batch-snapshot/v1", [subject]), "a snapshot's statement")
-    need(all(spell(getattr(claim, name)) == spell(getattr(row, name)) for name in CLAIMED), "a snapshot's row")
-    need((claim.tenant_id, claim.tree_size) == (row.tenant_id, row.to_seq), "tenant or tree_size of a snapshot")
-    need(re.fullmatch(HASH, claim.tree_root) and re.fullmatch(NODE, claim.node_id), "a snapshot's tree or node")
-    is_named = claim.key_id not in those_of(keys) - those_of(row.signers)
-    need(is_named or not row.signers, "a snapshot's key did not sign it")
-    return row
 
-def open_checkpoint(data, keys):
-    """[6] Origin, size, root of a checkpoint (checkpoint.md), and whether it counts: not when no held key signed it."""
-    text, end, lines = data.decode().rpartition("\n\n")
-    origin, size, root, *others = text.split("\n")
-    root, signatures = unbase64(root), [re.fullmatch(r"— ([^\s+]+) (\S+)", line) for line in lines.split("\n")[:-1]]
-    need(len(data) <= MIB and end and origin and all(others) and lines.endswith("\n"), "a checkpoint's form")
-    need(not re.search("[\0-\x09\x0b-\x1f]", data.decode()) and not re.search(r"[\s+]", origin), "a checkpoint's text")
-    need(re.fullmatch("0|[1-9][0-9]{0,18}", size) and int(size) < NEVER and len(root) == 32, "a checkpoint's tree")
-    need(1 <= len(signatures) <= 100 and all(signatures), "a checkpoint's signature lines")
-    signatures = [(match[1], unbase64(match[2])) for match in signatures]
-    need(all(len(signature) > 4 for _, signature in signatures), "a checkpoint's signature")
-    valid, signed = those_of(keys) - those_of(key for key in keys or () if key.revoked[0] < NEVER), []
-    for key in [key for key in keys or () if key.is_ed25519 and key.id in valid]:
-        mark = origin, sha256(f"{origin}\n\1".encode() + key.public.public_bytes_raw()).digest()[:4]
-        signed += [made(key, each[4:], f"{text}\n".encode()) for name, each in signatures if (name, each[:4]) == mark]
-    need(all(signed), "a checkpoint's signature")
-    return origin, int(size), root, keys is None or bool(signed)
+# --- The Merkle tree (merkle.md) ---
 
-def link_of(row):
-    """The link over an entry's columns (chain-link.md)."""
-    if row.link_version == 1:
-        texts = (row.t_hlc, row.job_id, row.action, row.prev_chain_link or "genesis", row.payload_digest)
-        return sha256("".join(texts).encode()).hexdigest()
-    need(row.link_version == 2, f"link version {row.link_version} is not known")
-    texts = [text.encode() for text in (row.tenant_id, row.t_hlc, row.job_id, row.action, row.origin or "")]
-    links = [bytes.fromhex(text) for text in (row.prev_chain_link or "", row.payload_digest)]
-    fields = (texts[0], row.seq.to_bytes(8, "big"), *texts[1:4], *links, texts[4])
-    return sha256(b"tallystick.chain-link.v2\n" + b"".join(len(f).to_bytes(4, "big") + f for f in fields)).hexdigest()
 
-def node(left, right):
+def leaf_hash(link: str) -> bytes:
+    return sha256(b"\0" + bytes.fromhex(link)).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
     return sha256(b"\1" + left + right).digest()
 
-class Tree(list):
-    """A growing Merkle tree (merkle.md): the roots of its perfect subtrees, largest first, as (leaves, root)."""
 
-    def grow(self, link):
-        leaves, top = 1, sha256(b"\0" + bytes.fromhex(link)).digest()
-        while self and self[-1][0] == leaves:
-            leaves, top = 2 * leaves, node(self.pop()[1], top)
-        self.append((leaves, top))
+class Tree:
+    """A Merkle tree that leaves are appended to, kept as the roots of its perfect subtrees, largest first."""
 
-    def root(self):
-        return reduce(lambda right, left: node(left[1], right), self[-2::-1], self[-1][1])
+    def __init__(self) -> None:
+        self._subtrees: list[tuple[int, bytes]] = []
 
-def proved_roots(first, second, known, path):
-    """Roots of both sizes that a consistency proof leads to (RFC 9162, 2.1.4.1); ``known`` is the first, or None."""
+    def append(self, link: str) -> None:
+        leaves, root = 1, leaf_hash(link)
+        while self._subtrees and self._subtrees[-1][0] == leaves:
+            root = node_hash(self._subtrees.pop()[1], root)
+            leaves *= 2
+        self._subtrees.append((leaves, root))
+
+    def root(self) -> bytes:
+        root = self._subtrees[-1][1]
+        for _, left in reversed(self._subtrees[:-1]):
+            root = node_hash(left, root)
+        return root
+
+
+def roots_of_proof(first: int, second: int, known: bytes | None, proof: list[bytes]) -> tuple[bytes, bytes]:
+    """Roots of both sizes that a consistency proof leads to (RFC 9162, 2.1.4.1), read from its end.
+
+    ``known`` is the root of the first size while the subtree looked at is the whole first tree, else None.
+    """
     if first == second:
-        return (known or path.pop(),) * 2
-    half, side = 1 << (second - 1).bit_length() - 1, path.pop()
-    if first <= half:
-        old, new = proved_roots(first, half, known, path)
-        return old, node(new, side)
-    old, new = proved_roots(first - half, second - half, None, path)
-    return node(side, old), node(side, new)
+        root = known or proof.pop()
+        return root, root
+    left_leaves = 1 << (second - 1).bit_length() - 1
+    side = proof.pop()
+    if first <= left_leaves:
+        old, new = roots_of_proof(first, left_leaves, known, proof)
+        return old, node_hash(new, side)
+    old, new = roots_of_proof(first - left_leaves, second - left_leaves, None, proof)
+    return node_hash(side, old), node_hash(side, new)
 
-def read_container(file):
-    """[1] The members by name, in order: their size, SHA-256 and place."""
-    members, expected = {}, ["entries/000001.ndjson.gz"]
+
+# --- [1] The container ---
+
+SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST = (
+    "snapshots.ndjson",
+    "checkpoint",
+    "anchors.json",
+    "keys.json",
+    "manifest.dsse.json",
+)
+BEHIND = {SNAPSHOTS: [CHECKPOINT], CHECKPOINT: [ANCHORS, KEYS], ANCHORS: [KEYS], KEYS: [MANIFEST], MANIFEST: []}
+"""The members that may follow each of the last ones."""
+ENTRY_PARTS_MAX = 100_000
+ENTRY_PART_BYTES_MAX = 137 * MIB
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of the container: what its manifest must say of it, and where its bytes are."""
+
+    name: str
+    size: int
+    digest: str
+    offset: int
+
+
+def entries_name(number: int) -> str:
+    return f"entries/{number:06d}.ndjson.gz"
+
+
+def member_bytes_max(name: str, members_before: int) -> int:
+    bounds = {
+        SNAPSHOTS: 8 * GIB,
+        CHECKPOINT: MIB,
+        ANCHORS: 16 * MIB,
+        KEYS: 4 * MIB,
+        MANIFEST: 64 * KIB + 512 * members_before,
+    }
+    return bounds.get(name, ENTRY_PART_BYTES_MAX)
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """The one header that a member of this name and size has."""
+    front = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" % size + b"%011o\0" % 0
+    back = b"0".ljust(101, b"\0") + b"ustar\0" + b"00".ljust(249, b"\0")
+    checksum = sum(front) + 8 * ord(" ") + sum(back)
+    return front + b"%06o\0 " % checksum + back
+
+
+def read_container(file: BinaryIO) -> dict[str, Member]:
+    """The members by name, in the order in which they must stand; each is read once, for its digest."""
+    members: dict[str, Member] = {}
+    expected = [entries_name(1)]
     while (block := file.read(512)) != bytes(512):
         name, size = block[:100].rstrip(b"\0").decode("ascii"), int(block[124:135], 8)
-        front = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" * 2 % (size, 0)
-        back = b"0".ljust(101, b"\0") + b"ustar\0" + b"00".ljust(249, b"\0")
-        need(size >= 0 and block == front + b"%06o\0 " % (sum(front) + sum(back) + 8 * 32) + back, "a tar header")
-        bounds = dict(zip(TAIL, (8 << 30, MIB, 16 * MIB, 4 * MIB, (64 << 10) + 512 * len(members)), strict=True))
-        need(name in expected and size <= bounds.get(name, 137 * MIB), f"member {name!r} is out of place or too long")
-        digest, offset, end = sha256(), file.tell(), file.tell() + size
-        while piece := file.read(min(MIB, end - file.tell())):
-            digest.update(piece)
-        need(file.tell() == end and file.read(-size % 512) == bytes(-size % 512), f"{name} is cut short or goes on")
-        members[name] = SimpleNamespace(size=size, digest=digest.hexdigest(), offset=offset)
-        following = [SNAPSHOTS] + [f"entries/{len(members) + 1:06d}.ndjson.gz"] * (len(members) < 100_000)
-        expected = BEHIND.get(name, following)
-    need(not expected and file.read(513) == bytes(512), "the bundle is not whole, or bytes follow it")
+        need(size >= 0 and block == tar_header(name, size), "a tar header")
+        need(name in expected, f"member {name!r} is out of place")
+        need(size <= member_bytes_max(name, len(members)), f"member {name!r} is too long")
+        members[name] = read_member(file, name, size)
+        if name in BEHIND:
+            expected = BEHIND[name]
+        else:
+            expected = [SNAPSHOTS, entries_name(len(members) + 1)] if len(members) < ENTRY_PARTS_MAX else [SNAPSHOTS]
+    need(not expected, "the bundle is not whole")
+    need(file.read(513) == bytes(512), "the end of the container is missing, or bytes follow it")
     return members
 
-def read(file, found):
-    file.seek(found.offset)
-    return file.read(found.size)
 
-def check_anchors(data):
+def read_member(file: BinaryIO, name: str, size: int) -> Member:
+    digest, offset = sha256(), file.tell()
+    end = offset + size
+    while piece := file.read(min(MIB, end - file.tell())):
+        digest.update(piece)
+    need(file.tell() == end and file.read(-size % 512) == bytes(-size % 512), f"{name} is cut short or goes on")
+    return Member(name, size, digest.hexdigest(), offset)
+
+
+def bytes_of(file: BinaryIO, member: Member) -> bytes:
+    file.seek(member.offset)
+    return file.read(member.size)
+
+
+# --- [2] The manifest ---
+
+BASE64 = rb"[A-Za-z0-9+/]*+={0,2}"
+MANIFEST_SPELLING = re.compile(
+    rb'\{"payload":"' + BASE64 + rb'","payloadType":"application/vnd\.in-toto\+json",'
+    rb'"signatures":\[\{"keyid":"[0-9a-f]{16}","sig":"[A-Za-z0-9+/]{2,254}={0,2}"\}\]\}'
+)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the manifest says, as it was signed, and by which held keys."""
+
+    payload: bytes
+    said: SimpleNamespace
+    signers: list[Key]
+
+
+def read_manifest(data: bytes, members: dict[str, Member], keys: list[Key]) -> Manifest:
+    """The manifest, in its one spelling; it lists these members."""
+    need(MANIFEST_SPELLING.fullmatch(data), "the manifest is not in its one spelling, with one signature")
+    payload, signers = open_envelope(json.loads(data), keys)
+    need(len(payload) <= 16 * MIB and payload.count(b",") <= 5 * len(members) + 200, "the manifest's length")
+    said = SimpleNamespace(**parse_canonical(payload)["predicate"])
+    listed = [member for member in members.values() if member.name != MANIFEST]
+    for part, member in zip(said.parts, listed, strict=True):
+        found = {"name": member.name, "bytes": member.size, "sha256": member.digest}
+        need(part == part | found, f"{member.name} is not the part that the manifest lists")
+    need(TENANT.fullmatch(said.tenant_id), "tenant_id of the manifest")
+    need(NODE.fullmatch(said.node_id), "node_id of the manifest")
+    need(LOG_ORIGIN.fullmatch(said.log_origin), "log_origin of the manifest")
+    return Manifest(payload, said, signers)
+
+
+def compare_manifest(manifest: Manifest, parts: list[dict[str, Any]], entries: "Entries", snapshots: int) -> None:
+    """[2] [4] The manifest says what was found, and nothing else."""
+    said, first, last = manifest.said, entries.first, entries.last
+    predicate = {
+        # Said by whoever made the bundle; the checkpoint answers for log and tree.
+        "node_id": said.node_id,
+        "log_origin": said.log_origin,
+        "tenant_id": said.tenant_id,
+        "consistency": said.consistency,
+        # Found.
+        "format_version": 2 if any(part["name"] == ANCHORS for part in parts) else 1,
+        "from_seq": first.seq,
+        "to_seq": last.seq,
+        "entry_count": last.seq - first.seq + 1,
+        "first_hlc": first.t_hlc,
+        "last_hlc": last.t_hlc,
+        "to_chain_link": last.chain_link,
+        "tree_root": entries.tree_root.hex() if said.from_seq == 1 else said.tree_root,
+        "tree_size": last.seq,
+        "snapshot_count": snapshots,
+        "parts": parts,
+    }
+    digest = sha256(b"".join(bytes.fromhex(part["sha256"]) for part in parts)).hexdigest()
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "predicateType": "https://tallystick.dev/bundle/v1",
+        "subject": [{"name": f"{said.tenant_id}/{first.seq}-{last.seq}", "digest": {"sha256": digest}}],
+        "predicate": predicate,
+    }
+    need(canonical(statement) == manifest.payload, "the manifest says something else than was found")
+
+
+def described_parts(
+    members: dict[str, Member], entry_parts: list[dict[str, Any]], snapshots: int
+) -> list[dict[str, Any]]:
+    """The parts as the manifest must list them; those of entries were described when they were read."""
+    parts = list(entry_parts)
+    for name in [name for name in BEHIND if name in members and name != MANIFEST]:
+        member = members[name]
+        rows = snapshots if name == SNAPSHOTS else 0
+        parts.append(
+            {"name": name, "bytes": member.size, "sha256": member.digest, "raw_bytes": member.size, "rows": rows}
+        )
+    return parts
+
+
+# --- [5] Snapshots (snapshot.md) ---
+
+TEXT, NUMBER, TEXT_OR_NULL = (str,), (int,), (str, type(None))
+SNAPSHOT_MEMBERS: dict[str, tuple[type, ...]] = {
+    "dsse_envelope": (dict,),
+    "entry_count": NUMBER,
+    "from_chain_link": TEXT,
+    "from_seq": NUMBER,
+    "merkle_root": TEXT,
+    "snapshot_hlc": TEXT,
+    "tenant_id": TEXT,
+    "to_chain_link": TEXT,
+    "to_seq": NUMBER,
+}
+CLAIMED = [name for name in SNAPSHOT_MEMBERS if name not in ("dsse_envelope", "tenant_id")]
+"""What a snapshot's row and what was signed both say of the entries."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot whose signed claim and row agree."""
+
+    claim: SimpleNamespace
+    payload_digest: str
+    signers: list[Key]
+
+
+def read_snapshots(file: BinaryIO, member: Member, said: SimpleNamespace, keys: list[Key]) -> dict[int, Snapshot]:
+    """The snapshots by ``to_seq``; each begins where the one before it ended, and names it."""
+    snapshots: dict[int, Snapshot] = {}
+    previous: Snapshot | None = None
+    file.seek(member.offset)
+    for _ in range(said.snapshot_count):
+        row = parse_row(file.readline(SNAPSHOT_LINE_BYTES_MAX + 1), SNAPSHOT_MEMBERS, said.tenant_id)
+        snapshot = open_snapshot(row, keys)
+        need(said.from_seq <= row.from_seq <= row.to_seq <= said.to_seq, "a snapshot reaches beyond the range")
+        if previous:
+            need(row.from_seq == previous.claim.to_seq + 1, "a snapshot does not begin where the one before ended")
+            need(snapshot.claim.previous_snapshot == previous.payload_digest, "a snapshot follows another one")
+        elif said.from_seq == 1:
+            need(row.from_seq == 1, "the first snapshot of a chain does not begin with it")
+            need(snapshot.claim.previous_snapshot is None, "the first snapshot of a chain follows another one")
+        else:
+            need(HASH.fullmatch(snapshot.claim.previous_snapshot), "previous_snapshot is no digest")
+        snapshots[row.to_seq] = previous = snapshot
+    need(file.tell() == member.offset + member.size, "the number of snapshots")
+    return snapshots
+
+
+def open_snapshot(row: SimpleNamespace, keys: list[Key]) -> Snapshot:
+    payload, signers = open_envelope(row.dsse_envelope, keys)
+    statement = parse_canonical(payload)
+    subject = {"name": f"{row.tenant_id}/{row.from_seq}-{row.to_seq}", "digest": {"sha256": row.merkle_root}}
+    need(statement["_type"] == STATEMENT_TYPE, "the type of a snapshot's statement")
+    need(statement["predicateType"] == "https://tallystick.dev/batch-snapshot/v1", "a snapshot's predicate type")
+    need(statement["subject"] == [subject], "a snapshot's subject")
+    claim = SimpleNamespace(**statement["predicate"])
+    for name in CLAIMED:
+        need(canonical(getattr(claim, name)) == canonical(getattr(row, name)), f"{name} of a snapshot's row")
+    need(claim.tenant_id == row.tenant_id and claim.tree_size == row.to_seq, "tenant or tree_size of a snapshot")
+    need(HASH.fullmatch(claim.tree_root) and NODE.fullmatch(claim.node_id), "a snapshot's tree or node")
+    if signers and claim.key_id not in ids_of(signers):
+        need(claim.key_id not in ids_of(keys), "a snapshot's key did not sign it")
+    return Snapshot(claim, sha256(payload).hexdigest(), signers)
+
+
+# --- [3] Entries (chain-link.md) ---
+
+ENTRY_MEMBERS: dict[str, tuple[type, ...]] = {
+    "action": TEXT,
+    "chain_link": TEXT,
+    "hlc_logical": NUMBER,
+    "hlc_node": TEXT,
+    "hlc_physical": NUMBER,
+    "job_id": TEXT,
+    "link_version": NUMBER,
+    "origin": TEXT_OR_NULL,
+    "payload": TEXT,
+    "payload_digest": TEXT,
+    "prev_chain_link": TEXT_OR_NULL,
+    "seq": NUMBER,
+    "t_hlc": TEXT,
+    "tenant_id": TEXT,
+}
+
+
+@dataclass
+class Entries:
+    """What reading the entries of a bundle leaves."""
+
+    first: Any = None
+    last: Any = None
+    tree_root: bytes = b""
+    kept_root: bytes | None = None
+    """Root of the tree at the size of the checkpoint given, where the entries reach it."""
+    signed_to: int = 0
+    is_unknown_key: bool = False
+    """A snapshot counts for nothing: no held key signed it, or only keys that did not count then."""
+    parts: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_entries(
+    file: BinaryIO,
+    members: dict[str, Member],
+    said: SimpleNamespace,
+    snapshots: dict[int, Snapshot],
+    kept_size: int | None,
+) -> Entries:
+    """[3] [4] The entries follow one another, and are what the snapshots say."""
+    found = Entries()
+    tree, segment, segment_start = Tree(), Tree(), None
+    segment_starts = {snapshot.claim.from_seq for snapshot in snapshots.values()}
+    entry_members = [member for member in members.values() if member.name not in BEHIND]
+    for part, member in zip(said.parts[: len(entry_members)], entry_members, strict=True):
+        lines = unpack_entries(bytes_of(file, member), part)
+        raw_bytes = sum(map(len, lines))
+        described = {"name": member.name, "bytes": member.size, "sha256": member.digest}
+        found.parts.append({**described, "raw_bytes": raw_bytes, "rows": len(lines)})
+        for row in rows_of(lines, said.tenant_id):
+            check_entry(row, found.last, said.from_seq)
+            found.first, found.last = found.first or row, row
+            if row.seq in segment_starts:
+                segment, segment_start = Tree(), row
+            tree.append(row.chain_link)
+            segment.append(row.chain_link)
+            if row.seq == kept_size:
+                found.kept_root = tree.root()
+            if row.seq in snapshots:
+                snapshot = snapshots[row.seq]
+                check_covered(snapshot.claim, segment_start, row, segment.root())
+                if said.from_seq == 1:
+                    need(snapshot.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
+                found.signed_to = row.seq
+                found.is_unknown_key |= not signed_in_time(snapshot, hlc_of(row))
+    found.tree_root = tree.root()
+    return found
+
+
+def unpack_entries(data: bytes, part: dict[str, Any]) -> list[bytes]:
+    """The lines of a part, which the manifest says the length of."""
+    raw_bytes_max = 136 * MIB if part["rows"] == 1 else 8 * MIB
+    need(0 < part["raw_bytes"] <= raw_bytes_max, f"{part['name']} is too long")
+    stream = zlib.decompressobj(wbits=31)
+    raw = stream.decompress(data, part["raw_bytes"] + 1)
+    need(stream.eof and not stream.unused_data, f"{part['name']} is longer than the manifest says, or goes on")
+    need(1 <= raw.count(b"\n") <= ROWS_PER_PART_MAX, f"{part['name']}: the number of rows")
+    return raw.splitlines(keepends=True)
+
+
+def rows_of(lines: list[bytes], tenant_id: str) -> Iterator[SimpleNamespace]:
+    for line in lines:
+        yield parse_row(line, ENTRY_MEMBERS, tenant_id)
+
+
+def hlc_of(row: SimpleNamespace) -> tuple[int, int, str]:
+    return row.hlc_physical, row.hlc_logical, row.hlc_node
+
+
+def check_entry(row: SimpleNamespace, last: SimpleNamespace | None, from_seq: int) -> None:
+    """An entry by itself, and against the one before it."""
+    where = f"seq {row.seq}"
+    if last:
+        need(row.seq == last.seq + 1, f"{where} stands in the wrong place")
+        need(row.prev_chain_link == last.chain_link, f"{where}: prev_chain_link")
+        need(row.link_version >= last.link_version, f"{where}: version 1 after version 2")
+    else:
+        need(row.seq == from_seq, f"{where} stands in the wrong place")
+        if row.seq == 1:
+            need(row.prev_chain_link is None, f"{where}: prev_chain_link")
+        else:
+            need(HASH.fullmatch(row.prev_chain_link), f"{where}: prev_chain_link")
+    need(row.payload_digest == sha256(row.payload.encode()).hexdigest(), f"{where}: payload-digest")
+    need(row.t_hlc == f"{row.hlc_physical}:{row.hlc_logical}:{row.hlc_node}", f"{where}: hlc-columns")
+    need(row.chain_link == link_of(row), f"{where}: link")
+
+
+def link_of(row: SimpleNamespace) -> str:
+    """The link over an entry's columns."""
+    if row.link_version == 1:
+        previous = row.prev_chain_link or "genesis"
+        return sha256((row.t_hlc + row.job_id + row.action + previous + row.payload_digest).encode()).hexdigest()
+    need(row.link_version == 2, f"link version {row.link_version} is not known")
+    fields = [
+        row.tenant_id.encode(),
+        row.seq.to_bytes(8, "big"),
+        row.t_hlc.encode(),
+        row.job_id.encode(),
+        row.action.encode(),
+        bytes.fromhex(row.prev_chain_link or ""),
+        bytes.fromhex(row.payload_digest),
+        (row.origin or "").encode(),
+    ]
+    link = sha256(b"tallystick.chain-link.v2\n")
+    for data in fields:
+        link.update(len(data).to_bytes(4, "big") + data)
+    return link.hexdigest()
+
+
+def check_covered(claim: SimpleNamespace, first: Any, last: SimpleNamespace, root: bytes) -> None:
+    """[4] A snapshot says of its entries what they are."""
+    covered = {
+        "entry_count": last.seq - first.seq + 1,
+        "from_chain_link": first.chain_link,
+        "from_seq": first.seq,
+        "merkle_root": root.hex(),
+        "snapshot_hlc": last.t_hlc,
+        "to_chain_link": last.chain_link,
+        "to_seq": last.seq,
+    }
+    need({name: getattr(claim, name) for name in CLAIMED} == covered, f"seq {last.seq}: snapshot-root")
+
+
+def signed_in_time(snapshot: Snapshot, hlc: tuple[int, int, str]) -> bool:
+    """Whether a key signed that counted then wherever it was given."""
+    too_late = [key for key in snapshot.signers if not key.counts_at(hlc)]
+    return bool(ids_of(snapshot.signers) - ids_of(too_late))
+
+
+# --- [6] Checkpoints (checkpoint.md) ---
+
+CHECKPOINT_SIGNATURES_MAX = 100
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A signed tree head. ``counts`` is False when keys were given and none of them signed it."""
+
+    origin: str
+    size: int
+    root: bytes
+    counts: bool
+
+
+def open_checkpoint(data: bytes, keys: list[Key] | None) -> Checkpoint:
+    need(len(data) <= MIB, "a checkpoint's length")
+    note = data.decode()
+    need(not re.search("[\0-\x09\x0b-\x1f]", note), "a checkpoint holds control characters")
+    text, separator, lines = note.rpartition("\n\n")
+    need(separator and lines.endswith("\n"), "a checkpoint's form")
+    origin, size, root_text, *others = text.split("\n")
+    need(origin and not re.search(r"[\s+]", origin) and all(others), "a checkpoint's origin")
+    need(re.fullmatch("0|[1-9][0-9]{0,18}", size) and int(size) <= TREE_SIZE_MAX, "a checkpoint's size")
+    root = decode_base64(root_text)
+    need(len(root) == 32, "a checkpoint's root")
+    signatures = [read_signature_line(line) for line in lines.split("\n")[:-1]]
+    need(1 <= len(signatures) <= CHECKPOINT_SIGNATURES_MAX, "a checkpoint's signature lines")
+    counts = keys is None or signed_note(f"{text}\n".encode(), origin, signatures, keys)
+    return Checkpoint(origin, int(size), root, counts)
+
+
+def read_signature_line(line: str) -> tuple[str, bytes, bytes]:
+    """Name, key hash and signature of a line under a signed note."""
+    match = re.fullmatch(r"— ([^\s+]+) (\S+)", line)
+    if match is None:
+        raise ValueError("a checkpoint's signature lines")
+    data = decode_base64(match[2])
+    need(len(data) > 4, "a checkpoint's signature")
+    return match[1], data[:4], data[4:]
+
+
+def signed_note(text: bytes, origin: str, signatures: list[tuple[str, bytes, bytes]], keys: list[Key]) -> bool:
+    """Whether a held key that is not revoked signed a note; a wrong signature under its name is refused."""
+    revoked = ids_of([key for key in keys if key.is_revoked])
+    is_signed = False
+    for key in keys:
+        if not key.is_ed25519 or key.id in revoked:
+            continue
+        key_hash = sha256(f"{origin}\n\1".encode() + key.public.public_bytes_raw()).digest()[:4]
+        for name, named_hash, signature in signatures:
+            if (name, named_hash) == (origin, key_hash):
+                need(key.signed(signature, text), "a checkpoint's signature")
+                is_signed = True
+    return is_signed
+
+
+def check_own_checkpoint(checkpoint: Checkpoint, said: SimpleNamespace, entries: Entries) -> None:
+    """[6] The bundle's checkpoint is of this log, and its tree begins with the tree of the manifest."""
+    to_seq = entries.last.seq
+    need(checkpoint.origin == f"{said.log_origin}/{said.tenant_id}", "the checkpoint's log")
+    need(to_seq <= checkpoint.size, "the checkpoint's size")
+    need(type(said.consistency) is list and all(map(HASH.fullmatch, said.consistency)), "consistency")
+    root = entries.tree_root if said.from_seq == 1 else bytes.fromhex(said.tree_root)
+    proof = [bytes.fromhex(text) for text in said.consistency]
+    roots = roots_of_proof(to_seq, checkpoint.size, root, proof)
+    need(roots == (root, checkpoint.root) and not proof, "the checkpoint's log does not begin like this")
+
+
+ANCHOR_TEXT_LENGTHS_MAX = {"by": 2048, "checkpoint": NEVER, "kind": 7, "response": NEVER, "time": 64}
+
+
+def check_anchors(data: bytes) -> None:
     """[6] The form of anchors.json; `tally verify-bundle --witness-key --tsa-ca` judges what it holds."""
-    anchors = parse(data)
+    anchors = parse_canonical(data)
     need(anchors.keys() == {"anchors"} and 1 <= len(anchors["anchors"]) <= 128, "anchors.json")
     for anchor in anchors["anchors"]:
-        need(anchor.keys() == {*ANCHOR, "consistency"} and anchor["kind"] in ("rfc3161", "witness"), "an anchor")
-        need(all(type(anchor[name]) is str and len(anchor[name]) <= most for name, most in ANCHOR.items()), "an anchor")
-        need(not any("\0" in anchor[name] for name in ANCHOR), "an anchor")
+        need(anchor.keys() == {*ANCHOR_TEXT_LENGTHS_MAX, "consistency"}, "the members of an anchor")
+        need(anchor["kind"] in ("rfc3161", "witness"), "the kind of an anchor")
+        for name, length_max in ANCHOR_TEXT_LENGTHS_MAX.items():
+            text = anchor[name]
+            need(type(text) is str and len(text) <= length_max and "\0" not in text, f"{name} of an anchor")
         hashes = anchor["consistency"]
         need(type(hashes) is list and len(hashes) <= 128, "an anchor's proof")
-        need(all(type(text) is str and re.fullmatch(HASH, text) for text in hashes), "an anchor's proof")
+        need(all(type(text) is str and HASH.fullmatch(text) for text in hashes), "an anchor's proof")
 
-def verify(file, keys, kept):
+
+# --- [7] The checkpoint given, and the verdict ---
+
+
+def compare_kept(kept: Checkpoint, own: Checkpoint, entries: Entries, from_seq: int) -> bool:
+    """Whether a checkpoint kept outside could be compared; raises when the log went back, or is another, since."""
+    if not kept.counts or kept.origin != own.origin or entries.last.seq < kept.size < own.size:
+        return False
+    need(kept.size <= own.size, "the log went back behind the checkpoint given")
+    if kept.size == own.size:
+        need(own.root == kept.root, "the checkpoint given has other entries")
+    elif from_seq == 1 and kept.size > 0:
+        need(entries.kept_root == kept.root, "the checkpoint given has other entries")
+    return True
+
+
+def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None) -> int:
     """The exit code for a bundle; raises when something does not hold."""
-    members = read_container(file)
-    own_checkpoint, manifest = read(file, members[CHECKPOINT]), read(file, members[MANIFEST])
-    # [2] The manifest, in its one spelling, lists these members.
-    need(re.fullmatch(ENVELOPE, manifest), "the manifest is not in its one spelling, with one signature")
-    payload, signers = open_envelope(json.loads(manifest), keys)
-    need(len(payload) <= 16 * MIB and payload.count(b",") <= 5 * len(members) + 200, "the manifest's length")
-    said = SimpleNamespace(**parse(payload)["predicate"])
-    parts = [{"name": name, "bytes": found.size, "sha256": found.digest} for name, found in members.items()][:-1]
-    need(said.parts == [part | own for part, own in zip(said.parts, parts, strict=True)], "parts of the manifest")
-    need(re.fullmatch("_system|[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?", said.tenant_id), "tenant_id of the manifest")
-    need(re.fullmatch(NODE, said.node_id) and re.fullmatch("[!-*,-~]{1,300}", said.log_origin), "names in the manifest")
-    # [5] The snapshots follow one another.
-    snapshots, starts, begin, digest = {}, set(), 1 if said.from_seq == 1 else None, None
-    file.seek(members[SNAPSHOTS].offset)
-    lines = (file.readline(MIB + 1) for _ in range(said.snapshot_count))
-    for row in rows_of(lines, SNAPSHOT | {"dsse_envelope": (dict,)}, said.tenant_id):
-        previous = open_snapshot(row, keys).claim.previous_snapshot
-        need(said.from_seq <= row.from_seq <= row.to_seq <= said.to_seq, "a snapshot reaches beyond the range")
-        need(begin in (None, row.from_seq), "a snapshot does not begin where the one before ended")
-        need(previous == digest if begin else re.fullmatch(HASH, previous), "a snapshot follows another one")
-        begin, digest, snapshots[row.to_seq] = row.to_seq + 1, row.digest, row
-        starts.add(row.from_seq)
-    need(file.tell() == members[SNAPSHOTS].offset + members[SNAPSHOTS].size, "the number of snapshots")
-    # [3] [4] The entries follow one another, and are what the snapshots say.
-    tree, segment, first, last, start, kept_root, signed_to, unknown = Tree(), Tree(), None, None, None, None, 0, False
-    entry_parts = [part for part in parts if part["name"] not in TAIL]
-    parts[len(entry_parts)]["rows"] = len(snapshots)
-    for part, found in zip(said.parts[: len(entry_parts)], entry_parts, strict=True):
-        need(0 < part["raw_bytes"] <= (136 if part["rows"] == 1 else 8) * MIB, f"{part['name']} is too long")
-        stream = zlib.decompressobj(31)
-        raw = stream.decompress(read(file, members[part["name"]]), part["raw_bytes"] + 1)
-        need(stream.eof and not stream.unused_data and 1 <= raw.count(b"\n") <= 10_000, f"{part['name']}: size or rows")
-        found |= {"raw_bytes": len(raw), "rows": raw.count(b"\n")}
-        for row in rows_of(raw.splitlines(keepends=True), ENTRY, said.tenant_id):
-            hlc, digest = (row.hlc_physical, row.hlc_logical, row.hlc_node), sha256(row.payload.encode()).hexdigest()
-            need(row.seq == (last.seq + 1 if last else said.from_seq), f"seq {row.seq} stands in the wrong place")
-            previous = last.chain_link if last else row.prev_chain_link if row.seq > 1 else None
-            need(row.prev_chain_link == previous and (row.seq == 1 or re.fullmatch(HASH, previous)), "prev_chain_link")
-            need(row.payload_digest == digest and row.t_hlc == "{}:{}:{}".format(*hlc), f"seq {row.seq}: digest or HLC")
-            need(last is None or last.link_version <= row.link_version, f"seq {row.seq}: version 1 after version 2")
-            need(row.chain_link == link_of(row), f"seq {row.seq}: link")
-            first, last = first or row, row
-            segment, start = (Tree(), row) if row.seq in starts else (segment, start)
-            tree.grow(row.chain_link)
-            segment.grow(row.chain_link)
-            kept_root = tree.root() if kept and row.seq == kept[1] else kept_root
-            if (claimed := snapshots.get(row.seq)) is not None:
-                covered = [row.seq - start.seq + 1, start.chain_link, start.seq, segment.root().hex(), row.t_hlc]
-                covered += [row.chain_link, row.seq]
-                need([getattr(claimed, name) for name in CLAIMED] == covered, f"seq {row.seq}: snapshot-root")
-                need(said.from_seq > 1 or claimed.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
-                late = [k for k in claimed.signers if not k.not_before <= hlc[0] <= k.not_after or hlc >= k.revoked]
-                unknown, signed_to = unknown or not those_of(claimed.signers) - those_of(late), row.seq
-    # [2] [4] The manifest says what was found, and nothing else.
-    root = tree.root().hex() if said.from_seq == 1 else said.tree_root
-    parts = [{"raw_bytes": part["bytes"], "rows": 0} | part for part in parts]
-    found = {name: getattr(said, name) for name in ("node_id", "log_origin", "tenant_id", "consistency")}
-    found |= {"format_version": 2 if ANCHORS in members else 1}
-    found |= {"from_seq": first.seq, "to_seq": last.seq, "entry_count": last.seq - first.seq + 1}
-    found |= {"first_hlc": first.t_hlc, "last_hlc": last.t_hlc, "to_chain_link": last.chain_link, "tree_root": root}
-    found |= {"snapshot_count": len(snapshots), "tree_size": last.seq, "parts": parts}
-    digest = sha256(b"".join(bytes.fromhex(part["sha256"]) for part in parts)).hexdigest()
-    subject = {"name": f"{said.tenant_id}/{first.seq}-{last.seq}", "digest": {"sha256": digest}}
-    statement = {"_type": STATEMENT, "predicateType": "https://tallystick.dev/bundle/v1", "predicate": found}
-    need(spell({**statement, "subject": [subject]}) == payload, "the manifest says something else than was found")
-    # [6] What outsiders said is of its form; nothing of it is judged here.
+    keys = given_keys or []
+    members = read_container(file)  # [1]
+    manifest = read_manifest(bytes_of(file, members[MANIFEST]), members, keys)  # [2]
+    said = manifest.said
+    snapshots = read_snapshots(file, members[SNAPSHOTS], said, keys)  # [5]
+    entries = read_entries(file, members, said, snapshots, kept.size if kept else None)  # [3] [4]
+    parts = described_parts(members, entries.parts, len(snapshots))
+    compare_manifest(manifest, parts, entries, len(snapshots))  # [2] [4]
     if ANCHORS in members:
-        check_anchors(read(file, members[ANCHORS]))
-    # [6] [7] The checkpoints.
-    origin, size, own_root, is_known = open_checkpoint(own_checkpoint, keys)
-    need(origin == f"{said.log_origin}/{said.tenant_id}" and last.seq <= size, "the checkpoint's log or size")
-    need(type(said.consistency) is list and all(re.fullmatch(HASH, text) for text in said.consistency), "consistency")
-    path = [bytes.fromhex(text) for text in said.consistency]
-    roots = proved_roots(last.seq, size, bytes.fromhex(root), path)
-    need(roots == (bytes.fromhex(root), own_root) and not path, "the checkpoint's log does not begin like this")
-    unknown |= not is_known or not those_of(signers) - those_of(key for key in signers if key.revoked[0] < NEVER)
-    is_part = keys is None or said.from_seq > 1 or signed_to < last.seq
-    if kept and kept[3] and kept[0] == origin and not last.seq < kept[1] < size:
-        need(kept[1] <= size, "the log went back behind the checkpoint given")
-        kept_root = own_root if kept[1] == size else kept_root
-        is_here = kept[1] == size or (said.from_seq == 1 and kept[1] > 0)
-        need(not is_here or kept_root == kept[2], "the checkpoint given has other entries")
-    elif kept:
-        unknown, is_part = unknown or not kept[3], True
-    return 4 if unknown and keys is not None else 3 if is_part else 0
+        check_anchors(bytes_of(file, members[ANCHORS]))  # [6]
+    own = open_checkpoint(bytes_of(file, members[CHECKPOINT]), given_keys)
+    check_own_checkpoint(own, said, entries)  # [6]
+    is_compared = kept is None or compare_kept(kept, own, entries, said.from_seq)  # [7]
 
-def main(bundle, *options):
-    code = 1
+    revoked_signers = [key for key in manifest.signers if key.is_revoked]
+    is_unknown_key = (
+        entries.is_unknown_key
+        or not own.counts
+        or not ids_of(manifest.signers) - ids_of(revoked_signers)
+        or (kept is not None and not kept.counts)
+    )
+    is_whole = said.from_seq == 1 and entries.signed_to == entries.last.seq and is_compared
+    if given_keys is None:
+        return INCOMPLETE
+    if is_unknown_key:
+        return UNKNOWN_KEY
+    return OK if is_whole else INCOMPLETE
+
+
+def main(bundle: str, *options: str) -> int:
+    """Verify one file and say what was found; options are name, value, name, value."""
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    code_of_error = COULD_NOT_RUN
     try:
-        given = dict(zip(options[::2], options[1::2], strict=True))
         keys = load_keys(Path(given["--keys"])) if "--keys" in given else None
-        with open(bundle, "rb") as file, open(given.get("--checkpoint", bundle), "rb") as kept:
-            code = 2
-            checkpoint = open_checkpoint(kept.read(MIB), keys) if "--checkpoint" in given else None
-            code, found = verify(file, keys, checkpoint), "nothing wrong was found"
-    except (OSError, MemoryError, UnsupportedAlgorithm, *MALFORMED) as error:
-        code, found = 1 if isinstance(error, OSError | MemoryError) else code, str(error) or "it is too large"
+        kept_bytes = read_start(given["--checkpoint"]) if "--checkpoint" in given else None
+        with open(bundle, "rb") as file:
+            code_of_error = TAMPERED
+            kept = open_checkpoint(kept_bytes, keys) if kept_bytes is not None else None
+            code, found = verify(file, keys, kept), "nothing wrong was found"
+    except (OSError, MemoryError, UnsupportedAlgorithm) as error:
+        code = code_of_error if isinstance(error, UnsupportedAlgorithm) else COULD_NOT_RUN
+        found = str(error) or "it is too large"
+    except MALFORMED as error:
+        code, found = code_of_error, str(error) or "it is too large"
     print(f"{bundle}: {found}; exit code {code}")
     return code
 
-def asked(arguments):
+
+def read_start(path: str) -> bytes:
+    """A file, as far as a checkpoint may be long."""
+    with open(path, "rb") as file:
+        return file.read(MIB)
+
+
+def run(arguments: list[str]) -> int:
     """The exit code for a command line; the usage is not an error when it was asked for."""
     if "-h" in arguments or "--help" in arguments:
         print(__doc__)
-        return 0
+        return OK
     bundles, options = arguments[:1], arguments[1:]
-    if not bundles or bundles[0].startswith("-") or len(options) % 2 or {*options[::2]} - {"--keys", "--checkpoint"}:
+    is_usage = bundles and not bundles[0].startswith("-") and len(options) % 2 == 0
+    if not is_usage or not {*options[::2]} <= {"--keys", "--checkpoint"}:
         print(__doc__, file=sys.stderr)
-        return 1
-    return main(*bundles, *options)
+        return COULD_NOT_RUN
+    return main(bundles[0], *options)
+
 
 if __name__ == "__main__":
-    sys.exit(asked(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))
