@@ -19,11 +19,11 @@ from ledger.verification.entry_check import ENTRY_COLUMNS
 from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS
 from pipeline.archiving import statements
 from pipeline.archiving.plan import Stretch
-from pipeline.source import statements as reading
-from pipeline.source.connection import Connection, connected
-from pipeline.source.dsn import Dsn
-from pipeline.source.pieces import Piece
-from pipeline.source.postgres import PostgresState, state_of
+from pipeline.places import statements as reading
+from pipeline.places.connection import Connection, connected
+from pipeline.places.dsn import Dsn
+from pipeline.places.postgres import PostgresState, state_of
+from pipeline.places.protocol import Piece
 from signing.keys import PublicKey
 
 STRETCH_ROWS: Final = 256

@@ -1,6 +1,6 @@
 """SQL of archiving: what of a ledger is chained and signed, and how its entries are cut into files.
 
-Values are put in as literals, as ``pipeline.source.statements`` has it, whose statements are used for all that any
+Values are put in as literals, as ``pipeline.places.statements`` has it, whose statements are used for all that any
 reader asks.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Final
 
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
-from pipeline.source.statements import HEADS, LOG, SNAPSHOTS, TILES, TREES, literal, select_list, tenants_in, wanted
+from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TILES, TREES, literal, select_list, tenants_in, wanted
 
 READ_ONLY: Final = "SET default_transaction_read_only = on"
 END: Final = "ROLLBACK"

@@ -82,8 +82,8 @@ def archive(
     from pipeline.archiving.postgres import Ledger
     from pipeline.archiving.run import Run
     from pipeline.archiving.tasks import file_on
+    from pipeline.places import place_of
     from pipeline.progress import shown
-    from pipeline.source import place_of
 
     place_of("--dsn", dsn)
     signer = open_signer(signing_key)

@@ -56,7 +56,7 @@ def diff(
       tally pipeline diff postgresql://eu/tallystick postgresql://us/tallystick --out repair/
     """
     from pipeline.diff.job import diff as compare
-    from pipeline.source import parse_place
+    from pipeline.places import parse_place
 
     signers = None if output is None else open_signers(signing_key)
     places = parse_place(a), parse_place(b)

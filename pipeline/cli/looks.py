@@ -8,9 +8,7 @@ from typing import Any
 
 from ledger.errors import ArchiveInvalidError
 from ledger.verification.tree_check import TreeHead
-from pipeline.source import OpenPlace
-from pipeline.source.archives import OpenArchive
-from pipeline.source.postgres import OpenPostgres
+from pipeline.places import OpenPlace
 from signing.checkpoint import judge_checkpoint
 from signing.keys import Keyring
 from signing.looks import Look
@@ -30,21 +28,19 @@ class Looks:
         if keyring is None or memory is None:
             return
         for tenant in tenants:
-            if isinstance(opened, OpenArchive):
-                self._look_at_archive(opened, tenant, keyring, memory)
-            elif isinstance(opened, OpenPostgres):
-                note = opened.checkpoint(tenant)
-                look = self._looks[tenant] = Look.at(memory, tenant, note, keyring, datetime.now(UTC))
+            try:
+                newest = next(reversed(opened.sealed(tenant)), None)
+            except ArchiveInvalidError:
+                continue  # Its verification says so.
+            now = datetime.now(UTC)
+            if newest is None or newest.to_seq is None:
+                note = None if newest is None else newest.checkpoint
+                look = self._looks[tenant] = Look.at(memory, tenant, note, keyring, now)
                 self._heads[tenant] = look.heads
-
-    def _look_at_archive(self, opened: OpenArchive, tenant: str, keyring: Keyring, memory: Memory) -> None:
-        try:
-            newest = opened.archive(tenant, keyring).newest
-        except ArchiveInvalidError:
-            return  # Its verification says so.
-        note, now = newest.checkpoint, datetime.now(UTC)
-        look = self._looks[tenant] = Look.at_range(memory, tenant, note, keyring, now, to_seq=newest.to_seq)
-        self._heads[tenant] = look.heads_within(newest.to_seq)
+            else:
+                note, end = newest.checkpoint, newest.to_seq
+                look = self._looks[tenant] = Look.at_range(memory, tenant, note, keyring, now, to_seq=end)
+                self._heads[tenant] = look.heads_within(end)
 
     def heads(self, tenant: str) -> list[TreeHead]:
         """Tree heads that the entries of ``tenant`` must agree with."""

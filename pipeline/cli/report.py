@@ -22,8 +22,8 @@ from pipeline.report.period import Asked, Clock, asked, parse_duration
 from pipeline.report.texts import duration_text, width_text
 
 if TYPE_CHECKING:
+    from pipeline.places import Place
     from pipeline.report.make import Made
-    from pipeline.source import Place
 
 PLACES_SHOWN_MAX: Final = 5
 """Bundles that a report names as its source; the others are counted."""
@@ -133,11 +133,11 @@ def _refuse_no_stats(stats: str, wanted: Asked) -> None:
 
 def _reported(request: _Request) -> dict[str, Any]:
     """Make the report; returns its headline numbers."""
+    from pipeline.places import place_of
     from pipeline.progress import shown
     from pipeline.report.folder import refuse_unfit
     from pipeline.report.make import make
     from pipeline.report.origins import entries, log_origins
-    from pipeline.source import place_of
     from pipeline.stats import read as read_stats
 
     refuse_unfit(request.dest)

@@ -124,13 +124,11 @@ def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str,
     Raises:
         TenantNotFoundError: there is nothing to verify.
     """
-    from pipeline.source import place_of
-    from pipeline.source.archives import OpenArchive
+    from pipeline.places import place_of
     from pipeline.verify import verify as verify_ledgers
-    from pipeline.verify import verify_archive
 
     place = place_of(option, where)
-    with place.open() as opened:
+    with place.open(request.keyring) as opened:
         held = opened.tenants()
         tenants = held if request.tenants is None else [each for each in request.tenants if each in held]
         missing = sorted({*(request.tenants or ())} - {*held})
@@ -145,26 +143,22 @@ def _verify_place(option: str, where: str, request: _Request) -> tuple[dict[str,
                 heads = {tenant: looks.heads(tenant) for tenant in tenants}
                 if kept is not None and kept.unknown is None:
                     heads[kept.tenant] = [kept.head, *heads[kept.tenant]]
-                keyring = request.keyring
-                if isinstance(opened, OpenArchive):
-                    return verify_archive(
-                        spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed
-                    )
-                return verify_ledgers(spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed)
+                return verify_ledgers(
+                    spark, opened, tenants=tenants, keyring=request.keyring, checkpoints=heads, passed=passed
+                )
 
             told, written = _worked(spark, request, work)
     if kept is not None:
         kept.judge(told["tenants"], request.keyring)
     told["tenants"] = [looks.told(verdict) for verdict in told["tenants"]]
-    is_whole_ledger = request.tenants is None and not isinstance(opened, OpenArchive)
-    gone = looks.gone(held) if is_whole_ledger else []
+    gone = looks.gone(held) if request.tenants is None and not opened.is_copy else []
     told["gone"] = [{"log": seen.checkpoint.origin, **seen.to_json()} for seen in gone]
     for seen in gone:
         what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
         err.print(f"gone from {place} are {what}", markup=False)
     for tenant in missing:
         err.print(f"there is no tenant {tenant!r} in {place}", markup=False)
-    code_of = exit_code_of_bundle if isinstance(opened, OpenArchive) else exit_code_of_verdict
+    code_of = exit_code_of_bundle if opened.is_copy else exit_code_of_verdict
     codes = [*map(code_of, told["tenants"]), *(ExitCode.COULD_NOT_RUN for _ in missing), written]
     return told, [*codes, *(ExitCode.TAMPERED for _ in gone)]
 

@@ -20,7 +20,8 @@ from ledger.errors import LedgerError, ProofError
 from ledger.merkle import HASH_BYTES
 from ledger.merkle.tiles import TILE_BYTES, TILE_WIDTH
 from pipeline.arrow import batch_of, ddl_of, rows_of
-from pipeline.source import OpenPlace, Piece, PieceReader, open_pieces, over_pieces
+from pipeline.places import OpenPlace, Piece, PieceReader
+from pipeline.source import open_pieces, over_pieces
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,12 +15,12 @@ from ledger.errors import ProofError
 from ledger.merkle import tiles
 from ledger.verification import StoredTree
 from pipeline.diff.blocks import STORED_LINK, WHOLE_ROW, RowTiles, row_tiles
-from pipeline.source import OpenPlace, Piece, PieceReader
+from pipeline.places import OpenPlace, Piece, PieceReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.source.pieces import Session, Where
+    from pipeline.places.protocol import Session, Where
 
 NO_TREE: Final = StoredTree(0, "")
 
@@ -188,3 +188,15 @@ def _last_common(chain: Chain, other: Chain, low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if chain.link_at(middle) == other.link_at(middle) else (low, middle)
     return low
+
+
+def forked_log(a: Chain, b: Chain, meeting: Meeting) -> str | None:
+    """The origin of the log that both are of, when they part before the end of the shorter; None when they do not.
+
+    Two chains of one log that part are two histories of it, and no import mends that: it takes events of other logs,
+    and refuses as a forgery what claims to be born in its own and is not there.
+    """
+    if meeting.is_one or min(a.last_seq, b.last_seq) < max(a.first_seq, b.first_seq):
+        return None
+    log, other = (chain.side.place.log_origin(chain.tenant_id) for chain in (a, b))
+    return log if log == other else None

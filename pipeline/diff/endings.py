@@ -8,14 +8,13 @@ are, so the rows of the range are those that the log signed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ledger import merkle
-from ledger.errors import ChainDamagedError, ConfigurationError, ProofError, SignatureError
+from ledger.errors import ChainDamagedError, ProofError, SignatureError
 from ledger.merkle import HASH_BYTES, tiles
 from pipeline.diff.chains import Chain
-from pipeline.source.archives import OpenArchive
-from pipeline.source.postgres import OpenPostgres
+from pipeline.places.protocol import Sealed
 from signing import checkpoint as checkpoints
 from signing import note
 from signing.checkpoint import Checkpoint
@@ -35,11 +34,19 @@ class Ending(NamedTuple):
     consistency: Sequence[bytes]
 
 
-class Endings(Protocol):
+class Endings:
     """The ends that ranges of one chain may have."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._sealed = {each.to_seq: each for each in chain.side.place.sealed(chain.tenant_id)}
 
     def reach(self, to_seq: int) -> int:
         """The seq to end at for a range that is to hold ``to_seq``: there or behind it if possible, else the last."""
+        ends = [end for end in self._sealed if end is not None]
+        if not ends:
+            return min(to_seq, self._head(self._sealed[None]).size) if self._sealed else 0
+        return min((end for end in ends if end >= to_seq), default=max(ends))
 
     def ending(self, to_seq: int) -> Ending:
         """The end at a seq that ``reach`` gave.
@@ -47,73 +54,24 @@ class Endings(Protocol):
         Raises:
             ChainDamagedError: the tree does not lead to the checkpoint.
         """
-
-
-def endings_of(chain: Chain) -> Endings:
-    """The ends that ranges of ``chain`` may have.
-
-    Raises:
-        ConfigurationError: its place is none of which bundles can be made.
-    """
-    place = chain.side.place
-    if isinstance(place, OpenPostgres):
-        return _Signed(chain, place.checkpoint(chain.tenant_id))
-    if isinstance(place, OpenArchive):
-        return _Archived(chain, place)
-    raise ConfigurationError("bundles can be made of a database, an archive or a bundle file alone")
-
-
-class _Signed:
-    """Every entry up to the newest checkpoint."""
-
-    def __init__(self, chain: Chain, text: str | None) -> None:
-        self._chain, self._text = chain, text or ""
-        self._head = _parsed(chain, text) if text else Checkpoint("", 0, b"")
-
-    def reach(self, to_seq: int) -> int:
-        return min(to_seq, self._head.size)
-
-    def ending(self, to_seq: int) -> Ending:
+        sealed = self._sealed.get(to_seq) or self._sealed[None]
+        head, proof = self._head(sealed), sealed.consistency
+        tile_at, leaf_at = divmod(to_seq - 1, tiles.TILE_WIDTH)
         try:
-            proof = tiles.consistency_proof(to_seq, self._head.size, self._chain.tile)
+            if sealed.to_seq is None:
+                proof = tiles.consistency_proof(to_seq, head.size, self._chain.tile)
+            root = tiles.root_at(to_seq, self._chain.tile)
+            merkle.verify_consistency(to_seq, head.size, root, head.root, list(proof))
+            leaf = self._chain.tile(0, tile_at)[leaf_at * HASH_BYTES :][:HASH_BYTES]
         except ProofError as error:
-            raise _unproved(self._chain, error) from error
-        return _proved(self._chain, to_seq, self._text, self._head, proof)
+            raise ChainDamagedError(
+                self._chain.tenant_id, f"its tree does not lead to its checkpoint, {error}"
+            ) from error
+        log_origin = head.origin.removesuffix(f"/{self._chain.tenant_id}")
+        return Ending(to_seq, log_origin, root, leaf, sealed.checkpoint, proof)
 
-
-class _Archived:
-    """The last entry of every manifest."""
-
-    def __init__(self, chain: Chain, place: OpenArchive) -> None:
-        self._chain = chain
-        self._manifests = {each.manifest.to_seq: each.manifest for each in place.archive(chain.tenant_id).sealed}
-
-    def reach(self, to_seq: int) -> int:
-        return min((end for end in self._manifests if end >= to_seq), default=max(self._manifests))
-
-    def ending(self, to_seq: int) -> Ending:
-        manifest = self._manifests[to_seq]
-        proof = [bytes.fromhex(each) for each in manifest.consistency]
-        return _proved(self._chain, to_seq, manifest.checkpoint, _parsed(self._chain, manifest.checkpoint), proof)
-
-
-def _parsed(chain: Chain, text: str) -> Checkpoint:
-    try:
-        return checkpoints.parse(note.parse(text).text)
-    except SignatureError as error:
-        raise ChainDamagedError(chain.tenant_id, f"its checkpoint cannot be read, {error}") from error
-
-
-def _proved(chain: Chain, to_seq: int, text: str, head: Checkpoint, proof: Sequence[bytes]) -> Ending:
-    tile_at, leaf_at = divmod(to_seq - 1, tiles.TILE_WIDTH)
-    try:
-        root = tiles.root_at(to_seq, chain.tile)
-        merkle.verify_consistency(to_seq, head.size, root, head.root, list(proof))
-        leaf = chain.tile(0, tile_at)[leaf_at * HASH_BYTES :][:HASH_BYTES]
-    except ProofError as error:
-        raise _unproved(chain, error) from error
-    return Ending(to_seq, head.origin.removesuffix(f"/{chain.tenant_id}"), root, leaf, text, proof)
-
-
-def _unproved(chain: Chain, error: ProofError) -> ChainDamagedError:
-    return ChainDamagedError(chain.tenant_id, f"its tree does not lead to its checkpoint, {error}")
+    def _head(self, sealed: Sealed) -> Checkpoint:
+        try:
+            return checkpoints.parse(note.parse(sealed.checkpoint).text)
+        except SignatureError as error:
+            raise ChainDamagedError(self._chain.tenant_id, f"its checkpoint cannot be read, {error}") from error

@@ -30,7 +30,8 @@ from ledger.errors import LedgerError
 from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX
 from ledger.machines.events import SystemAction
 from pipeline.arrow import batch_of, ddl_of, lists_of, rows_of
-from pipeline.source import Piece, PieceReader, over_pieces
+from pipeline.places import Piece, PieceReader
+from pipeline.source import over_pieces
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

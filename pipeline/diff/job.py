@@ -12,14 +12,12 @@ from ledger.errors import InvalidInputError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode
 from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_TENANT
-from pipeline.diff.chains import Chain, Meeting, Side, meet
+from pipeline.diff.chains import Chain, Meeting, Side, forked_log, meet
 from pipeline.diff.cover import GAP_MAX, SeqRange, cover
 from pipeline.diff.events import conflicts, differences, events, range_ms
-from pipeline.diff.logs import forked_log
 from pipeline.diff.repair import WrittenBundle, write_bundles
+from pipeline.places import OpenPlace, Piece
 from pipeline.signers import Signers
-from pipeline.source import OpenPlace, Piece
-from pipeline.source.archives import OpenArchive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -157,8 +155,8 @@ def diff(
 
 def _refuse_nothing(place: OpenPlace) -> None:
     # A folder that was mistaken for an archive would lack all that the other side has.
-    if isinstance(place, OpenArchive) and not place.tenants():
-        raise NotFoundError(f"there is no archive in {place.url}")
+    if place.is_copy and not place.tenants():
+        raise NotFoundError(f"there is no archive in {place}")
 
 
 def _refuse_used(output: Path) -> None:

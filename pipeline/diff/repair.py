@@ -24,10 +24,9 @@ from ledger.verification.verdict import Findings
 from pipeline.arrow import Row, rows_of
 from pipeline.diff.chains import Chain
 from pipeline.diff.cover import SeqRange, cover
-from pipeline.diff.endings import Ending, endings_of
+from pipeline.diff.endings import Ending, Endings
 from pipeline.signers import Signers
 from pipeline.source import open_pieces
-from pipeline.source.bundles import OpenBundle
 from signing.bundle.reader import digest_of
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 from signing.bundle.writer import BundleEnd, BundleWriter
@@ -73,15 +72,14 @@ def write_bundles(
     Raises:
         ChainDamagedError: rows do not hold together, or are not those of the signed tree; nothing of that range is
             there.
-        ConfigurationError: bundles cannot be made of this kind of place.
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    place = chain.side.place
-    if isinstance(place, OpenBundle):
-        return [_copied(chain, place, lacking, folder)] if ranges else [], 0
-    endings = endings_of(chain)
+    file = chain.side.place.file
+    if file is not None:
+        return [_copied(chain, file, lacking, folder)] if ranges else [], 0
+    endings = Endings(chain)
     reached = [SeqRange(each.from_seq, endings.reach(each.to_seq)) for each in ranges]
     left = sum(
         each.to_seq - max(end.to_seq, each.from_seq - 1)
@@ -109,14 +107,15 @@ def _made(
     return WrittenBundle(path, tenant_id, lacking, *within, size_bytes, digest)
 
 
-def _copied(chain: Chain, place: OpenBundle, lacking: str, folder: Path) -> WrittenBundle:
-    manifest = place.bundle.manifest
-    within = SeqRange(manifest.from_seq, manifest.to_seq)
+def _copied(chain: Chain, file: Path, lacking: str, folder: Path) -> WrittenBundle:
+    head = chain.side.place.facts(chain.tenant_id).head
+    assert head is not None, "a bundle names its end"
+    within = SeqRange(chain.first_seq, head.seq)
     for _ in _checked(chain, within, None):
         continue
     path = folder / _name(chain.tenant_id, within)
-    with whole_file(path) as file, place.path.open("rb") as source:
-        shutil.copyfileobj(source, file)
+    with whole_file(path) as target, file.open("rb") as source:
+        shutil.copyfileobj(source, target)
     digest, size_bytes = digest_of(path)
     return WrittenBundle(path, chain.tenant_id, lacking, *within, size_bytes, digest)
 

@@ -6,16 +6,10 @@ from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from ledger.errors import SignatureError
 from ledger.machines.events import SYSTEM_TENANT
-from pipeline.source import OpenPlace
+from pipeline.places import OpenPlace
+from pipeline.places.protocol import Times
 from pipeline.source import entries as entries_of
-from pipeline.source.archives import OpenArchive
-from pipeline.source.bundles import OpenBundle
-from pipeline.source.pieces import Times
-from pipeline.source.postgres import OpenPostgres
-from signing import checkpoint as checkpoints
-from signing import note
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,17 +44,5 @@ def log_origins(places: Sequence[OpenPlace], tenants: Collection[str] | None) ->
     found = set()
     for place in places:
         for tenant_id in of(place, tenants)[:TENANTS_ASKED_MAX]:
-            found.add(_log_origin(place, tenant_id))
+            found.add(place.log_origin(tenant_id))
     return sorted(origin for origin in found if origin is not None)
-
-
-def _log_origin(place: OpenPlace, tenant_id: str) -> str | None:
-    if isinstance(place, OpenArchive):
-        return place.archive(tenant_id).newest.log_origin
-    if isinstance(place, OpenBundle):
-        return place.bundle.manifest.log_origin
-    text = place.checkpoint(tenant_id) if isinstance(place, OpenPostgres) else None
-    try:
-        return None if text is None else checkpoints.parse(note.parse(text).text).origin.removesuffix(f"/{tenant_id}")
-    except SignatureError:
-        return None  # A report does not verify; what is wrong with a checkpoint is for that to say.

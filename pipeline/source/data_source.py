@@ -20,16 +20,16 @@ evaluated by Spark, on all that the options leave.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
+from pipeline.places.protocol import ROWS_A_PIECE, OpenPlace, Place
+from pipeline.places.rows import ddl, entry_rows
 from pipeline.source.frames import in_tasks, open_pieces
 from pipeline.source.holder import IDLE_S, hold, holder_of
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of, times_of
-from pipeline.source.pieces import ROWS_A_PIECE, OpenPlace, Place
-from pipeline.source.postgres import PostgresPlace
-from pipeline.source.rows import ddl, entry_rows
 from pipeline.source.stream import LedgerStreamReader, PiecePartition
 
 if TYPE_CHECKING:
@@ -86,11 +86,7 @@ class LedgerReader(DataSourceReader):
             yield from entry_rows(piece, reader, self._columns)
 
     def _partitions_of(self, place: Place) -> list[InputPartition]:
-        if isinstance(place, PostgresPlace):
-            snapshot_id = hold(self._holder_address, place.dsn)
-            with place.join(snapshot_id) as opened:
-                return self._pieces_of(opened)
-        with place.open() as opened:
+        with place.planned(partial(hold, self._holder_address)) as opened:
             return self._pieces_of(opened)
 
     def _pieces_of(self, opened: OpenPlace) -> list[InputPartition]:

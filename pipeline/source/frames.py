@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pipeline.source.pieces import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, Session, Times, Where
-from pipeline.source.rows import ROW_COLUMNS, ddl, entry_rows
+from pipeline.places.protocol import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, Session, Times, Where
+from pipeline.places.rows import ROW_COLUMNS, ddl, entry_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

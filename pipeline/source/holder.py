@@ -26,8 +26,8 @@ from py4j.protocol import Py4JError
 
 from ledger import errors
 from ledger.errors import ConfigurationError, LedgerError
-from pipeline.source.dsn import Dsn
-from pipeline.source.postgres import PostgresPlace
+from pipeline.places.dsn import Dsn
+from pipeline.places.postgres import PostgresPlace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from ledger.errors import ConfigurationError
 from pipeline.arrow import INTEGERS
-from pipeline.source.pieces import Place, Times
-from pipeline.source.places import NAMED_BY, place_of
-from pipeline.source.rows import ROW_COLUMNS, ddl
+from pipeline.places.naming import NAMED_BY, place_of
+from pipeline.places.protocol import Place, Times
+from pipeline.places.rows import ROW_COLUMNS, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

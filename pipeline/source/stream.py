@@ -16,12 +16,12 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from ledger.errors import ConfigurationError, DatabaseWentBackError
 from ledger.verification.verdict import is_number
-from pipeline.source.dsn import Dsn
+from pipeline.places.dsn import Dsn
+from pipeline.places.postgres import OpenPostgres, PostgresPlace
+from pipeline.places.protocol import ROWS_A_PIECE, Facts, Piece
+from pipeline.places.rows import entry_rows
 from pipeline.source.frames import in_tasks, open_pieces
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of
-from pipeline.source.pieces import ROWS_A_PIECE, Facts, Piece
-from pipeline.source.postgres import OpenPostgres, PostgresPlace
-from pipeline.source.rows import entry_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,10 +45,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         refuse_unknown(options)
-        places = places_of(options)
-        if len(places) != 1 or not isinstance(places[0], PostgresPlace):
+        if [place.kind for place in places_of(options)] != [PostgresPlace.kind]:
             raise ConfigurationError("only a ledger in PostgreSQL, option dsn, can be read as a stream")
-        self._dsn: Dsn = places[0].dsn
+        self._dsn = Dsn(options["dsn"].strip())
         self._tenants = tenants_of(options)
         self._rows_a_piece = number_of(options, "rows_a_piece") or ROWS_A_PIECE
         self._rows_a_batch = number_of(options, "rows_a_batch") or ROWS_A_BATCH

@@ -1,7 +1,7 @@
 """Verification of whole ledgers, archives and many bundles on Spark, with the verdict that the service gives.
 
-``verify`` of a database, ``verify_archive`` and ``verify_bundles`` give ``Verified``: verdict objects, and verdicts and
-breaks as DataFrames. Rows of a ledger never leave the task that reads them::
+``verify`` of a database or an archive, and ``verify_bundles``, give ``Verified``: verdict objects, verdicts and breaks
+as DataFrames. Rows of a ledger never leave the task that reads them::
 
     1. the driver plans: pieces of every tenant, and what is said of each chain as a whole
     2. a task a piece: checks its rows in one pass; hands on a summary, breaks, and the jobs as far as it folded them
@@ -12,8 +12,7 @@ breaks as DataFrames. Rows of a ledger never leave the task that reads them::
 The verdict is the service's own, since both feed the same checks in ``ledger``.
 """
 
-from pipeline.verify.archives import verify_archive
 from pipeline.verify.bundles import verify_bundles
 from pipeline.verify.job import BREAKS_DDL, VERDICTS_DDL, Verified, verify
 
-__all__ = ["BREAKS_DDL", "VERDICTS_DDL", "Verified", "verify", "verify_archive", "verify_bundles"]
+__all__ = ["BREAKS_DDL", "VERDICTS_DDL", "Verified", "verify", "verify_bundles"]

@@ -11,24 +11,24 @@ import msgspec
 import orjson
 import pyarrow as pa
 
-from ledger.errors import InvalidInputError
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.verification.projection_check import CHAIN_ASPECTS
 from ledger.verification.range_fold import Ends, tasks
 from ledger.verification.range_summary import RangeTask
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import KINDS, Verdict
+from pipeline.archive.judging import broken
 from pipeline.arrow import batch_of_columns, ddl_of
+from pipeline.places import OpenPlace, Piece
+from pipeline.places.protocol import ROWS_A_PIECE
 from pipeline.sent_keys import sent
-from pipeline.source import OpenPlace, Piece, over_pieces
-from pipeline.source.pieces import ROWS_A_PIECE
-from pipeline.source.postgres import OpenPostgres
+from pipeline.source import over_pieces
 from pipeline.spark import SHUFFLE_PARTITIONS_A_CORE
 from pipeline.verify import folding
 from pipeline.verify import jobs as comparing
 from pipeline.verify.folding import FoldChains, PlannedChain
 from pipeline.verify.ranges import CheckRanges, read_jobs
 from pipeline.verify.task_rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_in
-from signing.key_entries import without_trust
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -134,11 +134,12 @@ def verify(
 ) -> Verified:
     """Verify the ledgers of ``place``, which MUST stay open until the breaks were read.
 
-    A tenant that has neither head nor entries, and that some table still names, is one whose chain was removed.
+    A tenant that has neither head nor entries, and that some table still names, is one whose chain was removed. Of an
+    archive the objects have the aspect ``archive``, and job states are in none.
 
     Args:
         spark: the session.
-        place: where they are: a database. For archives see ``verify_archive``, for bundles ``verify_bundles``.
+        place: where they are: a database or an archive. For bundles see ``verify_bundles``.
         tenants: whose, by default all.
         keyring: keys to judge signatures with; without it those that the ledger names, with which none is good.
         checkpoints: by tenant, tree heads kept elsewhere, which the chain must extend.
@@ -146,29 +147,27 @@ def verify(
         passed: counts entries that were checked.
 
     Raises:
-        InvalidInputError: ``place`` is no database.
+        InvalidInputError: ``place`` is a bundle.
         TenantNotFoundError: there is nothing of a tenant that was named.
     """
-    if not isinstance(place, OpenPostgres):
-        raise InvalidInputError(
-            "verify is for databases: see verify_archive for an archive, verify_bundles for bundles"
-        )
     began_s = time.perf_counter()
-    pieces = place.pieces(tenants, rows_a_piece=rows_a_piece)
-    ends = {}
-    for tenant in dict.fromkeys(piece.tenant_id for piece in pieces):
-        facts = place.facts(tenant)
-        is_left_over = facts.head is None and facts.last is None
-        kept = (checkpoints or {}).get(tenant, ())
-        ends[tenant] = Ends(tenant, facts.head, facts.tree, kept, is_left_over=is_left_over)
+    wanted = place.tenants() if tenants is None else sorted(set(tenants))
+    judged, refused = place.judged(wanted, keyring)
+    ends = {
+        tenant: each.ends._replace(checkpoints=(*each.ends.checkpoints, *(checkpoints or {}).get(tenant, ())))
+        for tenant, each in judged.items()
+    }
     ring = keyring if keyring is not None else place.named_keys()
-    checked = check_chains(spark, pieces, ends, keyring=ring, with_jobs=True, passed=passed)
-    duration_ms = (time.perf_counter() - began_s) * 1000
-    objects = [checked.verdicts[tenant].to_json(duration_ms) for tenant in ends]
-    if keyring is None:
-        for told in objects:
-            without_trust(told["verdicts"])
-    return Verified(spark, objects, checked.found)
+    pieces = place.pieces([*ends], rows_a_piece=rows_a_piece)
+    checked = check_chains(spark, pieces, ends, keyring=ring, with_jobs=not place.is_copy, passed=passed)
+    for tenant, refusal in checked.refused.items():
+        kind = ArchiveSignatureError if refusal.is_signature else ArchiveInvalidError
+        refused[tenant] = kind(refusal.message, refusal.seq)
+    seconds = time.perf_counter() - began_s
+    objects = {tenant: broken(tenant, error, seconds) for tenant, error in refused.items()}
+    for tenant, verdict in checked.verdicts.items():
+        objects[tenant] = judged[tenant].told(verdict.to_json(seconds * 1000))
+    return Verified(spark, [objects[tenant] for tenant in wanted], checked.found)
 
 
 def check_chains(

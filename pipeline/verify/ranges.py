@@ -18,8 +18,8 @@ from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_summary import RangeTask
 from ledger.verification.verdict import Break, Findings
 from pipeline.arrow import rows_of
+from pipeline.places import Piece, PieceReader
 from pipeline.sent_keys import keyring_of
-from pipeline.source import Piece, PieceReader
 from pipeline.verify.columns import check_batch
 from pipeline.verify.task_rows import BREAK, JOBS, PART, REFUSED, STORED, SUMMARY, Refusal, TaskRow, batched, encode
 from signing.snapshot import open_snapshot

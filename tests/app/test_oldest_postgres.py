@@ -19,7 +19,8 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 from app.store.schema_version import MIGRATIONS
-from pipeline.source import open_pieces, parse_place
+from pipeline.places import parse_place
+from pipeline.source import open_pieces
 from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
 from tests.conftest import Database

@@ -26,7 +26,7 @@ from app.store.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
 from pipeline.cli.looks import Looks
-from pipeline.source import place_of
+from pipeline.places import place_of
 from signing import key_file, note
 from signing.anchors import Outsiders
 from signing.checkpoint import parse, sign_checkpoint

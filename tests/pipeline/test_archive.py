@@ -198,7 +198,7 @@ async def test_a_ledger_whose_columns_were_altered_is_not_archived(database: Dat
 
 async def test_rows_come_from_the_database_a_few_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     await store(database, ledger_of("acme", days(100)))
-    monkeypatch.setattr("pipeline.source.connection.BATCH_BYTES_HINT", 4000)
+    monkeypatch.setattr("pipeline.places.connection.BATCH_BYTES_HINT", 4000)
     with PostgresLedger.connected(database.service_url) as ledger:
         counts = [batch.num_rows for batch in ledger.entries("acme", 5, 90)]
         assert (sum(counts), max(counts) < 20) == (86, True)

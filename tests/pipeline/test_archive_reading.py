@@ -24,9 +24,9 @@ from pipeline.archive.chain_reader import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.reader import tenants_of
 from pipeline.archive.store import ArchiveStore
+from pipeline.places.naming import parse_place
+from pipeline.places.protocol import Times
 from pipeline.source.frames import open_pieces
-from pipeline.source.pieces import Times
-from pipeline.source.places import parse_place
 from signing import envelope
 from signing.keys import Keyring
 from tests.conftest import Database

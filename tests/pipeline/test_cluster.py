@@ -38,7 +38,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.source import over_pieces, parse_place
+from pipeline.places import parse_place
+from pipeline.source import over_pieces
 from pipeline.spark import spark_session
 
 master, dsn, log = sys.argv[1:]

@@ -11,7 +11,8 @@ import pytest
 from ledger.errors import BundleInvalidError, ConfigurationError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.archive.store import ArchiveStore
-from pipeline.source import Times, open_pieces, parse_place
+from pipeline.places import Times, parse_place
+from pipeline.source import open_pieces
 from pipeline.source.options import places_of
 from tests.app.bundles import bundle_of, reseal, rows_of, with_rows
 from tests.ledger.ledger_in_memory import build

@@ -14,10 +14,11 @@ from app.store.chain_reader import consistent_reader
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.archiving.postgres import Ledger
-from pipeline.source import OpenPlace, Piece, Times, entries, in_tasks, open_pieces, parse_place
-from pipeline.source.dsn import Dsn
-from pipeline.source.pieces import SEQ_MAX, SEQ_MIN
-from pipeline.source.rows import ROW_COLUMNS
+from pipeline.places import OpenPlace, Piece, Times, parse_place
+from pipeline.places.dsn import Dsn
+from pipeline.places.protocol import SEQ_MAX, SEQ_MIN
+from pipeline.places.rows import ROW_COLUMNS
+from pipeline.source import entries, in_tasks, open_pieces
 from tests.app.chain_builder import insert
 from tests.app.test_tamper import CASES, LEDGER, OTHER, ZEROS, Connection, copy_row, drop_guards, update
 from tests.conftest import Database

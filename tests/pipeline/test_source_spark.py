@@ -18,10 +18,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, DatabaseWentBackError, LedgerError
 from ledger.verification import ENTRY_COLUMNS, Head
 from pipeline.failures import told
+from pipeline.places.dsn import Dsn
+from pipeline.places.protocol import Facts
 from pipeline.source.data_source import LedgerReader, TallystickSource, register
-from pipeline.source.dsn import Dsn
 from pipeline.source.holder import SnapshotHolder, hold, holder_of
-from pipeline.source.pieces import Facts
 from pipeline.source.stream import end_of, next_offset
 from tests.app.bundles import bundle_of
 from tests.app.chain_builder import insert

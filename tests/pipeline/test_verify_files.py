@@ -16,9 +16,9 @@ from ledger.errors import InvalidInputError, SignatureError
 from pipeline.archive.chain_reader import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA
 from pipeline.archive.store import ArchiveStore
-from pipeline.source import parse_place
-from pipeline.source.archives import ArchivePlace
-from pipeline.verify import Verified, verify, verify_archive, verify_bundles
+from pipeline.places import parse_place
+from pipeline.places.archive import ArchivePlace
+from pipeline.verify import Verified, verify, verify_bundles
 from signing.keys import Keyring
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import STRANGER
@@ -64,7 +64,7 @@ async def test_an_archive_gets_the_verdict_of_one_process_and_every_break_is_lis
                 (tmp_path / "aside").rename(path)
         for ring in (RING, Keyring([STRANGER.public_key])) if name == "sound" else (RING,):
             with ArchivePlace(str(folder)).open() as place:
-                verified = verify_archive(spark, place, keyring=ring)
+                verified = verify(spark, place, keyring=ring)
                 expected = [await verify_tenant(ArchiveStore(str(folder)), each, ring) for each in ("acme", "other")]
                 assert [*map(plain, verified.objects)] == [*map(plain, expected)], name
                 counts = {
@@ -92,15 +92,10 @@ def test_bundles_get_the_verdict_of_one_process_each(spark: SparkSession, tmp_pa
         verified.close()
 
 
-def test_a_place_of_another_kind_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_bundle_is_verified_as_a_file_and_not_in_pieces(spark: SparkSession, tmp_path: Path) -> None:
     (file,) = drawn_sites(tmp_path, 5, conflicts=False)[:1]
-    with parse_place(str(file)).open() as bundle:
-        with pytest.raises(InvalidInputError, match="verify_bundles for bundles"):
-            verify(spark, bundle)
-        with pytest.raises(InvalidInputError, match="verify_bundles for bundles"):
-            verify_archive(spark, bundle)
-    with ArchivePlace(str(tmp_path)).open() as archive, pytest.raises(InvalidInputError, match="verify_archive for"):
-        verify(spark, archive)
+    with parse_place(str(file)).open() as bundle, pytest.raises(InvalidInputError, match="verify_bundles for bundles"):
+        verify(spark, bundle)
 
 
 def test_a_file_that_cannot_be_read_stands_among_the_verdicts(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ledger import canonical
 from ledger.verification import StoredTree, Verdict, verify
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.tree_check import TreeHead
-from pipeline.source import parse_place
+from pipeline.places import parse_place
 from pipeline.verify import Verified
 from pipeline.verify import verify as verify_on_spark
 from signing import key_statement

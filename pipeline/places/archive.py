@@ -5,22 +5,38 @@ Files are compared with the manifests that the driver read. Who signed those is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledger.errors import TenantNotFoundError
+from ledger.errors import ArchiveInvalidError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, StoredTree
+from ledger.verification.range_fold import Ends
+from pipeline.archive.judging import ArchiveJudge
 from pipeline.archive.layout import month_of, month_order
 from pipeline.archive.manifest import ArchivedFile
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.reader import TenantArchive, check_month, tenants_of
 from pipeline.archive.store import ArchiveStore
-from pipeline.source import rows
-from pipeline.source.pieces import EVER, ROWS_A_PIECE, Facts, Piece, PieceReader, Session, Times
+from pipeline.places import rows
+from pipeline.places.dsn import Dsn
+from pipeline.places.protocol import (
+    EVER,
+    ROWS_A_PIECE,
+    Facts,
+    Judged,
+    Judgement,
+    OpenPlace,
+    Piece,
+    PieceReader,
+    Sealed,
+    Session,
+    Times,
+)
 from signing.keys import Keyring
 
 
@@ -28,20 +44,25 @@ from signing.keys import Keyring
 class ArchivePlace:
     """An archive, by its URL."""
 
+    kind: ClassVar[str] = "archive"
     url: str
 
     def __str__(self) -> str:
         return self.url
 
     @contextmanager
-    def open(self) -> Iterator[OpenArchive]:
+    def open(self, keyring: Keyring | None = None) -> Iterator[OpenArchive]:
         """Look which tenants there are; manifests are read once they are asked for.
 
         Raises:
             ConfigurationError: the URL names no place of an archive.
             ArchiveUnavailableError: it cannot be read.
         """
-        yield OpenArchive(ArchiveStore(self.url))
+        yield OpenArchive(ArchiveStore(self.url), keyring)
+
+    def planned(self, hold: Callable[[Dsn], str]) -> AbstractContextManager[OpenPlace]:
+        """As ``open``: nothing of it changes."""
+        return self.open()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,24 +145,17 @@ class ArchivePieceReader:
 class OpenArchive:
     """An archive; what its manifests say is what their makers say."""
 
-    def __init__(self, store: ArchiveStore) -> None:
-        self.url = store.url
+    is_copy: ClassVar[bool] = True
+    file: ClassVar[None] = None
+
+    def __init__(self, store: ArchiveStore, keyring: Keyring | None) -> None:
         self._store = store
+        self._keyring = keyring
         self._tenants = tenants_of(store)
         self._read: dict[str, TenantArchive] = {}
 
-    def archive(self, tenant_id: str, keyring: Keyring | None = None) -> TenantArchive:
-        """For what an archive has besides: its manifests. Read once; with ``keyring`` at the first time, a manifest is
-        refused before it is parsed that a key of it is named for and did not sign.
-
-        Raises:
-            TenantNotFoundError: there are none of that tenant.
-            ArchiveInvalidError: one is missing, malformed or does not follow on the one before it.
-            ArchiveUnavailableError: one cannot be read.
-        """
-        if tenant_id not in self._read:
-            self._read[tenant_id] = TenantArchive.read(self._store, tenant_id, keyring)
-        return self._read[tenant_id]
+    def __str__(self) -> str:
+        return self._store.url
 
     def tenants(self) -> list[str]:
         """Every tenant that it has manifests of."""
@@ -169,9 +183,54 @@ class OpenArchive:
         """Head and tree as the newest manifest names them, and the last entry there is."""
         if tenant_id not in self._tenants:
             return Facts(tenant_id, None, None, None)
-        archive = self.archive(tenant_id)
+        archive = self._archive(tenant_id)
         newest = archive.newest
         return Facts(tenant_id, newest.last, archive.last_entry(), StoredTree(newest.tree_size, newest.tree_root))
+
+    def log_origin(self, tenant_id: str) -> str:
+        """As the newest manifest names it."""
+        return self._archive(tenant_id).newest.log_origin
+
+    def sealed(self, tenant_id: str) -> list[Sealed]:
+        """The end of each manifest, with its checkpoint."""
+        return [
+            Sealed(each.manifest.to_seq, each.manifest.checkpoint, [*map(bytes.fromhex, each.manifest.consistency)])
+            for each in self._archive(tenant_id).sealed
+        ]
+
+    def named_keys(self) -> None:
+        """None: who made an archive may have named any."""
+        return None
+
+    def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
+        """Signatures, checkpoints and digests of the manifests; the objects have the aspect ``archive``."""
+        judged: dict[str, Judged] = {}
+        broken: dict[str, ArchiveInvalidError] = {}
+        for tenant_id in tenants:
+            try:
+                archive = self._archive(tenant_id, keyring)
+                judge = ArchiveJudge(archive, keyring)
+                heads = judge.judge()
+            except ArchiveInvalidError as error:
+                broken[tenant_id] = error
+                continue
+            newest = archive.newest
+            ends = Ends(tenant_id, newest.last, StoredTree(newest.tree_size, newest.tree_root), heads)
+            judged[tenant_id] = Judged(ends, judge.verdict)
+        return judged, broken
+
+    def _archive(self, tenant_id: str, keyring: Keyring | None = None) -> TenantArchive:
+        """The manifests of a tenant, read once.
+
+        Raises:
+            TenantNotFoundError: there are none of that tenant.
+            ArchiveInvalidError: one is missing, malformed or does not follow on the one before it, or a key of the ring
+                that it names did not sign it.
+            ArchiveUnavailableError: one cannot be read.
+        """
+        if tenant_id not in self._read:
+            self._read[tenant_id] = TenantArchive.read(self._store, tenant_id, keyring or self._keyring)
+        return self._read[tenant_id]
 
     def _existing(self, tenants: Collection[str]) -> list[str]:
         wanted = sorted(set(tenants))
@@ -181,7 +240,7 @@ class OpenArchive:
         return wanted
 
     def _pieces_of(self, tenant_id: str, from_seq: int | None, to_seq: int | None, times: Times) -> list[Piece]:
-        files = list(self.archive(tenant_id).files(from_seq, to_seq))
+        files = list(self._archive(tenant_id).files(from_seq, to_seq))
         earliest = ("" if times.from_ms is None else month_of(times.from_ms)) or "0"
         pieces: list[Piece] = []
         for at, (manifest, file) in enumerate(files):

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import ddl_of, schema_of
-from pipeline.source.pieces import BATCH_ROWS_MAX, Piece, PieceReader
+from pipeline.places.protocol import BATCH_ROWS_MAX, Piece, PieceReader
 
 ENTRY_SCHEMA: Final = schema_of(ENTRY_COLUMNS)
 SNAPSHOT_SCHEMA: Final = schema_of(SNAPSHOT_COLUMNS)

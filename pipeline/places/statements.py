@@ -12,7 +12,7 @@ from typing import Final
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import INTEGERS
-from pipeline.source.pieces import SEQ_MAX, SEQ_MIN, Piece, Times
+from pipeline.places.protocol import SEQ_MAX, SEQ_MIN, Piece, Times
 from signing.key_entries import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"

@@ -6,29 +6,33 @@ snapshot into a transaction of its own. So all pieces, and what the driver itsel
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
 from ledger.errors import ConfigurationError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
-from pipeline.source import statements
-from pipeline.source.connection import Connection, connected
-from pipeline.source.dsn import Dsn
-from pipeline.source.pieces import (
+from ledger.verification.range_fold import Ends
+from pipeline.places import statements
+from pipeline.places.connection import Connection, connected
+from pipeline.places.dsn import Dsn
+from pipeline.places.protocol import (
     EVER,
     ROWS_A_PIECE,
     Facts,
+    Judged,
+    Judgement,
     Piece,
     PieceReader,
+    Sealed,
     Session,
     Times,
     cut,
 )
-from signing.key_entries import named_keys
+from signing.key_entries import named_keys, without_trust
 from signing.keys import Keyring
 
 TIMED_ROWS_MAX: Final = 4 * ROWS_A_PIECE
@@ -94,13 +98,14 @@ class PostgresPieceReader:
 class PostgresPlace:
     """A ledger in PostgreSQL."""
 
+    kind: ClassVar[str] = "dsn"
     dsn: Dsn
 
     def __str__(self) -> str:
         return self.dsn.shown
 
     @contextmanager
-    def open(self) -> Iterator[OpenPostgres]:
+    def open(self, keyring: Keyring | None = None) -> Iterator[OpenPostgres]:
         """Hold one state of the database, by a transaction that stays open.
 
         Raises:
@@ -111,6 +116,10 @@ class PostgresPlace:
             connection.begin(None)
             snapshot_id = str(connection.value(statements.EXPORT_SNAPSHOT))
             yield OpenPostgres(connection, state_of(connection, self.dsn, snapshot_id))
+
+    def planned(self, hold: Callable[[Dsn], str]) -> AbstractContextManager[OpenPostgres]:
+        """In a state that ``hold`` has held."""
+        return self.join(hold(self.dsn))
 
     @contextmanager
     def join(self, snapshot_id: str | None) -> Iterator[OpenPostgres]:
@@ -126,6 +135,9 @@ class PostgresPlace:
 
 class OpenPostgres:
     """A ledger in PostgreSQL, held in one state."""
+
+    is_copy: ClassVar[bool] = False
+    file: ClassVar[None] = None
 
     def __init__(self, connection: Connection, state: PostgresState) -> None:
         self._connection = connection
@@ -171,19 +183,31 @@ class OpenPostgres:
         self.read_facts([tenant_id])
         return self._facts[tenant_id]
 
-    def log_origin(self) -> str | None:
-        """The origin of this ledger's logs but for the tenant; None when it never said one."""
+    def log_origin(self, tenant_id: str) -> str | None:
+        """What this ledger says of all its logs; None when it never said it."""
         rows = self._connection.rows(statements.LOG_ORIGIN)
         return rows[0][0] if rows else None
 
-    def checkpoint(self, tenant_id: str) -> str | None:
-        """The newest checkpoint that was signed for a tenant's log, as stored; None before the first."""
+    def sealed(self, tenant_id: str) -> list[Sealed]:
+        """The newest checkpoint that was signed for the tenant's log, as stored; none before the first."""
         rows = self._connection.rows(statements.checkpoint(tenant_id))
-        return rows[0][0] if rows else None
+        return [Sealed(None, row[0], ()) for row in rows if row[0] is not None]
 
     def named_keys(self) -> Keyring | None:
         """The keys that the chain of ``_system`` names, with which no signature is good; None without a root."""
         return named_keys(self._connection.rows(statements.about_keys(self._types)))
+
+    def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
+        """Heads and trees; a tenant that has neither head nor entries, and that a table still names, is left over.
+        Without ``keyring`` no signature is good."""
+        self._existing(tenants)
+        self.read_facts(tenants)
+        judged = {}
+        for tenant_id in tenants:
+            _, head, last, tree = self._facts[tenant_id]
+            ends = Ends(tenant_id, head, tree, is_left_over=head is None and last is None)
+            judged[tenant_id] = Judged(ends, _as_it_is if keyring is not None else _untrusted)
+        return judged, {}
 
     def read_facts(self, tenants: Collection[str]) -> None:
         """Have those of many tenants at hand at once."""
@@ -215,6 +239,15 @@ class OpenPostgres:
         if count > TIMED_ROWS_MAX:
             return pieces
         return [piece for piece in pieces if count and piece.bounds[0] <= highest and piece.bounds[1] >= lowest]
+
+
+def _as_it_is(verdict: dict[str, Any]) -> dict[str, Any]:
+    return verdict
+
+
+def _untrusted(verdict: dict[str, Any]) -> dict[str, Any]:
+    without_trust(verdict["verdicts"])
+    return verdict
 
 
 def state_of(connection: Connection, dsn: Dsn, snapshot_id: str | None) -> PostgresState:

@@ -10,11 +10,11 @@ from typing import Final
 
 from ledger.errors import ConfigurationError
 from pipeline.archive.store import BUCKET_SCHEMES
-from pipeline.source.archives import ArchivePlace
-from pipeline.source.bundles import BundlePlace
-from pipeline.source.dsn import SCHEMES, Dsn
-from pipeline.source.pieces import Place
-from pipeline.source.postgres import PostgresPlace
+from pipeline.places.archive import ArchivePlace
+from pipeline.places.bundle import BundlePlace
+from pipeline.places.dsn import SCHEMES, Dsn
+from pipeline.places.postgres import PostgresPlace
+from pipeline.places.protocol import Place
 
 NAMED_BY: Final = {
     "dsn": "a database (postgresql://...)",
@@ -31,14 +31,13 @@ def place_of(option: str, text: str) -> Place:
         ConfigurationError: ``text`` is none of that kind.
     """
     name = option.lstrip("-")
-    kind = {"dsn": PostgresPlace, "archive": ArchivePlace, "bundle": BundlePlace}[name]
     # It may hold a password that is no part of a URL.
     refusal = f"{option} takes {NAMED_BY[name]}, and {_shown(text)} is none"
     try:
         place = parse_place(text)
     except ConfigurationError:
         raise ConfigurationError(refusal) from None
-    if not isinstance(place, kind):
+    if place.kind != name:
         raise ConfigurationError(refusal)
     return place
 

@@ -6,21 +6,34 @@ signed the manifest is not judged here. A file MUST be found under the same path
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from ledger.errors import BundleInvalidError, TenantNotFoundError
+from ledger.errors import BundleInvalidError, InvalidInputError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from pipeline.arrow import batch_of
-from pipeline.source.pieces import EVER, ROWS_A_PIECE, Facts, OpenPlace, Piece, PieceReader, Session, Times
-from pipeline.source.rows import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
+from pipeline.places.dsn import Dsn
+from pipeline.places.protocol import (
+    EVER,
+    ROWS_A_PIECE,
+    Facts,
+    Judgement,
+    OpenPlace,
+    Piece,
+    PieceReader,
+    Sealed,
+    Session,
+    Times,
+)
+from pipeline.places.rows import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from signing.bundle.reader import BundleReader, Scanned
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
+from signing.keys import Keyring
 
 SNAPSHOTS_A_BATCH = 50
 _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
@@ -30,13 +43,14 @@ _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 class BundlePlace:
     """A bundle file."""
 
+    kind: ClassVar[str] = "bundle"
     path: Path
 
     def __str__(self) -> str:
         return str(self.path)
 
     @contextmanager
-    def open(self) -> Iterator[OpenPlace]:
+    def open(self, keyring: Keyring | None = None) -> Iterator[OpenPlace]:
         """Read it through once: container, digests, manifest.
 
         Raises:
@@ -44,11 +58,15 @@ class BundlePlace:
             OSError: it cannot be read.
         """
         try:
-            bundle = BundleReader.open(self.path)
+            bundle = BundleReader.open(self.path, keyring)
         except BundleInvalidError as error:
             raise type(error)(f"{self.path}: {error}") from error
         with bundle as reader:
             yield OpenBundle(self.path, reader)
+
+    def planned(self, hold: Callable[[Dsn], str]) -> AbstractContextManager[OpenPlace]:
+        """As ``open``: nothing of it changes."""
+        return self.open()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +144,18 @@ class BundlePieceReader:
 class OpenBundle:
     """An open bundle; what its manifest says is what its maker says."""
 
+    is_copy: ClassVar[bool] = True
+
     def __init__(self, path: Path, bundle: BundleReader) -> None:
-        self.path = path
-        self.bundle = bundle
-        """For what a bundle has besides: its manifest, checkpoint and envelope."""
+        self.file = path
+        self._bundle = bundle
+
+    def __str__(self) -> str:
+        return str(self.file)
 
     def tenants(self) -> list[str]:
         """The one tenant it is of."""
-        return [self.bundle.manifest.tenant_id]
+        return [self._bundle.manifest.tenant_id]
 
     def pieces(
         self,
@@ -145,17 +167,17 @@ class OpenBundle:
         times: Times = EVER,
     ) -> list[Piece]:
         """Runs of entry parts with at most ``rows_a_piece`` rows, or one part, in the range of the manifest."""
-        manifest = self.bundle.manifest
+        manifest = self._bundle.manifest
         for tenant in sorted(set(tenants or ())):
             if tenant != manifest.tenant_id:
-                raise TenantNotFoundError(f"there is no tenant {tenant!r} in {self.path}")
+                raise TenantNotFoundError(f"there is no tenant {tenant!r} in {self}")
         if tenants is not None and not tenants:
             return []
-        where = BundleFile(str(self.path.absolute()), self.bundle.scanned, from_seq, to_seq)
+        where = BundleFile(str(self.file.absolute()), self._bundle.scanned, from_seq, to_seq)
         pieces: list[Piece] = []
         rows, seq = 0, manifest.from_seq
         low, high = from_seq or manifest.from_seq, manifest.to_seq if to_seq is None else to_seq
-        wanted = set(self.bundle.parts_of(from_seq, to_seq))
+        wanted = set(self._bundle.parts_of(from_seq, to_seq))
         for number, part in enumerate(manifest.entry_parts):
             if number in wanted:
                 begins = not pieces or rows + part.rows > rows_a_piece
@@ -167,12 +189,30 @@ class OpenBundle:
 
     def facts(self, tenant_id: str) -> Facts:
         """Head and tree as the manifest names them, and the last entry there is."""
-        manifest = self.bundle.manifest
+        manifest = self._bundle.manifest
         if tenant_id != manifest.tenant_id:
             return Facts(tenant_id, None, None, None)
         return Facts(
             tenant_id,
             Head(manifest.to_seq, manifest.to_chain_link, manifest.last_hlc),
-            self.bundle.last_entry(),
+            self._bundle.last_entry(),
             StoredTree(manifest.tree_size, manifest.tree_root),
         )
+
+    def log_origin(self, tenant_id: str) -> str:
+        """As its manifest names it."""
+        return self._bundle.manifest.log_origin
+
+    def sealed(self, tenant_id: str) -> list[Sealed]:
+        """Its end, with its checkpoint."""
+        manifest = self._bundle.manifest
+        proof = [*map(bytes.fromhex, manifest.consistency)]
+        return [Sealed(manifest.to_seq, self._bundle.checkpoint(), proof)]
+
+    def named_keys(self) -> None:
+        """None: who made a bundle may have put any into it."""
+        return None
+
+    def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
+        """Refused: a bundle is verified as a file, from its container on."""
+        raise InvalidInputError("verify is for databases and archives: see verify_bundles for bundles")

@@ -13,10 +13,10 @@ from adbc_driver_postgresql import StatementOptions, dbapi
 
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError
 from pipeline.arrow import Row, rows_of
-from pipeline.source import statements
-from pipeline.source.dsn import Dsn
-from pipeline.source.pieces import BATCH_BYTES_HINT
-from pipeline.source.rows import sliced
+from pipeline.places import statements
+from pipeline.places.dsn import Dsn
+from pipeline.places.protocol import BATCH_BYTES_HINT
+from pipeline.places.rows import sliced
 
 _SNAPSHOT_GONE: Final = ("42704", "22023")
 _NOT_ALLOWED: Final = ("28", "42501", "3D", "3F", "42P01", "0LP01")

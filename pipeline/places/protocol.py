@@ -1,4 +1,5 @@
-"""Pieces of a ledger: plain values that say which rows one task reads, and where; and what a driver asks of a place.
+"""What every place of a ledger is asked, on the driver and in tasks; and pieces: plain values that say which rows one
+task reads, and where.
 
 Pieces of one tenant follow one another: each begins where the one before it ends. The first is open below and the last
 above, unless bounds were asked for, so that no row falls between, whatever seq somebody gave it.
@@ -6,15 +7,21 @@ above, unless bounds were asked for, so that no row falls between, whatever seq 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from ledger.errors import ArchiveInvalidError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
+from ledger.verification.range_fold import Ends
+from signing.keys import Keyring
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from pipeline.places.dsn import Dsn
 
 ROWS_A_PIECE: Final = 65_536
 """Entries of one piece: those under one tile of level 1 of the Merkle tree."""
@@ -42,6 +49,28 @@ class Facts(NamedTuple):
     head: Head | None
     last: Head | None
     tree: StoredTree | None
+
+
+class Sealed(NamedTuple):
+    """A checkpoint that a place has of a tenant's log, and the end of the entries that it is proved to cover."""
+
+    to_seq: int | None
+    """None where it covers every entry up to its size, as the stored tree proves."""
+    checkpoint: str
+    consistency: Sequence[bytes]
+    """The proof that the checkpoint's tree extends that of the entries up to ``to_seq``."""
+
+
+class Judged(NamedTuple):
+    """What a place says of a tenant's chain as a whole, judged before its rows are checked."""
+
+    ends: Ends
+    told: Callable[[dict[str, Any]], dict[str, Any]]
+    """The verdict object on the rows with what was judged before."""
+
+
+Judgement = tuple[dict[str, Judged], dict[str, ArchiveInvalidError]]
+"""By tenant what was judged, and what does not hold so that its rows say nothing."""
 
 
 class PieceReader(Protocol):
@@ -101,7 +130,16 @@ class Piece:
 
 
 class OpenPlace(Protocol):
-    """A place held in one state, on the driver."""
+    """A place held in one state, on the driver. ``str()`` of it tells no password."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is a copy of parts of a ledger, so that nothing follows from what it lacks: neither job states nor
+        keys are stored with it."""
+
+    @property
+    def file(self) -> Path | None:
+        """The one signed file that it is, None when it is none."""
 
     def tenants(self) -> list[str]:
         """Every tenant that it holds anything of, in byte order."""
@@ -124,12 +162,43 @@ class OpenPlace(Protocol):
     def facts(self, tenant_id: str) -> Facts:
         """What it says of a tenant's chain as a whole."""
 
+    def log_origin(self, tenant_id: str) -> str | None:
+        """The origin of the tenant's log but for the tenant; None when it does not say."""
+
+    def sealed(self, tenant_id: str) -> Sequence[Sealed]:
+        """What it has checkpoints of, by seq, the newest last; what they are worth is not judged.
+
+        Raises:
+            ArchiveInvalidError: they cannot be read.
+        """
+
+    def named_keys(self) -> Keyring | None:
+        """The keys that it names, with which no signature is good; None when it names none that counts."""
+
+    def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
+        """What it says of these tenants' chains, judged by ``keyring``; their rows are read as ``pieces``.
+
+        Raises:
+            InvalidInputError: it is not verified so.
+        """
+
 
 class Place(Protocol):
     """Where a ledger is. ``str()`` of it tells no password."""
 
-    def open(self) -> AbstractContextManager[OpenPlace]:
-        """Hold it in one state for as long as the context lasts: tasks that read its pieces MUST run within."""
+    @property
+    def kind(self) -> str:
+        """The option that names such a place: one of ``pipeline.places.naming.NAMED_BY``."""
+
+    def open(self, keyring: Keyring | None = None) -> AbstractContextManager[OpenPlace]:
+        """Hold it in one state for as long as the context lasts: tasks that read its pieces MUST run within.
+
+        With ``keyring`` a manifest is refused before it is parsed that a key of it is named for and did not sign.
+        """
+
+    def planned(self, hold: Callable[[Dsn], str]) -> AbstractContextManager[OpenPlace]:
+        """As ``open``, for a planner that ends before tasks run: ``hold`` has somebody hold the state of a database
+        meanwhile, and gives the id of its snapshot."""
 
 
 def cut(
