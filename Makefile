@@ -1,6 +1,8 @@
 # make run     serve http://127.0.0.1:8080 on an embedded PostgreSQL (TALLY_DATA_DIR, TALLY_PORT)
 # make pipeline  what `tally pipeline` needs besides; it calls this itself when it is first used
 # make test    the whole test suite            make lint     style, types, import rules
+# make test-fast  ledger, WAL and signing: a minute, no Spark, no Debian packages
+# make hooks   git runs `make lint` before each push
 # make bench   benchmarks (ROWS="a b" for some) make torture  long fault runs (SEED=n replays one)
 # make lock    write the lock files again from pyproject.toml
 
@@ -15,9 +17,10 @@ RUNTIME := $(VENV)/.installed-runtime
 PIPELINE := $(VENV)/.installed-pipeline
 DEV := $(VENV)/.installed-dev
 CLASSES := $(VENV)/.made-classes
+FAST := $(VENV)/.installed-fast
 
 .DEFAULT_GOAL := run
-.PHONY: run pipeline test lint bench torture lock debian-tools
+.PHONY: run pipeline test test-fast lint hooks bench torture lock debian-tools
 
 # Hundreds of processes that tests start read what the first of them has compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
@@ -33,11 +36,19 @@ pipeline: $(CLASSES)
 test: $(DEV) $(CLASSES) debian-tools
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
+# What needs neither Spark nor strace. Any one of them: .venv/bin/python -m pytest tests/ledger/test_hlc.py
+test-fast: $(FAST)
+	$(BIN)/python -m pytest -n 2 tests/ledger tests/signing tests/wal --ignore tests/wal/test_faults.py
+
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+hooks:
+	@printf '#!/bin/sh\nexec make lint\n' >"$$(git rev-parse --git-path hooks)/pre-push"
+	@chmod +x "$$(git rev-parse --git-path hooks)/pre-push"
 
 bench: $(DEV) $(CLASSES)
 	$(BIN)/python -m benchmarks $(ROWS)
@@ -92,6 +103,11 @@ $(DEV): requirements-dev.lock | $(PIPELINE)
 	@$(PIP) install --require-hashes -r requirements-dev.lock
 	@touch $@
 
+$(FAST): requirements-fast.lock | $(RUNTIME)
+	@echo "Installing what the fast tests need into $(VENV) ..."
+	@$(PIP) install --require-hashes -r requirements-fast.lock
+	@touch $@
+
 COMPILE = $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --generate-hashes \
   --no-header --no-annotate --no-emit-index-url --no-emit-find-links $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
 
@@ -102,3 +118,4 @@ lock: | $(BIN)/python
 	$(COMPILE) --group build --extra pipeline --group test --group lint --group bench \
 	  --constraint requirements-pipeline.lock \
 	  --output-file requirements-dev.lock
+	$(COMPILE) --group build --group fast --constraint requirements-dev.lock --output-file requirements-fast.lock
