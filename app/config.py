@@ -359,6 +359,11 @@ class Settings(BaseSettings):
         return self.http.port if self.port is None else self.port
 
     @property
+    def event_bytes_max(self) -> int:
+        """Longest body that describes one event."""
+        return min(self.http.body_bytes_max, self.wal.record_bytes_max)
+
+    @property
     def wal_dir(self) -> Path:
         """Folder that holds one WAL folder a node."""
         return self.wal.dir or self.data_dir / "wal"

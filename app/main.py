@@ -40,6 +40,7 @@ from app.config import Settings
 from app.http.application import create_app
 from app.http.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
 from app.http.heads import ServedNames
+from app.http.plain import PlainWrites
 from app.http.protocol import ProblemProtocol
 from app.intake.privacy_changes import PrivacyChanges
 from app.intake.sealing import Sealing
@@ -403,10 +404,10 @@ def _connection_bounds(settings: Settings) -> ConnectionBounds:
     return ConnectionBounds(allowed, *(timeout.total_seconds() for timeout in timeouts))
 
 
-def protocol_for(settings: Settings) -> Callable[..., ProblemProtocol]:
+def protocol_for(settings: Settings, plain: PlainWrites | None = None) -> Callable[..., ProblemProtocol]:
     """What makes the protocol of each connection."""
     names = ServedNames(settings.http.host, settings.http.hosts)
-    return partial(ProblemProtocol, bounds=_connection_bounds(settings), names=names)
+    return partial(ProblemProtocol, bounds=_connection_bounds(settings), names=names, plain=plain)
 
 
 @contextlib.asynccontextmanager
@@ -428,7 +429,7 @@ async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]
     server = Server(
         uvicorn.Config(
             create_app(parts),
-            http=protocol_for(settings),  # type: ignore[arg-type]
+            http=protocol_for(settings, PlainWrites(parts)),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BeforeValidator, TypeAdapter
@@ -33,6 +33,7 @@ from app.http.routing import (
 )
 from app.http.writing import Route, draft_of, receipt_answer, request_key, session_tokens
 from app.parts import PartsDep, parts_of
+from app.pending.requests import Draft
 from app.read.jobs import Page
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
@@ -58,52 +59,73 @@ _JOB_ID = re.compile(JOB_ID_PATTERN)
 JobIdPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="The job.")]
 
 
+class Submission(NamedTuple):
+    """A way to send one event: to which path, checked by which model. ``event`` is None where the body's ``type`` says
+    it."""
+
+    path: str
+    model: TypeAdapter[Any]
+    key_route: Route
+    event: EventType | None
+
+    def draft_of(self, body: bytes, job_id: str | None) -> Draft:
+        """The event that ``body`` describes.
+
+        Raises:
+            InvalidInputError: it describes none.
+        """
+        return draft_of(parse(self.model, body, EVENT_TAGS), self.event, job_id)
+
+
+CREATION = Submission("/v1/jobs", JOB_REQUEST, Route.JOBS, JOB_EVENTS["JobCreated"])
+REPORT = Submission("/v1/jobs/{job_id}/events", EVENT_REQUEST, Route.JOB_EVENTS, None)
+CANCELLATION = Submission(
+    "/v1/jobs/{job_id}/cancel", CANCEL_REQUEST, Route.CANCEL, JOB_EVENTS["JobCancellationRequested"]
+)
+
+
 @submissions.post(
-    "/v1/jobs",
+    CREATION.path,
     status_code=201,
     responses=_ANSWERED,
     openapi_extra={"requestBody": body_of(JOB_REQUEST), "parameters": _HEADERS},
 )
 async def submit_job(request: Request) -> Response:
     """Record that a job exists. Without ``job_id`` the node makes one."""
-    return await _submit(request, JOB_REQUEST, Route.JOBS, JOB_EVENTS["JobCreated"], None)
+    return await _submit(request, CREATION, None)
 
 
 @submissions.post(
-    "/v1/jobs/{job_id}/events",
+    REPORT.path,
     status_code=201,
     responses=_ANSWERED,
     openapi_extra={"requestBody": body_of(EVENT_REQUEST), "parameters": _HEADERS},
 )
 async def report_event(request: Request, job_id: JobIdPath) -> Response:
     """Record what happened to a job."""
-    return await _submit(request, EVENT_REQUEST, Route.JOB_EVENTS, None, job_id)
+    return await _submit(request, REPORT, job_id)
 
 
 @submissions.post(
-    "/v1/jobs/{job_id}/cancel",
+    CANCELLATION.path,
     status_code=201,
     responses=_ANSWERED,
     openapi_extra={"requestBody": body_of(CANCEL_REQUEST), "parameters": _HEADERS},
 )
 async def cancel_job(request: Request, job_id: JobIdPath) -> Response:
     """Record that somebody wants the job to stop."""
-    return await _submit(request, CANCEL_REQUEST, Route.CANCEL, JOB_EVENTS["JobCancellationRequested"], job_id)
+    return await _submit(request, CANCELLATION, job_id)
 
 
-async def _submit(
-    request: Request, adapter: TypeAdapter[Any], route: Route, event: EventType | None, job_id: str | None
-) -> Response:
-    """Take the one event that a request holds; its ``type`` says which when ``event`` does not."""
+async def _submit(request: Request, submission: Submission, job_id: str | None) -> Response:
+    """Take the one event that a request holds. What is plain does not come here: see ``app.http.plain``."""
     parts = parts_of(request)
     parts.check_writable()
     if job_id is not None and _JOB_ID.fullmatch(job_id) is None:
         raise InvalidInputError(f"job_id: must match {JOB_ID_PATTERN}", ("job_id",))
-    bytes_max = min(parts.settings.http.body_bytes_max, parts.settings.wal.record_bytes_max)
-    body = await read_body(request, JSON_MEDIA_TYPE, bytes_max)
-    given = parse(adapter, body, EVENT_TAGS)
-    draft = await parts.sealing.prepare(draft_of(given, event, job_id))
-    key = parts.sealing.key_of(request_key(request, route, body, job_id or ""), (draft,))
+    body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
+    draft = await parts.sealing.prepare(submission.draft_of(body, job_id))
+    key = parts.sealing.key_of(request_key(request, submission.key_route, body, job_id or ""), (draft,))
     tokens = session_tokens(request)
     if tokens:
         parts.consistency.receive(tokens)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.background.slots import Room
 from app.http.body import HELD_BYTES
 from app.http.problems import INVALID_REQUEST, ProblemError, respond
+from app.http.routing import BEGUN, Begun
 from app.metrics import UNMATCHED_ROUTE, Metrics
 from ledger.errors import NotReadyError
 
@@ -33,7 +34,8 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began_s = time.perf_counter()
+        begun: Begun | None = scope.get(BEGUN)
+        began_s = time.perf_counter() if begun is None else begun.at_s
         asked = scope["method"]
         if asked == "HEAD":
             scope = {**scope, "method": "GET"}

@@ -1,5 +1,6 @@
 """HTTP/1.1 as uvicorn speaks it, but what its parser refuses is answered with a problem, heads, trailers, connections
-and silences have bounds, and an answer leaves in one system call where uvicorn makes two.
+and silences have bounds, an answer leaves in one system call where uvicorn makes two, and a write in its common form
+is answered from here (``app.http.plain``).
 
 0 <= bytes of request line and headers <= HEAD_BYTES_MAX
 0 <= connections <= http.connections_max, but for those that are just being refused or ended
@@ -12,11 +13,12 @@ import contextlib
 import select
 import socket
 import struct
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.http.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress
@@ -31,7 +33,11 @@ from app.http.problems import (
 )
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
     from uvicorn._types import ASGI3Application
+
+    from app.http.plain import PlainWrite, PlainWrites
+    from app.intake.answers import Entered
 
 HEAD_BYTES_MAX = 64 * 1024
 """Longest request line and headers together."""
@@ -46,10 +52,20 @@ _OF_KNOWN_LENGTH = b"content-length: "
 
 
 class ProblemProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection. Without ``plain`` all requests are the framework's."""
 
-    def __init__(self, *given: Any, bounds: ConnectionBounds, names: ServedNames, **named: Any) -> None:
+    def __init__(
+        self,
+        *given: Any,
+        bounds: ConnectionBounds,
+        names: ServedNames,
+        plain: PlainWrites | None = None,
+        **named: Any,
+    ) -> None:
         super().__init__(*given, **named)
+        self._plain = plain
+        self._begun: PlainWrite | None = None
+        """The running request, while it is plain and its body is still to come."""
         self._names = names
         self._bounds = bounds
         self._progress = Progress()
@@ -82,6 +98,7 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: what is being answered hears of it, what waits is dropped."""
+        self._hand_over()
         self.pipeline.clear()
         if self._running is not None:
             self._running.disconnected = True
@@ -172,10 +189,17 @@ class ProblemProtocol(HttpToolsProtocol):
         self._body_is_open = False
         if not self._upgrades:
             super().on_message_complete()
+            if self._begun is not None:
+                self._take(self._begun)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        if self._plain is not None and not self.flow.write_paused:
+            self._begun = self._plain.begin(cycle.scope)
+        if self._begun is None:
+            super()._start_asgi_task(cycle, app)
+        elif not cycle.more_body:
+            self._take(self._begun)
 
     def on_response_complete(self) -> None:
         """An answer is written: the next one, or why there is none."""
@@ -188,6 +212,56 @@ class ProblemProtocol(HttpToolsProtocol):
             self._answer_fault(self._fault)
         self._waiting_since_s = self.loop.time()
         self.flow.resume_reading()
+
+    def shutdown(self) -> None:
+        """The service stops: what is being answered is the connection's last."""
+        self._hand_over()
+        super().shutdown()
+
+    # --- plain writes -----------------------------------------------------------------------------
+
+    def _take(self, write: PlainWrite) -> None:
+        """Answer the running request, which is whole, once its event has reached its level."""
+        assert self._plain is not None
+        assert self._running is not None
+        entered = self._plain.enter(write, bytes(self._running.body))
+        if entered is None:
+            self._hand_over()
+            return
+        self._begun = None
+        entered.reached.add_done_callback(partial(self._settled, self._plain, write, entered, self._running))
+
+    def _hand_over(self) -> None:
+        """Let the framework have the running request, if it has not."""
+        if self._begun is not None:
+            assert self._running is not None
+            self._begun = None
+            super()._start_asgi_task(self._running, self.app)
+
+    def _settled(
+        self, plain: PlainWrites, write: PlainWrite, entered: Entered, cycle: RequestResponseCycle, _reached: object
+    ) -> None:
+        answer = plain.answer(write, entered)
+        if answer is None:
+            super()._start_asgi_task(cycle, self.app)
+            return
+        plain.answered(write, answer.status_code)
+        if not cycle.disconnected:
+            self._write(cycle, answer)
+
+    def _write(self, cycle: RequestResponseCycle, answer: Response) -> None:
+        """Write a whole answer, as the framework and uvicorn do."""
+        fields = [*cycle.default_headers, *answer.raw_headers]
+        if not cycle.keep_alive:
+            fields.append(CLOSE_HEADER)
+        head = b"".join([b"%b: %b\r\n" % field for field in fields])
+        data = b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body))
+        cycle.response_started = cycle.response_complete = True
+        self.written_bytes += len(data)
+        self.transport.write(data)
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def _go_on_without_upgrade(self) -> None:
         """Take a request that offers another protocol as if it had not; its body is still to be parsed."""
@@ -204,7 +278,11 @@ class ProblemProtocol(HttpToolsProtocol):
     # --- bounds -----------------------------------------------------------------------------------
 
     def look(self, now_s: float) -> None:
-        """End the connection if its client is gone, or has stood still for too long."""
+        """End the connection if its client is gone, or has stood still for too long.
+
+        A body that has not come by now is not waited for here: the framework does.
+        """
+        self._hand_over()
         unread_bytes = self.transport.get_write_buffer_size()
         stage: object
         if unread_bytes:

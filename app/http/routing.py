@@ -11,6 +11,7 @@ check and answer one event. So routes stand in the application directly, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.dependencies.models import Dependant
@@ -60,6 +61,20 @@ WRITE_HEADERS: dict[str, Any] = {
 }
 
 
+BEGUN = "tally.begun"
+"""Where the scope of a request holds the ``Begun`` of one that its connection began to answer."""
+
+
+@dataclass(slots=True)
+class Begun:
+    """What a connection did of a request before the framework got it: the right was asked for."""
+
+    at_s: float
+    """When, by ``time.perf_counter``."""
+    error: Exception | None = None
+    """What came of it, where the route has only to raise this."""
+
+
 class RightedRoute(APIRoute):
     """A route that asks for a right before it looks at a request. Has one method."""
 
@@ -70,12 +85,16 @@ class RightedRoute(APIRoute):
         self.right = RIGHTS.get(f"{method} {path}", Right.ADMIN)
 
     def authorize(self, scope: Scope) -> None:
-        """Refuse a caller who has not the right.
+        """Refuse a caller who has not the right; a request that its connection began has been asked for it.
 
         Raises:
-            LedgerError, ProblemError: the caller has not.
+            LedgerError, ProblemError: the caller has not, or the connection met this.
         """
-        scope["app"].state.parts.authorize(scope, self.right)
+        begun: Begun | None = scope.get(BEGUN)
+        if begun is None:
+            scope["app"].state.parts.authorize(scope, self.right)
+        elif begun.error is not None:
+            raise begun.error
 
 
 class StrictRoute(RightedRoute):

@@ -6,7 +6,9 @@ A receipt is made from the event as it was entered, or from what the chain holds
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import orjson
 
@@ -23,6 +25,44 @@ from ledger.machines.events import Durability, SystemAction
 
 _CREATED = "JobCreated"
 SURVIVES = ("process", "node", "region")
+
+
+class Entered:
+    """One event in the WAL that came without a key.
+
+    ``reached`` resolves once it is at the level that was asked for, or will not be in time. The event MUST NOT be
+    acknowledged before that; ``receipt`` says what became of it.
+    """
+
+    __slots__ = ("_answers", "_draft", "_fence_token", "_pending", "_timer", "reached")
+
+    def __init__(self, answers: Answers, draft: Draft, pending: Pending, fence_token: int) -> None:
+        self._answers = answers
+        self._draft = draft
+        self._pending = pending
+        self._fence_token = fence_token
+        self.reached, self._timer = answers.reached(pending, draft.durability)
+
+    def receipt(self) -> Receipt:
+        """The answer, when ``reached`` is done.
+
+        Raises:
+            DurabilityTimeoutError: the level was not reached in time.
+            LedgerError: its outcome, where that is none.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            chain = self.reached.result()
+        except DurabilityTimeoutError as error:
+            raise self._answers.late(self._draft.durability, str(error), self._pending.lsn, self._pending) from None
+        return self._answers.receipt(self._draft, self._pending, self._fence_token, chain)
+
+    async def settled(self) -> Receipt:
+        """``receipt``, waited for."""
+        with contextlib.suppress(DurabilityTimeoutError):  # receipt raises it, with what it says of the event
+            await self.reached
+        return self.receipt()
 
 
 class Answers:
@@ -53,10 +93,9 @@ class Answers:
                 await node.chained.wait(lsn, self._write_timeout_s)
                 return None
             node.chained.want(lsn)
-            shared = pending is None or pending.idempotency is not None
-            return await outcome_within(outcome, self._write_timeout_s, shared=shared)
+            return await outcome_within(outcome, self._write_timeout_s)
         except DurabilityTimeoutError as error:
-            raise self._late(level, str(error), lsn, pending) from None
+            raise self.late(level, str(error), lsn, pending) from None
 
     async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
         """Return once none of these tenants waits for a lock: records of theirs were passed over when others were
@@ -67,9 +106,10 @@ class Answers:
         """
         if not await quarantine.unlocked(tenant_ids, self._write_timeout_s):
             lsn = last.lsn if last else self._node.durable.lsn
-            raise self._late(Durability.GLOBAL, "another session keeps rows of the tenant locked", lsn, last)
+            raise self.late(Durability.GLOBAL, "another session keeps rows of the tenant locked", lsn, last)
 
-    def _late(self, level: Durability, why: str, lsn: int, pending: Pending | None) -> DurabilityTimeoutError:
+    def late(self, level: Durability, why: str, lsn: int, pending: Pending | None) -> DurabilityTimeoutError:
+        """The error that says how far an event has come, and how to learn what becomes of it."""
         node = self._node
         return DurabilityTimeoutError(
             f"{level.name} was not reached: {why}. The event is in the log of this node at LSN {lsn}; "
@@ -81,15 +121,42 @@ class Answers:
             achieved=Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE,
         )
 
-    async def finish(self, pending: Pending, draft: Draft, fence_token: int) -> Receipt:
-        """The receipt of an entered event, once it has reached its level.
+    def entered(self, draft: Draft, pending: Pending, fence_token: int) -> Entered:
+        """An event that was entered without a key, to be waited for."""
+        return Entered(self, draft, pending, fence_token)
+
+    def reached(
+        self, pending: Pending, level: Durability
+    ) -> tuple[asyncio.Future[ChainPosition | None], asyncio.TimerHandle | None]:
+        """What resolves once ``pending`` is at ``level``, or its time is up; and the timer of that, to be cancelled."""
+        node, lsn, timeout_s = self._node, pending.lsn, self._write_timeout_s
+        loop = asyncio.get_running_loop()
+        reached: Any
+        if level > Durability.LOCAL:
+            node.chained.want(lsn)
+            assert pending.outcome is not None
+            reached, message = pending.outcome, f"not chained within {timeout_s:g} s"
+        elif self._acknowledge_before_fsync:
+            reached = loop.create_future()
+            reached.set_result(None)
+            return reached, None
+        else:
+            reached, message = node.durable.reached(lsn), f"durable did not reach LSN {lsn} in {timeout_s:g} s"
+        return reached, loop.call_later(timeout_s, expire, reached, message)
+
+    def receipt(self, draft: Draft, pending: Pending, fence_token: int, chain: ChainPosition | None) -> Receipt:
+        """The answer about an entered event that has reached its level."""
+        return self._receipt(draft, pending, pending.hlc.text(), fence_token, chain, replayed=False)
+
+    async def finish(self, draft: Draft, pending: Pending, fence_token: int) -> Receipt:
+        """The receipt of a keyed event, once it has reached its level.
 
         Raises:
             DurabilityTimeoutError: it has not in time.
             LedgerError: its outcome, where that is none.
         """
         chain = await self.wait(pending.lsn, draft.durability, pending, pending.outcome)
-        return self._receipt(draft, pending, pending.hlc.text(), fence_token, chain, replayed=False)
+        return self.receipt(draft, pending, fence_token, chain)
 
     async def again(self, chained: Sequence[ChainedLine], draft: Draft, key: RequestKey) -> Receipt:
         """The first answer again, from what the chain holds.
@@ -189,19 +256,12 @@ class Answers:
         return self._chained_survives
 
 
-async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float, *, shared: bool) -> ChainPosition:
-    """The outcome within ``timeout_s``; a shared one, which others of the same key await, outlives that."""
-    message = f"not chained within {timeout_s:g} s"
-    if shared:
-        done, _ = await asyncio.wait((outcome,), timeout=timeout_s)
-        if not done:
-            raise DurabilityTimeoutError(message)
-        return outcome.result()
-    timer = asyncio.get_running_loop().call_later(timeout_s, expire, outcome, message)
-    try:
-        return await outcome
-    finally:
-        timer.cancel()
+async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float) -> ChainPosition:
+    """The outcome within ``timeout_s``; it outlives that, for others of the same key await it too."""
+    done, _ = await asyncio.wait((outcome,), timeout=timeout_s)
+    if not done:
+        raise DurabilityTimeoutError(f"not chained within {timeout_s:g} s")
+    return outcome.result()
 
 
 def fence_token_of(payload: bytes | str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -28,6 +28,11 @@ from ledger.private_fields import PRIVATE_MARK
 
 CREATED = "JobCreated"
 
+Created = dict[tuple[str, str], str | None]
+"""(tenant, job id) of each job that a request creates: the ``creation_of`` its first creation."""
+Unknown = dict[tuple[str, str], int]
+"""(tenant, job id) of each job of which this node knows nothing: the number of its first event."""
+
 
 class JobLookup(Protocol):
     """What submitting needs of the store: what is chained of each job that exists."""
@@ -50,30 +55,13 @@ class JobChecks:
         Jobs created earlier in the request exist. A creation at LOCAL is compared with what this node knows only; what
         it differs from elsewhere, the job's reader is shown.
         """
-        created: dict[tuple[str, str], str | None] = {}
-        unknown: dict[tuple[str, str], int] = {}
+        created: Created = {}
+        unknown: Unknown = {}
         turn = Turn()
         for number, draft in enumerate(drafts):
             await turn.pause()
-            if draft.job_id is None:
-                continue
-            job = (draft.tenant_id, draft.job_id)
-            is_creation = draft.event.name == CREATED
-            if is_creation and self._made_here.fullmatch(draft.job_id) is not None:
-                raise _taken(draft.job_id, number, in_lines)
-            known = self._jobs.get(*job)
-            if known is not None and known.ended is not None:
-                raise _ended(draft.job_id, known.ended, number, in_lines)
-            if is_creation:
-                creation = creation_of(draft)
-                for first in (None if known is None else known.creation, created.setdefault(job, creation)):
-                    if _differ(first, creation):
-                        raise _exists(job, number, in_lines)
-            elif known is None and job not in created:
-                unknown.setdefault(job, number)
-        wanted = list(unknown)
-        if requested > Durability.LOCAL:
-            wanted += [job for job, creation in created.items() if creation is not None and not self._knows(job)]
+            self._look_at(draft, number, created, unknown, in_lines=in_lines)
+        wanted = self._wanted(created, unknown, requested)
         if not wanted:
             return
         try:
@@ -93,13 +81,50 @@ class JobChecks:
                 raise _ended(job[1], ended, number, in_lines)
         self._check_creations(drafts, created, in_lines=in_lines)
 
+    def is_known(self, draft: Draft) -> bool:
+        """``check`` of one event by what this node knows; false when the store must be asked too.
+
+        Raises:
+            LedgerError: as ``check``.
+        """
+        if draft.job_id is None:
+            return True
+        created: Created = {}
+        unknown: Unknown = {}
+        self._look_at(draft, 0, created, unknown, in_lines=False)
+        return not self._wanted(created, unknown, draft.durability)
+
+    def _look_at(self, draft: Draft, number: int, created: Created, unknown: Unknown, *, in_lines: bool) -> None:
+        """Refuse what is known to be wrong; else note in ``created`` or ``unknown`` what is to be asked for."""
+        if draft.job_id is None:
+            return
+        job = (draft.tenant_id, draft.job_id)
+        is_creation = draft.event.name == CREATED
+        if is_creation and self._made_here.fullmatch(draft.job_id) is not None:
+            raise _taken(draft.job_id, number, in_lines)
+        known = self._jobs.get(*job)
+        if known is not None and known.ended is not None:
+            raise _ended(draft.job_id, known.ended, number, in_lines)
+        if is_creation:
+            creation = creation_of(draft)
+            for first in (None if known is None else known.creation, created.setdefault(job, creation)):
+                if _differ(first, creation):
+                    raise _exists(job, number, in_lines)
+        elif known is None and job not in created:
+            unknown.setdefault(job, number)
+
+    def _wanted(self, created: Created, unknown: Unknown, requested: Durability) -> list[tuple[str, str]]:
+        """The jobs that the store must be asked for."""
+        wanted = list(unknown)
+        if requested > Durability.LOCAL:
+            wanted += [job for job, creation in created.items() if creation is not None and not self._knows(job)]
+        return wanted
+
     def _knows(self, job: tuple[str, str]) -> bool:
         known = self._jobs.get(*job)
         return known is not None and known.creation is not None
 
-    def _check_creations(
-        self, drafts: Sequence[Draft], created: Mapping[tuple[str, str], str | None], *, in_lines: bool
-    ) -> None:
+    def _check_creations(self, drafts: Sequence[Draft], created: Created, *, in_lines: bool) -> None:
         """Refuse, now that the chain was asked, what was created otherwise or has ended."""
         for number, draft in enumerate(drafts):
             job = (draft.tenant_id, draft.job_id or "")

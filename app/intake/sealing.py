@@ -55,6 +55,11 @@ class Sealing:
     def __init__(self, knowledge: PrivacyKnowledge) -> None:
         self._knowledge = knowledge
 
+    def may_have_private(self, draft: Draft) -> bool:
+        """Whether ``draft`` may need a seal, or be refused for what is or may be private: ``prepare`` tells."""
+        knowledge = self._knowledge
+        return bool(knowledge.doubts) or draft.subject is not None or draft.tenant_id in knowledge.declarations
+
     async def prepare(self, draft: Draft) -> Draft:
         """``draft``, sealed if need be.
 

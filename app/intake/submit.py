@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from app.background.turns import LINES_PER_TURN, Turn
-from app.intake.answers import Answers, fence_token_of, raise_refusal, refused
+from app.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
 from app.intake.job_checks import CREATED, JobChecks, JobLookup, creation_in, creation_of
 from app.intake.job_index import JobIndex
 from app.intake.keyed import KeyedRequests
@@ -118,25 +118,34 @@ class Submitter:
         """
         if key is None:
             await self._checks.check((draft,), draft.durability, in_lines=False)
-            pending, fence_token = self._enter_one(draft, None)
-            return await self._answers.finish(pending, draft, fence_token)
+            return await self._answers.entered(draft, *self._enter_one(draft, None)).settled()
         async with self._keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
             if not seen and request.recovered:
                 request.entered(request.recovered[0])
                 seen = True
             if not seen and not request.chained:
                 await self._checks.check((draft,), draft.durability, in_lines=False)
-                pending, fence_token = self._enter_one(draft, _line_key(key, 0))
-                request.entered(pending)
+                request.entered(self._enter_one(draft, _line_key(key, 0))[0])
         if request.chained:
             return await self._answers.again(request.chained, draft, key)
         entered = request.pending
         assert entered is not None
         try:
-            receipt = await self._answers.finish(entered, draft, fence_token_of(entered.payload))
+            receipt = await self._answers.finish(draft, entered, fence_token_of(entered.payload))
         except DuplicateLineError:
             return await self._answers.again(await self._keyed.find((draft.tenant_id,), key), draft, key)
         return receipt._replace(replayed=seen)
+
+    def enter_known(self, draft: Draft) -> Entered | None:
+        """As ``submit`` of an event without a key, up to its answer; None, and nothing taken, when the store must be
+        asked for its job first.
+
+        Raises:
+            as ``submit``: nothing was taken.
+        """
+        if not self._checks.is_known(draft):
+            return None
+        return self._answers.entered(draft, *self._enter_one(draft, None))
 
     async def submit_lines(
         self, drafts: Sequence[Draft], *, durability: Durability | None, key: RequestKey | None

@@ -93,7 +93,7 @@ class SystemEntries:
         finally:
             self._backlog.release(room)
         pending.outcome = asyncio.get_running_loop().create_future()
-        return await outcome_within(pending.outcome, self._write_timeout_s, shared=True)
+        return await outcome_within(pending.outcome, self._write_timeout_s)
 
     async def begin_tenant(self, tenant_id: str) -> None:
         """Let a tenant begin without an event of its own; on return its chain has a head."""

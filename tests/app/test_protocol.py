@@ -45,6 +45,9 @@ class Pieces(asyncio.Transport):
     def pause_reading(self) -> None:
         return
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def whole(self, ends_with: bytes) -> bool:
         return b"".join(self.pieces).endswith(ends_with)
 

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from app.access.rights import RIGHTS, Right
 from app.http.application import ROUTERS
+from app.http.jobs import submissions
 from app.http.problems import ProblemError, ProblemType
 from app.http.routing import LeanRoute, RightedRoute
 from app.main import listening, running
@@ -56,16 +57,49 @@ async def test_every_route_asks_for_its_right_before_it_reads_the_body(
             assert asked == [(name_of(route), RIGHTS[name_of(route)]) for route in ROUTES]
 
 
-async def status_without_body(url: str, route: APIRoute) -> bytes:
-    """The status that a request is answered with of which only the head was sent."""
+async def test_a_plain_write_is_asked_for_its_right_once_whoever_answers_it(
+    database: Database, make_settings: MakeSettings
+) -> None:
+    asked: list[tuple[str, Right]] = []
+    plain = [route for route in submissions.routes if isinstance(route, APIRoute)]
+
+    def allow(scope: MutableMapping[str, Any], right: Right) -> None:
+        asked.append((f"{scope['method']} {scope['route'].path}", right))
+
+    def refuse(scope: MutableMapping[str, Any], right: Right) -> None:
+        allow(scope, right)
+        raise ProblemError(FORBIDDEN, f"nobody may {right.value}")
+
+    async with (
+        running(make_settings(), database.service_url) as (_service, parts),
+        listening(parts) as (url, _serving),
+        asyncio.timeout(DEADLINE_S),
+    ):
+        for route in plain:
+            name = name_of(route)
+            for authorize, body, status in ((refuse, "", b"403"), (allow, "{}", b"422")):
+                parts.authorize = authorize
+                assert await status_without_body(url, route, PLAIN, body) == status, name
+                assert asked == [(name, RIGHTS[name])]
+                asked.clear()
+        assert await status_without_body(url, plain[0], PLAIN, '{"tenant_id": "acme"}') == b"201"
+        assert asked == [("POST /v1/jobs", Right.WRITE)]
+
+
+PLAIN = "Content-Type: application/json"
+"""A header that no plain request is without, in place of one that none has."""
+
+
+async def status_without_body(url: str, route: APIRoute, header: str = "Expect: 100-continue", body: str = "") -> bytes:
+    """The status that a request is answered with of which only the head was sent, or ``body`` too."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     (method,) = route.methods
     path = route.path.replace(":path}", "}")
     for name in route.param_convertors:
         path = path.replace(f"{{{name}}}", "1")
-    length = "Content-Length: 10\r\n" if method != "GET" else ""
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n{length}\r\n".encode())
+    length = f"Content-Length: {len(body) or 10}\r\n" if method != "GET" else ""
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n{length}\r\n{body}".encode())
     line = await reader.readline()
     writer.close()
     return line.split(b" ")[1]

@@ -1,0 +1,126 @@
+"""A write in its common form: one event, taken and answered from the connection, without the framework.
+
+What it skips costs more than all that is done for the event. In order::
+
+    1. head     POST to a job or to all, HTTP/1.1, nothing in it but HEADERS, a body of at most BODY_BYTES_MAX
+    2. right    asked for, before there is a body
+    3. body     checked as the route checks it
+    4. entered  as the route enters it, where that takes no question to the store and no seal
+    5. answer   made as the route makes it, once the event has reached its level
+
+A request that is not so is the framework's, which gets it as it came. Nothing here says no: what is raised on the way
+is raised again by the route, and a request of which an event was entered is never handed on without that.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, NamedTuple
+
+from starlette.responses import Response
+
+from app.http.body import FREE_BYTES, JSON_MEDIA_TYPE
+from app.http.jobs import CANCELLATION, CREATION, REPORT, Submission, submissions
+from app.http.routing import BEGUN, Begun, RightedRoute
+from app.http.writing import receipt_answer
+from app.intake.answers import Entered
+from app.parts import Parts
+from ledger import names
+
+BODY_BYTES_MAX = FREE_BYTES
+"""A longer body is read by the framework, which counts what all of them hold."""
+HEADERS = {
+    b"host": None,
+    b"user-agent": None,
+    b"accept": None,
+    b"accept-encoding": None,
+    b"authorization": None,
+    b"content-length": None,
+    b"content-type": JSON_MEDIA_TYPE.encode(),
+    b"connection": b"keep-alive",
+}
+"""The headers of a plain request, and the one value that each may have; None where the route would not look at it."""
+_REQUIRED = {b"content-length", b"content-type"}
+_UNKNOWN = b"\n"
+"""The value of no header."""
+_ROUTES = {route.path: route for route in submissions.routes if isinstance(route, RightedRoute)}
+_SUBMISSIONS = {
+    action: (_ROUTES[submission.path], submission)
+    for action, submission in ((None, CREATION), (b"/events", REPORT), (b"/cancel", CANCELLATION))
+}
+"""By what stands behind ``/v1/jobs`` and the job."""
+_PATH = re.compile(rf"/v1/jobs(?:/({names.JOB_ID})(/events|/cancel))?".encode(), re.ASCII)
+
+
+class PlainWrite(NamedTuple):
+    """A request whose head is plain and whose caller has the right."""
+
+    route: RightedRoute
+    submission: Submission
+    job_id: str | None
+    begun: Begun
+
+
+class PlainWrites:
+    """Takes the plain requests of all connections."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._bytes_max = min(BODY_BYTES_MAX, parts.settings.event_bytes_max)
+
+    def begin(self, scope: Any) -> PlainWrite | None:
+        """The write that a head asks for, None when that is the framework's; ``scope`` then knows what was done."""
+        if scope["method"] != "POST" or scope["query_string"] or scope["http_version"] != "1.1":
+            return None
+        match = _PATH.fullmatch(scope["raw_path"])
+        if match is None or not self._is_plain(scope["headers"]) or not self._parts.accepting:
+            return None
+        job_id, action = match.groups()
+        route, submission = _SUBMISSIONS[action]
+        begun = scope[BEGUN] = Begun(time.perf_counter())
+        scope["route"] = route
+        try:
+            self._parts.authorize(scope, route.right)
+        except Exception as error:
+            begun.error = error
+            return None
+        return PlainWrite(route, submission, None if job_id is None else job_id.decode(), begun)
+
+    def _is_plain(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        seen = set()
+        for name, value in headers:
+            expected = HEADERS.get(name, _UNKNOWN)
+            if expected is not None and value != expected:
+                return False
+            if name == b"content-length" and (len(value) > len(str(BODY_BYTES_MAX)) or int(value) > self._bytes_max):
+                return False
+            seen.add(name)
+        return seen >= _REQUIRED
+
+    def enter(self, write: PlainWrite, body: bytes) -> Entered | None:
+        """The event of a whole request, in the WAL; None when the framework is to answer: with the error that
+        ``write.begun`` has, or by itself, nothing being taken."""
+        parts = self._parts
+        try:
+            parts.check_writable()
+            draft = write.submission.draft_of(body, write.job_id)
+            if parts.sealing.may_have_private(draft):
+                return None
+            return parts.submitter.enter_known(draft)
+        except Exception as error:
+            write.begun.error = error
+            return None
+
+    def answer(self, write: PlainWrite, entered: Entered) -> Response | None:
+        """The answer, once ``entered.reached`` is done; None when ``write.begun`` has the error to answer with."""
+        try:
+            return receipt_answer(self._parts.sessions, entered.receipt())
+        except Exception as error:
+            write.begun.error = error
+            return None
+
+    def answered(self, write: PlainWrite, status: int) -> None:
+        """Count a request that was answered."""
+        took_s = time.perf_counter() - write.begun.at_s
+        self._parts.metrics.observe_request("POST", write.route.path, status, took_s)

@@ -1,0 +1,352 @@
+"""Writes in their common form are answered from the connection, all others by the framework: nobody can tell which."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from io import BufferedReader
+from typing import Any, NamedTuple
+
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from uvicorn.server import ServerState
+
+from app.dev.embedded import EmbeddedPostgres
+from app.http.body import FREE_BYTES
+from app.http.plain import PlainWrites
+from app.http.protocol import ProblemProtocol
+from app.main import running
+from app.parts import Parts
+from tests.app.conftest import MakeSettings
+from tests.app.service_thread import serving
+from tests.app.test_protocol import BOUNDS, NAMES, Pieces, until
+from tests.conftest import Database
+
+DEADLINE_S = 60
+TENANT, JOB = b"tenant-@", b"job-#"
+"""Stand in generated requests where each way has a tenant, and each example a job, of its own."""
+WAYS = {b"tenant-a": b"", b"tenant-b": b"X-Way: the framework's\r\n"}
+"""By the tenant of a way, what is added to its requests: a header that the connection does not know."""
+_numbers = itertools.count(100_000)
+
+
+# --- both ways -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    with serving(postgres, tmp_path_factory.mktemp("plain"), "plain_writes", wal={"record_bytes_max": 4096}) as url:
+        host, port = url.removeprefix("http://").split(":")
+        yield host, int(port)
+
+
+class Sent(NamedTuple):
+    """A request without what its way adds."""
+
+    line: bytes
+    headers: list[bytes]
+    body: bytes
+
+    def by(self, tenant: bytes, number: int) -> bytes:
+        fields = b"".join(b"%b\r\n" % header for header in self.headers) + WAYS[tenant]
+        sent = b"%b\r\n%b\r\n%b" % (self.line, fields, self.body)
+        return sent.replace(TENANT, tenant).replace(JOB, b"job-%d" % number)
+
+
+class Answered(NamedTuple):
+    line: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+NAMES_OF_TENANT = st.sampled_from([TENANT.decode()] * 8 + ["", "Upper", "a" * 64, 7, None])
+TEXTS = st.text(max_size=6) | st.sampled_from(["", "x" * 256, "x" * 257, "\x00", "\u20ac", "\U0001f600"])
+NUMBERS = st.sampled_from([0, 1, -1, 2**53 - 1, 2**53, 10**30, True, None, "1", 1.0, 1.5, 1e300, float("nan")])
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+SPECS = st.dictionaries(TEXTS, VALUES, max_size=3) | VALUES | st.just({"long": "x" * 4000})
+LEVELS = st.sampled_from(["LOCAL"] * 4 + ["GLOBAL", "REGIONAL", "NONE", "local", None, 1])
+JOBS = st.sampled_from([JOB.decode() + end for end in "abc"])
+COMMON = {"fence_token": NUMBERS, "trace_time": NUMBERS, "subject": TEXTS, "durability": LEVELS, "surprise": VALUES}
+CREATED = {**COMMON, "job_id": JOBS | TEXTS, "spec": SPECS, "assigned_dcs": st.lists(TEXTS, max_size=3) | VALUES}
+CANCELLED = {**COMMON, "reason": TEXTS, "requestor": TEXTS | VALUES}
+REPORTED = {**COMMON, "dc_id": TEXTS, "completed": NUMBERS, "failed": NUMBERS, "error": TEXTS, "worker_count": NUMBERS}
+TYPES = ["JobAccepted", "JobProgressReported", "JobFailed", "JobCompleted", "JobCreated", "JobAte"]
+
+
+def members(optional: dict[str, st.SearchStrategy[Any]], **required: st.SearchStrategy[Any]) -> Any:
+    """Few of the optional members at a time: most requests are good."""
+    some = st.lists(st.sampled_from(sorted(optional)), max_size=2, unique=True)
+    with_level = some.map(lambda names: {*names, "durability"})
+    chosen = with_level.flatmap(lambda names: st.fixed_dictionaries({name: optional[name] for name in sorted(names)}))
+    return st.builds(lambda *parts: parts[0] | parts[1], st.fixed_dictionaries(required), chosen)
+
+
+@st.composite
+def texts_of(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> bytes:
+    """JSON in some spelling, and now and then something that is none."""
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")]))
+    text = json.dumps(draw(values), ensure_ascii=draw(st.booleans()), separators=separators).encode()
+    match draw(st.sampled_from(["as it is"] * 12 + ["cut", "longer", "twice", "escaped", "changed"])):
+        case "cut":
+            return text[: draw(st.integers(0, len(text)))]
+        case "longer":
+            return text + draw(st.sampled_from([b" ", b"\n", b"{}", b"\x00", b"\xff"]))
+        case "twice":
+            return text.replace(b"{", b'{"durability":"LOCAL",', 1)
+        case "escaped":
+            return text.replace(b"tenant_id", rb"ten\u0061nt_id")
+        case "changed":
+            at = draw(st.integers(0, len(text) - 1))
+            return text[:at] + bytes([text[at] ^ 1 << draw(st.integers(0, 7))]) + text[at + 1 :]
+    return text
+
+
+USUAL_HEADERS = [b"Accept: */*", b"User-Agent: test", b"Connection: keep-alive", b"Accept-Encoding: gzip"]
+UNUSUAL_HEADERS = [
+    b"Idempotency-Key: one",
+    b"Idempotency-Key: ",
+    b"Tally-Session: x",
+    b"Content-Encoding: gzip",
+    b"Connection: close",
+    b"Connection: Keep-Alive",
+    b"Origin: http://localhost",
+    b"Origin: http://evil.example",
+    b"Host: localhost",
+    b"Host: evil.example",
+    b"Authorization: Bearer x",
+    b"Expect: 200-maybe",
+    b"Content-Type: text/plain",
+]
+TYPES_OF_CONTENT = [b"application/json"] * 8 + [b"application/json; charset=utf-8", b"text/plain", b"Application/JSON"]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Sent:
+    job = draw(JOBS | st.sampled_from(["nobody", "%6aob", "a" * 129, "a b", "..", ""])).encode()
+    path, values = draw(
+        st.sampled_from(
+            [
+                (b"/v1/jobs", members(CREATED, tenant_id=NAMES_OF_TENANT)),
+                (b"/v1/jobs", members(CREATED, tenant_id=NAMES_OF_TENANT, job_id=JOBS)),
+                (b"/v1/jobs/%b/cancel" % job, members(CANCELLED, tenant_id=NAMES_OF_TENANT)),
+                (
+                    b"/v1/jobs/%b/events" % job,
+                    members(REPORTED, tenant_id=NAMES_OF_TENANT, type=st.sampled_from(TYPES), dc_id=st.just("use1")),
+                ),
+                (b"/v1/jobs/%b/other" % job, VALUES),
+            ]
+        )
+    )
+    path += draw(st.sampled_from([b""] * 12 + [b"?", b"?x=1", b"/", b"#"]))
+    body = draw(texts_of(values))
+    method = draw(st.sampled_from([b"POST"] * 16 + [b"PUT", b"GET"]))
+    line = b"%b %b %b" % (method, path, draw(st.sampled_from([b"HTTP/1.1"] * 12 + [b"HTTP/1.0"])))
+    headers = [b"Host: localhost", b"Content-Type: " + draw(st.sampled_from(TYPES_OF_CONTENT))]
+    headers += draw(st.lists(st.sampled_from(USUAL_HEADERS * 4 + UNUSUAL_HEADERS), max_size=2, unique=True))
+    return Sent(line, [*headers, b"Content-Length: %d" % len(body)], body)
+
+
+def answers_to(address: tuple[str, int], sent: list[bytes], cuts: list[int]) -> list[Answered]:
+    """The answers to requests sent one after the other on one connection, fewer when the service ends it."""
+    found: list[Answered] = []
+    with socket.create_connection(address, timeout=DEADLINE_S) as connection, connection.makefile("rb") as reader:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for request in sent:
+            places = [0, *sorted(cut % len(request) for cut in cuts), len(request)]
+            with contextlib.suppress(ConnectionError):  # It refuses a head before it has the body.
+                for start, end in itertools.pairwise(places):
+                    connection.sendall(request[start:end])
+            found.append(answer_from(reader))
+            if (b"connection", b"close") in found[-1].headers:
+                return found
+    return found
+
+
+def answer_from(reader: BufferedReader) -> Answered:
+    """The next answer."""
+    line, headers = reader.readline(), []
+    while (field := reader.readline()) != b"\r\n":
+        name, _, value = field.rstrip(b"\r\n").partition(b": ")
+        headers.append((name, value))
+    return Answered(line, headers, reader.read(int(dict(headers)[b"content-length"])))
+
+
+_MADE = re.compile(
+    rb'"(?:hlc|at|session|chain_link|prev_chain_link)":"[^"]*"|"lsn":[0-9]+|local-[0-9]+-[a-z0-9]+-[0-9]+|tenant-[ab]'
+)
+
+
+def comparable(answer: Answered) -> Answered:
+    """The answer without what is another one in each."""
+    headers = dict(answer.headers)
+    assert int(headers[b"content-length"]) == len(answer.body)
+    if session := headers.get(b"tally-session"):
+        assert b'"session":"%b"' % session in answer.body
+    differing = {b"date", b"content-length", b"tally-session"}
+    fields = [(name, b"" if name in differing else _MADE.sub(b"", value)) for name, value in answer.headers]
+    return Answered(answer.line, fields, _MADE.sub(b"", answer.body))
+
+
+@settings(max_examples=120)
+@given(sent=st.lists(requests(), min_size=1, max_size=5), cuts=st.lists(st.integers(0, 3000), max_size=3))
+def test_every_request_has_the_same_answer_both_ways(
+    address: tuple[str, int], sent: list[Sent], cuts: list[int]
+) -> None:
+    number = next(_numbers)
+    ours, framework = (answers_to(address, [each.by(tenant, number) for each in sent], cuts) for tenant in WAYS)
+    assert [comparable(answer) for answer in ours] == [comparable(answer) for answer in framework]
+
+
+# --- which way -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def parts(database: Database, make_settings: MakeSettings) -> AsyncIterator[Parts]:
+    async with running(make_settings(), database.service_url) as (_service, parts):
+        yield parts
+
+
+def connected(parts: Parts) -> tuple[ProblemProtocol, Pieces]:
+    """A connection to the service whose framework knows no path, so that all it is asked for is not found."""
+    config = uvicorn.Config(Starlette(), log_config=None, access_log=False, lifespan="off", date_header=False)
+    config.load()
+    given = {"config": config, "server_state": ServerState(), "app_state": {}, "bounds": BOUNDS, "names": NAMES}
+    protocol, transport = ProblemProtocol(**given, plain=PlainWrites(parts)), Pieces()
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
+def statuses(transport: Pieces) -> list[int]:
+    return [int(piece[9:12]) for piece in transport.pieces]
+
+
+async def answered(transport: Pieces, count: int) -> list[int]:
+    await until(lambda: len(transport.pieces) == count)
+    return statuses(transport)
+
+
+def post(path: str, body: dict[str, object] | bytes, *headers: str) -> bytes:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers)
+    return "\r\n".join((*lines, f"Content-Length: {len(text)}")).encode() + b"\r\n\r\n" + text
+
+
+CREATE = {"tenant_id": "acme", "durability": "LOCAL"}
+PROGRESS = {**CREATE, "type": "JobProgressReported", "dc_id": "use1", "completed": 1}
+FOLLOWED = [
+    post("/v1/jobs", {**CREATE, "job_id": "one"}),
+    post("/v1/jobs/one/events", PROGRESS),
+    post("/v1/jobs/one/cancel", {**CREATE, "reason": "why not"}),
+    post("/v1/jobs", {"tenant_id": "acme", "spec": {"image": "a/b:1"}}),
+]
+
+
+async def test_plain_writes_are_answered_without_the_framework(parts: Parts) -> None:
+    protocol, transport = connected(parts)
+    for count, sent in enumerate(FOLLOWED, 1):
+        protocol.data_received(sent)
+        assert set(await answered(transport, count)) == {201}
+
+
+async def test_a_body_behind_its_head_is_taken_without_the_framework_when_it_comes_soon(parts: Parts) -> None:
+    protocol, transport = connected(parts)
+    for cut in (FOLLOWED[0].index(b"\r\n\r\n") + 4, len(FOLLOWED[0]) - 1):
+        transport.pieces.clear()
+        protocol.data_received(FOLLOWED[0][:cut])
+        protocol.data_received(FOLLOWED[0][cut:])
+        assert await answered(transport, 1) == [201]
+        protocol.data_received(FOLLOWED[0][:cut])
+        protocol.look(asyncio.get_running_loop().time())
+        assert await answered(transport, 2) == [201, 404]
+        protocol, transport = connected(parts)
+
+
+UNUSUAL = {
+    "a key": post("/v1/jobs", CREATE, "Idempotency-Key: one"),
+    "a session": post("/v1/jobs", CREATE, "Tally-Session: x"),
+    "an unknown header": post("/v1/jobs", CREATE, "X-Request-Id: 1"),
+    "an expectation": post("/v1/jobs", CREATE, "Expect: 100-continue"),
+    "an encoding": post("/v1/jobs", CREATE, "Content-Encoding: gzip"),
+    "chunks": b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "the last of its connection": post("/v1/jobs", CREATE, "Connection: close"),
+    "another charset": post("/v1/jobs", CREATE, "Content-Type: application/json; charset=latin-1"),
+    "HTTP/1.0": post("/v1/jobs", CREATE).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "another method": post("/v1/jobs", CREATE).replace(b"POST", b"PUT"),
+    "a query": post("/v1/jobs?x=1", CREATE),
+    "an escaped path": post("/v1/j%6fbs", CREATE),
+    "a long body": post("/v1/jobs", b" " * FREE_BYTES + b"{}"),
+    "no body": b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\r\n",
+    "no type": post("/v1/jobs", CREATE).replace(b"Content-Type: application/json\r\n", b""),
+    "an unknown field": post("/v1/jobs", {**CREATE, "unknown": 1}),
+    "a member twice": post("/v1/jobs", b'{"tenant_id":"acme","tenant_id":"acme"}'),
+    "a subject": post("/v1/jobs", {**CREATE, "subject": "somebody"}),
+    "an unknown job": post("/v1/jobs/nobody/events", PROGRESS),
+    "a job that the store may know": post("/v1/jobs", {"tenant_id": "acme", "job_id": "two"}),
+}
+
+
+@pytest.mark.parametrize("what", UNUSUAL)
+async def test_what_is_unusual_is_the_frameworks_and_nothing_of_it_is_taken(parts: Parts, what: str) -> None:
+    protocol, transport = connected(parts)
+    before = parts.submitter._wal.next_lsn
+    protocol.data_received(UNUSUAL[what])
+    assert await answered(transport, 1) == [404]
+    assert parts.submitter._wal.next_lsn == before
+
+
+async def test_requests_behind_a_plain_write_are_answered_in_their_order(parts: Parts) -> None:
+    protocol, transport = connected(parts)
+    protocol.data_received(FOLLOWED[0] + UNUSUAL["a key"] + FOLLOWED[1] + b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert await answered(transport, 4) == [201, 404, 201, 404]
+
+
+async def test_a_plain_write_whose_client_left_is_chained_and_nothing_is_written(parts: Parts) -> None:
+    protocol, transport = connected(parts)
+    before = parts.submitter._wal.next_lsn
+    protocol.data_received(FOLLOWED[0])
+    protocol.connection_lost(None)
+    await until(lambda: parts.node.chained.lsn > before)
+    assert transport.pieces == []
+
+
+async def test_a_plain_write_in_a_stop_is_answered_and_ends_its_connection(parts: Parts) -> None:
+    protocol, transport = connected(parts)
+    protocol.data_received(FOLLOWED[0])
+    protocol.shutdown()
+    assert await answered(transport, 1) == [201]
+    assert b"\r\nconnection: close\r\n" in transport.pieces[0]
+    assert transport.closed
+    started, another = connected(parts)
+    started.data_received(FOLLOWED[0][:-1])
+    started.shutdown()
+    assert started.server_state.tasks, "the framework waits for the body, and is told when time is up"
+    started.connection_lost(None)
+    await asyncio.gather(*started.server_state.tasks)
+    assert another.pieces == []
+
+
+async def test_both_ways_are_counted_alike(parts: Parts) -> None:
+    def counted(status: str) -> float | None:
+        labels = {"method": "POST", "route": "/v1/jobs", "status": status}
+        return parts.metrics.registry.get_sample_value("http_requests_total", labels)
+
+    protocol, transport = connected(parts)
+    protocol.data_received(FOLLOWED[0])
+    await answered(transport, 1)
+    assert counted("201") == 1
+    protocol.data_received(UNUSUAL["a member twice"])
+    await answered(transport, 2)
+    assert (counted("201"), counted("404")) == (1, None), "the framework counts its own"
