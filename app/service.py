@@ -52,10 +52,11 @@ from ledger.errors import (
     WalPoisonedError,
 )
 from ledger.machines.events import SystemAction
+from ledger.positions import Epoch, Lsn
 from wal import control as wal_control
 from wal import retention as wal_retention
 from wal.control import Control
-from wal.writer import WalWriter
+from wal.group_commit import GroupCommit
 
 WAL_CLOSE_TIMEOUT_S = 10.0
 WAITING_SHARE = 0.4
@@ -179,15 +180,15 @@ class Service:
 
     # --- parts that need care ---------------------------------------------------------------------
 
-    def _open_writer(self, started: StartedNode) -> WalWriter:
+    def _open_writer(self, started: StartedNode) -> GroupCommit:
         wal = self.settings.wal
-        return WalWriter(
+        return GroupCommit(
             started.folder,
             node_id=self.node.node_id,
             wal_id=self.node.wal_id,
-            epoch=self.node.epoch,
-            next_lsn=started.next_lsn,
-            previous_lsn=started.previous_lsn,
+            epoch=Epoch(self.node.epoch),
+            next_lsn=Lsn(started.next_lsn),
+            previous_lsn=Lsn(started.previous_lsn),
             batch_timeout_us=wal.batch_timeout_microseconds,
             batch_max_entries=wal.batch_max_entries,
             batch_max_bytes=wal.batch_max_bytes,
@@ -343,11 +344,11 @@ class Service:
             Control(
                 wal_id=node.wal_id,
                 node_id=node.node_id,
-                epoch=node.epoch,
+                epoch=Epoch(node.epoch),
                 highest_hlc=node.clock.last,
-                durable_lsn=node.durable.lsn,
-                chained_lsn=chained_lsn,
-                signed_lsn=min(self._settled_lsn(), chained_lsn),
+                durable_lsn=Lsn(node.durable.lsn),
+                chained_lsn=Lsn(chained_lsn),
+                signed_lsn=Lsn(min(self._settled_lsn(), chained_lsn)),
             ),
         )
 
@@ -417,7 +418,7 @@ class Service:
         flushing = asyncio.create_task(asyncio.to_thread(self._stats_writer.close, drain_s))
         if self.node.failure is None:
             with contextlib.suppress(LedgerError):
-                await self.node.chained.wait(self.writer.durable_lsn, drain_s)
+                await self.node.chained.reached(self.writer.durable_lsn, drain_s)
         elif isinstance(self.node.failure, WalPoisonedError):
             # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
             await self.appender.drain(drain_s)

@@ -1,17 +1,22 @@
 """``wal_append_*``: durable appends by many concurrent writers, against RocksDB replaying the batches they formed.
 
-Ours: each writer is an asyncio task that appends a record and awaits its durability before the next; the WAL's
-thread announces what is durable, and the event loop wakes the tasks, as in the service.
+Ours: each writer is an asyncio task that appends a record and awaits its durability, with a deadline, before the
+next, as a request of the service does; the WAL's thread announces what is durable, and the event loop wakes the tasks.
+The interpreter is set as the service sets it.
 
 Against: RocksDB gets the same records, keyed by LSN, in the same batches, each a synced WriteBatch, from one thread
-that has nothing else to do. It is spared the event loop, the tasks and forming the batches.
+that has nothing else to do. It is spared the event loop, the tasks, framing and forming the batches; on neither side
+does the clock run while HLCs, or the keys made of LSNs, are made.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,15 +24,17 @@ from typing import NamedTuple
 import uvloop
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
+from app.main import GC_ALLOCATIONS, SWITCH_INTERVAL_S
 from app.node.state import Watermark
 from benchmarks.bench import Bench
 from benchmarks.row import Outcome, Row, expect, interleave
 from ledger.errors import WalPoisonedError
 from ledger.hlc import Hlc
 from ledger.machines.events import JOB_EVENTS
+from ledger.positions import Epoch, Lsn
 from wal import reader, recovery
 from wal.format import RECORD_HEADER_BYTES, encode_record
-from wal.writer import WalWriter
+from wal.group_commit import GroupCommit
 
 RECORD_BYTES = 254
 NODE_ID = "bench"
@@ -36,6 +43,7 @@ RECORD_TYPE = JOB_EVENTS["JobCreated"].record_type
 PAYLOAD = bytes(range(256))[: RECORD_BYTES - RECORD_HEADER_BYTES]
 PHYSICAL_MS = 1_704_931_200_000
 CLOSE_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 10.0
 _SYNCED = "rocksdb.wal.synced COUNT : "
 
 
@@ -57,7 +65,7 @@ def measure(bench: Bench, writers: int, records: int) -> Outcome:
             recovered = recovery.recover(folder, NODE_ID)
             expect(recovered.records == records, f"the WAL holds {recovered.records} records, not {records}")
             expect(recovered.cut is None, "the WAL had a torn tail")
-            expect(sum(1 for _ in reader.read(folder, 1, NODE_ID)) == records, "a record cannot be read back")
+            expect(sum(1 for _ in reader.read(folder, Lsn(1), NODE_ID)) == records, "a record cannot be read back")
         expect(sum(appended.batches) == records, f"batches of {sum(appended.batches)} records were synced")
         formed.append(appended.batches)
         return appended.rate
@@ -66,7 +74,8 @@ def measure(bench: Bench, writers: int, records: int) -> Outcome:
         with bench.fresh_folder() as folder:
             return _replay(folder, formed[-1])
 
-    rates = interleave(bench, ours, against)
+    with _as_in_the_service():
+        rates = interleave(bench, ours, against)
     batches = formed[-1]
     return rates.outcome(f"last run: {len(batches)} batches of {records / len(batches):.0f} records, one fsync each")
 
@@ -77,15 +86,15 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
     failures: list[WalPoisonedError] = []
     batches: list[int] = []
 
-    def announce(lsn: int) -> None:
+    def announce(lsn: Lsn) -> None:
         loop.call_soon_threadsafe(durable.advance, lsn)
 
-    writer = WalWriter(
+    writer = GroupCommit(
         folder,
         node_id=NODE_ID,
         wal_id=WAL_ID,
-        epoch=1,
-        next_lsn=1,
+        epoch=Epoch(1),
+        next_lsn=Lsn(1),
         on_durable=announce,
         on_failure=failures.append,
         observe=lambda _sync_s, entries: batches.append(entries),
@@ -93,9 +102,9 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
 
     async def write(count: int) -> None:
         for _ in range(count):
-            lsn = writer.append_all(((Hlc(PHYSICAL_MS, writer.next_lsn, NODE_ID), RECORD_TYPE, PAYLOAD),))
-            await durable.reached(lsn)
+            await durable.reached(writer.append(next(hlcs), RECORD_TYPE, PAYLOAD), WAIT_TIMEOUT_S)
 
+    hlcs = iter([Hlc(PHYSICAL_MS, lsn, NODE_ID) for lsn in range(1, records + 1)])
     began_s = time.perf_counter()
     await asyncio.gather(*(write(records // writers) for _ in range(writers)))
     took_s = time.perf_counter() - began_s
@@ -104,12 +113,25 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
     return Appended(records / took_s, batches)
 
 
+@contextmanager
+def _as_in_the_service() -> Iterator[None]:
+    """The collector and the switches between threads set as ``app.main.serve`` sets them, for both sides."""
+    switch_interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switch_interval_s)
+        gc.set_threshold(*thresholds)
+
+
 def _replay(folder: Path, batches: Sequence[int]) -> float:
     """Rate of RocksDB over the same records in the same batches."""
     records = sum(batches)
     # Made before the clock starts: the key, and the value as it stands in the WAL.
     rows = [
-        (lsn.to_bytes(8, "big"), encode_record(lsn, Hlc(PHYSICAL_MS, lsn, NODE_ID).pack(), RECORD_TYPE, PAYLOAD))
+        (lsn.to_bytes(8, "big"), encode_record(Lsn(lsn), Hlc(PHYSICAL_MS, lsn, NODE_ID).pack(), RECORD_TYPE, PAYLOAD))
         for lsn in range(1, records + 1)
     ]
     options = Options(raw_mode=True)

@@ -19,9 +19,10 @@ from benchmarks.machine import peak_memory_mib
 from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.wal_append import CLOSE_TIMEOUT_S, NODE_ID, PAYLOAD, PHYSICAL_MS, RECORD_BYTES, RECORD_TYPE, WAL_ID
 from ledger.hlc import Hlc
+from ledger.positions import Epoch, Lsn
 from wal import recovery
+from wal.group_commit import GroupCommit
 from wal.segment import list_segments
-from wal.writer import WalWriter
 
 LOG_BYTES = 256 << 20
 SMALL_LOG_BYTES = 16 << 20
@@ -71,12 +72,12 @@ def _write_log(folder: Path, log_bytes: int) -> int:
         room.release(lsn - released)
         released = lsn
 
-    writer = WalWriter(
+    writer = GroupCommit(
         folder,
         node_id=NODE_ID,
         wal_id=WAL_ID,
-        epoch=1,
-        next_lsn=1,
+        epoch=Epoch(1),
+        next_lsn=Lsn(1),
         batch_max_entries=BATCH_ENTRIES,
         on_durable=free,
         on_failure=lambda error: room.release(records),

@@ -15,6 +15,11 @@ Epoch = NewType("Epoch", int)
 Seq = NewType("Seq", int)
 LeafIndex = NewType("LeafIndex", int)
 
+BEFORE_FIRST = Lsn(0)
+"""Below the first LSN: nothing was written, synced, chained."""
+NO_EPOCH = Epoch(0)
+"""Below the first epoch: nobody has written yet."""
+
 
 def leaf_index_of(seq: Seq) -> LeafIndex:
     """The Merkle leaf that holds the chain link of ``seq``."""

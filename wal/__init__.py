@@ -6,9 +6,9 @@ segment to come). ``wal.format`` opens with the bytes of a segment, ``wal.contro
 control file.
 
 Order at start: ``lock.acquire``, ``control.load``, ``recovery.recover``, a higher epoch into
-``control.store``, ``writer.WalWriter``. Always true::
+``control.store``, ``group_commit.GroupCommit``, which appends to a ``log.Log``. Always true::
 
-    next_lsn > written_lsn >= durable_lsn        of a writer
+    next_lsn > written_lsn >= durable_lsn        of a log
     durable_lsn >= chained_lsn >= signed_lsn     of the control file
     a record is acknowledged  =>  its LSN <= durable_lsn
     damage at or below what was synced stops the start; only what was never synced is cut

@@ -24,6 +24,7 @@ from zlib import crc32
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal.format import NODE_ID_BYTES_MAX, WAL_ID_BYTES
 from wal.segment import store_file
 
@@ -40,11 +41,11 @@ class Control(NamedTuple):
 
     wal_id: str
     node_id: str
-    epoch: int
+    epoch: Epoch
     highest_hlc: Hlc
-    durable_lsn: int = 0
-    chained_lsn: int = 0
-    signed_lsn: int = 0
+    durable_lsn: Lsn = BEFORE_FIRST
+    chained_lsn: Lsn = BEFORE_FIRST
+    signed_lsn: Lsn = BEFORE_FIRST
 
 
 def new_wal_id() -> str:

@@ -16,6 +16,7 @@ from ledger.chain.record import decode as decode_event
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.hlc import unpack16
 from ledger.machines.events import ACTIONS, BATCH_RECORD_TYPE
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control
 from wal.format import (
@@ -53,10 +54,10 @@ class WalReport:
     verdict: str
     segments: int
     records: int
-    first_lsn: int
-    last_lsn: int
-    last_epoch: int
-    known_durable_lsn: int
+    first_lsn: Lsn
+    last_lsn: Lsn
+    last_epoch: Epoch
+    known_durable_lsn: Lsn
     segment: str | None = None
     offset: int | None = None
     reason: str | None = None
@@ -134,7 +135,7 @@ def _node_id(folder: Path, control: Control | None) -> str:
 
 def _report(folder: Path) -> WalReport:
     control, damaged_control = _control(folder)
-    known = control.durable_lsn if control else 0
+    known = control.durable_lsn if control else BEFORE_FIRST
     found = _settled_survey(folder, _node_id(folder, control), control, known)
     verdict = "ok"
     place: tuple[str, int, str] | tuple[None, None, None] = (None, None, None)
@@ -162,7 +163,7 @@ def _report(folder: Path) -> WalReport:
     )
 
 
-def _settled_survey(folder: Path, node_id: str, control: Control | None, known: int) -> Survey:
+def _settled_survey(folder: Path, node_id: str, control: Control | None, known: Lsn) -> Survey:
     """A survey whose finding, if any, is not a batch in flight or a segment just removed."""
     before: object = None
     for _ in range(SETTLE_ATTEMPTS):
@@ -185,9 +186,9 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, object]]
     descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         offset: int | None = SEGMENT_HEADER_BYTES
-        above_lsn = segment.base_lsn - 1
+        above_lsn = Lsn(segment.base_lsn - 1)
         while offset is not None:
-            batch, damage = _settled_batch(descriptor, offset, above_lsn + 1, node_id)
+            batch, damage = _settled_batch(descriptor, offset, Lsn(above_lsn + 1), node_id)
             if batch is not None:
                 yield from _items(segment, descriptor, node_id, offset, batch, damage)
                 above_lsn = batch.last_lsn
@@ -202,7 +203,7 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, object]]
 
 
 def _settled_batch(
-    descriptor: int, offset: int, next_lsn: int, node_id: str
+    descriptor: int, offset: int, next_lsn: Lsn, node_id: str
 ) -> tuple[BatchRecord | None, Damage | None]:
     """What the BATCH record at ``offset`` announces and what is wrong there; neither at the end of the segment."""
     before = None
@@ -215,7 +216,7 @@ def _settled_batch(
     return batch, damage
 
 
-def _read_batch(descriptor: int, offset: int, next_lsn: int, node_id: str) -> tuple[BatchRecord | None, Damage | None]:
+def _read_batch(descriptor: int, offset: int, next_lsn: Lsn, node_id: str) -> tuple[BatchRecord | None, Damage | None]:
     data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
     try:
         batch = decode_batch(data, 0, len(data))

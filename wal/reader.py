@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
+from ledger.positions import Epoch, Lsn
 from wal.format import (
     BATCH_RECORD_BYTES,
     RECORD,
@@ -25,14 +26,14 @@ from wal.segment import Segment, list_segments, read_header
 class Record(NamedTuple):
     """One record of a log."""
 
-    lsn: int
-    epoch: int
+    lsn: Lsn
+    epoch: Epoch
     hlc: Hlc
     type: int
     payload: bytes
 
 
-def read(folder: Path, from_lsn: int, node_id: str, upto_lsn: int | None = None) -> Iterator[Record]:
+def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None) -> Iterator[Record]:
     """Records from ``from_lsn`` on, in order; memory is bounded by one batch.
 
     Without ``upto_lsn`` to the end of the log, which must be sound: only for a log that nobody writes.
@@ -61,7 +62,7 @@ def read(folder: Path, from_lsn: int, node_id: str, upto_lsn: int | None = None)
         raise WalError(f"LSN {upto_lsn} is not in {folder}")
 
 
-def _read_segment(segment: Segment, from_lsn: int, node_id: str, last_lsn: int | None) -> Iterator[Record]:
+def _read_segment(segment: Segment, from_lsn: Lsn, node_id: str, last_lsn: Lsn | None) -> Iterator[Record]:
     try:
         header = read_header(segment)
     except FormatError as error:
@@ -79,12 +80,12 @@ def _read_segment(segment: Segment, from_lsn: int, node_id: str, last_lsn: int |
             if batch.last_lsn >= from_lsn:
                 yield from _read_body(segment, descriptor, offset, batch, from_lsn, node_id)
             offset += BATCH_RECORD_BYTES + batch.body_bytes
-            next_lsn = batch.last_lsn + 1
+            next_lsn = Lsn(batch.last_lsn + 1)
     finally:
         os.close(descriptor)
 
 
-def _read_batch(segment: Segment, descriptor: int, offset: int, next_lsn: int) -> BatchRecord | None:
+def _read_batch(segment: Segment, descriptor: int, offset: int, next_lsn: Lsn) -> BatchRecord | None:
     """The BATCH record at ``offset``, None at the end of the segment."""
     data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
     if not data:
@@ -101,7 +102,7 @@ def _read_batch(segment: Segment, descriptor: int, offset: int, next_lsn: int) -
 
 
 def _read_body(
-    segment: Segment, descriptor: int, offset: int, batch: BatchRecord, from_lsn: int, node_id: str
+    segment: Segment, descriptor: int, offset: int, batch: BatchRecord, from_lsn: Lsn, node_id: str
 ) -> Iterator[Record]:
     damage = find_bad_record(descriptor, offset, batch, node_id)
     if damage is not None:
@@ -112,5 +113,5 @@ def _read_body(
         _, length, lsn, physical_ms, logical, _, _, kind = RECORD.unpack_from(body, at)
         if lsn >= from_lsn:
             hlc = Hlc(physical_ms, logical, node_id)
-            yield Record(lsn, segment.epoch, hlc, kind, body[at + RECORD_HEADER_BYTES : at + length])
+            yield Record(Lsn(lsn), segment.epoch, hlc, kind, body[at + RECORD_HEADER_BYTES : at + length])
         at += length

@@ -27,6 +27,7 @@ from zlib import crc32
 
 from ledger.errors import WalCorruptError
 from ledger.hlc import Hlc
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch
 from wal.scan import WINDOW_BYTES, Damage, end_of_data
@@ -48,8 +49,8 @@ class TornTail:
     offset: int
     reason: str
     cut_bytes: int
-    first_lsn: int
-    last_lsn: int | None
+    first_lsn: Lsn
+    last_lsn: Lsn | None
     copies: tuple[str, ...]
 
 
@@ -63,18 +64,20 @@ class Recovered:
     ``highest_hlc`` is the highest time that may have been given away, cut records included.
     """
 
-    last_lsn: int
-    last_epoch: int
+    last_lsn: Lsn
+    last_epoch: Epoch
     highest_hlc: Hlc | None
     cut: TornTail | None
-    epoch_ends: dict[int, int]
+    epoch_ends: dict[Epoch, Lsn]
     wal_id: str | None
-    first_lsn: int
+    first_lsn: Lsn
     segments: int
     records: int
 
 
-def recover(folder: Path, node_id: str, known_durable_lsn: int = 0, *, accept_lost: bool = False) -> Recovered:
+def recover(
+    folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *, accept_lost: bool = False
+) -> Recovered:
     """Bring the log in ``folder`` into a state that can be appended to. The caller MUST hold its lock.
 
     ``known_durable_lsn`` is the highest LSN that anyone outside was told is durable; the control file's
@@ -88,7 +91,7 @@ def recover(folder: Path, node_id: str, known_durable_lsn: int = 0, *, accept_lo
     """
     # 1. Survey.
     control = control_file.load(folder)
-    known = max(known_durable_lsn, control.durable_lsn if control else 0)
+    known = max(known_durable_lsn, control.durable_lsn if control else BEFORE_FIRST)
     found = survey(folder, node_id, control, known)
 
     # 2. Refuse.
@@ -118,7 +121,7 @@ def recover(folder: Path, node_id: str, known_durable_lsn: int = 0, *, accept_lo
         cut=cut,
         epoch_ends=found.epoch_ends,
         wal_id=found.wal_id,
-        first_lsn=found.first_lsn or 1,
+        first_lsn=found.first_lsn or Lsn(1),
         segments=found.segments,
         records=found.records,
     )
@@ -135,7 +138,7 @@ def _set_tail_aside(folder: Path, found: Survey, finding: Finding) -> TornTail:
         copies.append(_copy_tail(folder, segment, damage))
         cut_bytes = _announce_survivors(segment, damage)
         found.records += damage.survivors
-        found.last_lsn += damage.survivors
+        found.last_lsn = Lsn(found.last_lsn + damage.survivors)
         found.epoch_ends[segment.epoch] = found.last_lsn
         if damage.survivors:
             found.last_batch_offset = damage.batch_offset
@@ -200,7 +203,7 @@ def _announce_survivors(segment: Segment, damage: Damage) -> int:
             assert damage.sound_hlc is not None
             body_at = damage.batch_offset + BATCH_RECORD_BYTES
             body = os.pread(descriptor, cut_at - body_at, body_at)
-            batch = BatchRecord(damage.batch.first_lsn, damage.lsn - 1, damage.sound_hlc, len(body), crc32(body))
+            batch = BatchRecord(damage.batch.first_lsn, Lsn(damage.lsn - 1), damage.sound_hlc, len(body), crc32(body))
             write_fully(descriptor, (encode_batch(batch),), damage.batch_offset)
         return end_of_data(descriptor, cut_at) - cut_at
     finally:

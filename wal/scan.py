@@ -14,6 +14,7 @@ from zlib import crc32
 
 from ledger.hlc import node_hash
 from ledger.machines.events import BATCH_RECORD_TYPE
+from ledger.positions import Lsn
 from wal.format import (
     BATCH,
     BATCH_BODY_BYTES_LIMIT,
@@ -46,7 +47,7 @@ class Damage(NamedTuple):
     """
 
     offset: int
-    lsn: int
+    lsn: Lsn
     reason: str
     batch_offset: int
     batch: BatchRecord | None = None
@@ -66,14 +67,14 @@ class SegmentScan(NamedTuple):
     """
 
     end: int
-    last_lsn: int
+    last_lsn: Lsn
     batches: int
     last_batch_offset: int | None
     highest_hlc: bytes | None
     damage: Damage | None
 
 
-def scan_segment(descriptor: int, next_lsn: int, node_id: str) -> SegmentScan:
+def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
     """Scan the segment open as ``descriptor``, whose first record must have ``next_lsn``.
 
     Raises:
@@ -91,19 +92,19 @@ def scan_segment(descriptor: int, next_lsn: int, node_id: str) -> SegmentScan:
             batch, damage = _check_batch(descriptor, offset, next_lsn, node_id)
             if batch is None:
                 break
-            run = _Run(1, 0, BATCH_RECORD_BYTES + batch.body_bytes, batch.last_lsn + 1)
+            run = _Run(1, 0, BATCH_RECORD_BYTES + batch.body_bytes, Lsn(batch.last_lsn + 1))
         batches += run.batches
         last_offset = offset + run.last_at
         offset += run.end
         next_lsn = run.next_lsn
     if last_offset is None:
-        return SegmentScan(offset, next_lsn - 1, batches, None, None, damage)
+        return SegmentScan(offset, Lsn(next_lsn - 1), batches, None, None, damage)
     last = decode_batch(os.pread(descriptor, BATCH_RECORD_BYTES, last_offset), 0, BATCH_RECORD_BYTES)
     if damage is None:
         damage = find_bad_record(descriptor, last_offset, last, node_id)
         if damage is not None:
-            return SegmentScan(last_offset, last.first_lsn - 1, batches - 1, None, None, damage)
-    return SegmentScan(offset, next_lsn - 1, batches, last_offset, last.hlc, damage)
+            return SegmentScan(last_offset, Lsn(last.first_lsn - 1), batches - 1, None, None, damage)
+    return SegmentScan(offset, Lsn(next_lsn - 1), batches, last_offset, last.hlc, damage)
 
 
 class _Run(NamedTuple):
@@ -112,15 +113,16 @@ class _Run(NamedTuple):
     batches: int
     last_at: int
     end: int
-    next_lsn: int
+    next_lsn: Lsn
 
 
-def _sound_run(data: memoryview, next_lsn: int) -> _Run:
+def _sound_run(data: memoryview, first_lsn: Lsn) -> _Run:
     """The sound batches that lie whole in ``data``, from its start on.
 
     Asks of each what ``_check_batch`` asks, in the order that is fastest for a batch that passes.
     """
     at = last_at = batches = 0
+    next_lsn: int = first_lsn
     end = len(data)
     unpack = BATCH.unpack_from
     while end - at >= BATCH_RECORD_BYTES:
@@ -142,10 +144,10 @@ def _sound_run(data: memoryview, next_lsn: int) -> _Run:
         last_at = at
         at = behind
         next_lsn = last + 1
-    return _Run(batches, last_at, at, next_lsn)
+    return _Run(batches, last_at, at, Lsn(next_lsn))
 
 
-def _check_batch(descriptor: int, offset: int, next_lsn: int, node_id: str) -> tuple[BatchRecord | None, Damage | None]:
+def _check_batch(descriptor: int, offset: int, next_lsn: Lsn, node_id: str) -> tuple[BatchRecord | None, Damage | None]:
     """The batch at ``offset`` when it is sound, else what is wrong with it; neither at the end of the segment."""
     data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
     try:
@@ -179,7 +181,7 @@ def find_bad_record(descriptor: int, offset: int, batch: BatchRecord, node_id: s
             length = check_record(body, at, lsn=lsn, node_id=node_id, available=len(body) - at)
             sound_hlc = body[at + 16 : at + 32]
             at += length
-            lsn += 1
+            lsn = Lsn(lsn + 1)
     except FormatError as error:
         return Damage(offset + BATCH_RECORD_BYTES + at, lsn, str(error), offset, batch, sound_hlc)
     if at != batch.body_bytes or sound_hlc != batch.hlc or crc32(body) != batch.body_crc32:
@@ -187,7 +189,7 @@ def find_bad_record(descriptor: int, offset: int, batch: BatchRecord, node_id: s
     return None
 
 
-def find_batch(descriptor: int, offset: int, above_lsn: int, node_id: str) -> int | None:
+def find_batch(descriptor: int, offset: int, above_lsn: Lsn, node_id: str) -> int | None:
     """Offset of the first sound BATCH record at or behind ``offset`` that begins above ``above_lsn``.
 
     It is looked for at every byte, since damage may have made every length before it worthless.

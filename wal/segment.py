@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ledger.errors import WalError
+from ledger.positions import Epoch, Lsn
 from wal.format import (
     SEGMENT_HEADER_BYTES,
     FormatError,
@@ -36,8 +37,8 @@ _NAME = re.compile(r"([0-9]{20})-([1-9][0-9]{0,18})\.wal")
 class Segment(NamedTuple):
     """One segment file by what its name says; tuple order is log order."""
 
-    base_lsn: int
-    epoch: int
+    base_lsn: Lsn
+    epoch: Epoch
     path: Path
 
     @property
@@ -45,7 +46,7 @@ class Segment(NamedTuple):
         return self.path.name
 
 
-def segment_name(base_lsn: int, epoch: int) -> str:
+def segment_name(base_lsn: Lsn, epoch: Epoch) -> str:
     """``<20-digit base lsn>-<epoch>.wal``."""
     return f"{base_lsn:020d}-{epoch}.wal"
 
@@ -58,7 +59,7 @@ def is_segment_name(name: str) -> bool:
 def list_segments(folder: Path) -> list[Segment]:
     """All segments of ``folder`` in log order; other files are none of our business."""
     found = (_NAME.fullmatch(entry) for entry in os.listdir(folder))
-    return sorted(Segment(int(name[1]), int(name[2]), folder / name[0]) for name in found if name)
+    return sorted(Segment(Lsn(int(name[1])), Epoch(int(name[2])), folder / name[0]) for name in found if name)
 
 
 def read_header(segment: Segment) -> SegmentHeader:

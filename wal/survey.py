@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ledger.hlc import Hlc, unpack16
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal.control import Control
 from wal.format import FormatError, SegmentHeader
 from wal.scan import Damage, find_batch, scan_segment
@@ -49,13 +50,13 @@ class Survey:
 
     node_id: str
     wal_id: str | None = None
-    first_lsn: int = 0
-    last_lsn: int = 0
-    last_epoch: int = 0
+    first_lsn: Lsn = BEFORE_FIRST
+    last_lsn: Lsn = BEFORE_FIRST
+    last_epoch: Epoch = NO_EPOCH
     segments: int = 0
     records: int = 0
     highest_hlc: Hlc | None = None
-    epoch_ends: dict[int, int] = field(default_factory=dict)
+    epoch_ends: dict[Epoch, Lsn] = field(default_factory=dict)
     last_segment: Segment | None = None
     end: int = 0
     last_batch_offset: int | None = None
@@ -71,7 +72,7 @@ class Survey:
             self.highest_hlc = seen
 
 
-def survey(folder: Path, node_id: str, control: Control | None, known_durable_lsn: int) -> Survey:
+def survey(folder: Path, node_id: str, control: Control | None, known_durable_lsn: Lsn) -> Survey:
     """Read the log in ``folder`` to its end or to the first thing wrong with it.
 
     Raises:
@@ -94,8 +95,8 @@ def _read_segment(result: Survey, segment: Segment) -> tuple[Damage | None, str 
     first = result.segments == 0
     if first:
         result.first_lsn = segment.base_lsn
-        result.last_lsn = segment.base_lsn - 1
-    next_lsn = result.last_lsn + 1
+        result.last_lsn = Lsn(segment.base_lsn - 1)
+    next_lsn = Lsn(result.last_lsn + 1)
     try:
         header = read_header(segment)
     except FormatError as error:
@@ -141,7 +142,7 @@ def _misplaced(result: Survey, header: SegmentHeader, first: bool) -> str | None
 
 
 def _proof_of_sync(
-    result: Survey, segment: Segment, damage: Damage, later: tuple[Segment, ...], known_durable_lsn: int
+    result: Survey, segment: Segment, damage: Damage, later: tuple[Segment, ...], known_durable_lsn: Lsn
 ) -> str | None:
     """Why ``damage`` cannot be a torn tail; None when it can."""
     if later:

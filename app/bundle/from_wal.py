@@ -20,6 +20,7 @@ from ledger.chain import record
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.machines.events import ACTIONS
+from ledger.positions import Lsn
 from signing.bundle.own_chain import OwnChainBundle, OwnEntry
 from signing.keys import Signer
 from wal import control as wal_control
@@ -77,7 +78,7 @@ def _unchained(report: WalReport) -> Iterator[Record]:
     """Records beyond what is known to be chained, up to the last sound one."""
     folder = Path(report.folder)
     control = wal_control.load(folder)
-    from_lsn = max(report.first_lsn, 1 + (control.chained_lsn if control is not None else 0))
+    from_lsn = max(report.first_lsn, Lsn(1 + (control.chained_lsn if control is not None else 0)))
     if from_lsn <= report.last_lsn:
         yield from wal_reader.read(folder, from_lsn, report.node_id, report.last_lsn)
 

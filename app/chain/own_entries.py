@@ -28,6 +28,7 @@ import orjson
 from ledger.chain import record
 from ledger.errors import ChainBrokenError
 from ledger.machines.events import ACTIONS, SystemAction
+from ledger.positions import Lsn
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from wal import reader as wal_reader
 from wal.segment import list_segments
@@ -173,7 +174,7 @@ class _WalRecords:
                 from_lsn = base_lsn
                 if self._begins_ms(base_lsn) < oldest_ms:
                     break
-        for each in wal_reader.read(self._folder, from_lsn, self._node_id, self._from_lsn - 1):
+        for each in wal_reader.read(self._folder, Lsn(from_lsn), self._node_id, Lsn(self._from_lsn - 1)):
             event = record.decode(each.payload)
             digest = hashlib.sha256(event.payload).hexdigest()
             self._marks.add(_mark(event.tenant_id, each.hlc.text(), event.job_id, ACTIONS[each.type], digest))
@@ -181,7 +182,7 @@ class _WalRecords:
 
     def _begins_ms(self, base_lsn: int) -> int:
         """Physical HLC of the first record of the segment that begins with ``base_lsn``."""
-        return next(wal_reader.read(self._folder, base_lsn, self._node_id, self._last_lsn)).hlc.physical_ms
+        return next(wal_reader.read(self._folder, Lsn(base_lsn), self._node_id, Lsn(self._last_lsn))).hlc.physical_ms
 
 
 def _physical_ms(row: EntryRow) -> int:

@@ -87,10 +87,10 @@ class Answers:
         try:
             if level <= Durability.LOCAL:
                 if not self._acknowledge_before_fsync:
-                    await node.durable.wait(lsn, self._write_timeout_s)
+                    await node.durable.reached(lsn, self._write_timeout_s)
                 return None
             if outcome is None:
-                await node.chained.wait(lsn, self._write_timeout_s)
+                await node.chained.reached(lsn, self._write_timeout_s)
                 return None
             node.chained.want(lsn)
             return await outcome_within(outcome, self._write_timeout_s)

@@ -98,7 +98,7 @@ class SystemEntries:
     async def begin_tenant(self, tenant_id: str) -> None:
         """Let a tenant begin without an event of its own; on return its chain has a head."""
         if tenant_id in self.tenants:
-            await self._node.chained.wait(self._wal.next_lsn - 1, self._write_timeout_s)
+            await self._node.chained.reached(self._wal.next_lsn - 1, self._write_timeout_s)
             return
         with contextlib.suppress(DuplicateLineError, EventRefusedError):
             await self.record(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})

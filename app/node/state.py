@@ -8,7 +8,8 @@ Always true::
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,11 @@ from ledger.hlc import Clock
 
 
 class Watermark:
-    """A position that only rises, and those who wait for it. Belongs to one event loop."""
+    """A position that only rises, and those who wait for it. Belongs to one event loop.
+
+    All whom one rise reaches are resolved in one pass, and one timer serves all who wait with a deadline. Who waits is
+    held in columns, in the order of the LSNs: position; deadline in the loop's time, and the seconds given; future.
+    """
 
     def __init__(self, name: str, lsn: int = 0) -> None:
         self.name = name
@@ -29,20 +34,40 @@ class Watermark:
         self.on_wanted: Callable[[], None] | None = None
         """Called when somebody waits for a higher position than anybody before."""
         self._failure: LedgerError | None = None
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Kept, since asking for the running one costs a system call."""
+        self._lsns: list[int] = []
+        self._deadlines: list[tuple[float, float]] = []
+        self._futures: list[asyncio.Future[None]] = []
+        self._looks_at_s = math.inf
+        """When the deadlines are looked at next: at the first of them, or before."""
 
-    def reached(self, lsn: int) -> asyncio.Future[None]:
+    def reached(self, lsn: int, timeout_s: float = math.inf) -> asyncio.Future[None]:
         """A future that resolves once the watermark is at ``lsn`` or above, not before.
 
-        It fails with the error given to ``fail`` if that comes first.
+        It fails with the error given to ``fail`` if that comes first, and with DurabilityTimeoutError after
+        ``timeout_s`` seconds.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         if self.lsn >= lsn:
             future.set_result(None)
         elif self._failure is not None:
             future.set_exception(self._failure)
         else:
-            self._insert(lsn, future)
+            if lsn > self.wanted_lsn:
+                self.want(lsn)
+            deadline_s = loop.time() + timeout_s
+            at = len(self._lsns)
+            if at and self._lsns[-1] > lsn:
+                at = bisect_right(self._lsns, lsn)
+            self._lsns.insert(at, lsn)
+            self._deadlines.insert(at, (deadline_s, timeout_s))
+            self._futures.insert(at, future)
+            if deadline_s < self._looks_at_s:
+                self._look_at(deadline_s)
         return future
 
     def want(self, lsn: int) -> None:
@@ -52,53 +77,55 @@ class Watermark:
             if self.on_wanted is not None:
                 self.on_wanted()
 
-    def _insert(self, lsn: int, future: asyncio.Future[None]) -> None:
-        self.want(lsn)
-        at = len(self._waiting)
-        while at and self._waiting[at - 1][0] > lsn:
-            at -= 1
-        self._waiting.insert(at, (lsn, future))
-
-    async def wait(self, lsn: int, timeout_s: float) -> None:
-        """Return once the watermark is at ``lsn`` or above.
-
-        Raises:
-            DurabilityTimeoutError: not within ``timeout_s`` seconds.
-            LedgerError: the error given to ``fail``.
-        """
-        if self.lsn >= lsn:
-            return
-        future = self.reached(lsn)
-        message = f"{self.name} did not reach LSN {lsn} in {timeout_s:g} s"
-        timer = asyncio.get_running_loop().call_later(timeout_s, expire, future, message)
-        try:
-            await future
-        finally:
-            timer.cancel()
-
     def advance(self, lsn: int) -> None:
         """Raise the watermark to ``lsn`` and resolve whoever waited for it; a lower one changes nothing."""
         if lsn <= self.lsn:
             return
         self.lsn = lsn
-        waiting = self._waiting
-        while waiting and waiting[0][0] <= lsn:
-            future = waiting.popleft()[1]
+        for future in self._leave(bisect_right(self._lsns, lsn)):
             if not future.done():
                 future.set_result(None)
 
     def give_up(self, message: str) -> None:
         """Tell everyone who waits now that their time is up."""
-        while self._waiting:
-            expire(self._waiting.popleft()[1], message)
+        for future in self._leave(len(self._lsns)):
+            expire(future, message)
 
     def fail(self, error: LedgerError) -> None:
         """Fail everyone who waits, and everyone who comes later for a position not reached."""
         self._failure = error
-        while self._waiting:
-            future = self._waiting.popleft()[1]
+        for future in self._leave(len(self._lsns)):
             if not future.done():
                 future.set_exception(error)
+
+    def _leave(self, count: int) -> list[asyncio.Future[None]]:
+        """The futures of the first ``count`` who wait, who do so no more."""
+        futures = self._futures[:count]
+        del self._lsns[:count], self._deadlines[:count], self._futures[:count]
+        return futures
+
+    def _look_at(self, deadline_s: float) -> None:
+        self._looks_at_s = deadline_s
+        asyncio.get_running_loop().call_at(deadline_s, self._expire, deadline_s)
+
+    def _expire(self, deadline_s: float) -> None:
+        """Tell those whose time is up, and look again at the next deadline of those who are left."""
+        if deadline_s != self._looks_at_s:
+            return
+        now_s = asyncio.get_running_loop().time()
+        waiting = list(zip(self._lsns, self._deadlines, self._futures, strict=True))
+        self._lsns, self._deadlines, self._futures = [], [], []
+        for lsn, (ends_s, timeout_s), future in waiting:
+            if ends_s <= now_s:
+                expire(future, f"{self.name} did not reach LSN {lsn} in {timeout_s:g} s")
+            else:
+                self._lsns.append(lsn)
+                self._deadlines.append((ends_s, timeout_s))
+                self._futures.append(future)
+        next_s, _ = min(self._deadlines, default=(math.inf, 0.0))
+        self._looks_at_s = math.inf
+        if next_s < math.inf:
+            self._look_at(next_s)
 
 
 def expire(future: asyncio.Future[Any], message: str) -> None:

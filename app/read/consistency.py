@@ -142,8 +142,8 @@ class Consistency:
             lsn = max(mine)
             try:
                 # A token may be of what is not committed yet: it must not hurry those who chain.
-                await node.committed.wait(lsn, self.wait_s)
-                await node.chained.wait(lsn, self.wait_s)
+                await node.committed.reached(lsn, self.wait_s)
+                await node.chained.reached(lsn, self.wait_s)
             except DurabilityTimeoutError as error:
                 raise SessionNotCaughtUpError(f"{error}; try again") from None
         return [token for token in tokens if token.node_id != node.node_id or token.epoch != node.epoch]
@@ -172,7 +172,7 @@ class Consistency:
             TooStaleError: not in time.
         """
         try:
-            await self._node.chained.wait(self._node.durable.lsn, self.wait_s)
+            await self._node.chained.reached(self._node.durable.lsn, self.wait_s)
         except DurabilityTimeoutError as error:
             raise TooStaleError(f"this node's own writes are not all chained yet: {error}") from None
 

@@ -59,6 +59,7 @@ from app.store.schema_version import check_schema
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import ACTIONS, SystemAction
+from ledger.positions import Epoch, Lsn
 from signing.key_history import time_of
 from signing.public_key import PublicKey
 from wal import control as wal_control
@@ -399,17 +400,17 @@ async def take_epoch(
         Control(
             wal_id=wal_id,
             node_id=wal.node_id,
-            epoch=epoch,
+            epoch=Epoch(epoch),
             highest_hlc=wal.highest_hlc(),
-            durable_lsn=wal.last_lsn,
+            durable_lsn=Lsn(wal.last_lsn),
             # A restore that fails must leave the node knowing how far Postgres once was.
-            chained_lsn=max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn),
-            signed_lsn=min(known.signed_lsn if known else 0, wal.chained_lsn),
+            chained_lsn=Lsn(max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn)),
+            signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
         ),
     )
     ends = dict(wal.recovered.epoch_ends)
     if position is not None:
-        ends[position.epoch] = wal.kept_lsn
+        ends[Epoch(position.epoch)] = Lsn(wal.kept_lsn)
     async with connection.transaction():
         if not await node_store.take_epoch(
             connection,

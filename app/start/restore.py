@@ -53,6 +53,7 @@ from app.store.schema_version import check_schema
 from ledger.errors import StartRefusedError
 from ledger.hlc import Clock
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
+from ledger.positions import Lsn
 from signing import checkpoint as checkpoints_format
 from signing import note
 from signing.bundle.judging import refuse_unless_trusted
@@ -326,7 +327,7 @@ async def _give_up_what_is_gone(locked: _Locked) -> None:
     known = wal_control.load(folder)
     assert known is not None
     signed_lsn = min(known.signed_lsn, wal.chained_lsn)
-    wal_control.store(folder, known._replace(chained_lsn=wal.chained_lsn, signed_lsn=signed_lsn))
+    wal_control.store(folder, known._replace(chained_lsn=Lsn(wal.chained_lsn), signed_lsn=Lsn(signed_lsn)))
 
 
 # --- the locked folder --------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from app.store.chaining import WalPosition
 from ledger.chain import record
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
+from ledger.positions import Lsn
 from wal import reader as wal_reader
 from wal import recovery as wal_recovery
 from wal.control import Control
@@ -81,7 +82,7 @@ class FoundWal:
         """The records from ``from_lsn`` on that the WAL holds up to ``to_lsn``."""
         if from_lsn > to_lsn:
             return
-        for entry in wal_reader.read(self.folder, from_lsn, self.node_id):
+        for entry in wal_reader.read(self.folder, Lsn(from_lsn), self.node_id):
             if entry.lsn > to_lsn:
                 return
             event = record.decode(entry.payload)
@@ -127,7 +128,7 @@ async def find_wal(
     durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else 0)
     if known is not None and not is_given_up:
         durable_lsn = max(durable_lsn, known.durable_lsn)
-    recover = partial(wal_recovery.recover, folder, node_id, durable_lsn, accept_lost=accept_lost_wal)
+    recover = partial(wal_recovery.recover, folder, node_id, Lsn(durable_lsn), accept_lost=accept_lost_wal)
     try:
         recovered = await to_its_end(recover)
     except OSError as error:
@@ -172,7 +173,7 @@ def _list_waiting(
         damage.lsns |= {damage.from_lsn} if damage.from_lsn <= chained_lsn else set()
     first_lsn, last_lsn = max([recovered.first_lsn, min(first_lsns, default=0)]), min(chained_lsn, recovered.last_lsn)
     if waiting and first_lsn <= last_lsn:
-        for entry in wal_reader.read(folder, first_lsn, node_id, last_lsn):
+        for entry in wal_reader.read(folder, Lsn(first_lsn), node_id, Lsn(last_lsn)):
             listed = waiting.get(record.decode(entry.payload).tenant_id)
             if listed is not None and listed.from_lsn is not None and entry.lsn >= listed.from_lsn:
                 listed.lsns.add(entry.lsn)

@@ -10,6 +10,7 @@ from app.store.chaining import ChainHead, WalPosition
 from ledger.errors import StartRefusedError
 from ledger.hlc import LOGICAL_MAX, Hlc
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
+from ledger.positions import Epoch, Lsn
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -22,7 +23,7 @@ async def take_epoch(
     wal_id: str,
     epoch: int,
     chained_lsn: int,
-    ends: dict[int, int],
+    ends: dict[Epoch, Lsn],
     expected: WalPosition | None,
 ) -> bool:
     """Make ``epoch`` the node's present one and keep where the past ones ended; False, and nothing changed, when

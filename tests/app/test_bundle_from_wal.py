@@ -26,7 +26,7 @@ from tests.app.service_thread import serving
 from tests.ledger.ledger_in_memory import SIGNER
 from wal import control as wal_control
 from wal.control import Control
-from wal.writer import WalWriter
+from wal.group_commit import GroupCommit
 
 NODE = "node-1"
 KEYS = Keyring([SIGNER.public_key])
@@ -36,7 +36,7 @@ def write_log(folder: Path, events: list[EventRecord], *, chained_lsn: int = 0) 
     """A node's log with these events, as JobCreated each, chained up to ``chained_lsn``."""
     folder.mkdir(parents=True, exist_ok=True)
     wal_id = "0f" * 16
-    writer = WalWriter(
+    writer = GroupCommit(
         folder,
         node_id=NODE,
         wal_id=wal_id,

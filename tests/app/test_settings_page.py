@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from app.config import ENV_NOT_SETTINGS, Settings
 from app.setting_types import Bounds
-from wal.writer import WalWriter
+from wal.group_commit import GroupCommit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
@@ -77,7 +77,7 @@ def test_the_wal_takes_every_setting_at_both_ends_of_what_it_may_be(end: int, tm
     bounds = {name.removeprefix("wal."): bounds_of(field) for name, field in fields().items() if "wal." in name}
     ends = {name: pair[end] for name, pair in bounds.items() if pair is not None}
     wal = Settings.model_validate({"wal": ends}).wal
-    writer = WalWriter(
+    writer = GroupCommit(
         tmp_path,
         node_id="node-a",
         wal_id="00" * 16,

@@ -17,6 +17,7 @@ from app.store import node as node_store
 from app.store.chaining import WalPosition
 from ledger.errors import LedgerError, StartRefusedError, WalLockedError
 from ledger.hlc import Hlc
+from ledger.positions import Epoch, Lsn
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
@@ -239,7 +240,7 @@ async def test_the_epoch_is_taken_only_from_the_position_that_was_judged(
             wal_id=judged.wal_id,
             epoch=9,
             chained_lsn=judged.chained_lsn,
-            ends={judged.epoch: 1},
+            ends={Epoch(judged.epoch): Lsn(1)},
             expected=stale,
         )
     assert await chains.position(service.node.node_id) == now

@@ -373,7 +373,7 @@ async def test_nothing_is_answered_or_chained_while_the_fsync_is_under_way(
         assert may_sync.wait(UNTIL_S)
         sync(descriptor)
 
-    monkeypatch.setattr("wal.writer.os.fdatasync", slow_sync)
+    monkeypatch.setattr("wal.log.os.fdatasync", slow_sync)
     try:
         answers = [
             asyncio.create_task(service.submitter.submit(created("acme", n, durability=level), key=None))
@@ -405,7 +405,7 @@ async def test_after_a_failed_fsync_nothing_is_acknowledged_any_more_and_a_resta
             raise OSError(errno.EIO, "the disk is gone")
 
         with monkeypatch.context() as broken:
-            broken.setattr("wal.writer.os.fdatasync", failing_sync)
+            broken.setattr("wal.log.os.fdatasync", failing_sync)
             results = await asyncio.gather(
                 *(
                     service.submitter.submit(created("acme", n, durability=level), key=None)
@@ -441,7 +441,7 @@ async def test_what_nobody_waits_for_is_chained_together_and_at_once_when_somebo
         assert service.node.chained.lsn == before
         if numbered.start == 1:
             await service.submitter.submit(created("acme", 4), key=None)
-        await service.node.chained.wait(receipts[-1].lsn, UNTIL_S)
+        await service.node.chained.reached(receipts[-1].lsn, UNTIL_S)
     assert numbers(await chains.sound("acme")) == list(range(8))
 
 
@@ -499,22 +499,50 @@ async def test_a_watermark_resolves_whom_it_reached_and_nobody_else() -> None:
 
 async def test_a_watermark_that_failed_fails_all_who_wait_and_who_come_later_but_for_what_was_reached() -> None:
     watermark = Watermark("durable", 5)
-    waiting = asyncio.create_task(watermark.wait(6, 30))
-    await asyncio.sleep(0)
+    waiting = watermark.reached(6, 30)
     watermark.fail(WalPoisonedError("gone"))
     with pytest.raises(WalPoisonedError):
         await waiting
     with pytest.raises(WalPoisonedError):
-        await watermark.wait(6, 30)
-    await watermark.wait(5, 30)
+        await watermark.reached(6, 30)
+    await watermark.reached(5, 30)
 
 
 async def test_a_wait_that_timed_out_leaves_the_watermark_to_others() -> None:
     watermark = Watermark("chained", 5)
     with pytest.raises(DurabilityTimeoutError, match="chained did not reach LSN 6"):
-        await watermark.wait(6, 0.01)
+        await watermark.reached(6, 0.01)
     watermark.advance(6)
-    await watermark.wait(6, 0)
+    await watermark.reached(6, 0)
+
+
+async def test_each_of_those_who_wait_has_a_deadline_of_its_own() -> None:
+    watermark = Watermark("durable", 5)
+    for_ever = watermark.reached(6)
+    long = watermark.reached(7, 3600)
+    short = watermark.reached(9, 0.02)
+    shorter = watermark.reached(8, 0.01)
+    done, _ = await asyncio.wait((shorter, short), timeout=30)
+    assert done == {shorter, short}
+    for future, message in ((shorter, "LSN 8 in 0.01 s"), (short, "LSN 9 in 0.02 s")):
+        with pytest.raises(DurabilityTimeoutError, match=message):
+            future.result()
+    assert not for_ever.done()
+    assert not long.done()
+    with pytest.raises(DurabilityTimeoutError, match="LSN 7"):
+        await watermark.reached(7, 0.01)
+    watermark.advance(7)
+    assert for_ever.done()
+    assert long.done()
+
+
+async def test_one_who_stopped_waiting_takes_nobody_along() -> None:
+    watermark = Watermark("durable", 5)
+    waiting = [watermark.reached(6, 30) for _ in range(3)]
+    waiting[1].cancel()
+    watermark.advance(6)
+    assert [future.cancelled() for future in waiting] == [False, True, False]
+    await asyncio.gather(waiting[0], waiting[2])
 
 
 # --- what can never fit ---------------------------------------------------------------------------

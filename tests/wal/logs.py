@@ -17,9 +17,9 @@ from wal.format import (
     encode_record,
     encode_segment_header,
 )
+from wal.group_commit import GroupCommit
 from wal.reader import read
 from wal.segment import segment_name
-from wal.writer import WalWriter
 
 NODE = "node-a"
 WAL_ID = "0123456789abcdef0123456789abcdef"
@@ -35,7 +35,7 @@ def payload_of(lsn: int) -> bytes:
     return b'{"n":%d}' % lsn
 
 
-class Log:
+class LogWriter:
     """A writer that can be waited for. ``told`` are the LSNs that it reported durable, in order."""
 
     def __init__(self, folder: Path, *, epoch: int = 1, next_lsn: int = 1, **settings: object) -> None:
@@ -44,7 +44,7 @@ class Log:
         self._changed = threading.Condition()
         self._gate = threading.Event()
         self._gate.set()
-        self.writer = WalWriter(
+        self.writer = GroupCommit(
             folder,
             node_id=NODE,
             wal_id=WAL_ID,
@@ -102,7 +102,7 @@ class Log:
         self._gate.set()
         self.writer.close(WAIT_S)
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> LogWriter:
         return self
 
     def __exit__(
@@ -139,7 +139,7 @@ def naive_batch(lsns: Sequence[int]) -> bytes:
 
 def lsns_in(folder: Path, from_lsn: int = 1) -> list[int]:
     """LSNs in the log, each record checked to be the one that was written."""
-    lsns = []
+    lsns: list[int] = []
     for record in read(folder, from_lsn, NODE):
         assert record.hlc == hlc_of(record.lsn)
         assert record.payload == payload_of(record.lsn)

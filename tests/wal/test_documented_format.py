@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ledger.hlc import Hlc
-from wal.writer import WalWriter
+from wal.group_commit import GroupCommit
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats" / "wal.md"
 
@@ -25,7 +25,7 @@ def documented_segment() -> bytes:
 
 
 def test_the_documented_segment_is_what_the_writer_writes(tmp_path: Path) -> None:
-    writer = WalWriter(
+    writer = GroupCommit(
         tmp_path,
         node_id="a",
         wal_id="00112233445566778899aabbccddeeff",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wal.logs import NODE, Log, lsns_in, naive_segment
+from tests.wal.logs import NODE, LogWriter, lsns_in, naive_segment
 from wal.inspect import dump
 from wal.recovery import recover
 from wal.segment import list_segments
@@ -57,7 +57,7 @@ def check_recovery(folder: Path, durable_lsn: int) -> None:
     found = recover(folder, NODE, durable_lsn)
     assert found.last_lsn >= durable_lsn
     assert lsns_in(folder) == list(range(1, found.last_lsn + 1))
-    with Log(folder, epoch=found.last_epoch + 1, next_lsn=found.last_lsn + 1) as log:
+    with LogWriter(folder, epoch=found.last_epoch + 1, next_lsn=found.last_lsn + 1) as log:
         log.batches([1, 2])
     assert recover(folder, NODE, found.last_lsn + 3).last_lsn == found.last_lsn + 3
 
@@ -160,9 +160,9 @@ def test_a_write_that_falls_short_is_finished(tmp_path: Path, strace: str) -> No
     program = """
 import os, resource, sys
 from pathlib import Path
-from tests.wal.logs import Log
+from tests.wal.logs import LogWriter
 folder = Path(sys.argv[1])
-log = Log(folder)
+log = LogWriter(folder)
 (segment,) = folder.glob("*.wal")
 log.wait_durable(log.append())
 limit = segment.stat().st_size + 100
@@ -193,9 +193,9 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_batch_poisons(tmp_path: Path, r
 import resource, sys
 from pathlib import Path
 from ledger.errors import WalPoisonedError
-from tests.wal.logs import Log
+from tests.wal.logs import LogWriter
 folder, room = Path(sys.argv[1]), int(sys.argv[2])
-log = Log(folder)
+log = LogWriter(folder)
 log.batches([1, 3])
 (segment,) = folder.glob("*.wal")
 limit = segment.stat().st_size + room

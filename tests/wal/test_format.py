@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import wal.format
 from ledger.hlc import Hlc
-from tests.wal.logs import NODE, WAL_ID, Log, hlc_of, payload_of
+from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, payload_of
 from wal.format import (
     BATCH_RECORD_BYTES,
     RECORD_HEADER_BYTES,
@@ -45,7 +45,7 @@ def test_the_worked_example_is_what_is_written() -> None:
 
 
 def test_the_writer_writes_the_same_bytes_as_the_plain_encoders(tmp_path: Path) -> None:
-    with Log(tmp_path) as log:
+    with LogWriter(tmp_path) as log:
         log.batches([1, 3])
     bodies = [[1], [2, 3, 4]]
     expected = encode_segment_header(SegmentHeader(NODE, WAL_ID, 1, 1, 0))

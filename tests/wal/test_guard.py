@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import WalPoisonedError
-from tests.wal.logs import Log
+from tests.wal.logs import LogWriter
 from wal.control import CONTROL_NAME
 from wal.guard import CHECK_INTERVAL_S
 from wal.lock import LOCK_NAME, acquire
@@ -48,7 +48,7 @@ def test_an_idle_writer_misses_a_file(
     tmp_path: Path, which: Callable[[Path], Path], fault: Callable[[Path], None]
 ) -> None:
     with acquire(tmp_path):
-        log = Log(tmp_path, segment_bytes=400)
+        log = LogWriter(tmp_path, segment_bytes=400)
         log.batches([1, 2, 3, 4])
         assert len(list_segments(tmp_path)) > 2
         path = which(tmp_path)
@@ -59,7 +59,7 @@ def test_an_idle_writer_misses_a_file(
 
 
 def test_nothing_that_was_synced_into_a_removed_file_is_reported_durable(tmp_path: Path) -> None:
-    log = Log(tmp_path)
+    log = LogWriter(tmp_path)
     log.wait_durable(log.append())
     newest(tmp_path).unlink()
     lsn = log.append()
@@ -71,7 +71,7 @@ def test_nothing_that_was_synced_into_a_removed_file_is_reported_durable(tmp_pat
 def test_a_writer_misses_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
-    log = Log(folder)
+    log = LogWriter(folder)
     log.wait_durable(log.append())
     shutil.copytree(folder, tmp_path / "copy")
     folder.rename(tmp_path / "away")
@@ -81,16 +81,16 @@ def test_a_writer_misses_its_folder(tmp_path: Path) -> None:
 
 def test_a_writer_misses_its_control_file_but_not_when_it_is_replaced(tmp_path: Path) -> None:
     (tmp_path / CONTROL_NAME).write_bytes(b"")
-    log = Log(tmp_path)
+    log = LogWriter(tmp_path)
     replace(tmp_path / CONTROL_NAME)
-    log.writer._guard.check()
+    log.writer._log.check()
     (tmp_path / CONTROL_NAME).unlink()
     assert CONTROL_NAME in str(log.wait_failure())
 
 
 def test_a_writer_misses_its_spare(tmp_path: Path) -> None:
-    log = Log(tmp_path, segment_bytes=100_000)
-    while (thread := log.writer._spare._thread) is None:
+    log = LogWriter(tmp_path, segment_bytes=100_000)
+    while (thread := log.writer._log._spare._thread) is None:
         log.wait_durable(log.append(bytes(500)))
     thread.join()
     (tmp_path / SPARE_NAME).unlink()
@@ -98,11 +98,11 @@ def test_a_writer_misses_its_spare(tmp_path: Path) -> None:
 
 
 def test_segments_that_retention_removes_are_not_missed(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=400) as log:
+    with LogWriter(tmp_path, segment_bytes=400) as log:
         log.batches([1, 2, 3, 4])
         removed = remove_segments(tmp_path, log.writer.durable_lsn, 0, 2e9, log.writer.retire)
         assert len(removed) > 1
-        log.writer._guard.check()
+        log.writer._log.check()
         log.wait_durable(log.append())
         assert not log.failures
-        assert removed[0] not in log.writer._guard._segments
+        assert removed[0] not in log.writer._log._guard._segments

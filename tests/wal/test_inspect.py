@@ -11,7 +11,7 @@ import pytest
 
 from ledger.chain.record import EventRecord, encode
 from ledger.errors import NotFoundError
-from tests.wal.logs import NODE, WAL_ID, Log, hlc_of, naive_batch, naive_segment, snapshot
+from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, naive_batch, naive_segment, snapshot
 from wal import control
 from wal.inspect import SETTLE_S, dump, verify, wal_folders
 from wal.lock import acquire
@@ -98,7 +98,7 @@ def test_a_damaged_control_file_is_corruption(tmp_path: Path) -> None:
 
 
 def test_dump_shows_every_record_with_its_place(tmp_path: Path) -> None:
-    with Log(tmp_path) as log:
+    with LogWriter(tmp_path) as log:
         event = encode(EventRecord("acme", "job-1", b'{"type":"JobCreated"}'))
         log.wait_durable(log.append(event))
         log.wait_durable(log.append(b"\xff\xfe"))
@@ -138,7 +138,7 @@ def test_dump_goes_on_behind_damage(tmp_path: Path) -> None:
 
 def test_beside_a_running_writer_the_log_is_always_sound(tmp_path: Path) -> None:
     stop = threading.Event()
-    with Log(tmp_path, segment_bytes=300_000, queue_max_entries=10**6) as log:
+    with LogWriter(tmp_path, segment_bytes=300_000, queue_max_entries=10**6) as log:
 
         def write() -> None:
             while not stop.is_set():

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.wal.logs import NODE, WAIT_S, Log, hlc_of
+from tests.wal.logs import NODE, WAIT_S, LogWriter, hlc_of
 from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.inspect import dump, verify
 from wal.reader import read
@@ -37,7 +37,7 @@ class LogMachine(RuleBasedStateMachine):
         self.model: list[bytes] = []
         self.epoch = 1
         self.first_lsn = 1
-        self.log = Log(self.folder, epoch=1, next_lsn=1, **self.settings)
+        self.log = LogWriter(self.folder, epoch=1, next_lsn=1, **self.settings)
 
     @rule(payloads=st.lists(st.binary(max_size=300), min_size=1, max_size=12))
     def append(self, payloads: list[bytes]) -> None:
@@ -96,7 +96,7 @@ class LogMachine(RuleBasedStateMachine):
         assert found.last_epoch == self.epoch
         assert found.highest_hlc is None or found.highest_hlc >= hlc_of(len(self.model))
         self.epoch += 1
-        self.log = Log(self.folder, epoch=self.epoch, next_lsn=len(self.model) + 1, **self.settings)
+        self.log = LogWriter(self.folder, epoch=self.epoch, next_lsn=len(self.model) + 1, **self.settings)
 
     @invariant()
     def the_log_is_the_model(self) -> None:

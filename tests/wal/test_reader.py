@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import WalCorruptError, WalError
-from tests.wal.logs import NODE, Log, hlc_of, lsns_in, naive_segment, payload_of
+from tests.wal.logs import NODE, LogWriter, hlc_of, lsns_in, naive_segment, payload_of
 from wal.reader import Record, read
 
 
@@ -75,7 +75,7 @@ def test_the_log_of_another_node_is_refused(tmp_path: Path) -> None:
 
 
 def test_reading_beside_the_writer_sees_all_that_is_durable(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=2000, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, segment_bytes=2000, batch_timeout_us=0) as log:
         for _ in range(30):
             log.append()
             log.append()

@@ -11,7 +11,8 @@ import pytest
 
 from ledger.errors import WalCorruptError
 from ledger.hlc import Hlc
-from tests.wal.logs import NODE, WAL_ID, Log, hlc_of, lsns_in, naive_batch, naive_segment, payload_of, snapshot
+from ledger.positions import Epoch, Lsn
+from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_batch, naive_segment, payload_of, snapshot
 from wal import control
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch, encode_record
 from wal.recovery import Recovered, recover
@@ -54,7 +55,7 @@ def batch_boundaries(batches: list[list[int]]) -> list[int]:
 
 def append_again(folder: Path, recovered: Recovered) -> None:
     """A repaired log takes new records, and the next recovery finds all of them and nothing wrong."""
-    with Log(folder, epoch=recovered.last_epoch + 1, next_lsn=recovered.last_lsn + 1) as log:
+    with LogWriter(folder, epoch=recovered.last_epoch + 1, next_lsn=recovered.last_lsn + 1) as log:
         log.batches([1, 2])
     last = recovered.last_lsn + 3
     again = recover(folder, NODE, last)
@@ -77,7 +78,7 @@ def test_a_sound_log_is_recovered_whole(tmp_path: Path) -> None:
         last_epoch=1,
         highest_hlc=hlc_of(14),
         cut=None,
-        epoch_ends={1: 14},
+        epoch_ends={Epoch(1): Lsn(14)},
         wal_id=WAL_ID,
         first_lsn=1,
         segments=2,
@@ -379,7 +380,7 @@ def test_corruption_that_was_accepted_as_lost_is_set_aside_with_all_behind_it(tm
     assert found.cut is not None
     assert len(found.cut.copies) == 3
     assert (tmp_path / f"torn-{second.stem}-0").read_bytes() == later
-    with Log(tmp_path, epoch=3, next_lsn=16, previous_lsn=2) as log:
+    with LogWriter(tmp_path, epoch=3, next_lsn=16, previous_lsn=2) as log:
         log.batches([1, 2])
     assert recover(tmp_path, NODE, 18).last_lsn == 18
     assert lsns_in(tmp_path) == [1, 2, 16, 17, 18]
@@ -408,7 +409,7 @@ def test_a_later_batch_is_found_across_the_edge_of_what_is_read_at_once(tmp_path
 
 
 def test_recovery_of_a_long_log_takes_flat_memory(tmp_path: Path) -> None:
-    with Log(tmp_path, batch_max_entries=64, segment_bytes=8 << 20, queue_max_entries=10**6) as log:
+    with LogWriter(tmp_path, batch_max_entries=64, segment_bytes=8 << 20, queue_max_entries=10**6) as log:
         for lsn in range(1, 120_001):
             last = log.writer.append(Hlc(lsn, 0, NODE), 1, bytes(220))
         log.wait_durable(last)

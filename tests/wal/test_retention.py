@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.wal.logs import NODE, Log, lsns_in, naive_segment
+from tests.wal.logs import NODE, LogWriter, lsns_in, naive_segment
 from wal.recovery import recover
 from wal.retention import remove_segments
 from wal.segment import list_segments
@@ -53,11 +53,11 @@ def test_what_is_left_is_recovered_and_read(tmp_path: Path) -> None:
 
 
 def test_segments_go_beside_a_running_writer(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=600, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, segment_bytes=600, batch_timeout_us=0) as log:
         for _ in range(60):
             log.wait_durable(log.append())
         written_s = max(segment.path.stat().st_mtime for segment in list_segments(tmp_path))
-        assert remove_segments(tmp_path, log.writer.durable_lsn, 0, written_s + 1)
+        assert remove_segments(tmp_path, log.writer.durable_lsn, 0, written_s + 1, log.writer.retire)
         assert len(list_segments(tmp_path)) == 1
         log.wait_durable(log.append())
     first = list_segments(tmp_path)[0].base_lsn

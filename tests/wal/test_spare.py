@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.wal.logs import NODE, WAIT_S, Log, lsns_in
+from tests.wal.logs import NODE, WAIT_S, LogWriter, lsns_in
 from wal.format import SEGMENT_HEADER_BYTES
 from wal.recovery import recover
 from wal.segment import SPARE_NAME, list_segments
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SEGMENT_BYTES = 100_000
 
 
-def fill_until_ahead(log: Log, folder: Path) -> Path:
+def fill_until_ahead(log: LogWriter, folder: Path) -> Path:
     """Append until the log stands in a segment that was written ahead; that segment."""
     for _ in range(100_000):
         log.wait_durable(log.append(bytes(500)))
@@ -28,7 +28,7 @@ def fill_until_ahead(log: Log, folder: Path) -> Path:
 
 
 def test_a_busy_log_moves_into_space_written_ahead(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=SEGMENT_BYTES) as log:
+    with LogWriter(tmp_path, segment_bytes=SEGMENT_BYTES) as log:
         ahead = fill_until_ahead(log, tmp_path)
         assert ahead.read_bytes()[-1000:] == bytes(1000)
         last = log.append()
@@ -36,20 +36,20 @@ def test_a_busy_log_moves_into_space_written_ahead(tmp_path: Path) -> None:
 
 
 def test_the_next_space_is_written_only_once_half_of_the_last_is_used(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=SEGMENT_BYTES) as log:
+    with LogWriter(tmp_path, segment_bytes=SEGMENT_BYTES) as log:
         ahead = fill_until_ahead(log, tmp_path)
-        offset = log.writer._offset
-        while log.writer._offset < SEGMENT_BYTES // 2:
-            assert log.writer._spare._thread is None
+        offset = log.writer._log._offset
+        while log.writer._log._offset < SEGMENT_BYTES // 2:
+            assert log.writer._log._spare._thread is None
             log.wait_durable(log.append(bytes(500)))
         log.wait_durable(log.append(bytes(500)))
-        assert log.writer._spare._thread is not None
+        assert log.writer._log._spare._thread is not None
         assert offset < SEGMENT_BYTES // 2
         assert list_segments(tmp_path)[-1].path == ahead
 
 
 def test_a_finished_log_is_as_long_as_its_records(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=SEGMENT_BYTES) as log:
+    with LogWriter(tmp_path, segment_bytes=SEGMENT_BYTES) as log:
         fill_until_ahead(log, tmp_path)
         last = log.append()
     before = {segment.name: segment.path.stat().st_size for segment in list_segments(tmp_path)}
@@ -59,7 +59,7 @@ def test_a_finished_log_is_as_long_as_its_records(tmp_path: Path) -> None:
 
 
 def test_a_log_that_stopped_in_space_written_ahead_is_recovered_and_shortened(tmp_path: Path) -> None:
-    log = Log(tmp_path, segment_bytes=SEGMENT_BYTES)
+    log = LogWriter(tmp_path, segment_bytes=SEGMENT_BYTES)
     ahead = fill_until_ahead(log, tmp_path)
     durable_lsn = log.writer.durable_lsn
     as_killed = ahead.read_bytes()
@@ -76,7 +76,7 @@ def test_a_log_that_stopped_in_space_written_ahead_is_recovered_and_shortened(tm
 
 
 def test_an_idle_log_writes_nothing_ahead(tmp_path: Path) -> None:
-    with Log(tmp_path) as log:
+    with LogWriter(tmp_path) as log:
         for _ in range(20):
             log.wait_durable(log.append())
         assert [path.suffix for path in tmp_path.iterdir()] == [".wal"]
@@ -87,12 +87,12 @@ def test_a_spare_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from pathlib import Path
-from tests.wal.logs import Log
+from tests.wal.logs import LogWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-with Log(Path(sys.argv[1]), segment_bytes=100_000) as log:
+with LogWriter(Path(sys.argv[1]), segment_bytes=100_000) as log:
     for _ in range(90):
         log.wait_durable(log.append(bytes(500)))
-    log.writer._spare._thread.join()
+    log.writer._log._spare._thread.join()
     assert not (Path(sys.argv[1]) / "spare").exists()
 """
     subprocess.run(
@@ -121,7 +121,7 @@ def test_a_spare_is_taken_only_when_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_records_are_the_same_with_and_without_space_written_ahead(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=2000, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, segment_bytes=2000, batch_timeout_us=0) as log:
         for _ in range(400):
             last = log.append()
         log.wait_durable(last)

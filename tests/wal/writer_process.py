@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ledger.errors import WalError, WalPoisonedError
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
-from wal.writer import WalWriter
+from wal.group_commit import GroupCommit
 
 
 def say(text: str) -> None:
@@ -37,7 +37,7 @@ def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: i
         durable.release()
 
     try:
-        writer = WalWriter(
+        writer = GroupCommit(
             folder,
             node_id=NODE,
             wal_id=WAL_ID,

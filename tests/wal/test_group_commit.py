@@ -19,13 +19,13 @@ from ledger.errors import (
 )
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import BATCH_RECORD_TYPE
-from tests.wal.logs import NODE, WAIT_S, WAL_ID, Log, hlc_of, lsns_in, payload_of
+from tests.wal.logs import NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, lsns_in, payload_of
 from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from wal.group_commit import GroupCommit
 from wal.inspect import dump
 from wal.reader import read
 from wal.recovery import recover
 from wal.segment import list_segments
-from wal.writer import WalWriter
 
 
 def batch_ranges(folder: Path) -> list[tuple[object, object]]:
@@ -33,7 +33,7 @@ def batch_ranges(folder: Path) -> list[tuple[object, object]]:
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
-    with Log(tmp_path) as log:
+    with LogWriter(tmp_path) as log:
         for _ in range(100):
             last = log.append()
         log.wait_durable(last)
@@ -43,21 +43,21 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
 
 def test_one_record_alone_is_written_at_once(tmp_path: Path) -> None:
     # A batch that were held open for company would only be written after an hour.
-    with Log(tmp_path, batch_timeout_us=3_600_000_000) as log:
+    with LogWriter(tmp_path, batch_timeout_us=3_600_000_000) as log:
         for _ in range(5):
             log.wait_durable(log.append())
         assert log.told == [1, 2, 3, 4, 5]
 
 
 def test_records_that_come_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
-    with Log(tmp_path) as log:
+    with LogWriter(tmp_path) as log:
         log.batches([1, 40, 3])
         assert log.told == [1, 41, 44]
     assert batch_ranges(tmp_path) == [(1, 1), (2, 41), (42, 44)]
 
 
 def test_behind_a_batch_of_several_the_next_is_held_open_until_as_many_are_back(tmp_path: Path) -> None:
-    with Log(tmp_path, batch_timeout_us=3_600_000_000) as log:
+    with LogWriter(tmp_path, batch_timeout_us=3_600_000_000) as log:
         log.batches([1, 3])
         log.append()
         log.append()
@@ -67,14 +67,14 @@ def test_behind_a_batch_of_several_the_next_is_held_open_until_as_many_are_back(
 
 
 def test_a_batch_is_not_held_open_longer_than_its_timeout(tmp_path: Path) -> None:
-    with Log(tmp_path, batch_timeout_us=2000) as log:
+    with LogWriter(tmp_path, batch_timeout_us=2000) as log:
         log.batches([1, 3])
         log.wait_durable(log.append())
     assert batch_ranges(tmp_path) == [(1, 1), (2, 4), (5, 5)]
 
 
 def test_closing_does_not_wait_for_a_batch_held_open(tmp_path: Path) -> None:
-    log = Log(tmp_path, batch_timeout_us=3_600_000_000)
+    log = LogWriter(tmp_path, batch_timeout_us=3_600_000_000)
     log.batches([1, 3])
     log.append()
     log.close()
@@ -82,7 +82,7 @@ def test_closing_does_not_wait_for_a_batch_held_open(tmp_path: Path) -> None:
 
 
 def test_no_batch_has_more_than_the_most_entries(tmp_path: Path) -> None:
-    with Log(tmp_path, batch_max_entries=4) as log:
+    with LogWriter(tmp_path, batch_max_entries=4) as log:
         log.batches([1])
         for _ in range(10):
             log.append()
@@ -93,7 +93,7 @@ def test_no_batch_has_more_than_the_most_entries(tmp_path: Path) -> None:
 
 def test_no_batch_of_several_has_more_than_the_most_bytes(tmp_path: Path) -> None:
     most = 4 * (RECORD_HEADER_BYTES + 100)
-    with Log(tmp_path, batch_max_bytes=most, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, batch_max_bytes=most, batch_timeout_us=0) as log:
         log.wait_durable(log.append(bytes(100)))
         for size in (100, 100, 100, 100, 100, 1000, 100, 399, 1):
             log.append(bytes(size))
@@ -112,7 +112,7 @@ def test_no_batch_of_several_has_more_than_the_most_bytes(tmp_path: Path) -> Non
 
 
 def test_local_sync_gives_each_record_its_own_batch(tmp_path: Path) -> None:
-    with Log(tmp_path, ack_mode="LOCAL_SYNC") as log:
+    with LogWriter(tmp_path, ack_mode="LOCAL_SYNC") as log:
         for _ in range(20):
             log.append()
     assert batch_ranges(tmp_path) == [(lsn, lsn) for lsn in range(1, 21)]
@@ -120,13 +120,13 @@ def test_local_sync_gives_each_record_its_own_batch(tmp_path: Path) -> None:
 
 
 def test_local_async_still_reports_only_what_is_synced(tmp_path: Path) -> None:
-    with Log(tmp_path, ack_mode="LOCAL_ASYNC") as log:
+    with LogWriter(tmp_path, ack_mode="LOCAL_ASYNC") as log:
         log.batches([1, 5])
     assert log.told == [1, 6]
 
 
 def test_a_full_segment_is_followed_by_another_of_the_same_epoch(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=1000, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, segment_bytes=1000, batch_timeout_us=0) as log:
         for _ in range(50):
             log.wait_durable(log.append(bytes(150)))
     segments = list_segments(tmp_path)
@@ -138,7 +138,7 @@ def test_a_full_segment_is_followed_by_another_of_the_same_epoch(tmp_path: Path)
 
 
 def test_a_record_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
-    with Log(tmp_path, segment_bytes=1000) as log:
+    with LogWriter(tmp_path, segment_bytes=1000) as log:
         for size in (10, 5000, 10):
             log.wait_durable(log.append(bytes(size)))
     assert [segment.base_lsn for segment in list_segments(tmp_path)] == [1, 2, 3]
@@ -147,25 +147,25 @@ def test_a_record_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> No
 
 def test_a_new_epoch_begins_a_new_segment(tmp_path: Path) -> None:
     for epoch, next_lsn in ((1, 1), (2, 3)):
-        with Log(tmp_path, epoch=epoch, next_lsn=next_lsn) as log:
+        with LogWriter(tmp_path, epoch=epoch, next_lsn=next_lsn) as log:
             log.batches([1, 1])
     assert [(segment.base_lsn, segment.epoch) for segment in list_segments(tmp_path)] == [(1, 1), (3, 2)]
     assert recover(tmp_path, NODE, 4).epoch_ends == {1: 2, 2: 4}
 
 
 def test_an_epoch_is_not_opened_twice(tmp_path: Path) -> None:
-    Log(tmp_path, epoch=4).close()
+    LogWriter(tmp_path, epoch=4).close()
     with pytest.raises(WalError, match="must take a higher epoch"):
-        Log(tmp_path, epoch=4)
+        LogWriter(tmp_path, epoch=4)
 
 
 def test_a_segment_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        Log(tmp_path / "missing")
+        LogWriter(tmp_path / "missing")
 
 
 def test_a_full_queue_rejects_and_queues_nothing(tmp_path: Path) -> None:
-    with Log(tmp_path, queue_max_entries=10, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, queue_max_entries=10, batch_timeout_us=0) as log:
         log.batches([1])
         blocked = _hold_reports(log)
         log.wait_durable(log.append())
@@ -188,7 +188,7 @@ def test_a_full_queue_rejects_and_queues_nothing(tmp_path: Path) -> None:
 
 
 def test_the_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
-    with Log(tmp_path, queue_max_bytes=1500, record_bytes_max=1000, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, queue_max_bytes=1500, record_bytes_max=1000, batch_timeout_us=0) as log:
         blocked = _hold_reports(log)
         log.wait_durable(log.append())
         log.append(bytes(900))
@@ -201,7 +201,7 @@ def test_the_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         log.wait_durable(log.append(bytes(900)))
 
 
-def _hold_reports(log: Log) -> threading.Event:
+def _hold_reports(log: LogWriter) -> threading.Event:
     """Let the writer thread stand in its next report until the event is set."""
     held = threading.Event()
     log._gate = held
@@ -209,7 +209,7 @@ def _hold_reports(log: Log) -> threading.Event:
 
 
 def test_a_record_over_the_bound_is_refused(tmp_path: Path) -> None:
-    with Log(tmp_path, record_bytes_max=100) as log:
+    with LogWriter(tmp_path, record_bytes_max=100) as log:
         with pytest.raises(RecordTooLargeError, match="a record of 101 bytes"):
             log.append(bytes(101 - RECORD_HEADER_BYTES))
         log.wait_durable(log.append(bytes(100 - RECORD_HEADER_BYTES)))
@@ -218,12 +218,12 @@ def test_a_record_over_the_bound_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("record_type", [0, 256, -1, BATCH_RECORD_TYPE])
 def test_a_type_that_no_record_has_is_refused(tmp_path: Path, record_type: int) -> None:
-    with Log(tmp_path) as log, pytest.raises(InvalidInputError, match="not the type of a record"):
+    with LogWriter(tmp_path) as log, pytest.raises(InvalidInputError, match="not the type of a record"):
         log.writer.append(hlc_of(1), record_type, b"")
 
 
 def test_an_hlc_that_does_not_rise_is_refused(tmp_path: Path) -> None:
-    with Log(tmp_path) as log:
+    with LogWriter(tmp_path) as log:
         log.writer.append(Hlc(5, 5, NODE), 1, b"")
         for hlc in (Hlc(5, 5, NODE), Hlc(5, 4, NODE), Hlc(4, 9, NODE)):
             with pytest.raises(InvalidInputError, match="not above"):
@@ -232,12 +232,12 @@ def test_an_hlc_that_does_not_rise_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_hlc_of_another_node_is_refused(tmp_path: Path) -> None:
-    with Log(tmp_path) as log, pytest.raises(InvalidInputError, match="not of node"):
+    with LogWriter(tmp_path) as log, pytest.raises(InvalidInputError, match="not of node"):
         log.writer.append(Hlc(5, 5, "node-b"), 1, b"")
 
 
 def test_a_closed_writer_takes_nothing_and_closes_twice(tmp_path: Path) -> None:
-    log = Log(tmp_path)
+    log = LogWriter(tmp_path)
     log.append()
     log.close()
     log.close()
@@ -254,7 +254,7 @@ def test_a_writer_that_cannot_report_fails_loudly(tmp_path: Path) -> None:
     def broken(lsn: int) -> None:
         raise RuntimeError("nobody listens")
 
-    writer = WalWriter(
+    writer = GroupCommit(
         tmp_path,
         node_id=NODE,
         wal_id=WAL_ID,
@@ -275,7 +275,7 @@ def test_hlc_and_lsn_rise_together_whatever_threads_append(tmp_path: Path) -> No
     clock = Clock(NODE, 5000)
     step = threading.Lock()
     drawn: dict[int, Hlc] = {}
-    with Log(tmp_path, segment_bytes=100_000, queue_max_entries=10**6) as log:
+    with LogWriter(tmp_path, segment_bytes=100_000, queue_max_entries=10**6) as log:
 
         def append_many(number: int) -> None:
             for n in range(500):
@@ -307,7 +307,7 @@ def test_hlc_and_lsn_rise_together_whatever_threads_append(tmp_path: Path) -> No
 
 def test_the_observer_hears_of_every_batch(tmp_path: Path) -> None:
     heard: list[tuple[float, int]] = []
-    with Log(tmp_path, observe=lambda sync_s, entries: heard.append((sync_s, entries))) as log:
+    with LogWriter(tmp_path, observe=lambda sync_s, entries: heard.append((sync_s, entries))) as log:
         log.batches([1, 7, 2])
     assert [entries for _, entries in heard] == [1, 7, 2]
     assert all(sync_s > 0 for sync_s, _ in heard)
@@ -318,7 +318,7 @@ def test_a_writer_never_leaves_descriptors_behind(tmp_path: Path) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     before = open_files()
-    with Log(tmp_path, segment_bytes=500, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, segment_bytes=500, batch_timeout_us=0) as log:
         for _ in range(20):
             log.wait_durable(log.append(bytes(200)))
     recover(tmp_path, NODE, 20)
@@ -332,7 +332,7 @@ def test_a_writer_never_leaves_descriptors_behind(tmp_path: Path) -> None:
 def test_records_appended_together_are_those_that_were_appended_one_by_one(tmp_path: Path) -> None:
     for folder, together in ((tmp_path / "one", False), (tmp_path / "many", True)):
         folder.mkdir()
-        with Log(folder) as log:
+        with LogWriter(folder) as log:
             log.wait_durable(log.append())
             if together:
                 assert log.writer.append_all([(hlc_of(lsn), 1, payload_of(lsn)) for lsn in range(2, 51)]) == 2
@@ -359,7 +359,7 @@ def test_records_appended_together_are_those_that_were_appended_one_by_one(tmp_p
 def test_of_records_appended_together_one_that_is_refused_refuses_all(
     tmp_path: Path, bad: tuple[Hlc, int, bytes]
 ) -> None:
-    with Log(tmp_path, record_bytes_max=500) as log:
+    with LogWriter(tmp_path, record_bytes_max=500) as log:
         log.append()
         with pytest.raises(InvalidInputError):
             log.writer.append_all([(hlc_of(2), 1, b"a"), (hlc_of(3), 1, b"b"), bad, (hlc_of(9), 1, b"c")])
@@ -369,7 +369,7 @@ def test_of_records_appended_together_one_that_is_refused_refuses_all(
 
 
 def test_records_that_do_not_all_fit_are_all_refused(tmp_path: Path) -> None:
-    with Log(tmp_path, queue_max_entries=10, batch_timeout_us=0) as log:
+    with LogWriter(tmp_path, queue_max_entries=10, batch_timeout_us=0) as log:
         with pytest.raises(WalFullError):
             log.writer.append_all([(hlc_of(lsn), 1, b"x") for lsn in range(1, 12)])
         log.wait_durable(log.writer.append_all([(hlc_of(lsn), 1, payload_of(lsn)) for lsn in range(1, 11)]) + 9)
