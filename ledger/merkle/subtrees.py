@@ -47,7 +47,7 @@ class PartOfTree:
         """The run begins at leaf ``first_leaf`` of the tree."""
         self.begin = first_leaf
         self._levels: list[tuple[int, list[bytes]]] = [(first_leaf, [])]
-        """Index of the first node, and the nodes, from the leaves up; those above the leaves once asked for."""
+        """Index of the first node, and the nodes, from the leaves up."""
 
     @property
     def end(self) -> int:
@@ -55,14 +55,21 @@ class PartOfTree:
         return self.begin + len(self._levels[0][1])
 
     def append(self, leaf_hashes: Sequence[bytes]) -> None:
-        """The next leaves; all MUST be appended before anything is asked for."""
+        """The next leaves."""
         self._levels[0][1].extend(leaf_hashes)
+        for level, (first, nodes) in enumerate(self._levels):
+            if level + 1 == len(self._levels):
+                if len(nodes) < 2:
+                    return
+                self._levels.append(((first + 1) // 2, []))
+            above = self._levels[level + 1][1]
+            above += _paired(nodes[(first & 1) + 2 * len(above) :])
 
     def nodes(self, level: int) -> tuple[int, list[bytes]]:
         """Index of the first perfect subtree of ``2^level`` leaves that lies in the run, and the roots of all."""
-        while len(self._levels) <= level:
-            self._levels.append(_above(*self._levels[-1]))
-        return self._levels[level]
+        if level < len(self._levels):
+            return self._levels[level]
+        return -(-self.begin >> level), []
 
     def part(self, begin: int, end: int, *, origin: int = 0) -> list[bytes]:
         """Roots of the subtrees that leaves ``begin..end - 1`` fall into, in the tree that begins at leaf ``origin``.
@@ -109,10 +116,6 @@ class GrowingPart:
     def roots(self) -> list[bytes]:
         """Root of each subtree, from left to right, as ``append_part`` takes them."""
         return [root for _, root in self._roots]
-
-
-def _above(first: int, nodes: list[bytes]) -> tuple[int, list[bytes]]:
-    return (first + 1) // 2, _paired(nodes[first & 1 :])
 
 
 def _paired(nodes: list[bytes]) -> list[bytes]:

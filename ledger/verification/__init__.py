@@ -1,38 +1,39 @@
 """Verification of one tenant's ledger: one pure algorithm over a reader, wherever the rows come from.
 
+A chain is checked in ranges (:mod:`ledger.verification.range_check`), whose summaries are folded into the verdict
+(:mod:`ledger.verification.range_fold`). Here the ranges come one behind the other from one reader; on Spark each is
+checked by itself.
+
 The reader MUST show one consistent state of the ledger throughout. Rows stream by in batches; what is kept
 does not grow with their number. Between batches the event loop gets its turn.
 
-What is checked depends on the range. Entries, and the snapshots that lie wholly inside it, always; the head
-when the range reaches the end; the stored tree, roots of the whole tree and checkpoints when it begins at seq 1;
-the projection when it is the whole chain. The rest is ``not_checked``.
+What is checked depends on the range that is asked for. Entries, and the snapshots that lie wholly inside it, always;
+the head when the range reaches the end; the stored tree, roots of the whole tree and checkpoints when it begins at
+seq 1; the projection when it is the whole chain. The rest is ``not_checked``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
-from hashlib import sha256
-from typing import Any, Protocol
+from typing import Final, Protocol
 
-from ledger.merkle import Frontier
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow, EntryRun
-from ledger.verification.head_check import check_head, readable_ends
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryColumns, EntryRow
 from ledger.verification.projection_check import FOLD_COLUMNS, JOB_COLUMNS, Rows, check_projection
+from ledger.verification.range_check import RangeChecker
+from ledger.verification.range_fold import Ends, Fold
+from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.snapshot_check import (
     SNAPSHOT_COLUMNS,
+    OpenedRow,
     OpenedSnapshot,
     OpenSnapshot,
-    RangeTree,
-    SnapshotChecker,
     SnapshotRow,
+    has_place,
     open_row,
 )
-from ledger.verification.tile_check import TILES_AT_ONCE, TileWalk
-from ledger.verification.tree_check import Anchor, StoredTree, TreeChecker, TreeHead
-from ledger.verification.verdict import ASPECTS, KINDS, Break, Findings, Head, Verdict, begin_aspects
-from ledger.verification.walk import Walk
+from ledger.verification.tree_check import Anchor, StoredTree, TreeHead
+from ledger.verification.verdict import ASPECTS, KINDS, Break, Findings, Head, Verdict
 
 __all__ = [
     "ASPECTS",
@@ -52,6 +53,9 @@ __all__ = [
     "Verdict",
     "verify",
 ]
+
+RANGE_ENTRIES: Final = 8192
+"""Entries of a range, of which about 200 bytes each are held: 32 tiles of the stored tree, which are read at once."""
 
 
 class ChainReader(Protocol):
@@ -114,143 +118,136 @@ async def verify(
     findings = Findings(on_break)
     # 1. What there is.
     last = await reader.last_entry() or Head(0, None, None)
-    head, tree = readable_ends(await reader.head(), await reader.tree(), last, findings)
     first = max(from_seq or 1, 1)
-    is_from_start = first == 1
     is_to_end = to_seq is None or to_seq >= last.seq
-    # 2. Entries, and with them snapshots, tree and checkpoints.
-    begin_aspects(findings, are_signatures_judged=open_snapshot is not None, is_from_start=is_from_start)
-    tree_checker = TreeChecker(findings, tree, checkpoints, anchors, is_from_start=is_from_start)
-    walk = _Verification(
-        await _entry_checker(reader, findings, tenant_id, first, last.seq, expected_prev),
-        SnapshotChecker(
-            tenant_id,
-            findings,
-            partial(open_row, open_snapshot=open_snapshot, findings=findings),
-            is_from_start=is_from_start,
-            follows=None if expected_snapshot is None else (first - 1, expected_snapshot),
-        ),
-        tree_checker,
-        TileWalk(tree.size if tree is not None else 0, reader.tiles, tree_checker.report_tile),
-        reader.snapshots(first, None if is_to_end else to_seq),
+    ends = Ends(
+        tenant_id,
+        await reader.head(),
+        await reader.tree(),
+        checkpoints,
+        anchors,
+        first,
+        are_signatures_judged=open_snapshot is not None,
+        last=last,
+        is_to_end=is_to_end,
+        expected_prev=expected_prev,
+        expected_snapshot=expected_snapshot,
     )
-    async for rows in reader.entries(None if is_from_start else first, None if is_to_end else to_seq):
-        await walk.take(rows)
+    # 2. Entries, and with them snapshots, tree and checkpoints; the head.
+    chain = Fold(ends, findings)
+    entries = await _entry_checker(reader, findings, tenant_id, first, last.seq, expected_prev)
+    to_read = None if is_to_end else to_seq
+    snapshots = _Snapshots(reader.snapshots(first, to_read), open_snapshot, findings)
+    async for summary in _ranges(ends, entries, reader, snapshots, to_read, findings):
+        chain.add(summary)
         await asyncio.sleep(0)
-    await walk.finish(last.seq)
-    # 3. The head.
-    if is_to_end:
-        findings.begin("head")
-        reach = max(walk.snapshots.highest_seq, tree.size if tree is not None else 0)
-        reach = max(reach, first - 1 if expected_prev is not None else 0)
-        check_head(findings, head, last, reach)
-    # 4. The projection.
-    if projection and is_from_start and is_to_end:
+    async for opened in snapshots.rest():
+        chain.add_unreached(opened)
+    chain.close()
+    # 3. The projection.
+    if projection and first == 1 and is_to_end:
         await check_projection(reader.entries_by_job(), reader.jobs(), findings)
-    return Verdict(
-        tenant_id=tenant_id,
-        entries_checked=walk.entries.entries_checked,
-        from_seq=first,
-        to_seq=walk.entries.last_seq,
-        head=last,
-        verdicts=findings.verdicts(),
-        first_break=findings.first_break(),
-        breaks=findings.counts(),
-        compared_with=", ".join(walk.tree.compared_sources()) or None,
-        signed_to=walk.snapshots.signed_to or Head(first - 1, expected_prev, None),
-        anchors=walk.tree.anchored(),
-        signed_digest=walk.snapshots.signed_digest,
-    )
+    return chain.verdict()
 
 
-class _Verification:
-    """Takes the entries through all that follows them."""
+async def _ranges(
+    ends: Ends,
+    entries: EntryChecker,
+    reader: ChainReader,
+    snapshots: _Snapshots,
+    to_seq: int | None,
+    findings: Findings,
+) -> AsyncIterator[RangeSummary]:
+    """Check one range behind the other while the entries up to ``to_seq`` stream by; ``entries`` passed those before.
+
+    What is wrong is in ``findings`` when a summary is given. There is one at least.
+    """
+    first = ends.first_seq
+    task = ends.task(0, None, _end_of_range(first))
+    checker = await _begin(task, snapshots, findings, entries)
+    async for rows in reader.entries(None if first == 1 else first, to_seq):
+        columns: EntryColumns = [*zip(*rows, strict=True)]
+        while (count := _count_to(columns[0], checker.end_seq)) < len(columns[0]):
+            if count:
+                checker.check_columns([column[:count] for column in columns])
+                columns = [column[count:] for column in columns]
+            yield await _finish(checker, reader, snapshots)
+            task = ends.task(task.number + 1, checker.end_seq + 1, _end_of_range(columns[0][0]))
+            checker = await _begin(task, snapshots, findings, entries)
+        checker.check_columns(columns)
+        await asyncio.sleep(0)
+    yield await _finish(checker, reader, snapshots)
+
+
+async def _begin(task: RangeTask, snapshots: _Snapshots, findings: Findings, entries: EntryChecker) -> RangeChecker:
+    assert task.to_seq is not None
+    return RangeChecker(task, await snapshots.up_to(task.to_seq), findings, entries)
+
+
+async def _finish(checker: RangeChecker, reader: ChainReader, snapshots: _Snapshots) -> RangeSummary:
+    for tiles in checker.tiles():
+        stored = await reader.tiles(*tiles)
+        if stored is None:
+            break
+        checker.compare_tiles(tiles, stored)
+    return checker.finish()._replace(snapshots=snapshots.take())
+
+
+def _end_of_range(seq: int) -> int:
+    """The last seq of the range that ``seq`` lies in."""
+    return -(-seq // RANGE_ENTRIES) * RANGE_ENTRIES
+
+
+def _count_to(seqs: Sequence[int], last_seq: int) -> int:
+    """How many of ``seqs`` come before the first that is above ``last_seq``."""
+    if max(seqs) <= last_seq:
+        return len(seqs)
+    return next(index for index, seq in enumerate(seqs) if seq > last_seq)
+
+
+class _Snapshots:
+    """Opens the snapshots of a chain as its ranges come to need them."""
 
     def __init__(
-        self,
-        entries: EntryChecker,
-        snapshots: SnapshotChecker,
-        tree: TreeChecker,
-        tiles: TileWalk,
-        snapshot_rows: AsyncIterator[Sequence[SnapshotRow]],
+        self, rows: AsyncIterator[Sequence[SnapshotRow]], open_snapshot: OpenSnapshot | None, findings: Findings
     ) -> None:
-        self.entries = entries
-        self.snapshots = snapshots
-        self.tree = tree
-        self._tiles = tiles
-        self._snapshot_rows = snapshot_rows
-        self._are_snapshots_read = False
-        self._leaves = _GrownLeaves(tiles)
-        self._walk = Walk(snapshots, tree, self._leaves, entries.next_seq)
+        self._rows = rows
+        self._open_snapshot = open_snapshot
+        self._findings = findings
+        self._is_all_read = False
+        self._opened: list[OpenedRow] = []
+        """Those that a range to come may need."""
+        self._untaken: list[OpenedRow] = []
 
-    async def take(self, rows: Sequence[EntryRow]) -> None:
-        """The next batch."""
-        runs = self.entries.check(rows)
-        await self._read_snapshots(self.entries.last_seq)
-        for run in runs:
-            self._leaves.run = run
-            for _ in self._walk.take(run.first_seq, run.first_seq + len(run.links) - 1):
+    async def up_to(self, to_seq: int) -> list[OpenedRow]:
+        """Those that the next range, which ends at ``to_seq``, overlaps or may overlap."""
+        while not self._opened or self._opened[-1].stored_from <= to_seq:
+            if not await self._read():
+                break
+        needed = self._opened
+        self._opened = [each for each in needed if max(each.stored_from, each.stored_to, each.to_seq) > to_seq]
+        return needed
+
+    async def rest(self) -> AsyncIterator[list[OpenedRow]]:
+        """Those that no range has read, once there is none to come."""
+        while await self._read():
+            self._opened.clear()
+            yield self.take()
+
+    async def _read(self) -> bool:
+        """Open the next of them; False when there are no more."""
+        rows = await anext(self._rows, None)
+        for row in rows or ():
+            if has_place(row, self._findings):
+                self._opened.append(open_row(row, self._open_snapshot, self._findings))
+                self._untaken.append(self._opened[-1])
                 await asyncio.sleep(0)
-        await self._tiles.compare(at_least=TILES_AT_ONCE)
+        return rows is not None
 
-    async def finish(self, last_seq: int) -> None:
-        """No entry follows in the range; ``last_seq`` is that of the last there is."""
-        while not self._are_snapshots_read:
-            await self._read_snapshots(self.snapshots.last_waiting_from() + 1)
-            self.snapshots.finish()
-        self.snapshots.finish()
-        await self._tiles.compare()
-        self.tree.finish(last_seq=last_seq)
-
-    async def _read_snapshots(self, to_seq: int) -> None:
-        """Have at hand every snapshot that begins at or below ``to_seq``."""
-        while not self._are_snapshots_read and self.snapshots.last_waiting_from() <= to_seq:
-            rows = await anext(self._snapshot_rows, None)
-            if rows is None:
-                self._are_snapshots_read = True
-            else:
-                self.snapshots.add(rows)
-
-
-class _GrownLeaves:
-    """Hashes the entries as they stream by, into one tree and the tree of the range that a snapshot covers."""
-
-    run: EntryRun
-    """The entries that the walk is passing."""
-
-    def __init__(self, tiles: TileWalk) -> None:
-        self._tiles = tiles
-
-    def begin_tree(self, seq: int) -> None:
-        self._frontier, self._tree_from_seq = Frontier(), seq
-        self._range, self._range_from = RangeTree(0), (0, b"")
-
-    def begin_range(self, seq: int) -> None:
-        self._range, self._range_from = RangeTree(self._frontier.size), (seq, self.link(seq))
-
-    def pass_to(self, seq: int) -> None:
-        frontier, size_before = self._frontier, self._frontier.size
-        begin = self._tree_from_seq + size_before - self.run.first_seq
-        links = self.run.links[begin : seq - self.run.first_seq + 1]
-        grown = frontier.grow([sha256(b"\x00" + link).digest() for link in links])
-        self._range.grow(grown)
-        if self._tree_from_seq == 1:
-            self._tiles.grow(grown, size_before)
-
-    def link(self, seq: int) -> bytes:
-        from_seq, from_link = self._range_from
-        return from_link if seq == from_seq else self.run.links[seq - self.run.first_seq]
-
-    def hlc(self, seq: int) -> Any:
-        return self.run.hlcs[seq - self.run.first_seq]
-
-    def range_root(self, from_seq: int, to_seq: int) -> bytes:
-        root = self._range.root(self._frontier)
-        self._range = RangeTree(0)
-        return root
-
-    def tree_root(self, size: int) -> bytes:
-        return self._frontier.root()
+    def take(self) -> list[OpenedRow]:
+        """Those opened since the last call, in the order they are stored in."""
+        taken, self._untaken = self._untaken, []
+        return taken
 
 
 async def _entry_checker(

@@ -19,6 +19,7 @@ import orjson
 
 from ledger.errors import CanonicalError
 from ledger.machines import jobs
+from ledger.machines.job_fold import JobFold
 from ledger.machines.jobs import JobState
 from ledger.verification.verdict import Break, Findings, Found, is_number
 
@@ -86,14 +87,14 @@ async def check_projection(entries: Rows, stored_jobs: Rows, findings: Findings)
     # The chain is judged already, so it is known whether what differs from it counts.
     judge = JobJudge(findings.on_break, None if findings.has(*CHAIN_ASPECTS) else findings.on_break)
     join = _Join(stored_jobs, judge)
-    state: JobState | None = None
+    fold: JobFold | None = None
     async for rows in entries:
-        folded, state = _fold(rows, state)
+        folded, fold = _fold(rows, fold)
         await asyncio.sleep(0)
         await join.compare(folded)
         await asyncio.sleep(0)
-    if state is not None:
-        await join.compare([state])
+    if fold is not None:
+        await join.compare([fold.state()])
     await join.finish()
     conclude(judge.found.found(), judge.candidates.found(), findings)
 
@@ -159,23 +160,21 @@ class JobJudge:
         self.candidates.add("projection", seq, detail, expected=expected, actual=actual)
 
 
-def _fold(rows: Sequence[Sequence[Any]], state: JobState | None) -> tuple[list[JobState], JobState | None]:
-    """Fold ``rows`` onto ``state``; the jobs that ended before the last row, and the state of the last."""
+def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[JobState], JobFold | None]:
+    """Fold ``rows`` onto ``fold``; the jobs that ended before the last row, and the one of the last."""
     folded: list[JobState] = []
     for job_id, seq, physical, logical, node, action, digest, text in rows:
         if (*map(type, (job_id, seq, physical, logical, node, digest)),) != FOLDED_TYPES:
             continue
-        fact = jobs.fact_of(action, payload_of(text), (physical, logical, node), digest, job_id, seq)
-        if fact is None:
+        said = jobs.said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
+        if said is None:
             continue
-        if state is None:
-            state = fact
-        elif state.job_id == job_id:
-            state = jobs.merge(state, fact)
-        else:
-            folded.append(state)
-            state = fact
-    return folded, state
+        if fold is None or fold.job_id != job_id:
+            if fold is not None:
+                folded.append(fold.state())
+            fold = JobFold(job_id)
+        fold.add(*said, seq)
+    return folded, fold
 
 
 def payload_of(text: str) -> dict[str, Any]:

@@ -2,25 +2,27 @@
 
 What needs the ranges before or behind is left open: whether the first entry follows the last of the range before, what
 a snapshot covers beyond the border, the tree's own root. Memory grows with the rows of the range, about 200 bytes each.
+Calls in order: ``check`` or its likes, ``tiles`` with ``compare_tiles``, ``finish``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
+from typing import Any
 
 from ledger.merkle.subtrees import PartOfTree
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import EntryChecker, EntryColumns, EntryRow, EntryRun, is_malformed
 from ledger.verification.range_summary import Border, IntervalPart, Mark, RangeSummary, RangeTask, Tile, TileNodes
-from ledger.verification.snapshot_check import OpenSnapshot, SnapshotRow, has_place, open_row
+from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
 from ledger.verification.tile_check import TILES_AT_ONCE, TileBreak, tile_break
-from ledger.verification.verdict import Break, Findings, Head
+from ledger.verification.verdict import Findings, Head
 
-ReadTilesNow = Callable[[int, int, int], Mapping[int, bytes] | None]
-"""Stored tiles of one level, from the first to the last index given, by index; None where no tiles are stored."""
+TileRange = tuple[int, int, int]
+"""Level, and first and last index, of adjacent tiles."""
 
 
 class RangeChecker:
@@ -29,41 +31,50 @@ class RangeChecker:
     def __init__(
         self,
         task: RangeTask,
-        snapshots: Sequence[SnapshotRow],
-        open_snapshot: OpenSnapshot | None,
-        on_break: Callable[[Break], object] | None = None,
+        snapshots: Sequence[OpenedRow],
+        findings: Findings,
+        entries: EntryChecker | None = None,
     ) -> None:
         """
         Args:
             task: the range.
-            snapshots: all snapshot rows that overlap it, ordered by ``from_seq`` and ``to_seq``, and in the first
-                range also those that lack one of these.
-            open_snapshot: as for a whole verification.
-            on_break: is called with every break of the range.
+            snapshots: all snapshots that overlap it or begin in it, ordered as they are stored, perhaps more.
+            findings: takes what is wrong with the range.
+            entries: has passed all entries before; without one, what the first row names as the one before it is
+                believed, and left to the fold.
         """
         self.task = task
-        self._findings = Findings(on_break)
-        self._entries: EntryChecker | None = None
-        if task.from_seq is None:
+        self._findings = findings
+        self._entries = entries
+        if entries is None and task.from_seq is None:
             # The first range: what comes first must be the first entry.
             self._entries = EntryChecker(
                 task.tenant_id,
-                self._findings,
+                findings,
                 first_seq=task.first_seq,
                 prev_link=None,
                 is_prev_known=task.first_seq == 1,
                 may_be_v1=task.may_be_v1,
             )
+        self._rows_before = 0 if self._entries is None else self._entries.entries_checked
         self._border: Border | None = None
         self._last_row: Head | None = None
         self._runs: list[PartOfTree] = []
-        placed = [row for row in snapshots if has_place(row, self._findings) and row[0] >= task.first_seq]
-        self._snapshots = [open_row(row, open_snapshot, self._findings) for row in placed if task.holds(row[1])]
-        covered = {(row[0], row[1]) for row in placed} | {(each.from_seq, each.to_seq) for each in self._snapshots}
-        covered |= {*task.intervals}
+        verified = [each for each in snapshots if each.stored_from >= task.first_seq]
+        self._snapshots = [each for each in verified if task.holds(each.stored_from)]
+        covered = {(each.stored_from, each.stored_to) for each in verified}
+        covered |= {(each.from_seq, each.to_seq) for each in verified} | {*task.intervals}
         self._intervals = sorted(each for each in covered if each[0] <= each[1] and task.overlaps(*each))
         self._to_mark = sorted({seq for each in self._intervals for seq in each})
         self._marks: dict[int, Mark] = {}
+        self._tile_breaks: list[tuple[int, TileBreak]] = []
+        self._tiles: list[Tile] = []
+
+    @property
+    def end_seq(self) -> int:
+        """The last seq of the range, which has one."""
+        assert self.task.to_seq is not None
+        return self.task.to_seq
 
     def check(self, rows: Sequence[EntryRow]) -> None:
         """The next rows, at least one."""
@@ -103,16 +114,45 @@ class RangeChecker:
             at = seq - run.first_seq
             self._marks[seq] = Mark(run.links[at], run.hlcs[at])
 
-    def finish(self, read_tiles: ReadTilesNow) -> RangeSummary:
-        """No row follows; ``read_tiles`` reads stored tiles."""
-        task, entries = self.task, self._entries
-        # Only what follows the range before without gap can be part of the tree.
-        is_tree_known = task.first_seq == 1 and bool(self._runs) and self._runs[0].begin == task.begin - 1
-        tree = self._runs[0] if is_tree_known else None
-        tile_breaks, tiles = _Tiles(task, tree, read_tiles).compare()
+    @property
+    def _tree(self) -> PartOfTree | None:
+        """The entries as part of the tree: only what follows the range before without gap can be."""
+        is_known = self.task.first_seq == 1 and bool(self._runs) and self._runs[0].begin == self.task.begin - 1
+        return self._runs[0] if is_known else None
+
+    def tiles(self) -> Iterator[TileRange]:
+        """No row follows: the tiles to be read and given to ``compare_tiles``, as far as any are stored."""
+        if self._tree is None:
+            return
+        for level in range(-(-self.task.tree_size.bit_length() // TILE_HEIGHT)):
+            first, nodes = _nodes(self._tree, self.task.tree_size, level)
+            full = _full_tiles(first, first + len(nodes))
+            for begin in full[::TILES_AT_ONCE]:
+                yield level, begin, min(begin + TILES_AT_ONCE, full.stop) - 1
+            for index in self._shared_tiles(level):
+                yield level, index, index
+
+    def compare_tiles(self, tiles: TileRange, stored: Mapping[int, Any]) -> None:
+        """Compare the stored tiles of one of ``tiles()``, by index, with the entries; the fold does those shared."""
+        level, begin, last = tiles
+        assert self._tree is not None
+        first, nodes = _nodes(self._tree, self.task.tree_size, level)
+        full = _full_tiles(first, first + len(nodes))
+        for index in range(begin, last + 1):
+            if index not in full:
+                self._tiles.append((level, index, stored.get(index, b"")))
+                continue
+            at = index * TILE_WIDTH - first
+            differs = tile_break(level, index, b"".join(nodes[at : at + TILE_WIDTH]), stored.get(index, b""))
+            if differs is not None:
+                self._tile_breaks.append((index + 1 << (level + 1) * TILE_HEIGHT, differs))
+
+    def finish(self) -> RangeSummary:
+        """What the whole needs of this range."""
+        task, entries, tree = self.task, self._entries, self._tree
         return RangeSummary(
             number=task.number,
-            rows=0 if entries is None else entries.entries_checked,
+            rows=0 if entries is None else entries.entries_checked - self._rows_before,
             border=self._border,
             has_entries=bool(self._runs),
             next_seq=task.begin if entries is None else entries.next_seq,
@@ -125,8 +165,8 @@ class RangeChecker:
             parts=[*self._parts()],
             segments=[] if tree is None else [*self._segments(tree)],
             tile_nodes=[] if tree is None else [*_tile_nodes(tree, task.tree_size)],
-            tile_breaks=tile_breaks,
-            tiles=tiles,
+            tile_breaks=self._tile_breaks,
+            tiles=self._tiles,
             snapshots=self._snapshots,
             found=self._findings.found(),
         )
@@ -146,6 +186,32 @@ class RangeChecker:
         cuts = {tree.begin, tree.end, *self.task.sizes, *(to_seq for _, to_seq in self._intervals)}
         for begin, end in pairwise(sorted(cut for cut in cuts if tree.begin <= cut <= tree.end)):
             yield end, tree.part(begin, end)
+
+    def _shared_tiles(self, level: int) -> Iterator[int]:
+        """Tiles of a level that end in this range and begin before it, or are partial."""
+        task, leaves = self.task, 1 << (level + 1) * TILE_HEIGHT
+        begin, size = task.begin - 1, task.tree_size
+        index, inside = divmod(begin, leaves)
+        end = (index + 1) * leaves
+        if inside and end <= size and task.holds(end):
+            yield index
+        if task.holds(size) and size >> level * TILE_HEIGHT & TILE_WIDTH - 1:
+            yield size // leaves
+
+
+def opened_for(
+    task: RangeTask, rows: Sequence[SnapshotRow], open_snapshot: OpenSnapshot | None, findings: Findings
+) -> list[OpenedRow]:
+    """Stored snapshots as the checker of a range takes them that is checked by itself.
+
+    One that begins in another range is judged there, so here it is not opened. Those that lack where they begin or end
+    MUST be given with one range alone.
+    """
+    return [
+        open_row(row, open_snapshot if task.holds(row[0]) else None, findings)
+        for row in rows
+        if has_place(row, findings) and row[0] >= task.first_seq
+    ]
 
 
 # --- tiles ----------------------------------------------------------------------------------------
@@ -176,51 +242,3 @@ def _nodes(tree: PartOfTree, tree_size: int, level: int) -> tuple[int, list[byte
 def _full_tiles(first: int, end: int) -> range:
     """Indexes of the tiles whose nodes all lie in ``first..end - 1`` of a level."""
     return range(-(-first // TILE_WIDTH), end // TILE_WIDTH)
-
-
-class _Tiles:
-    """Compares the tiles that are full and all here, and reads the others that end here."""
-
-    def __init__(self, task: RangeTask, tree: PartOfTree | None, read_tiles: ReadTilesNow) -> None:
-        self._task = task
-        self._tree = tree
-        self._read_tiles = read_tiles
-
-    def compare(self) -> tuple[list[tuple[int, TileBreak]], list[Tile]]:
-        """The tiles that differ, with their ends, and those for the whole to compare."""
-        found: list[tuple[int, TileBreak]] = []
-        tiles: list[Tile] = []
-        for level in range(-(-self._task.tree_size.bit_length() // TILE_HEIGHT)):
-            if self._tree is None:
-                break
-            found += self._compare_level(self._tree, level)
-            for index in self._shared(level):
-                stored = self._read_tiles(level, index, index)
-                if stored is not None:
-                    tiles.append((level, index, stored.get(index, b"")))
-        return found, tiles
-
-    def _compare_level(self, tree: PartOfTree, level: int) -> Iterator[tuple[int, TileBreak]]:
-        first, nodes = _nodes(tree, self._task.tree_size, level)
-        full = _full_tiles(first, first + len(nodes))
-        for begin in full[::TILES_AT_ONCE]:
-            stored = self._read_tiles(level, begin, min(begin + TILES_AT_ONCE, full.stop) - 1)
-            if stored is None:
-                return
-            for index in range(begin, min(begin + TILES_AT_ONCE, full.stop)):
-                at = index * TILE_WIDTH - first
-                computed = b"".join(nodes[at : at + TILE_WIDTH])
-                differs = tile_break(level, index, computed, stored.get(index, b""))
-                if differs is not None:
-                    yield index + 1 << (level + 1) * TILE_HEIGHT, differs
-
-    def _shared(self, level: int) -> Iterator[int]:
-        """Tiles of a level that end in this range and begin before it, or are partial."""
-        task, leaves = self._task, 1 << (level + 1) * TILE_HEIGHT
-        begin, size = task.begin - 1, task.tree_size
-        index, inside = divmod(begin, leaves)
-        end = (index + 1) * leaves
-        if inside and end <= size and task.holds(end):
-            yield index
-        if task.holds(size) and size >> level * TILE_HEIGHT & TILE_WIDTH - 1:
-            yield size // leaves

@@ -1,16 +1,15 @@
-"""Verification of a chain in ranges: the summaries of its ranges, checked independently, are folded into the verdict.
+"""What the ranges of a chain gave, folded in their order into the verdict; memory does not grow with their number.
 
-The verdict is the one that :func:`ledger.verification.verify` gives for the same rows, whatever is wrong with them,
-which a property test says. Steps::
+Steps, range by range, and at the end::
 
-    1. the entries' breaks, and the borders between ranges
-    2. snapshots, roots of the tree and checkpoints, by the same walk, over hashes that the ranges gave
-    3. stored tiles that lie across borders
-    4. the head, the job states
+    1. the entries' breaks, and the border with the range before
+    2. snapshots, roots of the tree and checkpoints, as the entries pass them
+    3. stored tiles
+    4. what is left of these, and the head
 
-A range that was checked on an assumption which turns out wrong, or that did not know what a signed claim covers, is
-named in ``CheckAgain`` instead. That happens only to ledgers which were tampered with, and to chains whose version 1
-beginning goes on behind a later version.
+A range that was checked on an assumption which turns out wrong, or that did not know what a signed claim covers, must
+be checked again. That happens only to ledgers which were tampered with, and to chains whose version 1 beginning goes on
+behind a later version.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ from ledger.verification.entry_check import report_duplicate, report_gap, report
 from ledger.verification.head_check import check_head, readable_ends
 from ledger.verification.projection_check import conclude
 from ledger.verification.range_summary import Interval, IntervalPart, Mark, RangeSummary, RangeTask
-from ledger.verification.snapshot_check import OpenedRow, SnapshotChecker
+from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotChecker
 from ledger.verification.tile_check import tile_break
 from ledger.verification.tree_check import Anchor, StoredTree, TreeChecker, TreeHead
 from ledger.verification.verdict import Break, Findings, Found, Head, Verdict, begin_aspects
-from ledger.verification.walk import Walk
 
 
 class Ends(NamedTuple):
-    """What is known of one tenant's ledger beside its entries and snapshots."""
+    """What is known of one tenant's ledger beside its entries and snapshots, and what of it is verified."""
 
     tenant_id: str
     head: Head | None
@@ -47,6 +45,29 @@ class Ends(NamedTuple):
     are_signatures_judged: bool = True
     is_left_over: bool = False
     """Whether the ledger names the tenant, and has neither a head nor an entry of it."""
+    last: Head | None = None
+    """The last entry there is, None where that is the last of the ranges."""
+    is_to_end: bool = True
+    """Whether the ranges reach to it."""
+    expected_prev: str | None = None
+    """Link that the entry before ``first_seq`` had when it was last verified."""
+    expected_snapshot: str | None = None
+    """Payload digest that the snapshot which ends there had then."""
+
+    @property
+    def tree_size(self) -> int:
+        """Size of the stored tree, 0 when there is none."""
+        return max(self.tree.size, 0) if self.tree is not None and isinstance(self.tree.size, int) else 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes at which a root of the tree must be known."""
+        kept = [head.size for head in self.checkpoints] + [anchor.size for anchor in self.anchors]
+        return tuple(sorted({size for size in (self.tree_size, *kept) if size > 0}))
+
+    def task(self, number: int, from_seq: int | None, to_seq: int | None) -> RangeTask:
+        """One range of the chain."""
+        return RangeTask(self.tenant_id, number, from_seq, to_seq, self.first_seq, self.tree_size, self.sizes)
 
 
 class JobsFound(NamedTuple):
@@ -67,14 +88,8 @@ def tasks(ends: Ends, borders: Sequence[int]) -> list[RangeTask]:
 
     ``borders`` ascend and are above ``ends.first_seq``.
     """
-    tree_size = ends.tree.size if ends.tree is not None and isinstance(ends.tree.size, int) else 0
-    kept = [head.size for head in ends.checkpoints] + [anchor.size for anchor in ends.anchors]
-    sizes = tuple(sorted({size for size in (tree_size, *kept) if size > 0}))
     begins, ends_at = [None, *borders], [*(border - 1 for border in borders), None]
-    return [
-        RangeTask(ends.tenant_id, index, begin, end, ends.first_seq, max(tree_size, 0), sizes)
-        for index, (begin, end) in enumerate(zip(begins, ends_at, strict=True))
-    ]
+    return [ends.task(index, *bounds) for index, bounds in enumerate(zip(begins, ends_at, strict=True))]
 
 
 def fold(
@@ -83,202 +98,262 @@ def fold(
     jobs: JobsFound | None = None,
     on_break: Callable[[Break], object] | None = None,
 ) -> Verdict | CheckAgain:
-    """The verdict on a chain, from the summaries of all its ranges in order.
+    """The verdict on a chain, from all its ranges in order, or those of them that must be checked again.
 
-    Args:
-        ends: what is known besides.
-        ranges: every range of the chain, and what checking it gave.
-        jobs: what comparing the jobs gave; None when they were not compared.
-        on_break: is called with every break that no range has listed.
+    ``jobs`` is what comparing the jobs gave, None when they were not compared; ``on_break`` as for :class:`Fold`.
     """
-    findings = Findings(on_break)
-    summaries = [summary for _, summary in ranges]
-    is_from_start = ends.first_seq == 1
-    last = next((each.last_row for each in reversed(summaries) if each.last_row is not None), Head(0, None, None))
-    head, tree = readable_ends(ends.head, ends.tree, last, findings)
-    begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
-    # 1. The entries.
-    for summary in summaries:
-        findings.merge(summary.found)
-    again = _Again([task for task, _ in ranges])
-    next_seq = _check_borders(ends.first_seq, summaries, findings, again)
-    # 2. What hangs on them.
-    tree_checker = TreeChecker(findings, tree, ends.checkpoints, ends.anchors, is_from_start=is_from_start)
-    snapshots = SnapshotChecker(ends.tenant_id, findings, lambda row: row, is_from_start=is_from_start)
-    opened: list[OpenedRow] = [row for summary in summaries for row in summary.snapshots]
-    opened.sort(key=lambda row: (row.stored_from, row.stored_to))
-    snapshots.add(opened)
-    runs = _joined(summaries)
-    walk = Walk(snapshots, tree_checker, _KnownLeaves(summaries, again), ends.first_seq)
-    for first_seq, last_seq in runs:
-        for _ in walk.take(first_seq, last_seq):
-            pass
-    snapshots.finish()
-    # 3. The tiles.
-    if tree is not None and is_from_start and runs and runs[0][0] == 1:
-        _compare_tiles(tree.size, runs[0][1], summaries, tree_checker)
-    tree_checker.finish(last_seq=last.seq)
-    # 4. The rest.
-    findings.begin("head")
-    check_head(findings, head, last, max(snapshots.highest_seq, tree.size if tree is not None else 0))
-    if ends.is_left_over and "tail-truncated" not in findings.counts():
-        findings.add("tail-truncated", 1, "other tables name the tenant; neither head nor entries of it are left")
+    chain = Fold(ends, Findings(on_break))
+    again: list[RangeTask] = []
+    for task, summary in ranges:
+        changed = chain.wrongly_assumed(task, summary)
+        if changed is not None:
+            again.append(changed)
+        chain.findings.merge(summary.found)
+        chain.add(summary)
+    if again:
+        return CheckAgain(again)
+    chain.close()
     if jobs is not None:
-        conclude(*jobs, findings)
-    if again.changed:
-        return CheckAgain([*again.changed.values()])
-    return Verdict(
-        tenant_id=ends.tenant_id,
-        entries_checked=sum(each.rows for each in summaries),
-        from_seq=ends.first_seq,
-        to_seq=next_seq - 1,
-        head=last,
-        verdicts=findings.verdicts(),
-        first_break=findings.first_break(),
-        breaks=findings.counts(),
-        compared_with=", ".join(tree_checker.compared_sources()) or None,
-        signed_to=snapshots.signed_to or Head(ends.first_seq - 1, None, None),
-        signed_digest=snapshots.signed_digest,
-        anchors=tree_checker.anchored(),
-    )
+        conclude(*jobs, chain.findings)
+    return chain.verdict()
 
 
-class _Again:
-    """Collects what must be checked again."""
+class Fold:
+    """Takes the ranges of a chain in order: ``add`` each, ``close``, then ask for the ``verdict``."""
 
-    def __init__(self, tasks: Sequence[RangeTask]) -> None:
-        self._tasks = tasks
-        self.changed: dict[int, RangeTask] = {}
-
-    def without_v1(self, number: int) -> None:
-        """All that was before has not version 1."""
-        self._change(number, may_be_v1=False)
-
-    def with_interval(self, interval: Interval) -> None:
-        """What a signed claim covers was not known to all ranges that it goes through."""
-        for task in self._tasks:
-            known = self.changed.get(task.number, task).intervals
-            if task.overlaps(*interval) and interval not in known:
-                self._change(task.number, intervals=(*known, interval))
-
-    def _change(self, number: int, **changes: Any) -> None:
-        self.changed[number] = self.changed.get(number, self._tasks[number])._replace(**changes)
-
-
-# --- entries --------------------------------------------------------------------------------------
-
-
-def _check_borders(first_seq: int, summaries: Sequence[RangeSummary], findings: Findings, again: _Again) -> int:
-    """Compare the first entry of each range with the last one before it; returns the seq that must come next."""
-    next_seq, last_link, is_link_known, may_be_v1 = first_seq, None, first_seq == 1, True
-    for summary in summaries:
-        border = summary.border
-        if border is not None and border.seq > next_seq:
-            report_gap(findings, next_seq, border.seq)
-        elif border is not None and border.seq < next_seq:
-            report_duplicate(findings, next_seq, border.seq)
-        elif border is not None and is_link_known and not border.is_malformed and border.prev_link != last_link:
-            report_prev_link(findings, border.seq, last_link, border.prev_link)
-        if summary.has_entries:
-            next_seq, last_link, is_link_known = summary.next_seq, summary.last_link, True
-        if summary.relied_on_v1 and not may_be_v1:
-            again.without_v1(summary.number)
-        may_be_v1 = may_be_v1 and summary.may_be_v1
-    return next_seq
-
-
-def _joined(summaries: Sequence[RangeSummary]) -> list[Interval]:
-    """Entries that follow one another, across borders too."""
-    joined: list[Interval] = []
-    for first_seq, last_seq in (run for summary in summaries for run in summary.runs):
-        if joined and joined[-1][1] == first_seq - 1:
-            joined[-1] = (joined[-1][0], last_seq)
-        else:
-            joined.append((first_seq, last_seq))
-    return joined
-
-
-class _KnownLeaves:
-    """The hashes that the ranges gave; what none gave is asked for by checking again."""
-
-    def __init__(self, summaries: Sequence[RangeSummary], again: _Again) -> None:
-        self._again = again
+    def __init__(self, ends: Ends, findings: Findings) -> None:
+        self.findings = findings
+        """What no range has found itself is told here as it is found."""
+        self._ends = ends
+        is_from_start = ends.first_seq == 1
+        begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
+        # How head and tree cannot be read is told by ``close``, which knows the last entry.
+        self._stored_tree = readable_ends(None, ends.tree, Head(0, None, None), Findings())[1]
+        self._tree_checker = TreeChecker(
+            findings, self._stored_tree, ends.checkpoints, ends.anchors, is_from_start=is_from_start
+        )
+        expected = ends.expected_snapshot
+        self._snapshots = SnapshotChecker(
+            ends.tenant_id,
+            findings,
+            lambda row: row,
+            is_from_start=is_from_start,
+            follows=None if expected is None else (ends.first_seq - 1, expected),
+        )
+        self._next_seq = ends.first_seq
+        self._last_link: Any = None
+        self._is_link_known = is_from_start
+        self._may_be_v1 = True
+        self._entries_checked = 0
+        self._last_row: Head | None = None
+        self._has_all = is_from_start
+        """Whether no entry is missing so far, from the first on."""
+        self._reach = 0
+        """The last entry before any is missing."""
+        self._passed_seq = ends.first_seq - 1
         self._marks: dict[int, Mark] = {}
         self._parts: dict[Interval, list[IntervalPart]] = {}
-        for summary in summaries:
-            self._marks.update(summary.marks)
-            for part in summary.parts:
-                self._parts.setdefault(part.interval, []).append(part)
-        self._segments = deque(segment for summary in summaries for segment in summary.segments)
+        self._segments: deque[tuple[int, list[bytes]]] = deque()
         self._tree = Frontier()
+        self._tiles = _SharedTiles()
+        self._claims: list[Interval] = []
+        """What signed claims cover that are not as stored, as far as ranges that follow are concerned."""
 
-    def begin_tree(self, seq: int) -> None:
-        """Nothing: what lies behind a gap is asked for by the range that a snapshot covers."""
+    def wrongly_assumed(self, task: RangeTask, summary: RangeSummary) -> RangeTask | None:
+        """How the range that comes next must be checked again before it can be added; None when it need not."""
+        unknown = tuple(each for each in self._claims if task.overlaps(*each) and each not in task.intervals)
+        if summary.relied_on_v1 and not self._may_be_v1:
+            task = task._replace(may_be_v1=False)
+        elif not unknown:
+            return None
+        return task._replace(intervals=(*task.intervals, *unknown))
 
-    def begin_range(self, seq: int) -> None:
-        """Nothing: the ranges were asked for it."""
+    def add(self, summary: RangeSummary) -> None:
+        """The range that comes next; what was found wrong in it MUST be among the findings."""
+        # 1. The entries.
+        self._check_border(summary)
+        self._entries_checked += summary.rows
+        self._last_row = summary.last_row or self._last_row
+        # 2. What hangs on them.
+        self._snapshots.add(summary.snapshots)
+        self._claims += [
+            (row.from_seq, row.to_seq)
+            for row in summary.snapshots
+            if (row.from_seq, row.to_seq) != (row.stored_from, row.stored_to)
+        ]
+        self._marks.update(summary.marks)
+        for part in summary.parts:
+            self._parts.setdefault(part.interval, []).append(part)
+        self._segments.extend(summary.segments)
+        for run in summary.runs:
+            self._pass(*run)
+        # 3. The tiles.
+        if self._stored_tree is not None and self._reach:
+            self._tiles.compare(summary, self._stored_tree.size, self._reach, self._tree_checker)
+        self._forget()
 
-    def pass_to(self, seq: int) -> None:
-        """Nothing: the ranges passed them."""
+    def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
+        """Snapshots that begin behind the last range."""
+        self._snapshots.add(snapshots)
+        self._snapshots.finish()
 
-    def link(self, seq: int) -> bytes:
-        return self._marks[seq].link if seq in self._marks else b""
+    def close(self) -> None:
+        """No range follows."""
+        ends, findings = self._ends, self.findings
+        last = self._last()
+        head, tree = readable_ends(ends.head, ends.tree, last, findings)
+        self._snapshots.finish()
+        self._tree_checker.finish(last_seq=last.seq)
+        if ends.is_to_end:
+            findings.begin("head")
+            reach = max(self._snapshots.highest_seq, tree.size if tree is not None else 0)
+            reach = max(reach, ends.first_seq - 1 if ends.expected_prev is not None else 0)
+            check_head(findings, head, last, reach)
+        if ends.is_left_over and "tail-truncated" not in findings.counts():
+            findings.add("tail-truncated", 1, "other tables name the tenant; neither head nor entries of it are left")
 
-    def hlc(self, seq: int) -> Any:
-        return self._marks[seq].hlc if seq in self._marks else None
+    def verdict(self) -> Verdict:
+        """The verdict, once closed and once the jobs were compared."""
+        ends, findings = self._ends, self.findings
+        return Verdict(
+            tenant_id=ends.tenant_id,
+            entries_checked=self._entries_checked,
+            from_seq=ends.first_seq,
+            to_seq=self._next_seq - 1,
+            head=self._last(),
+            verdicts=findings.verdicts(),
+            first_break=findings.first_break(),
+            breaks=findings.counts(),
+            compared_with=", ".join(self._tree_checker.compared_sources()) or None,
+            signed_to=self._snapshots.signed_to or Head(ends.first_seq - 1, ends.expected_prev, None),
+            anchors=self._tree_checker.anchored(),
+            signed_digest=self._snapshots.signed_digest,
+        )
 
-    def range_root(self, from_seq: int, to_seq: int) -> bytes:
+    def _last(self) -> Head:
+        return self._ends.last or self._last_row or Head(0, None, None)
+
+    def _check_border(self, summary: RangeSummary) -> None:
+        """Compare the first entry of a range with the last one before it."""
+        border, next_seq = summary.border, self._next_seq
+        if border is None:
+            pass  # There are no entries, or they were compared as they were checked.
+        elif border.seq > next_seq:
+            report_gap(self.findings, next_seq, border.seq)
+        elif border.seq < next_seq:
+            report_duplicate(self.findings, next_seq, border.seq)
+        elif self._is_link_known and not border.is_malformed and border.prev_link != self._last_link:
+            report_prev_link(self.findings, border.seq, self._last_link, border.prev_link)
+        if summary.has_entries:
+            self._next_seq, self._last_link, self._is_link_known = summary.next_seq, summary.last_link, True
+        self._may_be_v1 = self._may_be_v1 and summary.may_be_v1
+
+    # --- along the entries ------------------------------------------------------------------------
+
+    def _pass(self, first_seq: int, last_seq: int) -> None:
+        """The next entries, which follow one another: cut where a snapshot or a root of the tree begins or ends."""
+        if first_seq != self._passed_seq + 1:
+            self._snapshots.lose_place()
+            self._tree_checker.lose_place()
+            self._has_all = False
+        seq = first_seq
+        while seq <= last_seq:
+            cuts = (self._snapshots.cut(seq), self._tree_checker.cut(seq), last_seq)
+            end = min(cut for cut in cuts if cut is not None)
+            covered = self._snapshots.ends_at(end)
+            if covered is not None:
+                self._snapshots.compare(self._recomputed(*covered))
+            if self._tree_checker.cut(seq) == end:
+                self._tree_checker.reached_cut(end, self._tree_root(end))
+            seq = end + 1
+        self._passed_seq = last_seq
+        if self._has_all:
+            self._reach = last_seq
+
+    def _recomputed(self, from_seq: int, to_seq: int) -> Recomputed:
+        first, last = self._marks.get(from_seq, _NO_MARK), self._marks.get(to_seq, _NO_MARK)
+        return Recomputed(
+            from_chain_link=first.link.hex(),
+            to_chain_link=last.link.hex(),
+            snapshot_hlc=last.hlc,
+            entry_count=to_seq - from_seq + 1,
+            merkle_root=self._root_of(from_seq, to_seq).hex(),
+            tree_root=self._tree_root(to_seq).hex() if self._has_all else None,
+        )
+
+    def _root_of(self, from_seq: int, to_seq: int) -> bytes:
+        """Root over these entries alone; another where a range is to be checked again."""
         tree = Frontier()
         for part in self._parts.get((from_seq, to_seq), ()):
             if part.begin != from_seq + tree.size:
                 break
             append_part(tree, part.end - from_seq + 1, part.hashes)
-        if from_seq + tree.size <= to_seq:
-            self._again.with_interval((from_seq, to_seq))
         return tree.root()
 
-    def tree_root(self, size: int) -> bytes:
+    def _tree_root(self, size: int) -> bytes:
+        """Root of the tree over the first ``size`` entries."""
         while self._segments and self._segments[0][0] <= size:
             append_part(self._tree, *self._segments.popleft())
-        # Where a signed claim ends that no range knew of, there is none yet.
         return self._tree.root()
 
-
-# --- tiles ----------------------------------------------------------------------------------------
-
-
-def _compare_tiles(size: int, last_seq: int, summaries: Sequence[RangeSummary], tree: TreeChecker) -> None:
-    """Compare the stored tiles of a tree of ``size`` leaves, of which the first ``last_seq`` are there."""
-    reach = min(size, last_seq)
-    for end, found in (each for summary in summaries for each in summary.tile_breaks):
-        if end <= reach:
-            tree.report_tile(found)
-    nodes = _shared_nodes(summaries, reach)
-    for level, index, stored in (tile for summary in summaries for tile in summary.tiles):
-        is_full = index < size >> (level + 1) * TILE_HEIGHT
-        end = index + 1 << (level + 1) * TILE_HEIGHT if is_full else size
-        if end > reach:
-            continue
-        width = TILE_WIDTH if is_full else size >> level * TILE_HEIGHT & TILE_WIDTH - 1
-        computed = b"".join(nodes[level][index * TILE_WIDTH + at] for at in range(width))
-        found_here = tile_break(level, index, computed, stored)
-        if found_here is not None:
-            tree.report_tile(found_here)
+    def _forget(self) -> None:
+        """Keep nothing of what the entries have passed."""
+        passed = self._passed_seq
+        if self._has_all:
+            self._tree_root(passed)
+        self._segments.clear()
+        self._parts = {interval: parts for interval, parts in self._parts.items() if interval[1] > passed}
+        begins = {from_seq for from_seq, _ in self._parts}
+        self._marks = {seq: mark for seq, mark in self._marks.items() if seq in begins}
+        self._claims = [each for each in self._claims if each[1] > passed]
 
 
-def _shared_nodes(summaries: Sequence[RangeSummary], reach: int) -> dict[int, dict[int, bytes]]:
-    """By level, the nodes by index of all tiles that are not in one range, as far as the first ``reach`` leaves."""
-    nodes: dict[int, dict[int, bytes]] = {}
-    for level, first, hashes in (each for summary in summaries for each in summary.tile_nodes):
-        of_level = nodes.setdefault(level, {})
-        for index in range(first, min(first + len(hashes) // HASH_BYTES, reach >> level * TILE_HEIGHT)):
-            at = (index - first) * HASH_BYTES
-            of_level[index] = hashes[at : at + HASH_BYTES]
-    for level in range(max(nodes, default=0) + 1):
-        tiles: dict[int, list[bytes]] = {}
-        for index, each in sorted(nodes.get(level, {}).items()):
-            tiles.setdefault(index // TILE_WIDTH, []).append(each)
-        for index, hashes_of_tile in tiles.items():
-            if len(hashes_of_tile) == TILE_WIDTH:
-                nodes.setdefault(level + 1, {})[index] = merkle.root(hashes_of_tile)
-    return nodes
+_NO_MARK = Mark(b"", None)
+
+
+class _SharedTiles:
+    """Puts the tiles together that lie across borders, and compares them with the stored ones."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, dict[int, bytes]] = {}
+        """By level, the nodes by index of all tiles that are not whole yet."""
+
+    def compare(self, summary: RangeSummary, size: int, last_seq: int, tree: TreeChecker) -> None:
+        """The range that comes next, in a stored tree of ``size`` leaves, of which ``last_seq`` are there so far."""
+        reach = min(size, last_seq)
+        for end, found in summary.tile_breaks:
+            if end <= reach:
+                tree.report_tile(found)
+        whole = self._take(summary, reach)
+        for level, index, stored in summary.tiles:
+            is_full = index < size >> (level + 1) * TILE_HEIGHT
+            end = index + 1 << (level + 1) * TILE_HEIGHT if is_full else size
+            if end > reach:
+                continue
+            width = TILE_WIDTH if is_full else size >> level * TILE_HEIGHT & TILE_WIDTH - 1
+            computed = b"".join(self._nodes[level][index * TILE_WIDTH + at] for at in range(width))
+            found_here = tile_break(level, index, computed, stored)
+            if found_here is not None:
+                tree.report_tile(found_here)
+        for level, index in whole:
+            for at in range(index * TILE_WIDTH, (index + 1) * TILE_WIDTH):
+                del self._nodes[level][at]
+
+    def _take(self, summary: RangeSummary, reach: int) -> list[tuple[int, int]]:
+        """The nodes of a range, as far as the first ``reach`` leaves; level and index of the tiles now whole."""
+        nodes = self._nodes
+        for level, first, hashes in summary.tile_nodes:
+            of_level = nodes.setdefault(level, {})
+            for index in range(first, min(first + len(hashes) // HASH_BYTES, reach >> level * TILE_HEIGHT)):
+                at = (index - first) * HASH_BYTES
+                of_level[index] = hashes[at : at + HASH_BYTES]
+        whole: list[tuple[int, int]] = []
+        for level in range(max(nodes, default=0) + 1):
+            tiles: dict[int, list[bytes]] = {}
+            for index, each in sorted(nodes.get(level, {}).items()):
+                tiles.setdefault(index // TILE_WIDTH, []).append(each)
+            for index, hashes_of_tile in tiles.items():
+                if len(hashes_of_tile) == TILE_WIDTH:
+                    nodes.setdefault(level + 1, {})[index] = merkle.root(hashes_of_tile)
+                    whole.append((level, index))
+        return whole

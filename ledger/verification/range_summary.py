@@ -120,7 +120,7 @@ class RangeSummary(NamedTuple):
     """Stored tiles that differ, each with the number of entries up to its end."""
     tiles: list[Tile]
     snapshots: list[OpenedRow]
-    """Those stored to end here."""
+    """Those stored to begin here."""
     found: Found
 
     def encode(self) -> bytes:

@@ -14,7 +14,7 @@ from ledger.machines import job_parts
 from ledger.machines.job_parts import JobParts
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.projection_check import FOLD_COLUMNS
-from ledger.verification.range_check import RangeChecker
+from ledger.verification.range_check import RangeChecker, opened_for
 from ledger.verification.range_summary import RangeTask
 from ledger.verification.verdict import Break, Findings
 from pipeline.arrow import rows_of
@@ -58,8 +58,9 @@ class CheckRanges:
     def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
         breaks: list[Break] = []
         opener = partial(open_snapshot, keyring=keyring_of(self.keys))
+        findings = Findings(breaks.append)
         snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
-        checker = RangeChecker(task, snapshots, opener, breaks.append)
+        checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
         jobs, place = JobParts(), 0
         for batch in reader.entries():
             check_batch(checker, batch)
@@ -72,7 +73,12 @@ class CheckRanges:
             yield from _breaks(task, breaks)
             place += 1
         yield from _parts(task, place, jobs)
-        summary = checker.finish(reader.tiles)
+        for tiles in checker.tiles():
+            stored_tiles = reader.tiles(*tiles)
+            if stored_tiles is None:
+                break
+            checker.compare_tiles(tiles, stored_tiles)
+        summary = checker.finish()
         yield from _breaks(task, breaks)
         yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary.encode())
 

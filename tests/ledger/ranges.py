@@ -12,12 +12,12 @@ from ledger.machines.job_parts import JobParts
 from ledger.machines.job_state import JobState
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, JobJudge, StoredJob
-from ledger.verification.range_check import RangeChecker
+from ledger.verification.range_check import RangeChecker, opened_for
 from ledger.verification.range_fold import Ends, JobsFound, fold, tasks
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenSnapshot
 from ledger.verification.tree_check import Anchor, TreeHead
-from ledger.verification.verdict import Break, Verdict
+from ledger.verification.verdict import Break, Findings, Verdict
 from tests.ledger.ledger_in_memory import OPEN, Ledger, Row, in_stored_order
 
 ROUNDS_MAX = 4
@@ -77,9 +77,9 @@ class Ranges:
         breaks = self.breaks[task.number] = []
         ledger, random = self._ledger, self._random
         snapshots = [row for row in in_stored_order(ledger.snapshots) if self._is_read(task, row)]
-        checker = RangeChecker(
-            task, [[row[name] for name in SNAPSHOT_COLUMNS] for row in snapshots], self._open_snapshot, breaks.append
-        )
+        findings = Findings(breaks.append)
+        stored = [[row[name] for name in SNAPSHOT_COLUMNS] for row in snapshots]
+        checker = RangeChecker(task, opened_for(task, stored, self._open_snapshot, findings), findings)
         rows = [row for row in self._entries if task.holds(row["seq"])]
         parts = JobParts()
         while rows:
@@ -96,7 +96,9 @@ class Ranges:
                     self._ship(task, parts.take())
         if with_jobs:
             self._ship(task, parts.take())
-        return checker.finish(self._tiles)
+        for tiles in checker.tiles():
+            checker.compare_tiles(tiles, self._tiles(*tiles))
+        return checker.finish()
 
     def _is_read(self, task: RangeTask, row: Row) -> bool:
         from_seq, to_seq = row["from_seq"], row["to_seq"]

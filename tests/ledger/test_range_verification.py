@@ -1,4 +1,7 @@
-"""Verification in ranges gives the verdict of verification from end to end: the whole object, whatever is wrong."""
+"""Verification in ranges, one behind the other or each by itself, gives the verdict of a naive reading of the whole.
+
+That is the whole verdict object, whatever is wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger import merkle
+from ledger import merkle, verification
 from ledger.merkle.subtrees import GrowingPart, PartOfTree, append_part, subtrees
 from ledger.verification import Anchor, TreeHead, verify
 from ledger.verification.verdict import Verdict
@@ -18,6 +21,7 @@ from signing.snapshot import open_snapshot
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, build, payload_digest
 from tests.ledger.ranges import verdict_in_ranges
+from tests.ledger.whole_chain import verdict_of_the_whole
 
 
 @cache
@@ -40,12 +44,11 @@ def _copy(ledger: Ledger) -> Ledger:
     )
 
 
-def end_to_end(ledger: Ledger, *, first_seq: int = 1, batch_rows: int = 7, **options: Any) -> Verdict:
-    """The verdict of the one algorithm over all rows in their order."""
+def one_behind_the_other(ledger: Ledger, *, first_seq: int = 1, batch_rows: int = 7, **options: Any) -> Verdict:
+    """The verdict of verification as the service runs it."""
     options = {"tenant_id": "acme", "open_snapshot": OPEN, **options}
-    return asyncio.run(
-        verify(MemoryReader(ledger, batch_rows), from_seq=first_seq if first_seq > 1 else None, **options)
-    )
+    from_seq = first_seq if first_seq > 1 else None
+    return asyncio.run(verify(MemoryReader(ledger, batch_rows), from_seq=from_seq, **options))
 
 
 _COUNTS = st.sampled_from([0, 1, 2, 5, 9, 16, 17, 31, 40, 40, 40, 64, 260, 520])
@@ -93,17 +96,16 @@ def test_ranges_checked_by_themselves_give_the_verdict_of_the_whole(data: st.Dat
     ledger.entries = [row for row in ledger.entries if first_seq == 1 or row["seq"] >= first_seq]
     borders = data.draw(st.sets(st.integers(first_seq + 1, max(count, 8) + 3), max_size=6))
     projection = data.draw(st.booleans())
-    whole = end_to_end(
-        ledger,
-        first_seq=first_seq,
-        batch_rows=data.draw(st.sampled_from([1, 7, 1000])),
-        projection=projection,
-        **options,
-    )
+    whole = verdict_of_the_whole(ledger, first_seq=first_seq, projection=projection, **options)
     in_ranges = verdict_in_ranges(
         ledger, sorted(borders), first_seq=first_seq, projection=projection, seed=data.draw(_NUMBER), **options
     )
     assert in_ranges == whole
+    batch_rows = data.draw(st.sampled_from([1, 7, 1000]))
+    options |= {"first_seq": first_seq, "projection": projection}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(verification, "RANGE_ENTRIES", data.draw(st.sampled_from([1, 5, 16, 256, 8192])))
+        assert one_behind_the_other(ledger, batch_rows=batch_rows, **options) == whole
 
 
 def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_did_not_know() -> None:
@@ -112,7 +114,7 @@ def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_d
         forged = ledger.copy()
         row = forged.signed(21, 60, payload_digest(forged.snapshots[0]), **untrue)
         forged.snapshots.append({**row, "to_seq": 25})
-        whole = end_to_end(forged)
+        whole = verdict_of_the_whole(forged, open_snapshot=OPEN)
         assert whole.breaks == {"snapshot-root": 1 + len(untrue)}
         assert verdict_in_ranges(forged, [11, 31, 45]) == whole
 
@@ -123,7 +125,7 @@ def test_tiles_of_every_level_are_compared_across_borders() -> None:
     for coordinates, borders in [((0, 3), [900]), ((1, 0), [30_001, 65_537]), ((1, 1), [65_537]), ((2, 0), [65_600])]:
         forged = Ledger(**{**vars(large), "tiles": dict(large.tiles)})
         forged.tiles[coordinates] = bytes(32) + forged.tiles[coordinates][32:]
-        whole = end_to_end(forged, batch_rows=1000, **options)
+        whole = one_behind_the_other(forged, batch_rows=1000, **options)
         assert whole.breaks == {"tree": 1}
         assert verdict_in_ranges(forged, borders, **options) == whole
 

@@ -14,7 +14,7 @@ from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.entry_check import EntryColumns
 from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_fold import Ends, tasks
-from ledger.verification.verdict import Break
+from ledger.verification.verdict import Break, Findings
 from pipeline.places.rows import ENTRY_SCHEMA
 from pipeline.verify import columns as by_columns
 from tests.ledger.damage import DAMAGE, _spell_link, damage
@@ -39,7 +39,7 @@ def found(ledger: Ledger, border: int, cuts: list[int], *, by_rows: bool) -> tup
     summaries = []
     rows = sorted(ledger.entries, key=lambda row: row["seq"])
     for task in tasks(Ends("acme", ledger.head, None), [border]):
-        checker = RangeChecker(task, [], None, breaks.append)
+        checker = RangeChecker(task, [], Findings(breaks.append))
         batch = batch_of([row for row in rows if task.holds(row["seq"])])
         for begin, end in zip([0, *cuts], [*cuts, batch.num_rows], strict=True):
             part = batch.slice(begin, max(0, end - begin))
@@ -47,7 +47,7 @@ def found(ledger: Ledger, border: int, cuts: list[int], *, by_rows: bool) -> tup
                 checker.check([*zip(*(column.to_pylist() for column in part.columns), strict=True)])
             elif part.num_rows:
                 by_columns.check_batch(checker, part)
-        summaries.append(checker.finish(lambda _level, _first, _last: None).encode())
+        summaries.append(checker.finish().encode())
     return breaks, summaries
 
 

@@ -1,0 +1,125 @@
+"""Verification of a whole chain held in memory, entry by entry and every root from the leaves up: the naive twin.
+
+What is wrong with one entry, one snapshot or one tree head is said by the checks of the ledger, each of which has tests
+of its own; what is compared with what, and with which hashes, is worked out here once more, without ranges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from ledger import merkle
+from ledger.merkle.tiles import TileTree
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Anchor, Head, OpenSnapshot, TreeHead, Verdict
+from ledger.verification.entry_check import EntryChecker
+from ledger.verification.head_check import check_head, readable_ends
+from ledger.verification.projection_check import check_projection
+from ledger.verification.snapshot_check import Recomputed, SnapshotChecker, open_row
+from ledger.verification.tile_check import tile_break
+from ledger.verification.tree_check import TreeChecker
+from ledger.verification.verdict import Findings, begin_aspects
+from tests.ledger.ledger_in_memory import Ledger, MemoryReader, Row, in_stored_order
+
+
+def verdict_of_the_whole(
+    ledger: Ledger,
+    *,
+    open_snapshot: OpenSnapshot | None,
+    checkpoints: Sequence[TreeHead] = (),
+    anchors: Sequence[Anchor] = (),
+    first_seq: int = 1,
+    projection: bool = True,
+) -> Verdict:
+    """The verdict on all entries from ``first_seq`` on, before which there are none."""
+    findings = Findings()
+    is_from_start = first_seq == 1
+    rows = sorted(ledger.entries, key=lambda row: row["seq"])
+    last = Head(rows[-1]["seq"], rows[-1]["chain_link"], rows[-1]["t_hlc"]) if rows else Head(0, None, None)
+    head, tree = readable_ends(ledger.head, ledger.tree, last, findings)
+    begin_aspects(findings, are_signatures_judged=open_snapshot is not None, is_from_start=is_from_start)
+    trees = TreeChecker(findings, tree, checkpoints, anchors, is_from_start=is_from_start)
+    opener = partial(open_row, open_snapshot=open_snapshot, findings=findings)
+    snapshots = SnapshotChecker(ledger.tenant_id, findings, opener, is_from_start=is_from_start)
+    snapshots.add([[row[name] for name in SNAPSHOT_COLUMNS] for row in in_stored_order(_wholly(ledger, first_seq))])
+    entries = EntryChecker(ledger.tenant_id, findings, first_seq=first_seq, prev_link=None, is_prev_known=is_from_start)
+    links: dict[int, bytes] = {}
+    hlcs: dict[int, object] = {}
+    runs: list[tuple[int, int]] = []
+    # 1. All entries, one at a time.
+    for row in rows:
+        for run in entries.check([[row[name] for name in ENTRY_COLUMNS]]):
+            seq = run.first_seq
+            links[seq], hlcs[seq] = run.links[0], run.hlcs[0]
+            runs.append((runs.pop()[0] if runs and runs[-1][1] == seq - 1 else seq, seq))
+    leaves = {seq: merkle.leaf_hash(link) for seq, link in links.items()}
+
+    def root(from_seq: int, to_seq: int) -> bytes:
+        return merkle.root([leaves[seq] for seq in range(from_seq, to_seq + 1)])
+
+    # 2. Seq by seq, whatever begins or ends there.
+    has_all, next_seq = is_from_start, first_seq
+    for run_first, run_last in runs:
+        if run_first != next_seq:
+            snapshots.lose_place()
+            trees.lose_place()
+            has_all = False
+        for seq in range(run_first, run_last + 1):
+            snapshots.cut(seq)
+            covered = snapshots.ends_at(seq)
+            if covered is not None:
+                snapshots.compare(
+                    Recomputed(
+                        from_chain_link=links[covered[0]].hex(),
+                        to_chain_link=links[seq].hex(),
+                        snapshot_hlc=hlcs[seq],  # type: ignore[arg-type]
+                        entry_count=seq - covered[0] + 1,
+                        merkle_root=root(*covered).hex(),
+                        tree_root=root(1, seq).hex() if has_all else None,
+                    )
+                )
+            if trees.cut(seq) == seq:
+                trees.reached_cut(seq, root(1, seq))
+        next_seq = run_last + 1
+    snapshots.finish()
+    # 3. Every tile of the stored tree that the entries reach.
+    if tree is not None and is_from_start and runs and runs[0][0] == 1:
+        for (level, index), computed in _tiles([leaves[seq] for seq in range(1, runs[0][1] + 1)], tree.size):
+            found = tile_break(level, index, computed, ledger.tiles.get((level, index), b""))
+            if found is not None:
+                trees.report_tile(found)
+    trees.finish(last_seq=last.seq)
+    # 4. The head, and the job states.
+    findings.begin("head")
+    check_head(findings, head, last, max(snapshots.highest_seq, tree.size if tree is not None else 0))
+    if projection and is_from_start:
+        reader = MemoryReader(ledger)
+        asyncio.run(check_projection(reader.entries_by_job(), reader.jobs(), findings))
+    return Verdict(
+        tenant_id=ledger.tenant_id,
+        entries_checked=len(rows),
+        from_seq=first_seq,
+        to_seq=entries.last_seq,
+        head=last,
+        verdicts=findings.verdicts(),
+        first_break=findings.first_break(),
+        breaks=findings.counts(),
+        compared_with=", ".join(trees.compared_sources()) or None,
+        signed_to=snapshots.signed_to or Head(first_seq - 1, None, None),
+        anchors=trees.anchored(),
+        signed_digest=snapshots.signed_digest,
+    )
+
+
+def _wholly(ledger: Ledger, first_seq: int) -> list[Row]:
+    """The snapshots that do not begin before ``first_seq``."""
+    return [row for row in ledger.snapshots if None in (row["from_seq"], row["to_seq"]) or row["from_seq"] >= first_seq]
+
+
+def _tiles(leaves: Sequence[bytes], size: int) -> list[tuple[tuple[int, int], bytes]]:
+    """The tiles of a tree of ``size`` leaves that end within ``leaves``, which may be fewer."""
+    tree = TileTree(0, {})
+    tree.append_leaf_hashes(leaves[:size])
+    is_whole = size <= len(leaves)
+    return [(at, tile) for at, tile in tree.changed.items() if is_whole or len(tile) == 256 * merkle.HASH_BYTES]
