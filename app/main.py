@@ -34,7 +34,6 @@ from app.bundle.staging import Staging
 from app.chain.appender import STATEMENT_TIMEOUT_S
 from app.chain.cosignatures import CosignatureInbox
 from app.chain.ledger_watch import LedgerWatch
-from app.chain.log_keys import LogKeys
 from app.chain.timestamps import Authority, Timestamper
 from app.config import Settings
 from app.http.application import create_app
@@ -196,17 +195,11 @@ def _parts(
 ) -> Parts:
     """What the routers use, wired to ``service``."""
     settings, node = service.settings, service.node
-    log_keys = LogKeys(
-        keys=service.keys,
-        published=service.key_changes.published,
-        origin=service.notary.origin,
-        checkpoints=started.checkpoints,
-    )
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
     revealing = Revealing(knowledge)
     breaks = FoundBreaks(started.folder)
     service.metrics.watch_breaks(lambda: len(breaks.open()))
-    verifier = _verifier(service, started, pool, log_keys, authorities, breaks)
+    verifier = _verifier(service, started, pool, authorities, breaks)
 
     return Parts(
         settings=settings,
@@ -219,8 +212,8 @@ def _parts(
         breaks=breaks,
         full_walk=_full_walk(service, started, pool, verifier),
         system_entries=service.system_entries,
-        ledger_watch=_ledger_watch(service, started, pool, log_keys),
-        exporter=_exporter(service, started, pool, log_keys),
+        ledger_watch=_ledger_watch(service, started, pool),
+        exporter=_exporter(service, started, pool),
         importer=_importer(service, pool),
         staging=Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes),
         job_reader=JobReader(Copies(node, pool, consistency, replicas), revealing),
@@ -232,13 +225,11 @@ def _parts(
         metrics=service.metrics,
         stats=service.stats,
         key_changes=service.key_changes,
-        key_authority=service.key_authority,
-        log_verifier_keys=log_keys.log_verifier_keys,
-        log_keys=log_keys.log_keys,
+        trust=service.trust,
         reported_checks=_reported_checks(service, started, knowledge, breaks),
         witnesses=settings.log.witnesses,
-        cosignatures=_cosignatures(service, pool, log_keys),
-        timestamper=_timestamper(service, pool, log_keys, authorities),
+        cosignatures=_cosignatures(service, pool),
+        timestamper=_timestamper(service, pool, authorities),
         readiness_checks={
             "chaining": lambda: service.appender.database_error,
             "backlog": service.backlog_fault,
@@ -251,20 +242,19 @@ def _verifier(
     service: Service,
     started: StartedNode,
     pool: asyncpg.Pool[asyncpg.Record],
-    log_keys: LogKeys,
     authorities: Sequence[Authority],
     breaks: FoundBreaks,
 ) -> ChainVerifier:
     roots = {authority.url: authority.roots for authority in authorities}
     return ChainVerifier(
         pool=pool,
-        keyring=log_keys.keyring,
-        keyring_fault=lambda: started.key_chain.fault,
-        checkpoints=log_keys.checkpoints,
+        keyring=service.trust.keyring,
+        keyring_fault=service.trust.fault,
+        checkpoints=service.trust.checkpoints,
         anchors=AnchorReader(
             pool=pool,
             origin=service.notary.origin,
-            keyring=log_keys.keyring,
+            keyring=service.trust.keyring,
             witnesses=service.settings.log.witnesses,
             roots=lambda url: roots.get(url, ()),
         ).newest,
@@ -274,15 +264,13 @@ def _verifier(
     )
 
 
-def _exporter(
-    service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], log_keys: LogKeys
-) -> BundleExporter:
+def _exporter(service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record]) -> BundleExporter:
     return BundleExporter(
         pool=pool,
         node=service.node,
         log_origin=started.log_origin,
         signer=lambda: service.keys.signer,
-        keyring=log_keys.keys_of,
+        keyring=service.trust.keys_of,
         sign_now=service.notary.sign_now,
     )
 
@@ -301,18 +289,18 @@ def _importer(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> BundleImp
     )
 
 
-def _cosignatures(service: Service, pool: asyncpg.Pool[asyncpg.Record], log_keys: LogKeys) -> CosignatureInbox:
+def _cosignatures(service: Service, pool: asyncpg.Pool[asyncpg.Record]) -> CosignatureInbox:
     return CosignatureInbox(
         pool=pool,
         origin=service.notary.origin,
-        keyring=log_keys.keyring,
+        keyring=service.trust.keyring,
         witnesses=service.settings.log.witnesses,
         max_skew_ms=service.settings.hlc.max_clock_skew_ms,
     )
 
 
 def _timestamper(
-    service: Service, pool: asyncpg.Pool[asyncpg.Record], log_keys: LogKeys, authorities: Sequence[Authority]
+    service: Service, pool: asyncpg.Pool[asyncpg.Record], authorities: Sequence[Authority]
 ) -> Timestamper | None:
     """None when no authority is configured."""
     if not authorities:
@@ -322,7 +310,7 @@ def _timestamper(
         authorities=authorities,
         interval=service.settings.log.timestamp_interval,
         origin=service.notary.origin,
-        keyring=log_keys.keyring,
+        keyring=service.trust.keyring,
         metrics=service.metrics,
     )
 
@@ -339,15 +327,13 @@ def _full_walk(
     )
 
 
-def _ledger_watch(
-    service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], log_keys: LogKeys
-) -> LedgerWatch:
+def _ledger_watch(service: Service, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record]) -> LedgerWatch:
     return LedgerWatch(
         node=service.node,
         pool=pool,
         checkpoints=started.checkpoints,
         notary=service.notary,
-        keyring=log_keys.signing_now,
+        keyring=service.trust.signing_now,
         on_failure=service.fail,
     )
 
@@ -359,7 +345,7 @@ def _reported_checks(
     return {
         "signing": lambda: service.keys.fault,
         "admission": lambda: service.keys.not_admitted,
-        "keys": lambda: started.key_chain.fault,
+        "keys": service.trust.fault,
         "clock": service.node.wall.fault,
         "breaks": breaks.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),

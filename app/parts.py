@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from app.intake.sealing import Sealing
     from app.intake.submit import Submitter
     from app.intake.system_entries import SystemEntries
-    from app.keys.authority import KeyAuthority
     from app.keys.changes import KeyChanges
+    from app.keys.trust import Trust
     from app.metrics import Metrics
     from app.node.session import SessionTokens
     from app.node.state import Node
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from app.read.verification import ChainVerifier
     from app.stats.intake import StatsIntake
     from signing.cosignature import WitnessKey
-    from signing.note import VerifierKey
-    from signing.public_key import PublicKey
 
 ReadinessCheck = Callable[[], str | None]
 """None when all is well, else what is wrong."""
@@ -81,11 +79,8 @@ class Parts:
     timestamper: Timestamper | None
     """None when no authority is configured."""
     key_changes: KeyChanges
-    key_authority: KeyAuthority
-    log_verifier_keys: Callable[[str, Iterable[PublicKey]], list[str]]
-    """C2SP verifier keys of the checkpoints of one tenant's log, ``origin+id+key``, out of all published keys."""
-    log_keys: Callable[[str], Awaitable[list[VerifierKey]]]
-    """The keys that may have signed checkpoints of one tenant's log: those of all nodes, under its name."""
+    trust: Trust
+    """The keys that count in the ledger."""
     reported_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks that ``/readyz`` tells of and that do not make the node unready: writes go on without them."""
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)

@@ -25,10 +25,10 @@ from app.intake.job_index import JobIndex
 from app.intake.keyed import KeyedRequests
 from app.intake.submit import Submitter
 from app.intake.system_entries import SystemEntries
-from app.keys.authority import KeyAuthority
 from app.keys.changes import KeyChanges
 from app.keys.in_use import KeyInUse
-from app.keys.statements import KeyStatements
+from app.keys.recording import KeyRecords
+from app.keys.trust import Trust
 from app.metrics import Metrics
 from app.node import log_fork
 from app.node.kept_running import kept_running
@@ -96,7 +96,7 @@ class Service:
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
         self.writer = self._open_writer(started)
         self.node.written_lsn = lambda: self.writer.written_lsn
-        self.keys = KeyInUse(started.keys, started.key_chain.ended, self.metrics)
+        self.keys = KeyInUse(started.key_chain, self.metrics)
         self.keys.not_admitted = started.not_admitted
         self.notary = Notary(
             node=self.node,
@@ -118,6 +118,7 @@ class Service:
             sign_snapshots=settings.chain.sign_snapshots,
             metrics=self.metrics,
         )
+        self.trust = Trust(started.key_chain, pool, self.notary.origin)
         self.appender = Appender(
             node=self.node,
             backlog=self.backlog,
@@ -156,26 +157,22 @@ class Service:
             ),
             record_bytes_max=settings.wal.record_bytes_max,
         )
-        statements = KeyStatements(
-            pool=pool, keys=self.keys, key_chain=started.key_chain, system_entries=self.system_entries
+        self.key_records = KeyRecords(
+            settings=settings,
+            node=self.node,
+            pool=pool,
+            keys=self.keys,
+            chain=started.key_chain,
+            write_entry=self.system_entries.record,
+            sign_checkpoints_again=self.notary.log_key_changed,
         )
         self.key_changes = KeyChanges(
             settings=settings,
             node=self.node,
             pool=pool,
             keys=self.keys,
-            key_chain=started.key_chain,
-            statements=statements,
-            notary=self.notary,
+            records=self.key_records,
             spawn=self.spawn,
-        )
-        self.key_authority = KeyAuthority(
-            node=self.node,
-            pool=pool,
-            keys=self.keys,
-            statements=statements,
-            spawn=self.spawn,
-            write_timeout_s=write_timeout_s,
         )
 
     # --- parts that need care ---------------------------------------------------------------------
@@ -281,7 +278,7 @@ class Service:
         self.appender.wake()
         for task in (self.appender.run(), self._persist_control()):
             self.spawn(task)
-        for derived in (self.notary.run, self._clean_up, self.key_changes.follow_admission):
+        for derived in (self.notary.run, self._clean_up, self.key_records.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(self._record_start())
 
@@ -319,7 +316,7 @@ class Service:
                     self.system_entries.record(SystemAction.LOG_FORKED, fork.subject, fork.facts())
                 )
                 log_fork.forget(self._started.folder)
-            await self._unless_refused(self.key_changes.record_start())
+            await self._unless_refused(self.key_records.record_start())
         except ChainDamagedError as error:
             log.error("start_not_recorded", error=str(error))
 

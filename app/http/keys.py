@@ -12,7 +12,7 @@ from app.http.fields import ReadableTenantId
 from app.http.node_answers import KeyAnswer, KeyList, RotationAnswer
 from app.http.requests import ADMIT_REQUEST, REVOKE_REQUEST, ROTATE_REQUEST
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
-from app.keys.published_keys import PublishedKey
+from app.keys.trust import PublishedKey
 from app.parts import Parts, PartsDep, parts_of
 from app.store import chain_reads
 from app.store.reading import reading
@@ -36,7 +36,7 @@ async def list_keys(
     tenant_id: Annotated[ReadableTenantId | None, Query(description="Whose log keys; all, when left out.")] = None,
 ) -> Response:
     """Keys of snapshots, when they count and where they sign; and of checkpoints, of one tenant's log or of all."""
-    published = await parts.key_changes.published()
+    published = await parts.trust.published()
     async with reading(parts.pool) as connection:
         tenants = [tenant_id] if tenant_id else await chain_reads.list_tenants(connection, "", TENANTS_MAX)
     ring = [item.key for item in published.admitted]
@@ -45,7 +45,7 @@ async def list_keys(
             "keys": [_answer(item) for item in published.admitted],
             "not_admitted": [_waiting_answer(item) for item in published.waiting[-WAITING_MAX:]],
             "root_key_id": published.root_key_id,
-            "log_verifier_keys": [text for tenant in tenants for text in parts.log_verifier_keys(tenant, ring)],
+            "log_verifier_keys": [text for tenant in tenants for text in parts.trust.log_verifier_keys(tenant, ring)],
         }
     )
 
@@ -77,7 +77,7 @@ async def revoke_key(request: Request, key_id: KeyId) -> Response:
     parts.check_writable()
     wanted = await read_json(request, REVOKE_REQUEST, BODY_BYTES_MAX)
     from_hlc = Hlc.parse(wanted["from_hlc"]) if "from_hlc" in wanted else None
-    await parts.key_authority.revoke(key_id, from_hlc, wanted.get("reason"), wanted.get("statement"))
+    await parts.key_changes.revoke(key_id, from_hlc, wanted.get("reason"), wanted.get("statement"))
     return json_answer((await _by_id(parts))[key_id])
 
 
@@ -91,12 +91,12 @@ async def admit_key(request: Request, key_id: KeyId) -> Response:
     parts = parts_of(request)
     parts.check_writable()
     wanted = await read_json(request, ADMIT_REQUEST, BODY_BYTES_MAX)
-    await parts.key_authority.admit(key_id, wanted.get("statement"))
+    await parts.key_changes.admit(key_id, wanted.get("statement"))
     return json_answer((await _by_id(parts))[key_id])
 
 
 async def _by_id(parts: Parts) -> dict[str, dict[str, Any]]:
-    published = await parts.key_changes.published()
+    published = await parts.trust.published()
     waiting = {item.key.key_id: _waiting_answer(item) for item in published.waiting}
     return waiting | {item.key.key_id: _answer(item) for item in published.admitted}
 

@@ -60,7 +60,7 @@ async def read_checkpoint(
     with parts.mending(tenant_id):
         note = await read(parts.pool, tenant_id, parts.witnesses)
         try:
-            open_checkpoint(note, await parts.log_keys(tenant_id), origin=parts.notary.origin(tenant_id))
+            open_checkpoint(note, await parts.trust.log_keys(tenant_id), origin=parts.notary.origin(tenant_id))
         except UnknownKeyError as error:
             parts.notary.mend(tenant_id)
             raise KeyConflictError(

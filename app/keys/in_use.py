@@ -15,20 +15,21 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from app.store import keys as store
-from ledger.errors import InvalidInputError, LedgerError, SignerAwayError, SigningUnavailableError
+from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
 from ledger.hlc import Hlc
 from signing.key_file import FileSigner, Signer
 from signing.key_history import time_of
 from signing.public_key import PublicKey
 
 if TYPE_CHECKING:
-    from app.keys.ended_keys import EndedKeys
     from app.keys.node_keys import NodeKeys
+    from app.keys.trust import KeyChain
     from app.metrics import Metrics
     from app.store import Connection
 
@@ -45,15 +46,15 @@ log = structlog.get_logger()
 class KeyInUse:
     """Lends the node's keys to those who sign. Belongs to one event loop."""
 
-    def __init__(self, keys: NodeKeys, ended: EndedKeys, metrics: Metrics) -> None:
-        self.node_keys = keys
+    def __init__(self, chain: KeyChain, metrics: Metrics) -> None:
+        self.node_keys = chain.keys
         self.fault: str | None = None
         """Why nothing is signed now, None while all is well."""
         self.not_admitted: str | None = None
         """Why nothing that the node signs would count, None while its keys are admitted; then it signs nothing."""
         self.highest_signed_ms = 0
         """Highest HLC time of what this process signed."""
-        self._ended = ended
+        self._chain = chain
         self._metrics = metrics
         self._open = asyncio.Event()
         self._open.set()
@@ -125,9 +126,8 @@ class KeyInUse:
             self._refuse_early()
             try:
                 signed = await self._in_thread(work)
-            except (SigningUnavailableError, TimeoutError) as error:
-                reason = str(error) or f"the signer gave no answer in {SIGN_TIMEOUT_S:g} s"
-                raise self._failed(reason) from error
+            except SigningUnavailableError as error:
+                raise self._failed(str(error)) from error
         self._clear_fault()
         return signed
 
@@ -140,31 +140,25 @@ class KeyInUse:
         if isinstance(signer, FileSigner):
             return work()
         async with self._one_at_a_time:
-            try:
-                return await self._in_thread(work)
-            except TimeoutError as error:
-                raise SigningUnavailableError(f"the signer gave no answer in {SIGN_TIMEOUT_S:g} s") from error
+            return await self._in_thread(work)
 
     async def check_window(self, connection: Connection, signer: Signer, hlc: Hlc) -> None:
-        """Refuse a key whose published window does not have ``hlc``; in the transaction that stores what it signed.
+        """Refuse a key that does not count at ``hlc``, by the chain of ``_system`` and by all that this node has seen;
+        in the transaction that stores what it signed.
 
-        Entries older than the key may be chained late, by a node that was away: its window then begins with them.
+        Entries older than the key may be chained late, by a node that was away: its published window then begins with
+        them.
 
         Raises:
-            SignerAwayError: the key has ended or was revoked; only another one signs again.
+            SignerAwayError: the key is not admitted, has ended or was revoked.
         """
-        window = await store.lock_window(connection, signer.key_id)
-        if window is None:
-            raise self._failed(f"key {signer.key_id} is not published; start the node again")
-        revoked = _readable(signer.key_id, Hlc.parse, window.revoked_from_hlc)
-        not_after = _readable(signer.key_id, store.time_of, window.not_after)
-        key = PublicKey.of(signer.public_key.material, not_after=not_after, revoked_from_hlc=revoked)
-        refusal = self._ended.bounded(key).refusal(hlc)
+        key = (await self._chain.counting(connection)).get(signer.key_id)
+        if key is None and (self._chain.fault is None or self._chain.is_of_another_root):
+            raise self._failed(f"key {signer.key_id} is not admitted to the ledger; see tally keys list")
+        refusal = (key or self.node_keys.bounded(signer.public_key)).refusal(hlc)
         if refusal is not None:
             raise self._failed(f"{refusal}; take another with: tally keys rotate")
-        not_before = _readable(signer.key_id, store.time_of, window.not_before)
-        if not_before is None or time_of(hlc.physical_ms) < not_before:
-            await store.widen(connection, signer.key_id, time_of(hlc.physical_ms))
+        await store.widen(connection, signer.key_id, time_of(hlc.physical_ms))
         self.highest_signed_ms = max(self.highest_signed_ms, hlc.physical_ms)
         self._clear_fault()
 
@@ -189,39 +183,33 @@ class KeyInUse:
         self.fault, self._try_again_s, self._pause_s = None, 0.0, PAUSE_MIN_S
 
     async def _in_thread(self, work: Callable[[], Value]) -> Value:
-        """``work`` in a thread of its own that the process need not wait for: a signer may hang for ever."""
+        """``work`` in a thread of its own that the process need not wait for: a signer may hang for ever.
+
+        Raises:
+            SigningUnavailableError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
+        """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Value] = loop.create_future()
 
-        def settle(value: Value | None, error: Exception | None) -> None:
-            if outcome.done():
-                return
-            if error is not None:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(value)  # type: ignore[arg-type]
+        def settle(settled: Callable[[], None]) -> None:
+            if not outcome.done():
+                settled()
 
         def run() -> None:
-            value, error = None, None
             try:
-                value = work()
+                settled = partial(outcome.set_result, work())
             except Exception as raised:
                 error = raised if isinstance(raised, LedgerError) else SigningUnavailableError(repr(raised)[:300])
+                settled = partial(outcome.set_exception, error)
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, value, error)
+                loop.call_soon_threadsafe(settle, settled)
 
         self._hanging = threading.Thread(target=run, name="signer", daemon=True)
         self._hanging.start()
-        async with asyncio.timeout(SIGN_TIMEOUT_S):
-            value = await outcome
+        try:
+            async with asyncio.timeout(SIGN_TIMEOUT_S):
+                value = await outcome
+        except TimeoutError as error:
+            raise SigningUnavailableError(f"the signer gave no answer in {SIGN_TIMEOUT_S:g} s") from error
         self._hanging = None
         return value
-
-
-def _readable(key_id: str, read: Callable[[str], Value | None], text: str | None) -> Value | None:
-    """What ``read`` makes of a bound in the key's row; none where somebody put there what no bound can be."""
-    try:
-        return None if text is None else read(text)
-    except InvalidInputError as error:
-        log.error("published_key_malformed", key_id=key_id, error=str(error))
-        return None

@@ -35,11 +35,8 @@ import structlog
 from app.chain.checkpoints import CheckpointFolder
 from app.config import Settings
 from app.keys import node_keys
-from app.keys.admission import admission_fault
-from app.keys.ended_keys import EndedKeys
-from app.keys.key_chain import KeyChain
-from app.keys.node_keys import NodeKeys, last_signed_ms
-from app.keys.root_key import RootKey, offline_root
+from app.keys.recording import publish_at_start
+from app.keys.trust import KeyChain
 from app.node import clock_watch, identity, log_fork, lost_wal
 from app.node.identity import Identity
 from app.node.session import SECRET_BYTES
@@ -51,7 +48,6 @@ from app.start.checks import chain_holds, check_chain
 from app.start.claims import check_chained
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining, schema_guards
-from app.store import keys as key_store
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
@@ -60,8 +56,6 @@ from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import ACTIONS, SystemAction
 from ledger.positions import Epoch, Lsn
-from signing.key_history import time_of
-from signing.public_key import PublicKey
 from wal import control as wal_control
 from wal import lock as wal_lock
 from wal.control import Control
@@ -92,7 +86,6 @@ class StartedNode:
     damaged_trees: list[str]
     """Tenants whose stored tree is not that of their chain."""
     checkpoints: CheckpointFolder
-    keys: NodeKeys
     key_chain: KeyChain
     not_admitted: str | None
     """Why nothing that the node signs would count, None when its keys are admitted."""
@@ -143,7 +136,8 @@ async def start_node(settings: Settings, database_url: str, *, accept_lost_wal: 
         connection = await connect(database_url, CONNECT_WAIT_S)
         try:
             started = await _start_locked(settings, who, folder, lock, connection, accept_lost_wal)
-            await _publish_keys(connection, started)
+            first = next((pending.hlc.physical_ms for pending in started.recovered), None)
+            await publish_at_start(connection, started.node, started.key_chain, first)
             return started
         except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             raise went_away(error) from error
@@ -170,54 +164,6 @@ def went_away(error: Exception) -> StartRefusedError:
     )
 
 
-async def _publish_keys(connection: asyncpg.Connection[asyncpg.Record], started: StartedNode) -> None:
-    """Publish this node's keys, valid for whatever they may have to sign: what it will write, what the WAL holds
-    beyond the chain, and what no snapshot covers yet. Keys whose place they took end here, however far an earlier
-    process came with that.
-
-    A key that was published before and is gone is published again, for all that it may have signed.
-
-    Raises:
-        StartRefusedError: what is published under one of its ids is another key.
-    """
-    node, keys = started.node, started.keys
-    now_ms = time.time_ns() // 1_000_000
-    # A wall clock that is set back after this must not lead to HLCs from before the keys count.
-    node.clock.observe(Hlc(now_ms, 0, node.node_id))
-    oldest_ms = min([now_ms, *(pending.hlc.physical_ms for pending in started.recovered[:1])])
-    for signer in keys.signers():
-        await _publish(connection, started.key_chain, signer.public_key, node.node_id, oldest_ms)
-    signed_ms = await key_store.highest_signed_ms(connection) if keys.retired else 0
-    end_ms = last_signed_ms(node.clock, now_ms, signed_ms)
-    keys.retired = [item if item.not_after_ms is not None else item.ending(end_ms) for item in keys.retired]
-    await asyncio.to_thread(keys.store)
-    for item in keys.retired:
-        not_after_ms = item.not_after_ms or 0
-        await key_store.retire(connection, item.key_id, time_of(not_after_ms))
-        node.clock.observe(Hlc(not_after_ms + 1, 0, node.node_id))
-    await key_store.name_in_use(connection, node.node_id, keys.signer.key_id, keys.log_signer.key_id)
-
-
-async def _publish(
-    connection: asyncpg.Connection[asyncpg.Record],
-    key_chain: KeyChain,
-    key: PublicKey,
-    node_id: str,
-    oldest_ms: int,
-) -> None:
-    published = await key_store.published_key(connection, key.key_id)
-    if published is not None and published != (key.algorithm, key.public_key_pem):
-        raise StartRefusedError(
-            f"the row of this node's key {key.key_id} in scheduler.signing_keys is not that key any more: somebody "
-            "changed it. Put back what the entry KEY_ADDED of _system says, or remove the row"
-        )
-    history = await key_chain.history(connection)
-    if published is None and (key.key_id in history.admitted or key.key_id in history.waiting):
-        oldest_ms = min(oldest_ms, await key_store.oldest_entry_ms(connection) or oldest_ms)
-        log.error("own_key_was_removed", key_id=key.key_id, done="published again")
-    await key_store.publish(connection, key.key_id, key.algorithm, key.public_key_pem, node_id, oldest_ms)
-
-
 async def _start_locked(
     settings: Settings,
     who: Identity,
@@ -239,18 +185,17 @@ async def _start_locked(
 
     # 6. chains and checkpoints
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
+    keys.expect_root(node_keys.offline_root(settings))
     origin = await _log_origin(connection, settings)
     checkpoints = CheckpointFolder(folder)
-    offline = offline_root(settings)
-    root = RootKey(folder, offline.key_id if offline is not None else None)
-    key_chain = KeyChain(checkpoints.load, EndedKeys(folder), root)
+    key_chain = KeyChain(checkpoints.load, keys)
     heads, damaged = await _read_heads(connection, wal.held)
     damaged_trees = []
     for tenant_id, note in checkpoints.load_all().items():
         head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
         if tenant_id not in damaged and not await check_chain(connection, tenant_id, head, note, name, keys.log_signer):
             damaged_trees.append(tenant_id)
-    not_admitted = await _check_keys(connection, key_chain, keys)
+    not_admitted = await _check_keys(connection, key_chain)
 
     # 7. the clock
     await clock_watch.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
@@ -279,7 +224,6 @@ async def _start_locked(
         heads=heads,
         damaged_trees=damaged_trees,
         checkpoints=checkpoints,
-        keys=keys,
         key_chain=key_chain,
         not_admitted=not_admitted,
         log_origin=origin,
@@ -301,9 +245,7 @@ async def _session_secret(connection: asyncpg.Connection[asyncpg.Record]) -> byt
     return secret
 
 
-async def _check_keys(
-    connection: asyncpg.Connection[asyncpg.Record], key_chain: KeyChain, keys: NodeKeys
-) -> str | None:
+async def _check_keys(connection: asyncpg.Connection[asyncpg.Record], key_chain: KeyChain) -> str | None:
     """Why nothing that the node signs would count, None when its keys are admitted.
 
     Raises:
@@ -315,7 +257,7 @@ async def _check_keys(
             f"{key_chain.fault}. Nothing was written; point database_url to the right ledger, or bring the right "
             "database back"
         )
-    fault = admission_fault(history, key_chain.root, keys)
+    fault = key_chain.admission_fault(history)
     if fault is not None:
         log.warning("keys_not_admitted", error=fault)
     return fault

@@ -32,7 +32,7 @@ from app.bundle.verify import verify_bundle
 from app.chain.appender import BATCH_ENTRIES_MAX, Appender
 from app.chain.checkpoints import CheckpointFolder
 from app.config import Settings
-from app.keys import node_keys, root_key
+from app.keys import node_keys
 from app.metrics import Metrics
 from app.node import identity, log_fork
 from app.node.identity import Identity
@@ -266,7 +266,7 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
         await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
         CheckpointFolder(folder).set_aside()
         verified_positions.forget(folder)
-        root_key.forget(folder)
+        node_keys.forget_root(folder)
         await _give_up_what_is_gone(locked)
     log.warning("log_forked", from_origin=fork.from_origin, to_origin=fork.to_origin, reason=fork.reason)
     return fork

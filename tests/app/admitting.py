@@ -39,19 +39,19 @@ async def admit_node(by: httpx.AsyncClient, node: httpx.AsyncClient) -> None:
 async def admit_service(by: Service, node: Service) -> None:
     """The same of nodes in this process."""
     for key_id in await until(lambda: _waiting_of(node), "the node's key is in the chain"):
-        await by.key_authority.admit(key_id, None)
+        await by.key_changes.admit(key_id, None)
     await until(lambda: node.keys.not_admitted is None, "the node knows that it is admitted")
 
 
 async def admit_by_hand(node: Service, root: FileSigner) -> None:
     """The same without another node: by its root key, on the new node itself."""
     for key_id in await until(lambda: _waiting_of(node), "the node's key is in the chain"):
-        (waiting,) = [item for item in (await node.key_changes.published()).waiting if item.key.key_id == key_id]
+        (waiting,) = [item for item in (await node.trust.published()).waiting if item.key.key_id == key_id]
         said = key_statement.sign("KEY_ADMITTED", waiting.facts, root.key_id, waiting.introduced.at, root)
-        await node.key_authority.admit(key_id, said[key_statement.FIELD])
+        await node.key_changes.admit(key_id, said[key_statement.FIELD])
     await until(lambda: node.keys.not_admitted is None, "the node knows that it is admitted")
 
 
 async def _waiting_of(node: Service) -> list[str]:
     own = {key.key_id for key in node.keys.own()}
-    return [item.key.key_id for item in (await node.key_changes.published()).waiting if item.key.key_id in own]
+    return [item.key.key_id for item in (await node.trust.published()).waiting if item.key.key_id in own]

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+import structlog
 
 from app.service import Service
 from ledger.errors import StartRefusedError
@@ -388,7 +389,12 @@ async def test_a_row_of_this_nodes_key_that_was_removed_is_published_again_for_a
     async with run_server(settings) as client:
         verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
         assert verdict["verdicts"]["signatures"] == "ok", verdict
-    await superuser.execute("UPDATE scheduler.signing_keys SET algorithm = 'other'")
-    with pytest.raises(StartRefusedError, match="is not that key any more"):
-        async with run_server(settings):
-            pass
+    row = "SELECT algorithm, public_key_pem FROM scheduler.signing_keys"
+    published = await superuser.fetchrow(row)
+    await superuser.execute("UPDATE scheduler.signing_keys SET algorithm = 'other', public_key_pem = 'other'")
+    with structlog.testing.capture_logs() as lines:
+        async with run_server(settings) as client:
+            assert await superuser.fetchrow(row) == published
+            verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+            assert verdict["verdicts"]["signatures"] == "ok", verdict
+    assert "own_key_was_removed" in [line["event"] for line in lines]

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from app.config import Settings
-from app.keys import root_key
+from app.keys import node_keys
 from app.service import Service
 from ledger import canonical
 from ledger.errors import ConfigurationError, DatabaseWentBackError, KeyConflictError, StartRefusedError
@@ -35,6 +35,11 @@ from tests.app.starting import assert_refused, wal_folder, write
 from tests.app.test_key_changes import add_jobs, keys_of, node_id_of, problem, rotate, sign, signer_of, verdict_of
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger, build
+
+
+def seen_of_keys(settings: Settings) -> dict[str, Any]:
+    """What the node's file of keys says."""
+    return json.loads((wal_folder(settings) / node_keys.NAME).read_text())
 
 
 def key_of(settings: Settings) -> FileSigner:
@@ -170,7 +175,7 @@ async def test_a_node_that_the_administrator_starts_gains_nothing_that_verifies(
         thief = key_of(rogue_settings)
         await until(lambda: chains_name(chains, thief.key_id), "the rogue's key is in the chain")
         with pytest.raises(KeyConflictError):
-            await rogue.key_authority.admit(thief.key_id, None)
+            await rogue.key_changes.admit(thief.key_id, None)
         seq, link = await chains.head("_system")
         after = key_statement.Anchor(seq, str(link))
         facts = added_facts(thief.public_key, rogue.node.node_id)
@@ -231,7 +236,7 @@ async def test_a_chain_of_keys_that_is_replaced_under_a_running_node_stops_it_an
             return kept.size("_system") == (await chains.head("_system"))[0] and kept.size("acme") == 2
 
         await until(is_kept, "the chain is signed to its end")
-        await until(lambda: (wal_folder(settings) / root_key.NAME).exists(), "the root is kept")
+        await until(lambda: seen_of_keys(settings)["root_key_id"], "the root is kept")
         await replace_system(superuser, thief)
         await until(lambda: service.node.failure, "the node stops")
         assert isinstance(service.node.failure, DatabaseWentBackError)
@@ -289,16 +294,17 @@ async def test_a_chain_that_begins_with_another_root_stops_the_node(
     settings = make_settings()
     async with run_node(settings) as service:
         await until(chains.key_recorded, "the key is recorded")
-        await until(lambda: (wal_folder(settings) / root_key.NAME).exists(), "the root is kept")
+        await until(lambda: seen_of_keys(settings)["root_key_id"], "the root is kept")
         known = service.keys.signer.key_id
-    path = wal_folder(settings) / root_key.NAME
-    assert path.read_text() == f"{known}\n"
-    path.write_text("0123456789abcdef\n")
+    seen = seen_of_keys(settings)
+    assert seen["root_key_id"] == known
+    path = wal_folder(settings) / node_keys.NAME
+    path.write_text(json.dumps({**seen, "root_key_id": "0123456789abcdef"}))
     with pytest.raises(StartRefusedError, match=f"begins with key {known}.* root key 0123456789abcdef"):
         async with run_node(settings):
             pass
-    path.write_text("no key\n")
-    with pytest.raises(ConfigurationError, match="root-key"):
+    path.write_text(json.dumps({**seen, "root_key_id": "no key"}))
+    with pytest.raises(ConfigurationError, match="root_key_id is no id"):
         async with run_node(settings):
             pass
 
@@ -419,7 +425,7 @@ async def test_the_root_of_an_old_ledger_that_still_signs_closes_it_to_unsigned_
     async with run_node(settings) as service:
         await until(lambda: chains_admit(chains, root.key_id), "the root vouches for itself")
         await enter(service, SystemAction.KEY_REVOKED, revoked_facts(root.key_id, "x", Hlc(1, 0, "n"), None))
-        published = await service.key_changes.published()
+        published = await service.trust.published()
         assert [item.key.revoked_from_hlc for item in published.admitted] == [None]
 
 
@@ -440,9 +446,9 @@ async def test_a_database_that_refuses_to_tell_of_keys_ends_no_node(
         def delayed() -> bool:
             said.append(capsys.readouterr().out)
             lines = "".join(said).splitlines()
-            return any("permission denied" in line and "KeyChanges.follow_admission" in line for line in lines)
+            return any("permission denied" in line and "KeyRecords.follow_admission" in line for line in lines)
 
-        await service.key_changes.recorded.wait()
+        await until(service.key_records.recorded.is_set, "the start is recorded")
         await superuser.execute("REVOKE SELECT ON scheduler.scheduler_log FROM tallystick_service")
         await until(delayed, "what looks after keys says why it waits")
         assert service.node.failure is None

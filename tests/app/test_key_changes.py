@@ -526,5 +526,5 @@ async def test_entries_from_before_the_key_are_signed_as_well(
     await service.notary.sign_now("acme")
 
     row = await superuser.fetchrow("SELECT dsse_envelope FROM scheduler.batch_snapshot WHERE tenant_id = 'acme'")
-    ring = Keyring(item.key for item in (await service.key_changes.published()).admitted)
+    ring = Keyring(item.key for item in (await service.trust.published()).admitted)
     assert open_snapshot(row["dsse_envelope"], ring).verdict == "ok"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from app.chain.checkpoints import CheckpointFolder
-from app.keys.ended_keys import EndedKeys
-from app.keys.key_chain import KeyChain
-from app.keys.root_key import RootKey
+from app.keys import node_keys
+from app.keys.trust import KeyChain
 from ledger import canonical, chain, merkle
+from ledger.errors import ConfigurationError
 from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_history import added_facts
@@ -119,14 +120,14 @@ async def test_a_key_that_a_rewritten_entry_introduces_is_not_trusted_and_no_sig
         assert not (await client.get("/readyz")).json()["checks"]["keys"]["ok"]
 
 
-@pytest.mark.parametrize("is_file_lost", [False, True])
+@pytest.mark.parametrize("is_memory_lost", [False, True])
 async def test_a_revocation_that_is_taken_out_of_chain_and_table_holds(
     run_server: RunServer,
     make_settings: MakeSettings,
     superuser: asyncpg.Connection,
     chains: Chains,
     *,
-    is_file_lost: bool,
+    is_memory_lost: bool,
 ) -> None:
     async with run_server() as client:
         await add_jobs(client, 2)
@@ -144,11 +145,12 @@ async def test_a_revocation_that_is_taken_out_of_chain_and_table_holds(
         )
         assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
         assert (await verdict_of(client))["verdicts"]["signatures"] == "unknown_key"
-    if is_file_lost:
-        (node_folder(make_settings) / "ended-keys").unlink()
+    if is_memory_lost:
+        file = node_folder(make_settings) / node_keys.NAME
+        file.write_text(json.dumps({**json.loads(file.read_text()), "ended": {}}))
     async with run_server() as client:
         listed = (await keys_of(client))[old]
-        assert (listed["revoked_from_hlc"] is None) == is_file_lost
+        assert (listed["revoked_from_hlc"] is None) == is_memory_lost
         assert listed["not_after"] is not None
         verdict = await verdict_of(client)
         assert (verdict["valid"], verdict["verdicts"]["signatures"]) == (False, "unknown_key")
@@ -156,7 +158,7 @@ async def test_a_revocation_that_is_taken_out_of_chain_and_table_holds(
 
 
 async def test_rows_of_the_table_that_hold_together_count_only_as_the_tree_that_was_signed(
-    pool: asyncpg.Pool, superuser: asyncpg.Connection, tmp_path: Path
+    pool: asyncpg.Pool, superuser: asyncpg.Connection, tmp_path: Path, make_settings: MakeSettings
 ) -> None:
     await superuser.execute("SET session_replication_role = replica")
     await insert(superuser, build(2500, tenant_id="_system"))
@@ -169,7 +171,7 @@ async def test_rows_of_the_table_that_hold_together_count_only_as_the_tree_that_
 
     async def said_with(root: bytes) -> tuple[list[str], str | None]:
         note = sign_checkpoint(Checkpoint("log.example/_system", 2501, root), log_key)
-        chain = KeyChain(lambda _tenant: note, EndedKeys(tmp_path), RootKey(tmp_path))
+        chain = KeyChain(lambda _tenant: note, node_keys.open_keys(tmp_path, make_settings()))
         async with pool.acquire() as connection:
             history = await chain.history(connection)
         return list(history.admitted), chain.fault
@@ -278,3 +280,78 @@ async def test_a_key_uri_that_names_nothing_is_refused(client: Client) -> None:
     for uri in ("hsm:\0", "hv:\0"):
         answer = await client.post("/v1/keys/rotate", json={"new_key_uri": uri})
         assert problem(answer) in [(422, "invalid-request"), (503, "signing-unavailable")], uri
+
+
+async def test_rows_that_were_edited_neither_keep_a_key_from_signing_nor_stay_as_they_are(
+    client: Client, superuser: asyncpg.Connection, make_settings: MakeSettings
+) -> None:
+    await add_jobs(client, 1)
+    old = signer_of(await sign(client))
+    new = (await rotate(client))["key"]["key_id"]
+    said = "SELECT not_after, revoked_from_hlc, public_key_pem FROM scheduler.signing_keys WHERE key_id = $1"
+    ended = await until(lambda: row_with_an_end(superuser, old), "the row says that the old key ended")
+    await superuser.execute(
+        "UPDATE scheduler.signing_keys SET revoked_from_hlc = '1:0:n', not_after = '2000-01-01', public_key_pem = 'x'"
+    )
+    await add_jobs(client, 2)
+    assert signer_of(await sign(client)) == new
+    third = (await rotate(client))["key"]["key_id"]
+    assert await superuser.fetchrow(said, old) == ended
+    assert (await superuser.fetchrow(said, third))["revoked_from_hlc"] is None
+
+
+async def row_with_an_end(superuser: asyncpg.Connection, key_id: str) -> asyncpg.Record | None:
+    """The row of the key once it ends."""
+    return await superuser.fetchrow(
+        "SELECT not_after, revoked_from_hlc, public_key_pem FROM scheduler.signing_keys"
+        " WHERE key_id = $1 AND not_after IS NOT NULL",
+        key_id,
+    )
+
+
+async def test_what_an_earlier_version_had_seen_of_keys_goes_into_the_one_file_and_holds(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    async with run_server() as client:
+        await add_jobs(client, 2)
+        await sign(client)
+        old = (await rotate(client))["previous"]["key_id"]
+        assert (await client.post(f"/v1/keys/{old}/revoke", json={"from_hlc": "1:0:n"})).status_code == 200
+        assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
+        await until(lambda: system_is_kept(make_settings, chains), "_system is signed")
+    # As the version before left it: three files, and somebody took the revocation out of the chain.
+    folder = node_folder(make_settings)
+    held = json.loads((folder / node_keys.NAME).read_text())
+    root_key_id, ended = held.pop("root_key_id"), held.pop("ended")
+    assert (root_key_id, ended[old]["revoked_from_hlc"]) == (old, "1:0:n")
+    (folder / node_keys.NAME).write_text(json.dumps(held))
+    (folder / "root-key").write_text(f"{root_key_id}\n")
+    (folder / "ended-keys").write_text(json.dumps(ended))
+    await edit(
+        superuser,
+        "UPDATE scheduler.scheduler_log SET job_id = 'x' || job_id"
+        " WHERE tenant_id = '_system' AND action = 'KEY_REVOKED'",
+    )
+    for _ in range(2):
+        async with run_server() as client:
+            assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
+        now = json.loads((folder / node_keys.NAME).read_text())
+        assert (now["root_key_id"], now["ended"][old]["revoked_from_hlc"]) == (old, "1:0:n")
+        assert not (folder / "root-key").exists()
+        assert not (folder / "ended-keys").exists()
+
+
+@pytest.mark.parametrize("damage", [("root-key", "no key\n"), ("ended-keys", "[1]")])
+async def test_damage_in_what_an_earlier_version_had_seen_stops_the_start(
+    run_server: RunServer, make_settings: MakeSettings, damage: tuple[str, str]
+) -> None:
+    async with run_server():
+        pass
+    folder = node_folder(make_settings)
+    held = json.loads((folder / node_keys.NAME).read_text())
+    del held["root_key_id"], held["ended"]
+    (folder / node_keys.NAME).write_text(json.dumps(held))
+    (folder / damage[0]).write_text(damage[1])
+    with pytest.raises(ConfigurationError, match=f"{damage[0]}.* is damaged"):
+        async with run_server():
+            pass

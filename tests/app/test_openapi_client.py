@@ -152,7 +152,7 @@ async def introduce_a_key(folder: Path, database_url: str) -> None:
     async with running(load_settings(data_dir=folder, port=0), database_url) as (node, _):
 
         async def is_waiting() -> bool:
-            return bool((await node.key_changes.published()).waiting)
+            return bool((await node.trust.published()).waiting)
 
         await until(is_waiting, "the node's key is in the chain")
 

@@ -342,7 +342,7 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
         assert service.notary.origin("acme") == f"{forked.to_origin}/acme"
         # A statement made from now on names the fork, so it says nothing in the ledger that was forked from.
         fork = await query(older, "SELECT seq, chain_link FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'")
-        assert {item.introduced_by for item in (await service.key_changes.published()).admitted} == {*fork}
+        assert {item.introduced_by for item in (await service.trust.published()).admitted} == {*fork}
         assert await actions_about_keys(older) == {"KEY_ADDED", "KEY_ADMITTED", "LOG_FORKED"}
     entries = await query(older, "SELECT payload FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'")
     facts = [json.loads(payload) for (payload,) in entries]
