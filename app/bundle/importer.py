@@ -249,7 +249,7 @@ class BundleImporter:
                     if born := born_in(f"{own_origin}/{tenant_id}", batch):
                         async with self._pool.acquire() as connection:
                             check_births(born, await imports.entries_at(connection, tenant_id, list(born)))
-                    await asyncio.to_thread(_add_all, sorter, batch)
+                    await asyncio.to_thread(sorter.add, batch)
                     count += len(batch)
                     if batch[0].link_version != LINK_VERSION and batch[0].key.seq == from_seq:
                         note_beginning(beginnings, batch[0])
@@ -442,11 +442,6 @@ def _verified(file: StagedFile, keys: Keyring) -> BundleReader:
         reader.close()
         raise
     return reader
-
-
-def _add_all(sorter: Sorter, batch: Sequence[Incoming]) -> None:
-    for entry in batch:
-        sorter.add(entry)
 
 
 async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incoming]]:

@@ -1,13 +1,13 @@
 """Sorting more entries than memory holds, into the order of a merge.
 
-Entries pass through a heap of bounded size into sorted runs of one temporary file, and the runs are merged as they
-are read back (replacement selection: Knuth, The Art of Computer Programming 3, 5.4.1). What is nearly in order, as the
-entries of a log are by HLC, becomes one run, whatever its length.
+Entries gather until they are too many, are sorted, and the lower half goes to the end of a run in a temporary file, as
+blocks of several entries; the runs are merged as they are read back. What is nearly in order, as the entries of a log
+are by HLC, becomes one run, whatever its length; what fits into memory never touches the file.
 
 Invariants::
 
-    entries held <= HELD_ENTRIES_MAX, and their bytes <= HELD_BYTES_MAX or it is one entry
-    1 <= runs <= RUNS_MAX; each holds one buffer of READ_BYTES, or one entry, when they are merged
+    entries held <= HELD_ENTRIES_MAX, and their bytes <= HELD_BYTES_MAX or it is one entry, plus what is being added
+    1 <= runs <= RUNS_MAX; each holds one block of BLOCK_BYTES, or one entry, when they are merged
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from __future__ import annotations
 import heapq
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
+from operator import attrgetter
 from typing import BinaryIO, Final
 
-from ledger.bundle.incoming import Incoming, MergeKey, decode_incoming, encode_incoming
+import msgspec
+
+from ledger.bundle.incoming import Incoming, MergeKey, encode_incoming
 from ledger.errors import InvalidInputError
 
 HELD_ENTRIES_MAX: Final = 20_000
 HELD_BYTES_MAX: Final = 24 << 20
 RUNS_MAX: Final = 1000
-READ_BYTES: Final = 32 << 10
-WRITE_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 32 << 10
 
 _length = struct.Struct(">I")
-
-_Held = tuple[int, MergeKey, bytes]
+_encode_block: Final = msgspec.msgpack.Encoder().encode
+_decode_block: Final = msgspec.msgpack.Decoder(list[Incoming]).decode
+_key: Final = attrgetter("key")
 
 
 class Sorter:
@@ -37,79 +41,99 @@ class Sorter:
 
     def __init__(self, file: BinaryIO, before_write: Callable[[], None] = lambda: None) -> None:
         """``file`` is empty, may be read and written, and stays the caller's. ``before_write`` is called before each
-        ``WRITE_BYTES`` and may refuse them by raising."""
+        block and may refuse it by raising."""
         self._file = file
         self._before_write = before_write
-        self._heap: list[_Held] = []
+        self._held: list[Incoming] = []
         self._held_bytes = 0
-        self._run = 0
         self._last: MergeKey | None = None
         self._begins: list[int] = [0]
-        self._pending = bytearray()
         self._size = 0
 
-    def add(self, entry: Incoming) -> None:
-        """Take one entry.
+    def add(self, entries: Sequence[Incoming]) -> None:
+        """Take some entries.
 
         Raises:
             InvalidInputError: they are in too little order to be sorted within bounds.
             OSError: the file cannot be written.
         """
-        data = encode_incoming(entry)
-        is_late = self._last is not None and entry.key < self._last
-        heapq.heappush(self._heap, (self._run + is_late, entry.key, data))
-        self._held_bytes += len(data)
-        while len(self._heap) > HELD_ENTRIES_MAX or (self._held_bytes > HELD_BYTES_MAX and len(self._heap) > 1):
-            self._write_lowest()
+        self._held += entries
+        self._held_bytes += sum(map(_size_of, entries))
+        while len(self._held) > HELD_ENTRIES_MAX or (self._held_bytes > HELD_BYTES_MAX and len(self._held) > 1):
+            _sort(self._held)
+            if self._last is not None and self._held[0].key < self._last:
+                self._begin_run()
+                self._write(len(self._held))
+            else:
+                self._write(max(1, len(self._held) // 2))
 
     def entries(self) -> Iterator[Incoming]:
         """All of them, in order. Nothing may be added any more."""
-        while self._heap:
-            self._write_lowest()
-        self._flush()
+        _sort(self._held)
+        if self._last is None:
+            return iter(self._held)
+        if self._held and self._held[0].key < self._last:
+            self._begin_run()
+        self._write(len(self._held))
         self._file.flush()
-        ends = [*self._begins[1:], self._size]
-        runs = [self._read_run(begin, end) for begin, end in zip(self._begins, ends, strict=True)]
-        return (entry for _, _, entry in heapq.merge(*runs))
+        runs = [self._read_run(begin, end) for begin, end in pairwise([*self._begins, self._size])]
+        return runs[0] if len(runs) == 1 else heapq.merge(*runs, key=_key_and_bytes)
 
-    def _write_lowest(self) -> None:
-        run, key, data = heapq.heappop(self._heap)
-        self._held_bytes -= len(data)
-        if run != self._run:
-            if len(self._begins) == RUNS_MAX:
-                raise InvalidInputError(
-                    "the entries of these bundles are in too little order to be merged at once; import fewer at a time"
-                )
-            self._run = run
-            self._begins.append(self._size)
-        self._last = key
-        self._pending += _length.pack(len(data))
-        self._pending += data
-        self._size += _length.size + len(data)
-        if len(self._pending) >= WRITE_BYTES:
-            self._flush()
+    def _begin_run(self) -> None:
+        if len(self._begins) == RUNS_MAX:
+            raise InvalidInputError(
+                "the entries of these bundles are in too little order to be merged at once; import fewer at a time"
+            )
+        self._begins.append(self._size)
 
-    def _flush(self) -> None:
+    def _write(self, count: int) -> None:
+        """Move the first ``count`` of those held, which are sorted, to the end of the run."""
+        if not count:
+            return
+        low, self._held = self._held[:count], self._held[count:]
+        begin, size = 0, 0
+        for end, entry in enumerate(low, 1):
+            size += _size_of(entry)
+            if size >= BLOCK_BYTES or end == count:
+                self._held_bytes -= size
+                self._write_block(low[begin:end])
+                begin, size = end, 0
+        self._last = low[-1].key
+
+    def _write_block(self, entries: list[Incoming]) -> None:
         self._before_write()
-        self._file.write(self._pending)
-        self._pending.clear()
+        data = _encode_block(entries)
+        self._file.write(_length.pack(len(data)) + data)
+        self._size += _length.size + len(data)
 
-    def _read_run(self, begin: int, end: int) -> Iterator[tuple[MergeKey, bytes, Incoming]]:
-        descriptor, at, buffer = self._file.fileno(), begin, b""
-        taken = 0
-        while at < end or taken < len(buffer):
-            wanted = _length.size
-            if len(buffer) - taken >= wanted:
-                wanted += _length.unpack_from(buffer, taken)[0]
-            if len(buffer) - taken < wanted:
-                missing = max(wanted - (len(buffer) - taken), min(READ_BYTES, end - at))
-                read = os.pread(descriptor, missing, at)
-                if not read:
-                    raise OSError("the file that entries are sorted in is cut short")
-                at += len(read)
-                buffer, taken = buffer[taken:] + read, 0
-                continue
-            data = buffer[taken + _length.size : taken + wanted]
-            taken += wanted
-            entry = decode_incoming(data)
-            yield entry.key, data, entry
+    def _read_run(self, begin: int, end: int) -> Iterator[Incoming]:
+        return chain.from_iterable(self._read_blocks(begin, end))
+
+    def _read_blocks(self, at: int, end: int) -> Iterator[list[Incoming]]:
+        descriptor = self._file.fileno()
+        while at < end:
+            (length,) = _length.unpack(_read(descriptor, at, _length.size))
+            yield _decode_block(_read(descriptor, at + _length.size, length))
+            at += _length.size + length
+
+
+def _size_of(entry: Incoming) -> int:
+    """Bytes that are variable in length; all others are far below a kilobyte."""
+    return 512 + len(entry.payload)
+
+
+def _key_and_bytes(entry: Incoming) -> tuple[MergeKey, bytes]:
+    return entry.key, encode_incoming(entry)
+
+
+def _sort(entries: list[Incoming]) -> None:
+    entries.sort(key=_key)
+    if any(first.key == then.key for first, then in pairwise(entries)):
+        entries.sort(key=_key_and_bytes)
+
+
+def _read(descriptor: int, at: int, size: int) -> bytes:
+    data = os.pread(descriptor, size, at)
+    if len(data) != size:
+        raise OSError("the file that entries are sorted in is cut short")
+    return data

@@ -24,7 +24,7 @@ from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
 from ledger.chain.conflict import conflict_hlc, held_event
 from ledger.errors import BundleInvalidError, ClockSkewError, InvalidInputError
-from ledger.hlc import Hlc
+from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX, Hlc
 from ledger.machines.events import SystemAction
 
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -104,38 +104,71 @@ def incoming_entries(
         BundleInvalidError: a row cannot stand in a ledger, or has an HLC of the importing node that it never issued.
         ClockSkewError: an entry lies later than ``bounds`` allow.
     """
+    taker = _Taker(source, bounds)
     for batch in batches:
         for row in batch:
             try:
-                yield _incoming(source, row, bounds)
+                yield taker.take(row)
             except InvalidInputError as error:
                 raise BundleInvalidError(f"seq {row[SEQ]} cannot be imported: {error}") from error
 
 
-def _incoming(source: BundleSource, row: Row, bounds: ClockBounds | None) -> Incoming:
-    seq, t_hlc, _, _, _, job_id, action, version, prev, link, payload_digest, payload, stored_origin = row
-    hlc = Hlc.parse(t_hlc)
-    if bounds is not None:
-        _check_clock(source, seq, hlc, bounds)
-    if not _JOB_ID.fullmatch(job_id):
-        raise InvalidInputError(f"{job_id[:200]!r} is not a job id")
-    if not _ACTION.fullmatch(action):
-        raise InvalidInputError(f"{action[:100]!r} is not an action")
-    is_kept = version != LINK_VERSION
-    value = _payload(payload, is_canonical=not is_kept)
-    if action == SystemAction.CONFLICT:
-        _check_conflict(value, job_id, hlc)
-    if is_kept:
-        if stored_origin is not None:
-            raise InvalidInputError(f"link version {version} binds no origin, yet it has one")
-        key = MergeKey(0, 0, 0, "", source.log, seq, source.bundle_digest)
-        origin, place = None, (seq, link, prev)
-    else:
-        origin, log, born_seq, born_digest = _origin(source, seq, link, stored_origin)
-        key = MergeKey(1, *hlc, log, born_seq, born_digest)
-        place = (0, "", None)
-    texts = (source.tenant_id, t_hlc, job_id, action, payload_digest, payload, origin)
-    return Incoming(key, *texts, version, *place)
+class _Taker:
+    """Takes the rows of one verified bundle, whose HLC columns are those of their ``t_hlc``."""
+
+    def __init__(self, source: BundleSource, bounds: ClockBounds | None) -> None:
+        self._source = source
+        self._bounds = bounds
+        self._nodes: set[str] = set()
+        """Node ids that were found in order."""
+        digest, log, node = (
+            canonical.encode(text).decode() for text in (source.bundle_digest, source.log, source.node_id)
+        )
+        self._before_link = f'{{"bundle_digest":{digest},"chain_link":"'
+        self._after_link = f'","log":{log},"node_id":{node},"seq":'
+
+    def take(self, row: Row) -> Incoming:
+        (
+            seq,
+            t_hlc,
+            physical_ms,
+            logical,
+            node_id,
+            job_id,
+            action,
+            version,
+            prev,
+            link,
+            digest,
+            payload,
+            stored_origin,
+        ) = row
+        hlc = Hlc(physical_ms, logical, node_id)
+        if node_id not in self._nodes or logical > LOGICAL_MAX or physical_ms > PHYSICAL_MS_MAX:
+            hlc = Hlc.parse(t_hlc)
+            self._nodes.add(node_id)
+        if self._bounds is not None:
+            _check_clock(self._source, seq, hlc, self._bounds)
+        if not _JOB_ID.fullmatch(job_id):
+            raise InvalidInputError(f"{job_id[:200]!r} is not a job id")
+        if not _ACTION.fullmatch(action):
+            raise InvalidInputError(f"{action[:100]!r} is not an action")
+        is_kept = version != LINK_VERSION
+        value = _payload(payload, is_canonical=not is_kept)
+        if action == SystemAction.CONFLICT:
+            _check_conflict(value, job_id, hlc)
+        texts = (self._source.tenant_id, t_hlc, job_id, action, digest, payload)
+        if is_kept:
+            if stored_origin is not None:
+                raise InvalidInputError(f"link version {version} binds no origin, yet it has one")
+            key = MergeKey(0, 0, 0, "", self._source.log, seq, self._source.bundle_digest)
+            return Incoming(key, *texts, None, version, seq, link, prev)
+        if stored_origin is None:
+            origin = f"{self._before_link}{link}{self._after_link}{seq}}}"
+            born = (self._source.log, seq, self._source.bundle_digest)
+        else:
+            origin, born = stored_origin, _born(stored_origin)
+        return Incoming(MergeKey(1, *hlc, *born), *texts, origin, version, 0, "", None)
 
 
 def _check_clock(source: BundleSource, seq: int, hlc: Hlc, bounds: ClockBounds) -> None:
@@ -165,25 +198,16 @@ def _check_conflict(payload: dict[str, Any], job_id: str, hlc: Hlc) -> None:
         raise InvalidInputError("it is a CONFLICT entry that does not hold the event it is named for")
 
 
-def _origin(source: BundleSource, seq: int, link: str, stored: str | None) -> tuple[str, str, int, str]:
-    """The origin of an entry as text, and its log, seq and bundle."""
-    if stored is None:
-        fields = {
-            "bundle_digest": source.bundle_digest,
-            "chain_link": link,
-            "log": source.log,
-            "node_id": source.node_id,
-            "seq": seq,
-        }
-        return canonical.encode(fields).decode(), source.log, seq, source.bundle_digest
+def _born(origin: str) -> tuple[str, int, str]:
+    """The log that an entry was born in, its seq there, and the bundle in which it first left."""
     try:
-        value = orjson.loads(stored)
+        value = orjson.loads(origin)
     except ValueError as error:
         raise InvalidInputError(f"its origin is not JSON: {error}") from error
-    is_ours = isinstance(value, dict) and value.keys() == _ORIGIN_FIELDS and canonical.encode(value) == stored.encode()
+    is_ours = isinstance(value, dict) and value.keys() == _ORIGIN_FIELDS and canonical.encode(value) == origin.encode()
     if not is_ours or not _is_origin(value):
         raise InvalidInputError("its origin is not one")
-    return stored, value["log"], value["seq"], value["bundle_digest"]
+    return value["log"], value["seq"], value["bundle_digest"]
 
 
 def _is_origin(value: dict[str, Any]) -> bool:

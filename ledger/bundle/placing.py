@@ -114,7 +114,8 @@ def chained_as(entry: Incoming, kept_digest: str | None) -> tuple[Hlc, str, byte
     """HLC, action and payload that ``entry`` is chained with: its own, or those of the CONFLICT entry that holds it
     beside the one of ``kept_digest``."""
     if kept_digest is None:
-        return Hlc.parse(entry.t_hlc), entry.action, entry.payload.encode()
+        hlc = Hlc.parse(entry.t_hlc) if entry.key.rank == 0 else Hlc(*entry.key[1:4])
+        return hlc, entry.action, entry.payload.encode()
     event = event_of(entry)
     return conflict_hlc(event), SystemAction.CONFLICT.value, conflict_payload(event, entry.payload, kept_digest)
 

@@ -8,11 +8,9 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.bundle.sorting import Sorter
-from app.bundle.staging import Upload, check_disk_room
+from app.bundle.staging import Upload
 from app.bundle.verify import verify_file
 from app.dev.embedded import EmbeddedPostgres
 from ledger import canonical
@@ -376,16 +373,12 @@ def test_an_import_leaves_room_on_the_disk_of_the_wal(postgres: EmbeddedPostgres
         client.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "mine"}).raise_for_status()
 
 
-def test_a_disk_that_fills_while_files_come_in_or_are_sorted_stops_them(tmp_path: Path) -> None:
+def test_a_disk_that_fills_while_files_come_in_stops_them(tmp_path: Path) -> None:
     upload = Upload(tmp_path, bytes_max=100, reserve_bytes=1 << 60)
     upload.begin_file("late")
     with pytest.raises(NotReadyError, match="make room"):
         upload.write(b"1")
     upload.close()
-    with tempfile.TemporaryFile(dir=tmp_path) as spill:
-        sorter = Sorter(spill, partial(check_disk_room, tmp_path, 1 << 60))
-        with pytest.raises(NotReadyError, match="make room"):
-            list(sorter.entries())
 
 
 # --- beside what the service does ---------------------------------------------------------------------

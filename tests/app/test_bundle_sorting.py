@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 
 from app.bundle import sorting
 from app.bundle.sorting import Sorter
+from app.bundle.staging import check_disk_room
 from ledger.bundle.incoming import Incoming, MergeKey
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, NotReadyError
 
 
 def entry(rank: int, physical: int, node: str, seq: int, payload: str = "{}") -> Incoming:
@@ -21,7 +24,7 @@ def entry(rank: int, physical: int, node: str, seq: int, payload: str = "{}") ->
 
 def add_backwards(sorter: Sorter, count: int) -> None:
     for n in range(count, 0, -1):
-        sorter.add(entry(1, n, "a", 1))
+        sorter.add([entry(1, n, "a", 1)])
 
 
 ENTRIES = st.builds(
@@ -34,16 +37,20 @@ ENTRIES = st.builds(
 )
 
 
-@given(st.lists(ENTRIES, max_size=80), st.integers(1, 90), st.sampled_from([1, 500, 10_000, 1 << 20]))
-def test_entries_come_out_in_order_each_once(entries: list[Incoming], held: int, held_bytes: int) -> None:
+@given(
+    st.lists(ENTRIES, max_size=80),
+    st.integers(1, 7),
+    st.integers(1, 90),
+    st.sampled_from([1, 500, 10_000, 1 << 20]),
+)
+def test_entries_come_out_in_order_each_once(entries: list[Incoming], at_once: int, held: int, held_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as file:
         patch.setattr(sorting, "HELD_ENTRIES_MAX", held)
         patch.setattr(sorting, "HELD_BYTES_MAX", held_bytes)
-        patch.setattr(sorting, "READ_BYTES", 64)
-        patch.setattr(sorting, "WRITE_BYTES", 100)
+        patch.setattr(sorting, "BLOCK_BYTES", 2000)
         sorter = Sorter(file)
-        for one in entries:
-            sorter.add(one)
+        for begin in range(0, len(entries), at_once):
+            sorter.add(entries[begin : begin + at_once])
         found = list(sorter.entries())
     assert sorted(found) == sorted(entries)
     assert [one.key for one in found] == sorted(one.key for one in entries)
@@ -57,7 +64,7 @@ def test_the_order_that_entries_come_in_makes_no_difference(entries: list[Incomi
         with tempfile.TemporaryFile() as file:
             sorter = Sorter(file)
             for one in entries:
-                sorter.add(one)
+                sorter.add([one])
             found.append(list(sorter.entries()))
     assert found[0] == found[1]
 
@@ -65,12 +72,25 @@ def test_the_order_that_entries_come_in_makes_no_difference(entries: list[Incomi
 def test_what_is_nearly_in_order_becomes_one_run_and_too_little_order_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 10)
+    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 20)
     monkeypatch.setattr(sorting, "RUNS_MAX", 3)
     with tempfile.TemporaryFile() as file:
         sorter = Sorter(file)
         for n in range(1000):
-            sorter.add(entry(1, n ^ 7, "a", 1))
+            sorter.add([entry(1, n ^ 7, "a", 1)])
         assert [one.key.physical_ms for one in sorter.entries()] == list(range(1000))
     with tempfile.TemporaryFile() as file, pytest.raises(InvalidInputError, match="fewer at a time"):
         add_backwards(Sorter(file), 1000)
+
+
+def test_a_disk_that_is_too_full_to_sort_on_stops_it_and_what_memory_holds_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_full = partial(check_disk_room, tmp_path, 1 << 60)
+    with tempfile.TemporaryFile(dir=tmp_path) as file:
+        sorter = Sorter(file, too_full)
+        add_backwards(sorter, 3)
+        assert len(list(sorter.entries())) == 3
+    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
+    with tempfile.TemporaryFile(dir=tmp_path) as file, pytest.raises(NotReadyError, match="make room"):
+        add_backwards(Sorter(file, too_full), 3)
