@@ -20,7 +20,7 @@ from benchmarks.bench import Bench, execute, wait_for
 from benchmarks.chains import build_chain
 from benchmarks.row import Outcome, Row, interleave
 from benchmarks.spark_command import SparkRun, expect_whole, verify_on_spark
-from pipeline.archive.chain_reader import verify_tenant
+from pipeline.archive.judging import verify_tenant
 from pipeline.archive.reader import tenants_of
 from pipeline.archive.store import ArchiveStore
 from signing import key_file

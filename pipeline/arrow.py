@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+
 INTEGERS: Final = frozenset(
     (
         *("seq", "hlc_physical", "hlc_logical", "link_version", "from_seq", "to_seq", "entry_count", "last_seq"),
@@ -33,6 +35,10 @@ _SPARK: Final = {
 def schema_of(columns: Iterable[str]) -> pa.Schema:
     """These columns of a ledger."""
     return pa.schema([(name, pa.int64() if name in INTEGERS else pa.string()) for name in columns])
+
+
+ENTRY_SCHEMA: Final = schema_of(ENTRY_COLUMNS)
+SNAPSHOT_SCHEMA: Final = schema_of(SNAPSHOT_COLUMNS)
 
 
 def ddl_of(schema: pa.Schema) -> str:

@@ -1,15 +1,18 @@
 """The Spark session of a pipeline command: quiet on the terminal, its log in a file, stopped however the command ends.
 
 By default Spark runs in this process tree, ``local[*]``; ``--master`` names any cluster, to which the project's own
-packages are sent, and under ``spark-submit`` its settings hold. What Spark and its Java print goes to the log file, and
-what they keep on the driver's disk to a folder of the command.
+packages are sent, and under ``spark-submit`` its settings hold. Packages of others MUST be on the workers already: a
+virtual environment under the same path as the driver's, or one that ``PYSPARK_PYTHON`` names. What Spark and its Java
+print goes to the log file, and what they keep on the driver's disk to a folder of the command.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import TimeoutError as NotInTimeError
 from contextlib import contextmanager, suppress
@@ -21,7 +24,6 @@ from pipeline.gateway import begun, is_submitted, java
 from pipeline.java import class_archive_options, find_java_home, quoted
 from pipeline.masters import LOCAL_MASTER, is_local, local_cores, refuse_unless_master, refuse_unless_there
 from pipeline.own_folder import own_folder
-from pipeline.shipping import pack
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -51,6 +53,8 @@ appender.file.fileName = {log_file}
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSSXXX}} %p %c{{1}}: %m%n%ex
 """
+PACKAGES: Final = ("ledger", "signing", "pipeline")
+"""What tasks import."""
 
 
 @contextmanager
@@ -223,3 +227,22 @@ def _errors_to(log_file: Path) -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(log)
+
+
+def pack(folder: Path) -> Path:
+    """A zip of ``PACKAGES`` in ``folder``, as they are imported here."""
+    archive = folder / "tallystick.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for package in PACKAGES:
+            root = _root_of(package)
+            for path in sorted(root.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    packed.write(path, f"{package}/{path.relative_to(root)}")
+    return archive
+
+
+def _root_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"{package} is part of this program"
+    assert spec.origin is not None, f"{package} has an __init__.py"
+    return Path(spec.origin).parent

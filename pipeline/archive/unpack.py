@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ledger.errors import ArchiveInvalidError, UnknownKeyError
-from pipeline.archive.chain_reader import verify_tenant
+from pipeline.archive.judging import verify_tenant
 from pipeline.archive.reader import TenantArchive
 from pipeline.archive.store import ArchiveStore
 from signing.bundle.writer import BundleEnd, BundleWriter

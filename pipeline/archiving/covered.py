@@ -19,7 +19,7 @@ from ledger.verification.verdict import Break, Findings
 from pipeline.archive.layout import FileName
 from pipeline.archiving.postgres import Ledger
 from pipeline.arrow import lists_of, rows_of
-from pipeline.sent_keys import keyring_of
+from pipeline.keys import keyring_of
 from signing.snapshot import open_snapshot
 
 WINDOW_ROWS: Final = 16_384
@@ -40,7 +40,7 @@ class Ground(NamedTuple):
     previous_snapshot: str | None
     """Digest of the snapshot that ends right before the range; None when the range is the first."""
     keys: str | None
-    """The keys that may have signed, as ``pipeline.sent_keys.sent`` gives them."""
+    """The keys that may have signed, as ``pipeline.keys.sent`` gives them."""
 
 
 class Covered:

@@ -1,6 +1,6 @@
-"""Making one file of an archive: its rows are read, checked, written to a local file, and put under their name.
+"""Making the files of an archive: rows are read, checked, written to a local file, and put under their name.
 
-This is what a task does, alone and in bounded memory; nothing of Spark is in it. In order::
+Each is made by a task, ``file_on`` Spark, alone and in bounded memory. In order::
 
     1. rows are read in batches, checked against one another and against what stands before them, and written
     2. rows that do not hold end it: nothing is put into the archive, and what is wrong is the outcome
@@ -13,9 +13,10 @@ one between a run that was killed and the one that carries on.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -39,6 +40,10 @@ from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.covered import Covered, Ground, UnjudgedBreak, worst
 from pipeline.archiving.postgres import Ledger
 from pipeline.arrow import lists_of
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
 
 _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 
@@ -84,6 +89,8 @@ class FiledSnapshots(NamedTuple):
 
 
 Outcome = FiledEntries | FiledSnapshots | Break
+FileAll = Callable[[Sequence[FileTask]], Sequence[Outcome]]
+"""Makes files, in any order, and gives what came of each."""
 
 
 def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEntries | Break:
@@ -184,3 +191,41 @@ def _has_rows_of(store: ArchiveStore, standing: ArchivedFile, local: Any, schema
             return all(theirs is not None and theirs.equals(ours) for theirs, ours in both)
     except (ArchiveInvalidError, InvalidInputError):
         return False
+
+
+def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> FileAll:
+    """Makes each file in a task of its own; ``rows`` counts the entries of those that are done.
+
+    A task that fails is tried again, as Spark has it, and finds its file there or not.
+    """
+
+    def task(names: Iterable[FileTask]) -> Iterator[Outcome]:
+        with Ledger.connected(dsn) as ledger:
+            for outcome in file_each(names, ledger, ArchiveStore(url)):
+                if isinstance(outcome, FiledEntries):
+                    rows.add(outcome.file.rows)
+                yield outcome
+
+    def file_all(names: Sequence[FileTask]) -> Sequence[Outcome]:
+        if not names:
+            return []
+        each = spark.sparkContext.parallelize(names, len(names))
+        return each.mapPartitions(task).collect()
+
+    return file_all
+
+
+def file_each(tasks: Iterable[FileTask], ledger: Ledger, store: ArchiveStore) -> Iterator[Outcome]:
+    """Make these files. What is wrong with one tenant, in the archive too, is an outcome and stops no other.
+
+    Raises:
+        ArchiveUnavailableError, DatabaseUnavailableError: one of the two does not answer.
+    """
+    for name, ground in tasks:
+        try:
+            if ground is None:
+                yield file_entries(ledger, store, name)
+            else:
+                yield file_snapshots(ledger, store, name, ground)
+        except (ArchiveConflictError, ArchiveInvalidError, InvalidInputError) as error:
+            yield found_in(error, name.from_seq)

@@ -18,7 +18,6 @@ from ledger.names import is_readable_tenant
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS
 from pipeline.archiving import statements
-from pipeline.archiving.plan import Stretch
 from pipeline.places import statements as reading
 from pipeline.places.connection import Connection, connected
 from pipeline.places.dsn import Dsn
@@ -46,6 +45,15 @@ class LastRow(NamedTuple):
 
     chain_link: str | None
     link_version: int | None
+
+
+class Stretch(NamedTuple):
+    """Entries ``from_seq..to_seq``, what their payloads take in the database, and their highest hlc_physical."""
+
+    from_seq: int
+    to_seq: int
+    stored_bytes: int
+    highest_physical_ms: int
 
 
 class Ledger:

@@ -25,12 +25,13 @@ from pipeline.cli.options import (
     no_dsn,
 )
 from pipeline.cli.running import running
-from pipeline.signers import open_signer
+from pipeline.keys import open_signer
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
     from ledger.verification.verdict import Break
-    from pipeline.archiving.run import Archived, FileAll
+    from pipeline.archiving.filing import FileAll
+    from pipeline.archiving.run import Archived
 
 Destination = Annotated[
     str | None,
@@ -79,9 +80,9 @@ def archive(
     if not dsn:
         raise no_dsn("name the ledger: --dsn postgresql://...")
     from pipeline.archive.store import ArchiveStore
+    from pipeline.archiving.filing import file_on
     from pipeline.archiving.postgres import Ledger
     from pipeline.archiving.run import Run
-    from pipeline.archiving.tasks import file_on
     from pipeline.places import place_of
     from pipeline.progress import shown
 

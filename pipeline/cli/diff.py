@@ -14,7 +14,7 @@ from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from pipeline.cli.options import Master, SigningKey, Tenants
 from pipeline.cli.running import running
-from pipeline.signers import open_signers
+from pipeline.keys import open_signers
 
 if TYPE_CHECKING:
     from pipeline.diff.job import Diff

@@ -17,7 +17,7 @@ from ledger.errors import MergeRefusedError
 from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.options import Master, RequiredKeys, SigningKey, load_keys
 from pipeline.cli.running import running
-from pipeline.signers import open_signers
+from pipeline.keys import open_signers
 
 if TYPE_CHECKING:
     from pyspark import Accumulator

@@ -1,25 +1,30 @@
-"""A pipeline command at work: its Spark session, what a signal does to it, and how a failure of Spark is told."""
+"""A pipeline command at work: its Spark session and its log file, what a signal does to it, what it waits for in a
+cluster, and how a failure of Spark is told.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from console.outcome import CommandExit, err, fail
 from ledger.errors import LedgerError
-from pipeline.cli.logs import log_file
-from pipeline.cli.waiting import Waiting
 from pipeline.failures import told
+from pipeline.gateway import is_submitted
+from pipeline.masters import is_local
 from pipeline.spark import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from rich.console import Console
 
 SIGNAL_BASE: Final = 128
 """A command that a signal ends exits with this and the signal's number, as shells have it."""
@@ -29,6 +34,12 @@ ASKED_MAX: Final = 50
 """After so many times it is torn away from a job that does not end."""
 ENDING_S: Final = 10.0
 """For so long a command that is ending is let end: somebody who asks again gets what was asked for already."""
+TOLD_AFTER_S: Final = 5.0
+"""Shorter waits are not worth a line."""
+LOOK_INTERVAL_S: Final = 0.5
+FOLDER_VARIABLE: Final = "TALLY_PIPELINE_LOGS"
+LOG_FILES_MAX: Final = 50
+"""How many there are at most, that of the run which begins included."""
 
 
 class InterruptedBySignalError(CommandExit):
@@ -134,3 +145,90 @@ def _cancel_jobs(spark: SparkSession) -> None:
 
     with suppress(Py4JError, OSError):  # Spark is stopping already, or has ended.
         spark.sparkContext.cancelAllJobs()
+
+
+class Waiting:
+    """Looks at how a command is getting on, from a thread of its own, and says each wait once."""
+
+    def __init__(self, master: str | None, console: Console) -> None:
+        self.spark: SparkSession | None = None
+        """Once it has started."""
+        self._master = master
+        self._console = console
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="pipeline-waiting", daemon=True)
+
+    @classmethod
+    @contextmanager
+    def told(cls, master: str | None, console: Console) -> Iterator[Waiting]:
+        """Look until the context is left; not at all where the work is done on this machine."""
+        waiting = cls(master, console)
+        if is_submitted() or (master is not None and not is_local(master)):
+            waiting._thread.start()
+        try:
+            yield waiting
+        finally:
+            waiting.end()
+
+    def end(self) -> None:
+        """Look no more: Spark is about to stop."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(LOOK_INTERVAL_S)
+
+    def _follow(self) -> None:
+        what, since_s, is_told = None, 0.0, False
+        while not self._ended.wait(LOOK_INTERVAL_S):
+            now, now_s = self._waits_for(), time.monotonic()
+            if now != what:
+                what, since_s, is_told = now, now_s, False
+            elif what is not None and not is_told and now_s - since_s >= TOLD_AFTER_S:
+                self._console.print(f"waiting for {what} ...", markup=False)
+                is_told = True
+
+    def _waits_for(self) -> str | None:
+        from py4j.protocol import Py4JError
+
+        if self.spark is None:
+            return "Spark to start" if self._master is None else f"Spark to start on {self._master}"
+        context = self.spark.sparkContext
+        if is_local(context.master or ""):
+            return None
+        with suppress(Py4JError, OSError):  # Java is ending; the command itself will say so.
+            # The driver is among those that are listed.
+            if context.statusTracker().getActiveStageIds() and len(context._jsc.statusTracker().getExecutorInfos()) < 2:
+                return f"{context.master} to give the application an executor"
+        return None
+
+
+def log_file(command: str) -> Path:
+    """A new file for this run, in the folder the environment names, else the working folder's ``logs``.
+
+    The oldest make room for it: those that were written to least recently, by runs that have ended.
+    """
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or "logs").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    old = sorted((_written_ns(file), file) for file in folder.glob("pipeline-*.log"))
+    ended = [file for _, file in old if not _is_running(file)]
+    for file in ended[: max(0, len(old) - LOG_FILES_MAX + 1)]:
+        with suppress(FileNotFoundError):  # Another run was faster.
+            file.unlink()
+    return folder / f"pipeline-{command}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.log"
+
+
+def _is_running(file: Path) -> bool:
+    """Whether a process has the id that the run of ``file`` had."""
+    try:
+        os.kill(int(file.stem.rpartition("-")[2]), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _written_ns(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

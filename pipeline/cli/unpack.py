@@ -14,7 +14,7 @@ from console.outcome import CommandExit, fail, out, print_json
 from ledger.errors import ArchiveInvalidError, InvalidInputError, TenantNotFoundError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_error, gravest
 from pipeline.cli.options import Archive, Keys, SigningKey, Tenants, load_keys
-from pipeline.signers import open_signer
+from pipeline.keys import open_signer
 from signing.keys import Keyring
 
 

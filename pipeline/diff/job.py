@@ -13,11 +13,10 @@ from ledger.exit_code import ExitCode
 from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_TENANT
 from pipeline.diff.chains import Chain, Meeting, Side, forked_log, meet
-from pipeline.diff.cover import GAP_MAX, SeqRange, cover
 from pipeline.diff.events import conflicts, differences, events, range_ms
-from pipeline.diff.repair import WrittenBundle, write_bundles
+from pipeline.diff.repair import GAP_MAX, SeqRange, WrittenBundle, cover, write_bundles
+from pipeline.keys import Signers
 from pipeline.places import OpenPlace, Piece
-from pipeline.signers import Signers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,5 +1,10 @@
 """Ranges of a chain as signed bundles, for the side that lacks them: an import there leaves what it was missing.
 
+Which ranges: few, and not much longer than what is lacking, for each becomes a bundle, and whoever imports it passes
+over what it has already. Where one may end: at an entry that a checkpoint is proved to cover. In a database that is any
+entry up to the newest checkpoint, proved by the tree; in an archive the last entry of a manifest, which has a
+checkpoint and the proof. Either way the root at the end is that of the tree whose leaves the rows are.
+
 The driver writes them, so that the signing key stays with it, range by range and in memory of one part: rows pass the
 checks of verification on their way, the last of them must be the leaf that the tree of a checkpoint has there, and a
 file takes its name once it is whole. Inside are the chain's own snapshots, the checkpoint and the proof that leads to
@@ -9,7 +14,7 @@ it; of a bundle that is compared it is the file as it is.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,24 +22,115 @@ from typing import Any, Final, NamedTuple
 
 from ledger import merkle
 from ledger.bundle.rows import CHAIN_LINK, SEQ
-from ledger.errors import ChainDamagedError, LedgerError
+from ledger.errors import ChainDamagedError, LedgerError, ProofError, SignatureError
+from ledger.merkle import HASH_BYTES, tiles
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from pipeline.arrow import Row, rows_of
 from pipeline.diff.chains import Chain
-from pipeline.diff.cover import SeqRange, cover
-from pipeline.diff.endings import Ending, Endings
-from pipeline.signers import Signers
+from pipeline.keys import Signers
+from pipeline.places.protocol import Sealed
 from pipeline.source import open_pieces
+from signing import checkpoint as checkpoints
+from signing import note
 from signing.bundle.reader import digest_of
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 from signing.bundle.writer import BundleEnd, BundleWriter
+from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
 from signing.whole_file import whole_file
 
 NODE_ID: Final = "diff"
 """What these bundles name as the node that exported them: none did."""
+GAP_MAX: Final = 1000
+"""Entries that are there already and carried all the same, so that two ranges are one bundle."""
+RANGES_MAX: Final = 100
+"""Bundles of one tenant in one direction."""
+
+
+class SeqRange(NamedTuple):
+    """Entries ``from_seq..to_seq``, both included."""
+
+    from_seq: int
+    to_seq: int
+
+
+def cover(wanted: Iterable[SeqRange], *, gap_max: int = GAP_MAX, ranges_max: int = RANGES_MAX) -> list[SeqRange]:
+    """Ranges, ascending and apart, that hold all of ``wanted``, which may come in any order and overlap.
+
+    No two of them are ``gap_max`` entries or fewer apart; of more than ``ranges_max`` those that are nearest to one
+    another are joined, whatever lies between.
+    """
+    joined: list[SeqRange] = []
+    for each in sorted(wanted):
+        if joined and each.from_seq - joined[-1].to_seq - 1 <= gap_max:
+            joined[-1] = SeqRange(joined[-1].from_seq, max(joined[-1].to_seq, each.to_seq))
+        else:
+            joined.append(each)
+    if len(joined) <= ranges_max:
+        return joined
+    gaps = sorted(range(1, len(joined)), key=lambda at: joined[at].from_seq - joined[at - 1].to_seq)
+    kept = sorted(gaps[len(joined) - ranges_max :])
+    starts, ends = [0, *kept], [*kept, len(joined)]
+    return [SeqRange(joined[start].from_seq, joined[end - 1].to_seq) for start, end in zip(starts, ends, strict=True)]
+
+
+class Ending(NamedTuple):
+    """The end of a range."""
+
+    to_seq: int
+    log_origin: str
+    """The checkpoint's origin but for ``/`` and the tenant."""
+    root: bytes
+    """Root of the tree over the entries up to ``to_seq``."""
+    leaf: bytes
+    """The leaf of that tree that the last entry must be."""
+    checkpoint: str
+    consistency: Sequence[bytes]
+
+
+class Endings:
+    """The ends that ranges of one chain may have."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._sealed = {each.to_seq: each for each in chain.side.place.sealed(chain.tenant_id)}
+
+    def reach(self, to_seq: int) -> int:
+        """The seq to end at for a range that is to hold ``to_seq``: there or behind it if possible, else the last."""
+        ends = [end for end in self._sealed if end is not None]
+        if not ends:
+            return min(to_seq, self._head(self._sealed[None]).size) if self._sealed else 0
+        return min((end for end in ends if end >= to_seq), default=max(ends))
+
+    def ending(self, to_seq: int) -> Ending:
+        """The end at a seq that ``reach`` gave.
+
+        Raises:
+            ChainDamagedError: the tree does not lead to the checkpoint.
+        """
+        sealed = self._sealed.get(to_seq) or self._sealed[None]
+        head, proof = self._head(sealed), sealed.consistency
+        tile_at, leaf_at = divmod(to_seq - 1, tiles.TILE_WIDTH)
+        try:
+            if sealed.to_seq is None:
+                proof = tiles.consistency_proof(to_seq, head.size, self._chain.tile)
+            root = tiles.root_at(to_seq, self._chain.tile)
+            merkle.verify_consistency(to_seq, head.size, root, head.root, list(proof))
+            leaf = self._chain.tile(0, tile_at)[leaf_at * HASH_BYTES :][:HASH_BYTES]
+        except ProofError as error:
+            raise ChainDamagedError(
+                self._chain.tenant_id, f"its tree does not lead to its checkpoint, {error}"
+            ) from error
+        log_origin = head.origin.removesuffix(f"/{self._chain.tenant_id}")
+        return Ending(to_seq, log_origin, root, leaf, sealed.checkpoint, proof)
+
+    def _head(self, sealed: Sealed) -> Checkpoint:
+        try:
+            return checkpoints.parse(note.parse(sealed.checkpoint).text)
+        except SignatureError as error:
+            raise ChainDamagedError(self._chain.tenant_id, f"its checkpoint cannot be read, {error}") from error
 
 
 class WrittenBundle(NamedTuple):

@@ -1,21 +1,26 @@
-"""The whole of a merge: bundles in, one signed bundle a tenant out, or nothing."""
+"""The whole of a merge: bundles in, one signed bundle a tenant out, or nothing.
+
+Bundles are made in a folder beside what comes out, until all are whole; dead runs leave none.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger.bundle.incoming import set_digest
 from ledger.errors import InvalidInputError, MergeRefusedError
+from pipeline.keys import Signers
 from pipeline.merge.deciding import decided, partitions_of
 from pipeline.merge.linking import MergeCounts, MergedBundle, link
 from pipeline.merge.taking import TakenBundle, bundles_of, take
-from pipeline.merge.workplace import refuse_unless_a_folder_can_be, refuse_unless_files_can_be, workplace
-from pipeline.signers import Signers
+from pipeline.own_folder import own_folder
 from signing.keys import Keyring
 from signing.range_manifest import LOG_ORIGIN
 
@@ -31,6 +36,9 @@ SETTINGS: Final[Mapping[str, str]] = {"spark.sql.execution.arrow.maxBytesPerBatc
 
 Stage = Callable[[str, "Accumulator[int] | None"], AbstractContextManager[None]]
 """Shows one stage of the work while it is entered."""
+PREFIX: Final = ".merge-"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What the writing of an open file fails with, which names none."""
 
 
 @dataclass(frozen=True)
@@ -190,3 +198,49 @@ def _told(bundle: MergedBundle) -> dict[str, Any]:
         "to_chain_link": bundle.to_chain_link,
         "tree_root": bundle.tree_root,
     }
+
+
+def refuse_unless_a_folder_can_be(output: Path) -> None:
+    """Look for a file that stands where a folder above ``output`` is or has to be made.
+
+    Raises:
+        InvalidInputError: there is one.
+    """
+    there = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
+    if not there.is_dir():
+        raise InvalidInputError(f"{there} is no folder, so {output} cannot be made")
+
+
+def refuse_unless_files_can_be(paths: list[Path]) -> None:
+    """Look for what cannot be replaced by a file.
+
+    Raises:
+        InvalidInputError: there is something.
+    """
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise InvalidInputError(f"{path} is there already and no file: a bundle cannot take its name")
+
+
+@contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """A folder for this run in ``folder``, which is made if need be; those of dead runs are removed.
+
+    Raises:
+        OSError: nothing can be written there; it names ``folder``, whatever file it was.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _told_of(folder), own_folder(folder, PREFIX) as work:
+        yield work
+
+
+@contextmanager
+def _told_of(folder: Path) -> Iterator[None]:
+    """What goes wrong with a file in the work folder is said of ``folder``, which is what the user named."""
+    try:
+        yield
+    except OSError as error:
+        begin = str(folder / PREFIX)
+        if str(error.filename or "").startswith(begin) or (error.filename is None and error.errno in _FULL):
+            raise OSError(error.errno, error.strerror, str(folder)) from error
+        raise

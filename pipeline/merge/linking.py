@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ledger.bundle.incoming import Incoming
 from ledger.bundle.placing import chained_as, check_beginnings
 from ledger.hlc import Hlc
+from pipeline.keys import Signers
 from pipeline.merge.deciding import Placed, decode_placed
-from pipeline.signers import Signers
 from signing.bundle.own_chain import OwnChainBundle, OwnEntry
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring

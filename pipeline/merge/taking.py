@@ -25,7 +25,7 @@ from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification import verify
 from pipeline.arrow import batch_of_columns, ddl_of
-from pipeline.sent_keys import keyring_of, sent
+from pipeline.keys import keyring_of, sent
 from pipeline.source import over_numbers
 from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, judged, refuse_unless_trusted, refused

@@ -22,7 +22,7 @@ from pipeline.archive.manifest import ArchivedFile
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.reader import TenantArchive, check_month, tenants_of
 from pipeline.archive.store import ArchiveStore
-from pipeline.places import rows
+from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from pipeline.places.dsn import Dsn
 from pipeline.places.protocol import (
     EVER,
@@ -119,7 +119,7 @@ class ArchivePieceReader:
                     if high is not None:
                         batch = batch.filter(pc.less_equal(batch.column(name), high))
                 if batch.num_rows:
-                    yield _as(rows.ENTRY_SCHEMA, batch, wanted)
+                    yield _as(ENTRY_SCHEMA, batch, wanted)
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
         """The snapshots that touch it; raises as ``entries``."""
@@ -131,7 +131,7 @@ class ArchivePieceReader:
                 )
                 batch = batch.filter(touches)
                 if batch.num_rows:
-                    yield _as(rows.SNAPSHOT_SCHEMA, batch, SNAPSHOT_COLUMNS)
+                    yield _as(SNAPSHOT_SCHEMA, batch, SNAPSHOT_COLUMNS)
 
     def tiles(self, level: int, first: int, last: int) -> None:
         """None: archives hold no tiles."""

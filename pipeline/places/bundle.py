@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ledger.errors import BundleInvalidError, InvalidInputError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
-from pipeline.arrow import batch_of
+from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batch_of
 from pipeline.places.dsn import Dsn
 from pipeline.places.protocol import (
     EVER,
@@ -30,7 +30,6 @@ from pipeline.places.protocol import (
     Session,
     Times,
 )
-from pipeline.places.rows import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from signing.bundle.reader import BundleReader, Scanned
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 from signing.keys import Keyring

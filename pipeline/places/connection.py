@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -15,8 +15,7 @@ from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerEr
 from pipeline.arrow import Row, rows_of
 from pipeline.places import statements
 from pipeline.places.dsn import Dsn
-from pipeline.places.protocol import BATCH_BYTES_HINT
-from pipeline.places.rows import sliced
+from pipeline.places.protocol import BATCH_BYTES_HINT, BATCH_ROWS_MAX
 
 _SNAPSHOT_GONE: Final = ("42704", "22023")
 _NOT_ALLOWED: Final = ("28", "42501", "3D", "3F", "42P01", "0LP01")
@@ -55,7 +54,7 @@ class Connection:
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """What ``query`` gives, streamed; batches are bounded and not empty."""
         with self._cursor() as cursor:
-            yield from sliced(self._streamed(cursor, query))
+            yield from _sliced(self._streamed(cursor, query))
 
     def _streamed(self, cursor: dbapi.Cursor, query: str) -> Iterator[pa.RecordBatch]:
         try:
@@ -77,6 +76,13 @@ class Connection:
         options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES_HINT)}
         with self._raw.cursor(adbc_stmt_kwargs=options) as cursor:
             yield cursor
+
+
+def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are not empty and of bounded length."""
+    for batch in batches:
+        for at in range(0, batch.num_rows, BATCH_ROWS_MAX):
+            yield batch.slice(at, BATCH_ROWS_MAX)
 
 
 @contextmanager

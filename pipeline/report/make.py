@@ -16,8 +16,8 @@ from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
 from pipeline.report import folder as files
-from pipeline.report import headline, jobs, lists, read, running, summaries
-from pipeline.report.fold import fold
+from pipeline.report import headline, jobs, lists, running, summaries
+from pipeline.report.jobs import fold
 from pipeline.report.page.build import write_page
 from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period
 from pipeline.report.said import said
@@ -61,11 +61,11 @@ def make(
         known = jobs.before_end(said(entries), asked.clock, asked.end_ms)
         folded = fold(known).persist(StorageLevel.DISK_ONLY)
         try:
-            overall = read.overall(folded).first()
+            overall = jobs.overall(folded).first()
             assert overall is not None
             facts = overall.asDict()
             period = _period(asked, facts, round(made.made_at.timestamp() * 1000))
-            files.write_table(read.by_tenant(folded), fresh, "ledger")
+            files.write_table(jobs.by_tenant(folded), fresh, "ledger")
             timed = jobs.on_clock(folded, period.clock).persist(StorageLevel.DISK_ONLY)
             numbers = _write_tables(timed, period, stuck_after_ms, fresh)
             timed.unpersist()

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from pipeline.places.protocol import ROWS_A_PIECE, OpenPlace, Place
-from pipeline.places.rows import ddl, entry_rows
-from pipeline.source.frames import in_tasks, open_pieces
+from pipeline.source.frames import ddl, entry_rows, in_tasks, open_pieces
 from pipeline.source.holder import IDLE_S, hold, holder_of
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of, times_of
 from pipeline.source.stream import LedgerStreamReader, PiecePartition

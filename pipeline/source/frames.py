@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from ledger.verification import ENTRY_COLUMNS
+from pipeline.arrow import ddl_of, schema_of
 from pipeline.places.protocol import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, Session, Times, Where
-from pipeline.places.rows import ROW_COLUMNS, ddl, entry_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
+"""An entry as a row of a DataFrame; every column may be NULL, for somebody may have damaged it."""
 PIECES_A_TASK_MAX: Final = 256
 """Pieces that share one task, however few rows they have; each costs its task a statement or a file to open."""
 Read = Callable[[Piece, PieceReader], Iterable[pa.RecordBatch]]
@@ -42,6 +45,28 @@ def entries(
         return entry_rows(piece, reader, names)
 
     return over_pieces(spark, pieces, read, ddl(names), rows_a_piece)
+
+
+def ddl(columns: Sequence[str] = ROW_COLUMNS) -> str:
+    """The schema of a DataFrame with these columns of ``ROW_COLUMNS``."""
+    return ddl_of(schema_of(columns))
+
+
+def entry_rows(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_COLUMNS) -> Iterator[pa.RecordBatch]:
+    """The entries of a piece as rows of a DataFrame with these columns of ``ROW_COLUMNS``."""
+    schema = schema_of(columns)
+    # A read without columns would have no rows to count.
+    read = [name for name in columns if name != "tenant_id"] or ["seq"]
+    for batch in reader.entries(read):
+        arrays = [
+            pa.repeat(piece.tenant_id, batch.num_rows) if name == "tenant_id" else _held(batch.column(name), field.type)
+            for name, field in zip(columns, schema, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _held(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else pa.nulls(len(array), kind)
 
 
 def over_pieces(

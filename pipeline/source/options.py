@@ -11,7 +11,7 @@ from ledger.errors import ConfigurationError
 from pipeline.arrow import INTEGERS
 from pipeline.places.naming import NAMED_BY, place_of
 from pipeline.places.protocol import Place, Times
-from pipeline.places.rows import ROW_COLUMNS, ddl
+from pipeline.source.frames import ROW_COLUMNS, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -19,8 +19,7 @@ from ledger.verification.verdict import is_number
 from pipeline.places.dsn import Dsn
 from pipeline.places.postgres import OpenPostgres, PostgresPlace
 from pipeline.places.protocol import ROWS_A_PIECE, Facts, Piece
-from pipeline.places.rows import entry_rows
-from pipeline.source.frames import in_tasks, open_pieces
+from pipeline.source.frames import entry_rows, in_tasks, open_pieces
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of
 
 if TYPE_CHECKING:

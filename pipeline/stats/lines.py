@@ -3,23 +3,32 @@
 Which files there are, and which were read, is Spark's own to know: its source of files. A line is rejected, with the
 first reason that holds::
 
-    bad      no JSON object of the documented form (``pipeline.stats.form``), or longer than any that a node writes
+    bad      no JSON object of the documented form (``Report``), or longer than any that a node writes
     ahead    its time, or the closing of its file, lies more than ``AHEAD_MAX_S`` past the clock of this run: it would
              end everybody's windows
     late     its file was closed, and so shown to readers, more than the watermark after its time
 
-So the same lines are late in every run, in whichever order and with whichever others they are read.
+So the same lines are late in every run, in whichever order and with whichever others they are read. The form is that of
+docs/formats/stats.md, strictly, by the types that ``POST /v1/stats`` asks for: Spark's own reader of JSON would pass
+over text behind the object and bytes that are no UTF-8, and make names of numbers and objects. What is not known is
+passed over, so that a newer node may say more.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Annotated, Any, Final
 
+import msgspec
+import pyarrow as pa
+from msgspec import Meta
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
-from pipeline.stats.form import REPORT, with_reports
+from ledger.canonical import INTEGER_MAX
+from ledger.names import JOB_ID, TENANT_ID
 
 AHEAD_MAX_S: Final = 300
 """How far past this machine's clock a time may lie that is believed."""
@@ -32,6 +41,19 @@ _OPTIONS: Final = {
     "maxFileAge": "36500d",  # Or one file of a wrong clock would have all others passed over.
     "mapreduce.input.linerecordreader.line.maxlength": str(1 << 20),  # What is longer is never held.
 }
+LINE_BYTES_MAX: Final = 64 << 10
+"""A node writes a few bytes more than 8 KiB at most."""
+NAME_CHARACTERS_MAX: Final = 256
+NAMES_MAX: Final = 32
+"""Names in ``counts``, and in ``values``."""
+WEIGHT_MAX: Final = 1_000_000
+
+Tenant = Annotated[str, Meta(pattern=rf"^({TENANT_ID})\Z")]
+Job = Annotated[str, Meta(pattern=rf"^({JOB_ID})\Z")]
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+Measured = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}\Z")]
+Time = Annotated[datetime, Meta(tz=True)]
+Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 
 
 def lines_of(spark: SparkSession, folder: str, files_a_batch_max: int) -> DataFrame:
@@ -73,3 +95,63 @@ def rejected(judged_lines: DataFrame) -> DataFrame:
         fn.col("at").alias("closed"),
         fn.col("report.time").alias("time"),
     )
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one line says."""
+
+    tenant_id: Tenant
+    job_id: Job
+    dc_id: Name
+    time: Time
+    received: Time
+    weight: Annotated[int, Meta(ge=1, le=WEIGHT_MAX)]
+    workflow_id: Name | None = None
+    completed: Count | None = None
+    failed: Count | None = None
+    interval_ms: Count | None = None
+    counts: Annotated[dict[Measured, Count], Meta(max_length=NAMES_MAX)] = {}
+    values: Annotated[dict[Measured, float], Meta(max_length=NAMES_MAX)] = {}
+
+
+REPORT: Final = """struct<
+    tenant_id: string, job_id: string, dc_id: string, workflow_id: string, time: timestamp, weight: bigint,
+    completed: bigint, failed: bigint, counts: map<string, bigint>, values: map<string, double>
+>"""
+_ARROW: Final = pa.struct(
+    [
+        *((name, pa.string()) for name in ("tenant_id", "job_id", "dc_id", "workflow_id")),
+        ("time", pa.timestamp("us", tz="UTC")),
+        *((name, pa.int64()) for name in ("weight", "completed", "failed")),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+        ("values", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+_decode = msgspec.json.Decoder(Report).decode
+
+
+def with_reports(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """``batches`` with a last column ``report``: what the column ``line`` says, null where it is no report."""
+    for batch in batches:
+        reports = [_row(report_of(line)) for line in batch.column("line").to_pylist()]
+        yield batch.append_column("report", pa.array(reports, _ARROW))
+
+
+def report_of(line: bytes) -> Report | None:
+    """The report that ``line`` is; None where it is not of the form."""
+    if len(line) > LINE_BYTES_MAX:
+        return None
+    try:
+        return _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _row(report: Report | None) -> dict[str, Any] | None:
+    if report is None:
+        return None
+    return {
+        **{name: getattr(report, name) for name in _ARROW.names},
+        "counts": list(report.counts.items()),
+        "values": list(report.values.items()),
+    }

@@ -21,7 +21,7 @@ from ledger.errors import BundleInvalidError
 from ledger.exit_code import ExitCode
 from ledger.verification import verify
 from ledger.verification.verdict import Break
-from pipeline.sent_keys import keyring_of, sent
+from pipeline.keys import keyring_of, sent
 from pipeline.source import over_numbers
 from pipeline.verify.job import Verified
 from pipeline.verify.task_rows import BREAK, DDL, VERDICT, TaskRow, batched, encode

@@ -19,16 +19,22 @@ from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import KINDS, Verdict
 from pipeline.archive.judging import broken
 from pipeline.arrow import batch_of_columns, ddl_of
+from pipeline.keys import sent
 from pipeline.places import OpenPlace, Piece
 from pipeline.places.protocol import ROWS_A_PIECE
-from pipeline.sent_keys import sent
 from pipeline.source import over_pieces
 from pipeline.spark import SHUFFLE_PARTITIONS_A_CORE
-from pipeline.verify import folding
-from pipeline.verify import jobs as comparing
-from pipeline.verify.folding import FoldChains, PlannedChain
-from pipeline.verify.ranges import CheckRanges, read_jobs
 from pipeline.verify.task_rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_in
+from pipeline.verify.tasks import (
+    CHAINS_SORTED_BY,
+    JOBS_SORTED_BY,
+    ROWS_FOLDED,
+    CheckRanges,
+    FoldChains,
+    PlannedChain,
+    compare_jobs,
+    read_jobs,
+)
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -192,7 +198,7 @@ def check_chains(
         tasks_min = SHUFFLE_PARTITIONS_A_CORE * spark.sparkContext.defaultParallelism
         partitions = _partitions(found, max(tasks_min, len(pieces)))
         by_job = found.union(stored).repartition(partitions, "tenant_id", "job_id")
-        found = by_job.sortWithinPartitions(*comparing.SORTED_BY).mapInArrow(comparing.compare_jobs, DDL)
+        found = by_job.sortWithinPartitions(*JOBS_SORTED_BY).mapInArrow(compare_jobs, DDL)
     found = found.persist()
     # 3. The verdicts.
     folded, verdicts, refused, changed = _fold(found, chains)
@@ -230,8 +236,8 @@ def _fold(
     found: DataFrame, chains: Mapping[str, PlannedChain]
 ) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal], _Changed]:
     """What folding gave, and what is in it: verdicts, refusals, tasks to be done again."""
-    of_chains = found.filter(found.kind.isin(*folding.FOLDED)).repartition(_partitions(found, len(chains)), "tenant_id")
-    folded = of_chains.sortWithinPartitions(*folding.SORTED_BY).mapInArrow(FoldChains(chains), DDL).persist()
+    of_chains = found.filter(found.kind.isin(*ROWS_FOLDED)).repartition(_partitions(found, len(chains)), "tenant_id")
+    folded = of_chains.sortWithinPartitions(*CHAINS_SORTED_BY).mapInArrow(FoldChains(chains), DDL).persist()
     verdicts: dict[str, Verdict] = {}
     refused: dict[str, Refusal] = {}
     changed: _Changed = {}

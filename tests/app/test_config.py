@@ -10,8 +10,8 @@ import pytest
 
 from app.config import ENV_OF_PIPELINE, load_settings
 from ledger.errors import ConfigurationError
-from pipeline import signers
-from pipeline.cli import logs, options
+from pipeline import keys
+from pipeline.cli import options, running
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_a_wrong_setting_stops_the_start_with_its_name_and_what_is_allowed(
 def test_the_variables_of_the_pipeline_are_no_settings_and_all_known(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
         value
-        for module in (logs, options, signers)
+        for module in (keys, options, running)
         for name, value in vars(module).items()
         if name.endswith("_VARIABLE")
     }

@@ -10,10 +10,9 @@ from typing import Any
 import asyncpg
 
 from pipeline.archive.store import ArchiveStore
-from pipeline.archiving.filing import FileTask, Outcome
+from pipeline.archiving.filing import FileTask, Outcome, file_each
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Archived, FileAll, Run
-from pipeline.archiving.tasks import file_each
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import FileSigner, Keyring
 from tests.app.chain_builder import insert

@@ -28,11 +28,10 @@ from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving import plan
 from pipeline.archiving.covered import UnjudgedBreak
-from pipeline.archiving.filing import FileTask, Outcome
+from pipeline.archiving.filing import FileTask, Outcome, file_each
 from pipeline.archiving.plan import Stretch, cut
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Run
-from pipeline.archiving.tasks import file_each
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from tests.conftest import Database
@@ -662,7 +661,7 @@ async def test_keys_that_a_database_publishes_count_while_they_hold_and_garbage_
 async def test_long_histories_are_archived_range_by_range(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.archiving.next_range.RANGE_ROWS_MAX", 25)
+    monkeypatch.setattr("pipeline.archiving.plan.RANGE_ROWS_MAX", 25)
     await store(database, ledger_of("acme", days(64)), ledger_of("other", days(31)))
     acme, _ = archive_here(database, tmp_path)
     assert acme.to_seq == 60
@@ -699,8 +698,8 @@ async def test_a_run_that_began_before_another_one_found_more_goes_on_behind_it(
 async def test_a_snapshot_longer_than_a_range_is_archived_whole(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.archiving.next_range.RANGE_ROWS_MAX", 5)
-    monkeypatch.setattr("pipeline.archiving.next_range.RANGE_FILES", 1)
+    monkeypatch.setattr("pipeline.archiving.plan.RANGE_ROWS_MAX", 5)
+    monkeypatch.setattr("pipeline.archiving.plan.RANGE_FILES", 1)
     ledger: Ledger = ledger_of("acme", days(60), snapshot_rows=30)
     await store(database, ledger)
     archive_here(database, tmp_path)

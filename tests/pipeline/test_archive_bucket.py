@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import ArchiveUnavailableError
-from pipeline.archive.chain_reader import verify_tenant
+from pipeline.archive.judging import verify_tenant
 from pipeline.archive.reader import tenants_of
 from pipeline.archive.store import ArchiveStore
 from tests.conftest import Database

@@ -20,7 +20,7 @@ from ledger.errors import ConfigurationError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.verdict import Head
-from pipeline.archive.chain_reader import verify_tenant
+from pipeline.archive.judging import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.reader import tenants_of
 from pipeline.archive.store import ArchiveStore

@@ -12,9 +12,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from pipeline.archive.store import ArchiveStore
+from pipeline.archiving.filing import file_on
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Run
-from pipeline.archiving.tasks import file_on
 from signing import key_file
 from signing.keys import Keyring
 from tests.app.chains import until

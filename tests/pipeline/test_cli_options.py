@@ -1,4 +1,4 @@
-"""What the pipeline's commands share: their options, and the folder of Spark's logs."""
+"""What the pipeline's commands share: their options, and the folder of Spark's running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from app.cli.bundle import bundle
-from pipeline.cli import commands, logs
+from pipeline.cli import commands, running
 from pipeline.cli.options import NO_DSN_VARIABLE, load_keys, no_dsn
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 
@@ -62,18 +62,18 @@ def test_it_is_said_why_the_local_service_has_no_database(monkeypatch: pytest.Mo
 
 
 def test_the_newest_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(logs.FOLDER_VARIABLE, str(tmp_path / "logs"))
-    monkeypatch.setattr(logs, "LOG_FILES_MAX", 3)
-    assert logs.log_file("verify").parent == tmp_path / "logs"
-    running = f"pipeline-stats-{os.getpid()}.log"
-    names = (running, f"pipeline-merge-{ENDED}.log", "pipeline-verify-x.log", "pipeline-diff-y.log")
+    monkeypatch.setenv(running.FOLDER_VARIABLE, str(tmp_path / "logs"))
+    monkeypatch.setattr(running, "LOG_FILES_MAX", 3)
+    assert running.log_file("verify").parent == tmp_path / "logs"
+    at_work = f"pipeline-stats-{os.getpid()}.log"
+    names = (at_work, f"pipeline-merge-{ENDED}.log", "pipeline-verify-x.log", "pipeline-diff-y.log")
     for number, name in enumerate(names):
         file = tmp_path / "logs" / name
         file.touch()
         os.utime(file, (1000 + number, 1000 + number))
     (tmp_path / "logs" / "postgres.log").touch()
-    logs.log_file("verify").touch()
+    running.log_file("verify").touch()
     kept = {file.name for file in (tmp_path / "logs").iterdir()}
-    assert {running, "pipeline-diff-y.log", "postgres.log"} < kept
+    assert {at_work, "pipeline-diff-y.log", "postgres.log"} < kept
     assert not {f"pipeline-merge-{ENDED}.log", "pipeline-verify-x.log"} & kept
     assert len(kept) == 4

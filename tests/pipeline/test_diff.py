@@ -21,9 +21,9 @@ from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Run
 from pipeline.diff.job import Diff, diff
+from pipeline.keys import Signers
 from pipeline.places import parse_place
 from pipeline.places.connection import Connection
-from pipeline.signers import Signers
 from signing import key_file
 from signing.keys import Keyring
 from tests.app.bundles import bundle_of, checkpoint_of, store

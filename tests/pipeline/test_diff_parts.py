@@ -13,8 +13,8 @@ from ledger.chain.conflict import Event, conflict_hlc
 from ledger.merkle import leaf_hash
 from ledger.merkle.tiles import TILE_WIDTH, TileTree
 from pipeline.diff.blocks import Leaf, RowTiles, blocks_of, joined
-from pipeline.diff.cover import SeqRange, cover
 from pipeline.diff.events import event_id, range_ms
+from pipeline.diff.repair import SeqRange, cover
 
 DIGEST = "0a" * 32
 LEAVES: list[Leaf] = [(seq, leaf_hash(seq.to_bytes(4, "big"))) for seq in range(1, 1301)]

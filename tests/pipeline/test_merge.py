@@ -28,12 +28,11 @@ from ledger.errors import (
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.hlc import Hlc
 from pipeline.cli.merge import _print_refused
+from pipeline.keys import Signers
 from pipeline.merge.deciding import conflicts, decided
-from pipeline.merge.job import SETTINGS, Merged, merge
+from pipeline.merge.job import SETTINGS, Merged, merge, workplace
 from pipeline.merge.taking import TakenBundle, _taken, take
-from pipeline.merge.workplace import workplace
 from pipeline.own_folder import MARKER
-from pipeline.signers import Signers
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
 from signing.keys import FileSigner, Keyring
@@ -332,7 +331,7 @@ def test_a_run_that_was_killed_leaves_nothing_for_ever_and_one_that_lives_keeps_
         assert sorted(tmp_path.iterdir()) == sorted([one, other, foreign])
     assert list(tmp_path.iterdir()) == [foreign]
     program = (
-        "import os, signal, sys; from pathlib import Path; from pipeline.merge.workplace import workplace\n"
+        "import os, signal, sys; from pathlib import Path; from pipeline.merge.job import workplace\n"
         "with workplace(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)

@@ -20,14 +20,14 @@ from ledger.errors import ConfigurationError
 from ledger.machines.events import JOB_EVENTS
 from ledger.machines.jobs import JobFold, status
 from ledger.private_fields import PRIVATE_MARK
-from pipeline.places.rows import ddl
 from pipeline.report import running, summaries
-from pipeline.report.fold import fold
 from pipeline.report.folder import rows_of
+from pipeline.report.jobs import fold
 from pipeline.report.make import Made, make
 from pipeline.report.origins import COLUMNS
 from pipeline.report.period import Asked, Clock, Period, choose_period
 from pipeline.report.said import said
+from pipeline.source.frames import ddl
 from pipeline.stats.output import WINDOW_SCHEMA
 
 MADE_AT = datetime(2026, 11, 21, tzinfo=UTC)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import ConfigurationError
-from pipeline.signers import open_signers
+from pipeline.keys import open_signers
 from signing.key_file import ED25519, LOG_KEY_SUFFIX, generate
 from signing.public_key import ECDSA_P256
 

@@ -15,7 +15,7 @@ from ledger.verification.entry_check import EntryColumns
 from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_fold import Ends, tasks
 from ledger.verification.verdict import Break, Findings
-from pipeline.places.rows import ENTRY_SCHEMA
+from pipeline.arrow import ENTRY_SCHEMA
 from pipeline.verify import columns as by_columns
 from tests.ledger.damage import DAMAGE, _spell_link, damage
 from tests.ledger.ledger_in_memory import Ledger, build

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from app.bundle.verify import verify_file
 from ledger.errors import InvalidInputError, SignatureError
-from pipeline.archive.chain_reader import verify_tenant
+from pipeline.archive.judging import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA
 from pipeline.archive.store import ArchiveStore
 from pipeline.places import parse_place

@@ -1,13 +1,19 @@
-"""The keys that a pipeline command signs with: as the service's, a file or a signer of an HSM, Vault or cloud."""
+"""The keys that a pipeline command signs with: as the service's, a file or a signer of an HSM, Vault or cloud; and a
+keyring on its way to tasks, as the JSON that ``/v1/keys`` answers.
+"""
 
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from typing import Final, NamedTuple
+
+import orjson
 
 from ledger.errors import ConfigurationError
 from signing import key_file, remote_signer
 from signing.key_file import LOG_KEY_SUFFIX, FileSigner, Signer
+from signing.keys import Keyring
 from signing.public_key import ED25519
 
 PIN_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_PIN"
@@ -49,3 +55,14 @@ def _pin() -> str:
     if not pin:  # A token counts wrong PINs, so none is guessed.
         raise ConfigurationError(f"{PIN_VARIABLE} is not set, and the HSM that holds the signing key asks for its PIN")
     return pin
+
+
+def sent(keyring: Keyring | None) -> str | None:
+    """What a task makes the ring from."""
+    return None if keyring is None else orjson.dumps(keyring.to_json()).decode()
+
+
+@lru_cache(maxsize=1)
+def keyring_of(sent: str | None) -> Keyring | None:
+    """The ring that was sent, made once in each worker."""
+    return None if sent is None else Keyring.from_json(orjson.loads(sent))

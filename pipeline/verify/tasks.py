@@ -1,0 +1,261 @@
+"""The tasks of a verification: they check ranges, compare jobs, and fold what was found.
+
+``CheckRanges`` takes a piece: its rows in one pass; it hands on a summary, breaks, and the jobs as far as it folded
+them. ``compare_jobs`` takes rows sorted by tenant and job, so it holds one job at a time: states that ranges folded are
+merged and compared with the stored ones, all other rows are passed on. ``FoldChains`` takes what the ranges of a tenant
+gave, and makes its verdict of it, or says what must be checked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
+from ledger.machines import job_parts
+from ledger.machines.job_parts import JobParts
+from ledger.verification import ENTRY_COLUMNS
+from ledger.verification.projection_check import FOLD_COLUMNS, JobJudge, StoredJob
+from ledger.verification.range_check import RangeChecker, opened_for
+from ledger.verification.range_fold import CheckAgain, Ends, JobsFound, fold
+from ledger.verification.range_summary import RangeSummary, RangeTask
+from ledger.verification.verdict import Break, Findings
+from pipeline.arrow import rows_of
+from pipeline.keys import keyring_of
+from pipeline.places import Piece, PieceReader
+from pipeline.verify.columns import check_batch
+from pipeline.verify.task_rows import (
+    AGAIN,
+    BREAK,
+    CANDIDATE,
+    JOBS,
+    PART,
+    REFUSED,
+    STORED,
+    SUMMARY,
+    VERDICT,
+    Refusal,
+    TaskRow,
+    batched,
+    encode,
+    rows_in,
+)
+from signing.snapshot import open_snapshot
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+
+JOBS_HELD_MAX: Final = 20_000
+"""Jobs whose states a task holds before it hands them on: some tens of megabytes."""
+_COLUMNS_FOLDED: Final = frozenset(FOLD_COLUMNS)
+JOBS_SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
+"""Parts come in chain order, stored jobs in the order that they are stored in."""
+CHAINS_SORTED_BY: Final = ("tenant_id", "kind", "number")
+ROWS_FOLDED: Final = (SUMMARY, JOBS, REFUSED)
+"""Kinds of rows that are folded."""
+_JOBS_DECODER: Final = msgspec.msgpack.Decoder(JobsFound)
+
+
+@dataclass(frozen=True)
+class CheckRanges:
+    """Checks a piece as its task says. Travels to the workers."""
+
+    tasks: Mapping[tuple[str, int | None], RangeTask]
+    """By tenant and first seq of the piece."""
+    keys: str | None
+    """The keyring as JSON; without one signatures are not judged."""
+    with_jobs: bool
+    """Whether to fold the jobs."""
+    passed: Accumulator[int] | None = None
+    """Counts entries."""
+
+    def __call__(self, piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
+        return batched(self._told(self.tasks[piece.tenant_id, piece.from_seq], reader))
+
+    def _told(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
+        try:
+            yield from self._rows(task, reader)
+        except ArchiveInvalidError as error:
+            refusal = Refusal(isinstance(error, ArchiveSignatureError), str(error), error.seq)
+            yield TaskRow(task.tenant_id, REFUSED, task.number, 0, None, encode(refusal))
+
+    def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
+        breaks: list[Break] = []
+        opener = partial(open_snapshot, keyring=keyring_of(self.keys))
+        findings = Findings(breaks.append)
+        snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
+        checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
+        jobs, place = JobParts(), 0
+        for batch in reader.entries():
+            check_batch(checker, batch)
+            if self.with_jobs:
+                jobs.add([_column(name, batch) for name in ENTRY_COLUMNS])
+            if len(jobs) >= JOBS_HELD_MAX:
+                yield from _parts(task, place, jobs)
+            if self.passed is not None:
+                self.passed.add(batch.num_rows)
+            yield from _breaks(task, breaks)
+            place += 1
+        yield from _parts(task, place, jobs)
+        for tiles in checker.tiles():
+            stored_tiles = reader.tiles(*tiles)
+            if stored_tiles is None:
+                break
+            checker.compare_tiles(tiles, stored_tiles)
+        summary = checker.finish()
+        yield from _breaks(task, breaks)
+        yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary.encode())
+
+
+def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
+    """The stored jobs of the tenant whose first piece this is, where its ledger stores any."""
+    return batched(_stored(piece.tenant_id, reader))
+
+
+def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
+    batches = reader.jobs()
+    if batches is None:
+        return
+    nothing = Findings().found()
+    yield TaskRow(tenant_id, JOBS, -1, 0, None, encode((nothing, nothing)))
+    place = 0
+    for batch in batches:
+        for row in rows_of(batch):
+            job_id = row[0] if isinstance(row[0], str) else None
+            yield TaskRow(tenant_id, STORED, 0, place, job_id, encode(row))
+            place += 1
+
+
+def _parts(task: RangeTask, place: int, jobs: JobParts) -> Iterator[TaskRow]:
+    for state in jobs.take():
+        yield TaskRow(task.tenant_id, PART, task.number, place, state.job_id, job_parts.encode(state))
+
+
+def _breaks(task: RangeTask, breaks: list[Break]) -> Iterator[TaskRow]:
+    """Those found since the last call."""
+    found, breaks[:] = [*breaks], []
+    for each in found:
+        yield TaskRow(task.tenant_id, BREAK, task.number, 0, None, encode(each))
+
+
+def _column(name: str, batch: pa.RecordBatch) -> list[object]:
+    """A column that folding asks for, nothing of the others."""
+    return batch.column(name).to_pylist() if name in _COLUMNS_FOLDED else []
+
+
+def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of one partition, which has all rows of every job in it, sorted by ``JOBS_SORTED_BY``."""
+    return batched(_compared(rows_in(batches)))
+
+
+def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
+    for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
+        comparing = _Comparing(tenant_id)
+        for job_id, of_job in groupby(of_tenant, key=lambda row: row.job_id):
+            yield from comparing.compare(job_id, of_job)
+        yield from comparing.finish()
+
+
+class _Comparing:
+    """Compares jobs of one tenant."""
+
+    def __init__(self, tenant_id: str) -> None:
+        self._tenant_id = tenant_id
+        self._breaks: list[Break] = []
+        self._candidates: list[Break] = []
+        self._judge = JobJudge(self._breaks.append, self._candidates.append)
+        self._is_any_compared = False
+
+    def compare(self, job_id: str | None, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
+        parts, stored = [], []
+        for row in rows:
+            if row.kind == PART:
+                parts.append(job_parts.decode(row.data))
+            elif row.kind == STORED:
+                job = StoredJob(*msgspec.msgpack.decode(row.data))
+                if self._judge.may_stand(job):
+                    stored.append(job)
+                self._is_any_compared = True
+            else:
+                yield row
+        if job_id is not None:
+            self._judge.compare_all(job_parts.merged(parts), stored)
+            self._is_any_compared = True
+        yield from self._found(BREAK, self._breaks)
+        yield from self._found(CANDIDATE, self._candidates)
+
+    def finish(self) -> Iterator[TaskRow]:
+        """No job of the tenant follows in this partition."""
+        if self._is_any_compared:
+            outcome = (self._judge.found.found(), self._judge.candidates.found())
+            yield TaskRow(self._tenant_id, JOBS, -1, 0, None, encode(outcome))
+
+    def _found(self, kind: str, breaks: list[Break]) -> Iterator[TaskRow]:
+        for each in breaks:
+            # They belong to no range, so they stay when one is checked again.
+            yield TaskRow(self._tenant_id, kind, -1, 0, None, encode(each))
+        breaks.clear()
+
+
+class PlannedChain(NamedTuple):
+    """One tenant's chain as it was planned."""
+
+    ends: Ends
+    tasks: list[RangeTask]
+
+
+@dataclass(frozen=True)
+class FoldChains:
+    """Folds the rows of one partition, which has all of every tenant in it, sorted by ``CHAINS_SORTED_BY``."""
+
+    chains: Mapping[str, PlannedChain]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return batched(self._rows(rows_in(batches)))
+
+    def _rows(self, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
+        for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
+            yield from _folded(self.chains[tenant_id], of_tenant)
+
+
+def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
+    tenant_id = chain.ends.tenant_id
+    summaries: list[RangeSummary] = []
+    jobs: list[JobsFound] = []
+    refused: list[TaskRow] = []
+    for row in rows:
+        if row.kind == SUMMARY:
+            summaries.append(RangeSummary.decode(row.data))
+        elif row.kind == JOBS:
+            jobs.append(_JOBS_DECODER.decode(row.data))
+        else:
+            refused.append(row)
+    if refused:
+        # What the lowest range met first is what reading from end to end would have met.
+        yield min(refused, key=lambda row: row.number)
+        return
+    breaks: list[Break] = []
+    outcome = fold(chain.ends, [*zip(chain.tasks, summaries, strict=True)], _merged(jobs), breaks.append)
+    if isinstance(outcome, CheckAgain):
+        for task in outcome.tasks:
+            yield TaskRow(tenant_id, AGAIN, task.number, 0, None, encode(task))
+        return
+    for each in breaks:
+        yield TaskRow(tenant_id, BREAK, -1, 0, None, encode(each))
+    yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(outcome))
+
+
+def _merged(jobs: Sequence[JobsFound]) -> JobsFound | None:
+    if not jobs:
+        return None
+    found, candidates = Findings(), Findings()
+    for each in jobs:
+        found.merge(each.found)
+        candidates.merge(each.candidates)
+    return JobsFound(found.found(), candidates.found())
