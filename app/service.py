@@ -55,7 +55,6 @@ from ledger.machines.events import SystemAction
 from ledger.positions import Epoch, Lsn
 from wal import control as wal_control
 from wal import retention as wal_retention
-from wal.control import Control
 from wal.group_commit import GroupCommit
 
 WAL_CLOSE_TIMEOUT_S = 10.0
@@ -335,19 +334,16 @@ class Service:
 
     def _store_control(self) -> None:
         node = self.node
-        chained_lsn = node.chained.lsn
-        wal_control.store(
-            self._started.folder,
-            Control(
-                wal_id=node.wal_id,
-                node_id=node.node_id,
-                epoch=Epoch(node.epoch),
-                highest_hlc=node.clock.last,
-                durable_lsn=Lsn(node.durable.lsn),
-                chained_lsn=Lsn(chained_lsn),
-                signed_lsn=Lsn(min(self._settled_lsn(), chained_lsn)),
-            ),
+        # On a thread of its own while the positions rise: what is lower is read first.
+        chained_lsn, committed_lsn, durable_lsn = node.chained.lsn, node.committed.lsn, node.durable.lsn
+        reached = self._started.control._replace(
+            highest_hlc=node.clock.last,
+            durable_lsn=Lsn(durable_lsn),
+            committed_lsn=Lsn(committed_lsn),
+            chained_lsn=Lsn(chained_lsn),
+            signed_lsn=Lsn(min(self._settled_lsn(), chained_lsn)),
         )
+        wal_control.store(self._started.folder, reached)
 
     def _settled_lsn(self) -> int:
         """Up to here every record of the WAL is chained and signed: nobody needs it any more."""

@@ -1,17 +1,24 @@
-"""The control file: identity of the WAL and positions known to have been reached.
+"""The control file: identity of the WAL, positions known to have been reached, and what a member of a quorum promised.
 
 Format, big-endian::
 
-    magic 8 B "TALLYCTL" | version u16 = 1 | node_id length u16 | node_id 64 B, zero-padded | wal_id 16 B
+    magic 8 B "TALLYCTL" | version u16 = 2 | node_id length u16 | node_id 64 B, zero-padded | wal_id 16 B
     | epoch u64 | highest HLC: physical u64, logical u32
-    | durable_lsn u64 | chained_lsn u64 | signed_lsn u64 | crc32 u32 over all before it
+    | durable_lsn u64 | chained_lsn u64 | signed_lsn u64
+    | committed_lsn u64 | promised_epoch u64 | promised_run 16 B | member_id 16 B | generation u64
+    | count u32 | count times: epoch u64, first_lsn u64
+    | crc32 u32 over all before it
+
+Version 1 ends behind ``signed_lsn``, with its CRC. It is read, as that of a log which is committed as far as it is
+chained and whose history its segments tell; what is written is version 2.
 
 Replaced as a whole: temporary file, fsync, rename, fsync of the folder.
 
 Invariants::
 
-    durable_lsn >= chained_lsn >= signed_lsn >= 0
+    durable_lsn >= committed_lsn >= chained_lsn >= signed_lsn >= 0
     every position in it had been reached when it was written: it may lag, it never leads
+    epochs and first LSNs of the history rise
 """
 
 from __future__ import annotations
@@ -24,20 +31,33 @@ from zlib import crc32
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
-from ledger.positions import BEFORE_FIRST, Epoch, Lsn
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
+from wal import history as histories
 from wal.format import NODE_ID_BYTES_MAX, WAL_ID_BYTES
+from wal.history import EpochStart, History
 from wal.segment import store_file
 
 CONTROL_NAME = "control"
 CONTROL_MAGIC = b"TALLYCTL"
-CONTROL_VERSION = 1
+CONTROL_VERSION = 2
+NOBODY = "00" * WAL_ID_BYTES
+"""Id of no member, and of no proposer."""
 
 _FIELDS = struct.Struct(f">8sHH{NODE_ID_BYTES_MAX}s{WAL_ID_BYTES}sQQIQQQ")
+_MEMBER = struct.Struct(f">QQ{WAL_ID_BYTES}s{WAL_ID_BYTES}sQI")
+_EPOCH_START = struct.Struct(">QQ")
+_VERSION = struct.Struct(">8sH")
 _CRC = struct.Struct(">I")
 
 
 class Control(NamedTuple):
-    """What the control file says. ``wal_id`` is 32 hex digits; ``highest_hlc`` is of ``node_id``."""
+    """What the control file says. ``highest_hlc`` is of ``node_id``; ids are 32 hex digits.
+
+    ``history`` is empty only where it is not known: that of a version 1. ``promised_epoch`` is the highest that
+    whoever keeps this log promised to follow, to the run of a proposer named ``promised_run``; ``member_id`` is the
+    keeper's among the members of its quorum, whose list has changed ``generation`` times. A node that keeps its own
+    log alone has none of the four.
+    """
 
     wal_id: str
     node_id: str
@@ -46,6 +66,12 @@ class Control(NamedTuple):
     durable_lsn: Lsn = BEFORE_FIRST
     chained_lsn: Lsn = BEFORE_FIRST
     signed_lsn: Lsn = BEFORE_FIRST
+    committed_lsn: Lsn = BEFORE_FIRST
+    promised_epoch: Epoch = NO_EPOCH
+    promised_run: str = NOBODY
+    member_id: str = NOBODY
+    generation: int = 0
+    history: History = ()
 
 
 def new_wal_id() -> str:
@@ -59,9 +85,10 @@ def store(folder: Path, control: Control) -> None:
     Raises:
         OSError: the old control file is still whole.
     """
-    assert control.durable_lsn >= control.chained_lsn >= control.signed_lsn >= 0
+    assert control.durable_lsn >= control.committed_lsn >= control.chained_lsn >= control.signed_lsn >= 0
+    assert histories.rises(control.history)
     node = control.node_id.encode()
-    fields = _FIELDS.pack(
+    data = _FIELDS.pack(
         CONTROL_MAGIC,
         CONTROL_VERSION,
         len(node),
@@ -74,7 +101,16 @@ def store(folder: Path, control: Control) -> None:
         control.chained_lsn,
         control.signed_lsn,
     )
-    store_file(folder / CONTROL_NAME, fields + _CRC.pack(crc32(fields)))
+    data += _MEMBER.pack(
+        control.committed_lsn,
+        control.promised_epoch,
+        bytes.fromhex(control.promised_run),
+        bytes.fromhex(control.member_id),
+        control.generation,
+        len(control.history),
+    )
+    data += b"".join(_EPOCH_START.pack(*start) for start in control.history)
+    store_file(folder / CONTROL_NAME, data + _CRC.pack(crc32(data)))
 
 
 def load(folder: Path) -> Control | None:
@@ -93,15 +129,38 @@ def load(folder: Path) -> Control | None:
         raise WalError(
             f"the control file {path} cannot be read: {error}. Put the file of this WAL back there"
         ) from error
-    if len(data) != _FIELDS.size + _CRC.size:
-        raise _corrupt(f"it is {len(data)} bytes long, not {_FIELDS.size + _CRC.size}")
-    if _CRC.unpack_from(data, _FIELDS.size)[0] != crc32(data[: _FIELDS.size]):
+    if len(data) < _FIELDS.size + _CRC.size:
+        raise _corrupt(f"it is {len(data)} bytes long, {_FIELDS.size + _CRC.size} at least were written")
+    magic, version = _VERSION.unpack_from(data)
+    if magic != CONTROL_MAGIC or version not in (1, CONTROL_VERSION):
+        raise _corrupt(f"it is not a control file of version 1 or {CONTROL_VERSION}")
+    end = _FIELDS.size if version == 1 else _end_of_history(data)
+    if len(data) != end + _CRC.size:
+        raise _corrupt(f"it is {len(data)} bytes long, not {end + _CRC.size}")
+    if _CRC.unpack_from(data, end)[0] != crc32(data[:end]):
         raise _corrupt("its CRC does not match")
-    magic, version, node_bytes, node, wal_id, epoch, physical_ms, logical, *lsns = _FIELDS.unpack_from(data)
-    if magic != CONTROL_MAGIC or version != CONTROL_VERSION:
-        raise _corrupt(f"it is not a control file of version {CONTROL_VERSION}")
+    _, _, node_bytes, node, wal_id, epoch, physical_ms, logical, durable, chained, signed = _FIELDS.unpack_from(data)
     node_id = node[:node_bytes].decode()
-    return Control(wal_id.hex(), node_id, epoch, Hlc(physical_ms, logical, node_id), *lsns)
+    control = Control(wal_id.hex(), node_id, epoch, Hlc(physical_ms, logical, node_id), durable, chained, signed)
+    if version == 1:
+        return control._replace(committed_lsn=control.chained_lsn)
+    committed, promised_epoch, promised_run, member_id, generation, _ = _MEMBER.unpack_from(data, _FIELDS.size)
+    return control._replace(
+        committed_lsn=committed,
+        promised_epoch=promised_epoch,
+        promised_run=promised_run.hex(),
+        member_id=member_id.hex(),
+        generation=generation,
+        history=tuple(map(EpochStart._make, _EPOCH_START.iter_unpack(data[_FIELDS.size + _MEMBER.size : end]))),
+    )
+
+
+def _end_of_history(data: bytes) -> int:
+    """Where the history of a version 2 ends, as its count says; the CRC tells whether that is so."""
+    at = _FIELDS.size + _MEMBER.size
+    if len(data) < at:
+        raise _corrupt(f"it is {len(data)} bytes long, {at + _CRC.size} at least were written")
+    return at + _EPOCH_START.size * int(_MEMBER.unpack_from(data, _FIELDS.size)[-1])
 
 
 def _corrupt(reason: str) -> WalCorruptError:

@@ -76,17 +76,21 @@ def _read_segment(segment: Segment, from_lsn: Lsn, node_id: str, last_lsn: Lsn |
     try:
         offset = SEGMENT_HEADER_BYTES
         next_lsn = header.base_lsn
-        while (batch := _read_batch(segment, descriptor, offset, next_lsn)) is not None:
+        while (batch := read_batch(segment, descriptor, offset, next_lsn)) is not None:
             if batch.last_lsn >= from_lsn:
-                yield from _read_body(segment, descriptor, offset, batch, from_lsn, node_id)
+                yield from _records(segment, read_body(segment, descriptor, offset, batch, node_id), from_lsn, node_id)
             offset += BATCH_RECORD_BYTES + batch.body_bytes
             next_lsn = Lsn(batch.last_lsn + 1)
     finally:
         os.close(descriptor)
 
 
-def _read_batch(segment: Segment, descriptor: int, offset: int, next_lsn: Lsn) -> BatchRecord | None:
-    """The BATCH record at ``offset``, None at the end of the segment."""
+def read_batch(segment: Segment, descriptor: int, offset: int, next_lsn: Lsn) -> BatchRecord | None:
+    """The BATCH record at ``offset``, None at the end of the segment.
+
+    Raises:
+        WalCorruptError: something else stands there.
+    """
     data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
     if not data:
         return None
@@ -101,13 +105,19 @@ def _read_batch(segment: Segment, descriptor: int, offset: int, next_lsn: Lsn) -
     return batch
 
 
-def _read_body(
-    segment: Segment, descriptor: int, offset: int, batch: BatchRecord, from_lsn: Lsn, node_id: str
-) -> Iterator[Record]:
+def read_body(segment: Segment, descriptor: int, offset: int, batch: BatchRecord, node_id: str) -> bytes:
+    """The records of the batch at ``offset``, every one checked.
+
+    Raises:
+        WalCorruptError: one is damaged.
+    """
     damage = find_bad_record(descriptor, offset, batch, node_id)
     if damage is not None:
         raise WalCorruptError(segment.name, damage.offset, damage.reason)
-    body = os.pread(descriptor, batch.body_bytes, offset + BATCH_RECORD_BYTES)
+    return os.pread(descriptor, batch.body_bytes, offset + BATCH_RECORD_BYTES)
+
+
+def _records(segment: Segment, body: bytes, from_lsn: Lsn, node_id: str) -> Iterator[Record]:
     at = 0
     while at < len(body):
         _, length, lsn, physical_ms, logical, _, _, kind = RECORD.unpack_from(body, at)

@@ -29,9 +29,11 @@ from ledger.errors import WalCorruptError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
+from wal.aside import copy_tail, set_aside
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch
+from wal.history import History
 from wal.scan import WINDOW_BYTES, Damage, end_of_data
-from wal.segment import FILE_MODE, Segment, remove_unnamed, sync_folder, write_fully
+from wal.segment import Segment, remove_unnamed, sync_folder, write_fully
 from wal.survey import Finding, Survey, survey
 
 TORN_PREFIX = "torn-"
@@ -61,6 +63,7 @@ class Recovered:
     ``last_lsn`` is 0 when there was no log, ``wal_id`` None when there was no control file either.
     ``first_lsn`` is the oldest LSN still there, or the next one when none is: a caller that has chained
     less than ``first_lsn - 1`` has lost records.
+    ``history`` is that of the records that are there, as their segments tell it.
     ``highest_hlc`` is the highest time that may have been given away, cut records included.
     """
 
@@ -69,6 +72,7 @@ class Recovered:
     highest_hlc: Hlc | None
     cut: TornTail | None
     epoch_ends: dict[Epoch, Lsn]
+    history: History
     wal_id: str | None
     first_lsn: Lsn
     segments: int
@@ -120,6 +124,7 @@ def recover(
         highest_hlc=found.highest_hlc,
         cut=cut,
         epoch_ends=found.epoch_ends,
+        history=found.history,
         wal_id=found.wal_id,
         first_lsn=found.first_lsn or Lsn(1),
         segments=found.segments,
@@ -130,17 +135,18 @@ def recover(
 def _set_tail_aside(folder: Path, found: Survey, finding: Finding) -> TornTail:
     """Set aside what is bad and make ``found`` say what is left."""
     segment, damage = finding.segment, finding.damage
-    copies = [_set_aside(folder, later) for later in reversed(finding.later)]
+    copies = [set_aside(folder, later, TORN_PREFIX) for later in reversed(finding.later)]
     if damage.offset < SEGMENT_HEADER_BYTES:
         cut_bytes = segment.path.stat().st_size
-        copies.append(_set_aside(folder, segment))
+        copies.append(set_aside(folder, segment, TORN_PREFIX))
     else:
-        copies.append(_copy_tail(folder, segment, damage))
+        copies.append(copy_tail(folder, segment, damage.batch_offset, TORN_PREFIX))
         cut_bytes = _announce_survivors(segment, damage)
         found.records += damage.survivors
         found.last_lsn = Lsn(found.last_lsn + damage.survivors)
         found.epoch_ends[segment.epoch] = found.last_lsn
         if damage.survivors:
+            found.saw_records(segment)
             found.last_batch_offset = damage.batch_offset
             found.end = damage.offset
     return TornTail(
@@ -152,45 +158,6 @@ def _set_tail_aside(folder: Path, found: Survey, finding: Finding) -> TornTail:
         last_lsn=damage.batch.last_lsn if damage.batch and not finding.later else None,
         copies=tuple(copies),
     )
-
-
-def _set_aside(folder: Path, segment: Segment) -> str:
-    """Rename a segment that no longer belongs to the log."""
-    aside = _free_name(folder, segment, 0)
-    os.rename(segment.path, aside)
-    sync_folder(folder)
-    return aside.name
-
-
-def _copy_tail(folder: Path, segment: Segment, damage: Damage) -> str:
-    """Keep the damaged batch, and all behind it, in a file of its own."""
-    aside = _free_name(folder, segment, damage.batch_offset)
-    unfinished = aside.with_name(aside.name + ".tmp")
-    source = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-    target = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    try:
-        end = end_of_data(source, damage.batch_offset)
-        for start in range(damage.batch_offset, end, WINDOW_BYTES):
-            data = os.pread(source, min(WINDOW_BYTES, end - start), start)
-            write_fully(target, (data,), start - damage.batch_offset)
-        os.fsync(target)
-    finally:
-        os.close(source)
-        os.close(target)
-    os.rename(unfinished, aside)
-    sync_folder(folder)
-    return aside.name
-
-
-def _free_name(folder: Path, segment: Segment, offset: int) -> Path:
-    """``torn-<base lsn>-<epoch>-<offset>``, numbered when an earlier repair took that."""
-    name = f"{TORN_PREFIX}{segment.path.stem}-{offset}"
-    path = folder / name
-    number = 1
-    while path.exists():
-        number += 1
-        path = folder / f"{name}.{number}"
-    return path
 
 
 def _announce_survivors(segment: Segment, damage: Damage) -> int:

@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 from ledger.hlc import Hlc, unpack16
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
+from wal import history
 from wal.control import Control
 from wal.format import FormatError, SegmentHeader
+from wal.history import History
 from wal.scan import Damage, find_batch, scan_segment
 from wal.segment import Segment, list_segments, read_header
 
@@ -45,7 +47,7 @@ class Survey:
 
     ``end`` and ``last_batch_offset`` are places in ``last_segment``, the last one with a sound header.
     ``highest_hlc`` counts what a torn batch announced, too: nobody must be given that time again.
-    ``epoch_ends`` has the last LSN of the log at the end of each epoch.
+    ``epoch_ends`` has the last LSN of the log at the end of each epoch, ``history`` the first of each that left any.
     """
 
     node_id: str
@@ -57,10 +59,16 @@ class Survey:
     records: int = 0
     highest_hlc: Hlc | None = None
     epoch_ends: dict[Epoch, Lsn] = field(default_factory=dict)
+    history: History = ()
     last_segment: Segment | None = None
     end: int = 0
     last_batch_offset: int | None = None
     finding: Finding | None = None
+
+    def saw_records(self, segment: Segment) -> None:
+        """``segment`` holds at least one."""
+        if not self.history or self.history[-1].epoch < segment.epoch:
+            self.history = history.begin(self.history, segment.epoch, segment.base_lsn)
 
     def saw(self, hlc: bytes | None) -> None:
         """Raise ``highest_hlc`` to a packed one of this node."""
@@ -82,7 +90,7 @@ def survey(folder: Path, node_id: str, control: Control | None, known_durable_ls
     segments = list_segments(folder)
     for index, segment in enumerate(segments):
         later = tuple(segments[index + 1 :])
-        damage, corruption = _read_segment(result, segment)
+        damage, corruption = _read_segment(result, segment, control.history if control else ())
         if damage is not None:
             corruption = corruption or _proof_of_sync(result, segment, damage, later, known_durable_lsn)
             result.finding = Finding(segment, damage, later, corruption)
@@ -90,7 +98,7 @@ def survey(folder: Path, node_id: str, control: Control | None, known_durable_ls
     return result
 
 
-def _read_segment(result: Survey, segment: Segment) -> tuple[Damage | None, str | None]:
+def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Damage | None, str | None]:
     """Add ``segment`` to ``result``; what is wrong with it, and why that is surely corruption."""
     first = result.segments == 0
     if first:
@@ -110,6 +118,10 @@ def _read_segment(result: Survey, segment: Segment) -> tuple[Damage | None, str 
         scan = scan_segment(descriptor, header.base_lsn, result.node_id)
     finally:
         os.close(descriptor)
+    written_by = history.epoch_of(known, header.base_lsn) if scan.last_lsn >= header.base_lsn else None
+    if written_by not in (None, header.epoch):
+        reason = f"the segment is of epoch {header.epoch}, but by the control file epoch {written_by} wrote its records"
+        return Damage(0, next_lsn, reason, 0), "no crash does that"
     result.wal_id = header.wal_id
     result.segments += 1
     result.records += scan.last_lsn - header.base_lsn + 1
@@ -118,6 +130,8 @@ def _read_segment(result: Survey, segment: Segment) -> tuple[Damage | None, str 
     result.last_segment = segment
     result.end = scan.end
     result.last_batch_offset = scan.last_batch_offset
+    if scan.last_lsn >= header.base_lsn:
+        result.saw_records(segment)
     result.saw(scan.highest_hlc)
     if scan.damage is not None and scan.damage.batch is not None:
         result.saw(scan.damage.batch.hlc)

@@ -57,6 +57,7 @@ from ledger.hlc import Clock, Hlc
 from ledger.machines.events import ACTIONS, SystemAction
 from ledger.positions import Epoch, Lsn
 from wal import control as wal_control
+from wal import history as wal_history
 from wal import lock as wal_lock
 from wal.control import Control
 from wal.segment import sync_folder
@@ -75,6 +76,8 @@ class StartedNode:
     node: Node
     folder: Path
     lock: wal_lock.Lock
+    control: Control
+    """The control file as this start left it: what a running node moves in it are the positions."""
     next_lsn: int
     previous_lsn: int
     """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were given up."""
@@ -202,14 +205,14 @@ async def _start_locked(
     clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
 
     # 8. a higher epoch
-    wal_id, epoch = await take_epoch(connection, wal, position)
+    control = await take_epoch(connection, wal, position)
 
     # 9. the backlog
     pending = list(wal.unchained())
     lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
     lost_wal.store(folder, lost)
     quarantine.store(folder, wal.held)
-    node = Node(who.node_id, settings.region, who.gate, wal_id, epoch, clock, damaged=damaged)
+    node = Node(who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged)
     node.durable.advance(wal.last_lsn)
     node.committed.advance(wal.last_lsn)
     node.chained.advance(wal.chained_lsn)
@@ -217,6 +220,7 @@ async def _start_locked(
         node=node,
         folder=folder,
         lock=lock,
+        control=control,
         next_lsn=wal.last_lsn + 1,
         previous_lsn=wal.recovered.last_lsn,
         recovered=pending,
@@ -330,26 +334,26 @@ async def _start_clock(
 
 async def take_epoch(
     connection: asyncpg.Connection[asyncpg.Record], wal: FoundWal, position: WalPosition | None
-) -> tuple[str, int]:
-    """Take a higher epoch, first in the control file, then in Postgres; the WAL's id and the epoch."""
+) -> Control:
+    """Take a higher epoch, first in the control file, then in Postgres; the control file as it is stored."""
     known = wal.known
     wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
     wal_id = wal_id or wal_control.new_wal_id()
     epoch = 1 + max(known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
     lost_wal.store(wal.folder, wal.lost)
-    wal_control.store(
-        wal.folder,
-        Control(
-            wal_id=wal_id,
-            node_id=wal.node_id,
-            epoch=Epoch(epoch),
-            highest_hlc=wal.highest_hlc(),
-            durable_lsn=Lsn(wal.last_lsn),
-            # A restore that fails must leave the node knowing how far Postgres once was.
-            chained_lsn=Lsn(max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn)),
-            signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
-        ),
+    control = Control(
+        wal_id=wal_id,
+        node_id=wal.node_id,
+        epoch=Epoch(epoch),
+        highest_hlc=wal.highest_hlc(),
+        durable_lsn=Lsn(wal.last_lsn),
+        # A restore that fails must leave the node knowing how far Postgres once was.
+        chained_lsn=Lsn(max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn)),
+        signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
+        committed_lsn=Lsn(wal.last_lsn),
+        history=wal_history.begin(wal.history(), Epoch(epoch), Lsn(wal.last_lsn + 1)),
     )
+    wal_control.store(wal.folder, control)
     ends = dict(wal.recovered.epoch_ends)
     if position is not None:
         ends[Epoch(position.epoch)] = Lsn(wal.kept_lsn)
@@ -368,7 +372,7 @@ async def take_epoch(
                 "only one may run: stop one, or give them different node ids"
             )
     log.info("wal_epoch_bump", node_id=wal.node_id, epoch=epoch, last_lsn=wal.last_lsn)
-    return wal_id, epoch
+    return control
 
 
 async def _claim_job_ids(connection: asyncpg.Connection[asyncpg.Record], settings: Settings, who: Identity) -> Identity:

@@ -135,7 +135,7 @@ async def _chain_wal(
         raise StartRefusedError(f"{locked.folder} holds no WAL that was in use; nothing can come back from it")
     await check_chained(locked.connection, wal, trusted_lsn=0)
     # 2. a higher epoch
-    _, epoch = await procedure.take_epoch(locked.connection, wal, position)
+    epoch = (await procedure.take_epoch(locked.connection, wal, position)).epoch
     # 3. the records
     clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=wal.highest_hlc())
     node = Node(wal.node_id, settings.region, locked.who.gate, wal.known.wal_id, epoch, clock)
@@ -323,11 +323,9 @@ async def _give_up_what_is_gone(locked: _Locked) -> None:
         gone = (chained_lsn + 1, wal.recovered.first_lsn - 1)
         wal.lost = [*(each for each in wal.lost if each != gone), gone]
     await check_chained(connection, wal, trusted_lsn=0)
-    await procedure.take_epoch(connection, wal, position)
-    known = wal_control.load(folder)
-    assert known is not None
-    signed_lsn = min(known.signed_lsn, wal.chained_lsn)
-    wal_control.store(folder, known._replace(chained_lsn=Lsn(wal.chained_lsn), signed_lsn=Lsn(signed_lsn)))
+    control = await procedure.take_epoch(connection, wal, position)
+    signed_lsn = min(control.signed_lsn, wal.chained_lsn)
+    wal_control.store(folder, control._replace(chained_lsn=Lsn(wal.chained_lsn), signed_lsn=Lsn(signed_lsn)))
 
 
 # --- the locked folder --------------------------------------------------------------------------------

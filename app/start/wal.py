@@ -26,9 +26,11 @@ from ledger.chain import record
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
 from ledger.positions import Lsn
+from wal import history as histories
 from wal import reader as wal_reader
 from wal import recovery as wal_recovery
 from wal.control import Control
+from wal.history import History
 from wal.recovery import Recovered
 
 Value = TypeVar("Value")
@@ -60,6 +62,13 @@ class FoundWal:
         """The highest HLC that WAL and control file know of."""
         hlcs = [self.known.highest_hlc if self.known else None, self.recovered.highest_hlc]
         return max((hlc for hlc in hlcs if hlc is not None), default=Hlc(0, 0, self.node_id))
+
+    def history(self) -> History:
+        """Which epoch wrote which of the records that are there; as the segments tell it where the control file is of
+        an earlier version, or gone."""
+        found = self.recovered
+        whole = self.known.history if self.known and self.known.history else found.history
+        return histories.up_to(histories.since(whole, found.first_lsn), found.last_lsn)
 
     def unchained(self) -> Iterator[Pending]:
         """Every record that is not chained, in LSN order: those held back, then those beyond ``chained_lsn``.

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import time
+from zlib import crc32
 
 import asyncpg
 import pytest
@@ -198,6 +199,31 @@ async def test_each_start_takes_a_higher_epoch_and_keeps_where_the_past_ones_end
     known = wal_control.load(wal_folder(make_settings()))
     assert known is not None
     assert (known.epoch, known.wal_id) == (4, position["wal_id"])
+    # An epoch that wrote nothing is not in the history; the present one always is.
+    assert known.history == ((1, 1), (2, ends[1] + 1), (4, ends[2] + 1))
+    assert known.durable_lsn == known.committed_lsn
+
+
+async def test_a_control_file_of_version_1_is_taken_over_and_its_history_told_by_the_segments(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    firsts = []
+    for epoch in (1, 2, 3):
+        async with run_node() as service:
+            firsts.append((epoch, service.writer.next_lsn))
+            await write(service, epoch)
+            await until(chains.key_recorded, "the node has recorded its key")
+        path = wal_folder(make_settings()) / "control"
+        data = path.read_bytes()
+        version_1 = data[:9] + b"\1" + data[10:136]
+        path.write_bytes(version_1 + crc32(version_1).to_bytes(4, "big"))
+    async with run_node() as service:
+        await write(service, 4)
+        firsts.append((4, service.writer.next_lsn - 1))
+    known = wal_control.load(wal_folder(make_settings()))
+    assert known is not None
+    assert known.history == tuple(firsts)
+    assert numbers(await chains.sound("acme")) == [1, 2, 3, 4]
 
 
 async def test_a_crash_between_the_epoch_of_the_control_file_and_that_of_postgres_costs_one_epoch(

@@ -15,6 +15,7 @@ from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_batch, naive_segment, payload_of, snapshot
 from wal import control
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch, encode_record
+from wal.history import EpochStart
 from wal.recovery import Recovered, recover
 from wal.scan import WINDOW_BYTES
 
@@ -79,6 +80,7 @@ def test_a_sound_log_is_recovered_whole(tmp_path: Path) -> None:
         highest_hlc=hlc_of(14),
         cut=None,
         epoch_ends={Epoch(1): Lsn(14)},
+        history=(EpochStart(Epoch(1), Lsn(1)),),
         wal_id=WAL_ID,
         first_lsn=1,
         segments=2,

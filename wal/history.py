@@ -1,0 +1,52 @@
+"""The history of a log: with which LSN each epoch that wrote into it began.
+
+Epochs and LSNs rise; an epoch reaches up to the next one's first LSN, the last one to the end of the log. An epoch that
+left no record is not in it. It is as short as the log: what ended before the oldest record is forgotten at a start.
+
+Two logs of one WAL that agree on an epoch's first LSN agree on all of its records that both hold: where two histories
+part, the logs do.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from ledger.positions import Epoch, Lsn
+
+
+class EpochStart(NamedTuple):
+    """An epoch, and the LSN of its first record."""
+
+    epoch: Epoch
+    first_lsn: Lsn
+
+
+History = tuple[EpochStart, ...]
+
+
+def rises(history: History) -> bool:
+    """Whether it is one: epochs and LSNs rise."""
+    return all(a.epoch < b.epoch and a.first_lsn < b.first_lsn for a, b in pairwise(history))
+
+
+def begin(history: History, epoch: Epoch, first_lsn: Lsn) -> History:
+    """The history once ``epoch`` writes from ``first_lsn`` on; nothing that stood there before counts any more."""
+    assert all(start.epoch < epoch for start in history)
+    return (*up_to(history, Lsn(first_lsn - 1)), EpochStart(epoch, first_lsn))
+
+
+def up_to(history: History, last_lsn: Lsn) -> History:
+    """The history of a log that ends with ``last_lsn``."""
+    return tuple(start for start in history if start.first_lsn <= last_lsn)
+
+
+def since(history: History, first_lsn: Lsn) -> History:
+    """The history of a log whose oldest record is ``first_lsn``."""
+    ended = [earlier for earlier, later in pairwise(history) if later.first_lsn <= first_lsn]
+    return history[len(ended) :]
+
+
+def epoch_of(history: History, lsn: Lsn) -> Epoch | None:
+    """The epoch that wrote ``lsn``; None where the history does not reach back to it."""
+    return max((start.epoch for start in history if start.first_lsn <= lsn), default=None)
