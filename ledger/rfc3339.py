@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from ledger import names
 from ledger.errors import InvalidInputError
@@ -31,6 +32,7 @@ _ABOVE_NODES = "~"
 """Above every node id in the order of HLCs."""
 
 
+@lru_cache(maxsize=1024)
 def text_of(physical_ms: int) -> str | None:
     """``physical_ms`` since 1970 in UTC, with milliseconds; None for a time that has no such form."""
     if not 0 <= physical_ms <= _LAST_MS:

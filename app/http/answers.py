@@ -23,9 +23,14 @@ assert set(JobStatus.__args__) == set(STATUSES)  # type: ignore[attr-defined]
 Level = Literal["NONE", "LOCAL", "REGIONAL", "GLOBAL"]
 
 
+def json_bytes(value: object) -> bytes:
+    """``value`` as the JSON of an answer."""
+    return orjson.dumps(value, option=_JSON_OPTIONS)
+
+
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """``value`` as a JSON answer."""
-    return Response(orjson.dumps(value, option=_JSON_OPTIONS), status, headers, media_type="application/json")
+    return Response(json_bytes(value), status, headers, media_type="application/json")
 
 
 class Answer(BaseModel):

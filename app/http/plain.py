@@ -18,12 +18,10 @@ import re
 import time
 from typing import Any, NamedTuple
 
-from starlette.responses import Response
-
 from app.http.body import FREE_BYTES, JSON_MEDIA_TYPE
 from app.http.jobs import CANCELLATION, CREATION, REPORT, Submission, submissions
 from app.http.routing import BEGUN, Begun, RightedRoute
-from app.http.writing import receipt_answer
+from app.http.writing import location_of, receipt_body
 from app.intake.answers import Entered
 from app.parts import Parts
 from ledger import names
@@ -41,6 +39,7 @@ HEADERS = {
     b"connection": b"keep-alive",
 }
 """The headers of a plain request, and the one value that each may have; None where the route would not look at it."""
+_LINES = f"tally-session: %s\r\nlocation: %s\r\ncontent-length: %d\r\ncontent-type: {JSON_MEDIA_TYPE}\r\n"
 _REQUIRED = {b"content-length", b"content-type"}
 _UNKNOWN = b"\n"
 """The value of no header."""
@@ -112,15 +111,18 @@ class PlainWrites:
             write.begun.error = error
             return None
 
-    def answer(self, write: PlainWrite, entered: Entered) -> Response | None:
-        """The answer, once ``entered.reached`` is done; None when ``write.begun`` has the error to answer with."""
+    def answer(self, write: PlainWrite, entered: Entered) -> tuple[bytes, bytes] | None:
+        """Header lines and body of the answer, which is a 201, once ``entered.reached`` is done; None when
+        ``write.begun`` has the error to answer with."""
         try:
-            return receipt_answer(self._parts.sessions, entered.receipt())
+            receipt = entered.receipt()
         except Exception as error:
             write.begun.error = error
             return None
+        session, body = receipt_body(self._parts.sessions, receipt)
+        return (_LINES % (session, location_of(receipt), len(body))).encode(), body
 
-    def answered(self, write: PlainWrite, status: int) -> None:
+    def answered(self, write: PlainWrite) -> None:
         """Count a request that was answered."""
         took_s = time.perf_counter() - write.begun.at_s
-        self._parts.metrics.observe_request("POST", write.route.path, status, took_s)
+        self._parts.metrics.observe_request("POST", write.submission.path, 201, took_s)

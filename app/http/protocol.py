@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.http.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress
@@ -33,7 +33,6 @@ from app.http.problems import (
 )
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
     from uvicorn._types import ASGI3Application
 
     from app.http.plain import PlainWrite, PlainWrites
@@ -245,17 +244,15 @@ class ProblemProtocol(HttpToolsProtocol):
         if answer is None:
             super()._start_asgi_task(cycle, self.app)
             return
-        plain.answered(write, answer.status_code)
+        plain.answered(write)
         if not cycle.disconnected:
-            self._write(cycle, answer)
+            self._write(cycle, *answer)
 
-    def _write(self, cycle: RequestResponseCycle, answer: Response) -> None:
+    def _write(self, cycle: RequestResponseCycle, lines: bytes, body: bytes) -> None:
         """Write a whole answer, as the framework and uvicorn do."""
-        fields = [*cycle.default_headers, *answer.raw_headers]
-        if not cycle.keep_alive:
-            fields.append(CLOSE_HEADER)
-        head = b"".join([b"%b: %b\r\n" % field for field in fields])
-        data = b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body))
+        first = [b"%b: %b\r\n" % field for field in cycle.default_headers]
+        last = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        data = b"".join((STATUS_LINE[201], *first, lines, last, body))
         cycle.response_started = cycle.response_complete = True
         self.written_bytes += len(data)
         self.transport.write(data)

@@ -10,7 +10,8 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from app.http.answers import json_answer
+from app.http.answers import json_bytes
+from app.http.body import JSON_MEDIA_TYPE
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN
 from app.node.session import SessionTokens, Token
 from app.parts import parts_of
@@ -92,7 +93,20 @@ def write_headers(session: str, replayed: bool) -> dict[str, str]:
 
 
 def receipt_answer(sessions: SessionTokens, receipt: Receipt) -> Response:
-    """201 for one event. Equal receipts give equal bytes."""
+    """201 for one event."""
+    session, body = receipt_body(sessions, receipt)
+    headers = write_headers(session, receipt.replayed)
+    headers["Location"] = location_of(receipt)
+    return Response(body, 201, headers, media_type=JSON_MEDIA_TYPE)
+
+
+def location_of(receipt: Receipt) -> str:
+    """Where the job of an event is read."""
+    return f"/v1/jobs/{receipt.job_id}"
+
+
+def receipt_body(sessions: SessionTokens, receipt: Receipt) -> tuple[str, bytes]:
+    """The session token of one event, and the JSON that answers it. Equal receipts give equal bytes."""
     session = token_of(sessions, receipt.hlc, receipt.epoch, receipt.lsn)
     chain = receipt.chain
     body = {
@@ -111,6 +125,4 @@ def receipt_answer(sessions: SessionTokens, receipt: Receipt) -> Response:
         else {"seq": chain.seq, "chain_link": chain.chain_link, "prev_chain_link": chain.prev_chain_link},
         "session": session,
     }
-    headers = write_headers(session, receipt.replayed)
-    headers["Location"] = f"/v1/jobs/{receipt.job_id}"
-    return json_answer(body, 201, headers)
+    return session, json_bytes(body)

@@ -31,7 +31,7 @@ from tests.app.test_protocol import BOUNDS, NAMES, Pieces, until
 from tests.conftest import Database
 
 DEADLINE_S = 60
-TENANT, JOB = b"tenant-@", b"job-#"
+TENANT, JOB = b"tenant-@", b"job-######"
 """Stand in generated requests where each way has a tenant, and each example a job, of its own."""
 WAYS = {b"tenant-a": b"", b"tenant-b": b"X-Way: the framework's\r\n"}
 """By the tenant of a way, what is added to its requests: a header that the connection does not know."""
@@ -67,52 +67,49 @@ class Answered(NamedTuple):
     body: bytes
 
 
-NAMES_OF_TENANT = st.sampled_from([TENANT.decode()] * 8 + ["", "Upper", "a" * 64, 7, None])
-TEXTS = st.text(max_size=6) | st.sampled_from(["", "x" * 256, "x" * 257, "\x00", "\u20ac", "\U0001f600"])
-NUMBERS = st.sampled_from([0, 1, -1, 2**53 - 1, 2**53, 10**30, True, None, "1", 1.0, 1.5, 1e300, float("nan")])
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | NUMBERS | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=6,
-)
-SPECS = st.dictionaries(TEXTS, VALUES, max_size=3) | VALUES | st.just({"long": "x" * 4000})
-LEVELS = st.sampled_from(["LOCAL"] * 4 + ["GLOBAL", "REGIONAL", "NONE", "local", None, 1])
+GOOD_TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=6)
+ODD_TEXTS = st.sampled_from(["", "x" * 256, "x" * 257, "\x00", "\u20ac", "\U0001f600", 1, None, ["a"]])
+GOOD_COUNTS = st.integers(0, 2**53 - 1)
+ODD_NUMBERS = st.sampled_from([-1, 2**53, 10**30, True, None, "1", 1.0, 1.5, 1e300, float("nan"), float("-inf")])
+NUMBERS = st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-1e6, 1e6) | st.sampled_from([1e-9, 1e21, 1.0, -0.0])
+
+
+def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(GOOD_TEXTS, inner, max_size=3), max_leaves=6
+    )
+
+
+GOOD_VALUES = trees(st.none() | st.booleans() | NUMBERS | GOOD_TEXTS)
+GOOD_SPECS = st.dictionaries(GOOD_TEXTS, GOOD_VALUES, max_size=3)
+ODD_VALUES = trees(ODD_NUMBERS | ODD_TEXTS) | st.just({"long": "x" * 4000}) | st.just([[[]]] * 9)
 JOBS = st.sampled_from([JOB.decode() + end for end in "abc"])
-COMMON = {"fence_token": NUMBERS, "trace_time": NUMBERS, "subject": TEXTS, "durability": LEVELS, "surprise": VALUES}
-CREATED = {**COMMON, "job_id": JOBS | TEXTS, "spec": SPECS, "assigned_dcs": st.lists(TEXTS, max_size=3) | VALUES}
-CANCELLED = {**COMMON, "reason": TEXTS, "requestor": TEXTS | VALUES}
-REPORTED = {**COMMON, "dc_id": TEXTS, "completed": NUMBERS, "failed": NUMBERS, "error": TEXTS, "worker_count": NUMBERS}
-TYPES = ["JobAccepted", "JobProgressReported", "JobFailed", "JobCompleted", "JobCreated", "JobAte"]
-
-
-def members(optional: dict[str, st.SearchStrategy[Any]], **required: st.SearchStrategy[Any]) -> Any:
-    """Few of the optional members at a time: most requests are good."""
-    some = st.lists(st.sampled_from(sorted(optional)), max_size=2, unique=True)
-    with_level = some.map(lambda names: {*names, "durability"})
-    chosen = with_level.flatmap(lambda names: st.fixed_dictionaries({name: optional[name] for name in sorted(names)}))
-    return st.builds(lambda *parts: parts[0] | parts[1], st.fixed_dictionaries(required), chosen)
-
-
-@st.composite
-def texts_of(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> bytes:
-    """JSON in some spelling, and now and then something that is none."""
-    separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")]))
-    text = json.dumps(draw(values), ensure_ascii=draw(st.booleans()), separators=separators).encode()
-    match draw(st.sampled_from(["as it is"] * 12 + ["cut", "longer", "twice", "escaped", "changed"])):
-        case "cut":
-            return text[: draw(st.integers(0, len(text)))]
-        case "longer":
-            return text + draw(st.sampled_from([b" ", b"\n", b"{}", b"\x00", b"\xff"]))
-        case "twice":
-            return text.replace(b"{", b'{"durability":"LOCAL",', 1)
-        case "escaped":
-            return text.replace(b"tenant_id", rb"ten\u0061nt_id")
-        case "changed":
-            at = draw(st.integers(0, len(text) - 1))
-            return text[:at] + bytes([text[at] ^ 1 << draw(st.integers(0, 7))]) + text[at + 1 :]
-    return text
-
-
+ODD_JOBS = st.sampled_from(["nobody", "%6aob", "a" * 129, "a b", "..", "", "a/b"])
+Fields = dict[str, st.SearchStrategy[Any]]
+GOOD_COMMON: Fields = {"fence_token": GOOD_COUNTS, "trace_time": NUMBERS}
+ODD_COMMON: Fields = {
+    "tenant_id": st.sampled_from(["", "Upper", "a" * 64, 7, None, "_system"]),
+    "durability": st.sampled_from(["NONE", "local", None, 1]),
+    "fence_token": ODD_NUMBERS,
+    "trace_time": ODD_NUMBERS,
+    "subject": ODD_TEXTS | GOOD_TEXTS,
+    "surprise": GOOD_VALUES,
+    "type": st.sampled_from(["JobCreated", "JobAte", 1]),
+}
+GOOD_CREATION: Fields = {"job_id": JOBS, "spec": GOOD_SPECS, "assigned_dcs": st.lists(GOOD_TEXTS, max_size=3)}
+ODD_CREATION: Fields = {"job_id": ODD_JOBS, "spec": ODD_VALUES, "assigned_dcs": ODD_VALUES}
+GOOD_CANCELLATION: Fields = {"reason": GOOD_TEXTS, "requestor": GOOD_TEXTS}
+ODD_CANCELLATION: Fields = {"reason": ODD_TEXTS, "requestor": ODD_VALUES}
+REPORTS: Fields = {"completed": GOOD_COUNTS, "failed": GOOD_COUNTS}
+ODD_REPORTS: Fields = {"completed": ODD_NUMBERS, "dc_id": ODD_TEXTS, "error": GOOD_TEXTS}
+ROUTES = {
+    "": (GOOD_CREATION, ODD_CREATION, {}),
+    "/cancel": (GOOD_CANCELLATION, ODD_CANCELLATION, {}),
+    "/events": (REPORTS, ODD_REPORTS, {"type": "JobProgressReported", "dc_id": "use1"}),
+    "/events again": ({}, ODD_REPORTS, {"type": "JobCompleted"}),
+    "/events, too": ({}, ODD_REPORTS, {"type": "JobAccepted", "dc_id": "use1"}),
+}
+HEADERS = [b"Host: localhost", b"Content-Type: application/json"]
 USUAL_HEADERS = [b"Accept: */*", b"User-Agent: test", b"Connection: keep-alive", b"Accept-Encoding: gzip"]
 UNUSUAL_HEADERS = [
     b"Idempotency-Key: one",
@@ -129,33 +126,61 @@ UNUSUAL_HEADERS = [
     b"Expect: 200-maybe",
     b"Content-Type: text/plain",
 ]
-TYPES_OF_CONTENT = [b"application/json"] * 8 + [b"application/json; charset=utf-8", b"text/plain", b"Application/JSON"]
+ODDITIES = ["values", "text", "path", "query", "method", "version", "type", "header"]
+
+
+@st.composite
+def bodies(draw: st.DrawFn, good: Fields, odd: Fields, fixed: dict[str, Any], oddities: set[str]) -> bytes:
+    """JSON in some spelling, or something that is none."""
+    level = draw(st.sampled_from(["LOCAL", "LOCAL", "GLOBAL"]))
+    value = {"tenant_id": TENANT.decode(), "durability": level, **fixed}
+    usual, unusual = good | GOOD_COMMON, odd | ODD_COMMON
+    value |= {name: draw(usual[name]) for name in draw(st.sets(st.sampled_from(sorted(usual)), max_size=2))}
+    if "values" in oddities:
+        name = draw(st.sampled_from(sorted(unusual)))
+        value[name] = draw(unusual[name])
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")]))
+    text = json.dumps(value, ensure_ascii=draw(st.booleans()), separators=separators).encode("utf-8", "surrogatepass")
+    if "text" not in oddities:
+        return text
+    match draw(st.sampled_from(["cut", "longer", "twice", "escaped", "changed"])):
+        case "cut":
+            return text[: draw(st.integers(0, len(text)))]
+        case "longer":
+            return text + draw(st.sampled_from([b" ", b"\n", b"{}", b"\x00", b"\xff"]))
+        case "twice":
+            return text.replace(b"{", b'{"durability":"LOCAL",', 1)
+        case "escaped":
+            return text.replace(b"tenant_id", rb"ten\u0061nt_id")
+    at = draw(st.integers(0, len(text) - 1))
+    return text[:at] + bytes([text[at] ^ 1 << draw(st.integers(0, 7))]) + text[at + 1 :]
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> Sent:
-    job = draw(JOBS | st.sampled_from(["nobody", "%6aob", "a" * 129, "a b", "..", ""])).encode()
-    path, values = draw(
-        st.sampled_from(
-            [
-                (b"/v1/jobs", members(CREATED, tenant_id=NAMES_OF_TENANT)),
-                (b"/v1/jobs", members(CREATED, tenant_id=NAMES_OF_TENANT, job_id=JOBS)),
-                (b"/v1/jobs/%b/cancel" % job, members(CANCELLED, tenant_id=NAMES_OF_TENANT)),
-                (
-                    b"/v1/jobs/%b/events" % job,
-                    members(REPORTED, tenant_id=NAMES_OF_TENANT, type=st.sampled_from(TYPES), dc_id=st.just("use1")),
-                ),
-                (b"/v1/jobs/%b/other" % job, VALUES),
-            ]
-        )
-    )
-    path += draw(st.sampled_from([b""] * 12 + [b"?", b"?x=1", b"/", b"#"]))
-    body = draw(texts_of(values))
-    method = draw(st.sampled_from([b"POST"] * 16 + [b"PUT", b"GET"]))
-    line = b"%b %b %b" % (method, path, draw(st.sampled_from([b"HTTP/1.1"] * 12 + [b"HTTP/1.0"])))
-    headers = [b"Host: localhost", b"Content-Type: " + draw(st.sampled_from(TYPES_OF_CONTENT))]
-    headers += draw(st.lists(st.sampled_from(USUAL_HEADERS * 4 + UNUSUAL_HEADERS), max_size=2, unique=True))
-    return Sent(line, [*headers, b"Content-Length: %d" % len(body)], body)
+    """A good request, or one that is odd in one way or two."""
+    oddities = draw(st.sets(st.sampled_from(ODDITIES), max_size=2))
+
+    def either(what: str, usual: bytes, *odd: bytes) -> bytes:
+        return draw(st.sampled_from(odd)) if what in oddities else usual
+
+    action = draw(st.sampled_from(sorted(ROUTES)))
+    path = b"/v1/jobs"
+    if action:
+        job = draw(ODD_JOBS if "path" in oddities else JOBS)
+        path += f"/{job}{action.partition(',')[0].partition(' ')[0]}".encode()
+    path += either("query", b"", b"?", b"?x=1", b"/", b"#")
+    body = draw(bodies(*ROUTES[action], oddities))
+    method, version = either("method", b"POST", b"PUT", b"GET"), either("version", b"HTTP/1.1", b"HTTP/1.0")
+    types = either("type", b"application/json", b"application/json; charset=utf-8", b"text/plain", b"Application/JSON")
+    headers = [
+        b"Host: localhost",
+        b"Content-Type: " + types,
+        *draw(st.lists(st.sampled_from(USUAL_HEADERS), max_size=2)),
+    ]
+    if "header" in oddities:
+        headers.append(draw(st.sampled_from(UNUSUAL_HEADERS)))
+    return Sent(b"%b %b %b" % (method, path, version), [*headers, b"Content-Length: %d" % len(body)], body)
 
 
 def answers_to(address: tuple[str, int], sent: list[bytes], cuts: list[int]) -> list[Answered]:
@@ -199,12 +224,21 @@ def comparable(answer: Answered) -> Answered:
     return Answered(answer.line, fields, _MADE.sub(b"", answer.body))
 
 
+CREATED = [
+    Sent(b"POST /v1/jobs HTTP/1.1", [*HEADERS, b"Content-Length: %d" % len(body)], body)
+    for end in (b"a", b"b")
+    for body in [b'{"tenant_id":"%b","job_id":"%b%b","durability":"LOCAL"}' % (TENANT, JOB, end)]
+]
+"""Creations of two of the jobs."""
+
+
 @settings(max_examples=120)
 @given(sent=st.lists(requests(), min_size=1, max_size=5), cuts=st.lists(st.integers(0, 3000), max_size=3))
 def test_every_request_has_the_same_answer_both_ways(
     address: tuple[str, int], sent: list[Sent], cuts: list[int]
 ) -> None:
     number = next(_numbers)
+    sent = [*CREATED, *sent]
     ours, framework = (answers_to(address, [each.by(tenant, number) for each in sent], cuts) for tenant in WAYS)
     assert [comparable(answer) for answer in ours] == [comparable(answer) for answer in framework]
 
