@@ -33,7 +33,6 @@ from zlib import crc32
 from ledger.errors import (
     InvalidInputError,
     RecordTooLargeError,
-    RequestTooLargeError,
     WalError,
     WalFullError,
     WalPoisonedError,
@@ -168,26 +167,6 @@ class GroupCommit:
         """Everything up to here is synced."""
         return self._durable_lsn
 
-    def check_room(self, records: int, record_bytes: int = 0, reserved_bytes: int = 0) -> None:
-        """Return when ``records`` more, of ``record_bytes`` together, fit into the queue now, beside ``reserved_bytes``
-        that are kept for others.
-
-        Only the thread that appends may rely on it, and only until it appends.
-
-        Raises:
-            RequestTooLargeError: they never fit, however empty the queue is.
-            WalPoisonedError: nothing is taken any more.
-            WalFullError: they do not fit.
-        """
-        if records > self._queue_max_entries or record_bytes > self._queue_max_bytes:
-            raise RequestTooLargeError(
-                f"{records} records of {record_bytes} bytes do not go into the queue of the WAL, which takes "
-                f"{self._queue_max_entries} records and {self._queue_max_bytes} bytes: send fewer at once"
-            )
-        with self._lock:
-            self._refuse_if_stopped()
-            self._refuse_if_full(records, record_bytes + reserved_bytes)
-
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> Lsn:
         """``append_all`` of one record: its LSN."""
         return self.append_all(((hlc, record_type, payload),))
@@ -260,10 +239,6 @@ class GroupCommit:
         """Wake the writer thread, which sleeps. The lock is held."""
         self._wanted = 0
         self._bell.release()
-
-    def _refuse_if_stopped(self) -> None:
-        if self._refusal is not None:
-            raise WalPoisonedError(self._refusal)
 
     def _refuse_if_full(self, records: int, record_bytes: int) -> None:
         waiting = self._next_lsn - 1 - self._durable_lsn

@@ -129,20 +129,13 @@ class Answers:
         self, pending: Pending, level: Durability
     ) -> tuple[asyncio.Future[ChainPosition | None], asyncio.TimerHandle | None]:
         """What resolves once ``pending`` is at ``level``, or its time is up; and the timer of that, to be cancelled."""
-        node, lsn, timeout_s = self._node, pending.lsn, self._write_timeout_s
-        loop = asyncio.get_running_loop()
-        reached: Any
-        if level > Durability.LOCAL:
-            node.chained.want(lsn)
-            assert pending.outcome is not None
-            reached, message = pending.outcome, f"not chained within {timeout_s:g} s"
-        elif self._acknowledge_before_fsync:
-            reached = loop.create_future()
-            reached.set_result(None)
-            return reached, None
-        else:
-            reached, message = node.durable.reached(lsn), f"durable did not reach LSN {lsn} in {timeout_s:g} s"
-        return reached, loop.call_later(timeout_s, expire, reached, message)
+        node, timeout_s = self._node, self._write_timeout_s
+        reached: Any = pending.outcome
+        if reached is None:
+            lsn = 0 if self._acknowledge_before_fsync else pending.lsn
+            return node.durable.reached(lsn, timeout_s), None  # type: ignore[return-value]
+        node.chained.want(pending.lsn)
+        return reached, reached.get_loop().call_later(timeout_s, expire, reached, f"not chained within {timeout_s:g} s")
 
     def receipt(self, draft: Draft, pending: Pending, fence_token: int, chain: ChainPosition | None) -> Receipt:
         """The answer about an entered event that has reached its level."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from app.background.turns import LINES_PER_TURN, Turn
 from app.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
@@ -28,11 +27,11 @@ from app.intake.keyed import KeyedRequests
 from app.intake.system_entries import SystemEntries, WalAppend, record_of
 from app.node.state import Node
 from app.pending.backlog import (
-    BYTES_AROUND_PAYLOAD,
     FACTS_KEPT_BYTES_MAX,
     FACTS_KEPT_ENTRIES_MAX,
     Backlog,
     Pending,
+    record_bytes_of,
 )
 from app.pending.keyed_entry import check_lines, gone
 from app.pending.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
@@ -58,12 +57,6 @@ Facts = dict[str, object] | None
 _ENDS = frozenset({"JobCompleted", "JobFailed", "JobTimedOut"})
 
 
-class WalQueue(WalAppend, Protocol):
-    """What submitting needs of the WAL writer."""
-
-    def check_room(self, records: int, record_bytes: int, reserved_bytes: int) -> None: ...
-
-
 class Submitter:
     """Takes events in. Belongs to one event loop; only this and ``SystemEntries`` draw positions."""
 
@@ -71,7 +64,7 @@ class Submitter:
         self,
         *,
         node: Node,
-        wal: WalQueue,
+        wal: WalAppend,
         backlog: Backlog,
         keyed: KeyedRequests,
         quarantine: Quarantine,
@@ -94,8 +87,6 @@ class Submitter:
         self._checks = JobChecks(node, job_index, find_jobs)
         self._watched: tuple[int, float] | None = None
         """LSN and time of one record on its way, a sample of how long they take: watching each would cost more."""
-        self._entering_bytes = 0
-        """Bytes of requests that are being entered in turns, wholly, for which room is kept."""
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -256,14 +247,10 @@ class Submitter:
         self._system.refuse_unfit((draft.tenant_id,))
         encoded = self._payload(draft, key)
         fence_token, payload = encoded[:2]
-        room = 1 + (draft.tenant_id not in self._tenants)
-        self._backlog.reserve(room)
-        try:
-            self._check_bytes(room, len(payload))
-            answered_early = draft.durability <= Durability.LOCAL
-            (pending,) = self._enter(((draft, *encoded, key),), answered_early)
-        finally:
-            self._backlog.release(room)
+        records = 1 + (draft.tenant_id not in self._tenants)
+        self._backlog.check(records, record_bytes_of(records, len(payload)))
+        answered_early = draft.durability <= Durability.LOCAL
+        (pending,) = self._enter(((draft, *encoded, key),), answered_early)
         if key is not None or not answered_early:
             pending.outcome = asyncio.get_running_loop().create_future()
         return pending, fence_token
@@ -275,7 +262,7 @@ class Submitter:
         room = len(drafts) - len(present) + len({draft.tenant_id for draft in drafts} - self._tenants)
         self._backlog.reserve(room)
         entered: list[Pending] = []
-        entering_bytes = 0
+        record_bytes = 0
         answered_early = requested <= Durability.LOCAL
         try:
             payloads = []
@@ -286,8 +273,9 @@ class Submitter:
                     await asyncio.sleep(0)
                 await encoding.pause()
                 payloads.append(self._payload(draft, _line_key(key, number), fences, number))
-            entering_bytes = self._check_bytes(room, sum(len(payload) for _, payload, *_ in payloads))
-            self._entering_bytes += entering_bytes
+            wanted_bytes = record_bytes_of(room, sum(len(payload) for _, payload, *_ in payloads))
+            self._backlog.reserve(0, wanted_bytes)
+            record_bytes = wanted_bytes
             lines = [number for number in range(len(drafts)) if number not in present]
             for first in range(0, len(lines), LINES_PER_TURN):
                 if first:
@@ -296,21 +284,8 @@ class Submitter:
                 events = [(drafts[number], *payloads[number], _line_key(key, number)) for number in turn]
                 entered += self._enter(events, answered_early)
         finally:
-            self._backlog.release(room)
-            self._entering_bytes -= entering_bytes
+            self._backlog.release(room, record_bytes)
         return entered
-
-    def _check_bytes(self, records: int, payload_bytes: int) -> int:
-        """Most bytes of these records, for which there is room beside all that is being entered in turns.
-
-        Raises:
-            RequestTooLargeError: there never is.
-            WalFullError, WalPoisonedError: there is none.
-        """
-        record_bytes = payload_bytes + records * BYTES_AROUND_PAYLOAD
-        self._backlog.check_bytes(record_bytes, self._entering_bytes)
-        self._wal.check_room(records, record_bytes, self._entering_bytes)
-        return record_bytes
 
     def _payload(
         self,

@@ -1,7 +1,8 @@
 """Events on their way from the WAL to the chain, in LSN order.
 
 A record enters when it is queued for the WAL and leaves when it is chained, so after a restart the
-backlog is exactly what the WAL holds beyond ``chained_lsn``. Bounded by ``wal.backlog_max_entries``, and in bytes.
+backlog is exactly what the WAL holds beyond ``chained_lsn``. Bounded by ``wal.backlog_max_entries``, and in bytes: the
+only bounds on what may be on its way, since all that waits in the queue of the WAL is here too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ FACTS_KEPT_BYTES_MAX = 2048
 """Longest payload whose parsed form is kept."""
 BYTES_AROUND_PAYLOAD = 640
 """Most that a record takes beside its payload: header, tenant, job, key, digest."""
+
+
+def record_bytes_of(records: int, payload_bytes: int) -> int:
+    """Most bytes that so many records with so many bytes of payload together take."""
+    return payload_bytes + records * BYTES_AROUND_PAYLOAD
 
 
 class Pending:
@@ -89,10 +95,12 @@ class Backlog:
         self._aside: dict[str, deque[Pending]] = {}
         """By tenant, events that were passed over until its rows can be locked, in LSN order."""
         self._reserved = 0
+        self._reserved_bytes = 0
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._queue) + sum(map(len, self._aside.values()))
+        entries = len(self._queue)
+        return entries + sum(map(len, self._aside.values())) if self._aside else entries
 
     def is_due(self, entries: int, size_bytes: int) -> bool:
         """Whether it holds so many entries or bytes, or is half full."""
@@ -100,45 +108,47 @@ class Backlog:
             size_bytes, self.bytes_max / 2
         )
 
-    def reserve(self, entries: int) -> None:
-        """Keep room for ``entries`` more, so that a request is taken whole or not at all.
-
-        Raises:
-            RequestTooLargeError: there never is so much room.
-            WalFullError: there is no room; nothing was kept.
-        """
-        if entries > self.entries_max:
-            raise RequestTooLargeError(
-                f"the request makes {entries} entries; wal.backlog_max_entries is {self.entries_max}: send fewer"
-            )
-        free = self.entries_max - len(self) - self._reserved
-        if entries > free:
-            raise WalFullError(
-                f"{len(self)} events wait to be chained and {entries} more do not fit within "
-                f"{self.entries_max}; try again once the database has caught up"
-            )
-        self._reserved += entries
-
-    def check_bytes(self, record_bytes: int, reserved_bytes: int) -> None:
-        """Return when records of ``record_bytes`` together fit as well, beside ``reserved_bytes`` of others.
+    def check(self, entries: int, record_bytes: int = 0) -> None:
+        """Return when ``entries`` more, of ``record_bytes`` together, fit now beside what room is kept for.
 
         Raises:
             RequestTooLargeError: they never do.
             WalFullError: they do not.
         """
-        if record_bytes > self.bytes_max:
-            raise RequestTooLargeError(
-                f"the events take {record_bytes} bytes; {self.bytes_max} may wait at once: send fewer"
+        waiting = len(self)
+        if waiting + self._reserved + entries > self.entries_max:
+            if entries > self.entries_max:
+                raise RequestTooLargeError(
+                    f"the request makes {entries} entries; wal.backlog_max_entries is {self.entries_max}: send fewer"
+                )
+            raise WalFullError(
+                f"{waiting} events wait to be chained and {entries} more do not fit within "
+                f"{self.entries_max}; try again once the database has caught up"
             )
-        if self._bytes + reserved_bytes + record_bytes > self.bytes_max:
+        if self._bytes + self._reserved_bytes + record_bytes > self.bytes_max:
+            if record_bytes > self.bytes_max:
+                raise RequestTooLargeError(
+                    f"the events take {record_bytes} bytes; {self.bytes_max} may wait at once: send fewer"
+                )
             raise WalFullError(
                 f"events of {self._bytes} bytes wait to be chained and {record_bytes} more do not fit within "
                 f"{self.bytes_max}; try again once the database has caught up"
             )
 
-    def release(self, entries: int) -> None:
+    def reserve(self, entries: int, record_bytes: int = 0) -> None:
+        """Keep room for ``entries`` more, of ``record_bytes`` together, so that a request is taken whole or not at all.
+
+        Raises:
+            RequestTooLargeError, WalFullError: as ``check``; nothing was kept.
+        """
+        self.check(entries, record_bytes)
+        self._reserved += entries
+        self._reserved_bytes += record_bytes
+
+    def release(self, entries: int, record_bytes: int = 0) -> None:
         """Give back room that was reserved."""
         self._reserved -= entries
+        self._reserved_bytes -= record_bytes
 
     def add(self, events: Sequence[Pending]) -> None:
         """Queue ``events``, whose LSNs rise and are above every queued one."""

@@ -299,7 +299,8 @@ async def test_the_bytes_of_the_backlog_have_a_bound_too(
         fields: dict[str, object] = {"spec": {"n": n, "text": "x" * 9_000}}
         return Draft("acme", None, JOB_EVENTS["JobCreated"], fields, None, LOCAL)
 
-    async with run_node(make_settings(wal={"backlog_max_entries": 100}), url=proxy.url) as service:
+    small = {"backlog_max_entries": 100, "record_bytes_max": 65_536}
+    async with run_node(make_settings(wal=small), url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await until(chains.key_recorded, "the node has recorded its key")
         await until(lambda: not service.backlog, "nothing waits")
@@ -573,7 +574,8 @@ async def test_events_larger_than_all_bytes_that_may_wait_are_too_large(
     monkeypatch.setattr("app.pending.backlog.BYTES_MAX_MIN", 100_000)
     text = "x" * 9_000
     drafts = [Draft("acme", None, JOB_EVENTS["JobCreated"], {"spec": {"text": text}}, None, LOCAL)] * 12
-    async with run_node(make_settings(wal={"backlog_max_entries": 90})) as service:
+    small = {"backlog_max_entries": 90, "record_bytes_max": 65_536}
+    async with run_node(make_settings(wal=small)) as service:
         with pytest.raises(RequestTooLargeError, match="100000 may wait at once"):
             await service.submitter.submit_lines(drafts, durability=None, key=None)
         assert (await service.submitter.submit_lines(drafts[:9], durability=None, key=None)).accepted == 9

@@ -12,7 +12,6 @@ import pytest
 from ledger.errors import (
     InvalidInputError,
     RecordTooLargeError,
-    RequestTooLargeError,
     WalError,
     WalFullError,
     WalPoisonedError,
@@ -173,16 +172,9 @@ def test_a_full_queue_rejects_and_queues_nothing(tmp_path: Path) -> None:
             log.append()
         with pytest.raises(WalFullError, match="10 records wait"):
             log.append()
-        with pytest.raises(WalFullError):
-            log.writer.check_room(1)
         assert log.writer.next_lsn == 13
         blocked.set()
         log.wait_durable(12)
-        log.writer.check_room(10)
-        with pytest.raises(RequestTooLargeError, match="takes 10 records"):
-            log.writer.check_room(11)
-        with pytest.raises(RequestTooLargeError):
-            log.writer.check_room(1, 1 << 40)
         log.wait_durable(log.append())
     assert lsns_in(tmp_path) == list(range(1, 14))
 
@@ -194,8 +186,6 @@ def test_the_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         log.append(bytes(900))
         with pytest.raises(WalFullError, match="bytes wait"):
             log.append(bytes(900))
-        with pytest.raises(WalFullError, match="bytes wait"):
-            log.writer.check_room(1, 1000)
         blocked.set()
         log.wait_durable(2)
         log.wait_durable(log.append(bytes(900)))
@@ -244,8 +234,6 @@ def test_a_closed_writer_takes_nothing_and_closes_twice(tmp_path: Path) -> None:
     assert log.writer.durable_lsn == 1
     with pytest.raises(WalPoisonedError, match="closed"):
         log.append()
-    with pytest.raises(WalPoisonedError, match="closed"):
-        log.writer.check_room(1)
 
 
 def test_a_writer_that_cannot_report_fails_loudly(tmp_path: Path) -> None:
