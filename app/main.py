@@ -248,6 +248,7 @@ def _verifier(
     roots = {authority.url: authority.roots for authority in authorities}
     return ChainVerifier(
         pool=pool,
+        database_url=service.database_url,
         keyring=service.trust.keyring,
         keyring_fault=service.trust.fault,
         checkpoints=service.trust.checkpoints,

@@ -79,7 +79,7 @@ class Service:
         self.node: Node = started.node
         self._started = started
         self._pool = pool
-        self._url = url
+        self.database_url = url
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._stop_by_s: float | None = None
@@ -241,7 +241,7 @@ class Service:
         self.appender.wake()
 
     async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
-        return await chaining.connect(self._url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
+        return await chaining.connect(self.database_url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
 
     def fail(self, error: LedgerError) -> None:
         """The node cannot go on: nothing more is acknowledged, and the process ends for a restart."""

@@ -37,6 +37,7 @@ ROWS: tuple[Row, ...] = (
     submit.LOCAL,
     submit.GLOBAL,
     verify.RATE,
+    verify.SERVICE,
     verify.GROWTH,
     bundle.RATE,
     bundle.GROWTH,

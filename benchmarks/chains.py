@@ -41,13 +41,13 @@ class _Turn(NamedTuple):
     tiles: dict[tuple[int, int], bytes]
 
 
-async def build_chain(url: str, tenant_id: str, entries: int, signer: FileSigner) -> None:
+async def build_chain(url: str, tenant_id: str, entries: int, signer: FileSigner, begin_ms: int = BEGIN_MS) -> None:
     """A chain of ``entries`` whole lives of jobs, all of it signed, followed by its tree and folded.
 
-    ``entries`` MUST be a multiple of the entries in a snapshot.
+    The first is of ``begin_ms``. ``entries`` MUST be a multiple of the entries in a snapshot.
     """
     assert entries % ENTRIES_A_SNAPSHOT == 0
-    builder = _Builder(tenant_id, signer)
+    builder = _Builder(tenant_id, signer, begin_ms)
     connection = await asyncpg.connect(url)
     try:
         while (left := entries - builder.seq) > 0:
@@ -97,13 +97,14 @@ async def _store(connection: asyncpg.Connection[asyncpg.Record], tenant_id: str,
 class _Builder:
     """Extends one chain; holds the jobs that are under way and the edge of the tree."""
 
-    def __init__(self, tenant_id: str, signer: FileSigner) -> None:
+    def __init__(self, tenant_id: str, signer: FileSigner, begin_ms: int) -> None:
         self.seq = 0
         self.link = b""
         self.t_hlc = ""
         self.tree = TileTree(0, {})
         self._tenant_id = tenant_id
         self._signer = signer
+        self._begin_ms = begin_ms
         self._linker = Linker(tenant_id)
         self._events = _lives()
         self._states: dict[str, tuple[jobs.JobState, int]] = {}
@@ -129,7 +130,7 @@ class _Builder:
     def _entry(self, event: dict[str, Any], turn: _Turn) -> tuple[Any, ...]:
         """One row in the order of ``ENTRY_COLUMNS``."""
         self.seq += 1
-        hlc = Hlc(BEGIN_MS + self.seq // 4, self.seq % 4, NODE_ID)
+        hlc = Hlc(self._begin_ms + self.seq // 4, self.seq % 4, NODE_ID)
         job_id = event.pop("job_id")
         action = JOB_EVENTS[event["type"]].action
         payload = canonical.encode({"fence_token": 1, **event})

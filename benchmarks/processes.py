@@ -79,8 +79,9 @@ def served(module: str, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 @contextmanager
-def tally_serve(database_url: str, data_dir: Path) -> Iterator[str]:
-    """The base URL of ``tally serve`` with every setting at its default but where database, data and port are."""
+def tally_serve(database_url: str, data_dir: Path, settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The base URL of ``tally serve`` with every setting at its default but where database, data and port are, and
+    ``settings``."""
     environment = {"TALLY_DATABASE_URL": database_url, "TALLY_DATA_DIR": str(data_dir), "TALLY_PORT": "0"}
-    with served("app.cli serve", environment) as url:
+    with served("app.cli serve", {**environment, **(settings or {})}) as url:
         yield url

@@ -1,13 +1,16 @@
-"""``verify_chain`` and ``verify_growth_mib``: verification as the service does it, each in a fresh process.
+"""``verify_chain``, ``verify_service`` and ``verify_growth_mib``: verification as the service does it.
 
 Verified is a chain with snapshots every 1000 entries, its tree and its jobs, as the service leaves it. Compared is
-the rate with fetching the same columns through the same kind of cursor and driver, doing nothing with them.
+the rate with fetching the same columns through the same kind of cursor and driver, doing nothing with them. The
+processes that check ranges are at work before the clock of ``verify_chain`` starts, as its connection is;
+``verify_service`` counts all of it, from request to answer. Memory is measured in one process that does everything.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +18,14 @@ from typing import NamedTuple
 import asyncpg
 import uvloop
 
+from app.read.checking import checking
 from app.store.chain_reader import consistent_reader
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, Database, wait_for
-from benchmarks.chains import build_chain
+from benchmarks.chains import BEGIN_MS, build_chain
+from benchmarks.http_client import Client, Target
 from benchmarks.machine import peak_memory_mib
+from benchmarks.processes import tally_serve
 from benchmarks.row import RUNS, Outcome, Row, expect, interleave
 from ledger.verification import ASPECTS, ENTRY_COLUMNS, verify
 from signing import key_file
@@ -29,6 +35,7 @@ from signing.snapshot import open_snapshot
 ROWS = 200_000
 FETCHED_AT_ONCE = 1000
 """Rows a round trip of the bare fetch, which waits for each; verification asks for the next while it checks."""
+AFTER_START_S = 3600.0
 SMALL_ROWS = 100_000
 LARGE_ROWS = 1_000_000
 GROWTH_MIB_MAX = 64.0
@@ -62,8 +69,8 @@ def measure_rate(bench: Bench) -> Outcome:
         with_projection: list[float] = []
 
         def ours() -> float:
-            with_projection.append(ROWS / apart(verify_chain, chain, projection=True).took_s)
-            return ROWS / apart(verify_chain, chain, projection=False).took_s
+            with_projection.append(ROWS / apart(verify_chain, chain, projection=True, beside=True).took_s)
+            return ROWS / apart(verify_chain, chain, projection=False, beside=True).took_s
 
         rates = interleave(bench, ours, lambda: ROWS / apart(_fetch, chain))
     folded = statistics.median(with_projection)
@@ -71,6 +78,42 @@ def measure_rate(bench: Bench) -> Outcome:
         f"{ROWS:,} rows; with the job projection folded once more {folded:,.0f} rows/s, "
         f"ratio {folded / statistics.median(rates.against):.2f}"
     )
+
+
+def measure_service(bench: Bench) -> Outcome:
+    """``/chain/verify`` of the running service, job states included, against a bare fetch."""
+    with bench.fresh_database() as database, bench.fresh_folder() as folder:
+        # The service has the key that signed the chain, from its start on: entries come after that.
+        begin_ms = int((time.time() + AFTER_START_S) * 1000)
+        chain = _build(bench, database, folder, _TENANT, ROWS, begin_ms)
+        signing = {"TALLY_SIGNING__KEY_URI": f"file:{folder / _TENANT}.pem"}
+        with tally_serve(database.service_url, folder / "data", signing) as url:
+
+            def ours() -> float:
+                return ROWS / apart(_ask_service, url, chain)
+
+            rates = interleave(bench, ours, lambda: ROWS / apart(_fetch, chain))
+    return rates.outcome(f"{ROWS:,} rows, from request to answer")
+
+
+def _ask_service(url: str, chain: Chain) -> float:
+    """Seconds until the service has verified the chain."""
+    return wait_for(_ask(url, chain))
+
+
+async def _ask(url: str, chain: Chain) -> float:
+    client = await Client.connect(Target.of(url))
+    try:
+        began_s = time.perf_counter()
+        found = await client.get(f"/v1/chain/verify?tenant_id={chain.tenant_id}")
+        took_s = time.perf_counter() - began_s
+    finally:
+        client.close()
+    skipped = {"checkpoint"}
+    wrong = [aspect for aspect in ASPECTS if aspect not in skipped and found["verdicts"][aspect] != "ok"]
+    expect(not wrong, f"the chain does not hold: {wrong}, {found['first_break']}")
+    expect(found["entries_checked"] == chain.entries, f"{found['entries_checked']} entries were checked")
+    return took_s
 
 
 def measure_growth(bench: Bench) -> Outcome:
@@ -99,27 +142,40 @@ def measure_growth(bench: Bench) -> Outcome:
     )
 
 
-def _build(bench: Bench, database: Database, folder: Path, tenant_id: str, entries: int) -> Chain:
+def _build(
+    bench: Bench, database: Database, folder: Path, tenant_id: str, entries: int, begin_ms: int = BEGIN_MS
+) -> Chain:
     began_s = time.monotonic()
     signer = key_file.generate(folder / f"{tenant_id}.pem")
-    wait_for(build_chain(database.superuser_url, tenant_id, entries, signer))
+    wait_for(build_chain(database.superuser_url, tenant_id, entries, signer, begin_ms))
     bench.say(f"a chain of {entries:,} rows was made in {time.monotonic() - began_s:.0f} s")
     return Chain(database.service_url, tenant_id, entries, signer.public_key_pem)
 
 
-def verify_chain(chain: Chain, *, projection: bool) -> Verified:
-    """Verify the chain as the service does; fails the row when it does not hold."""
-    return uvloop.run(_verify_all(chain, projection))
+def verify_chain(chain: Chain, *, projection: bool, beside: bool = False) -> Verified:
+    """Verify the chain; fails the row when it does not hold.
+
+    ``beside`` has ranges checked in processes of their own, as the service and ``tally verify`` do with long chains.
+    """
+    return uvloop.run(_verify_all(chain, projection, beside))
 
 
-async def _verify_all(chain: Chain, projection: bool) -> Verified:
+async def _verify_all(chain: Chain, projection: bool, beside: bool) -> Verified:
     opener = partial(open_snapshot, keyring=Keyring.of([chain.public_key_pem]))
     connection = await asyncpg.connect(chain.url)
     try:
-        began_s = time.perf_counter()
-        async with consistent_reader(connection, chain.tenant_id) as reader:
-            verdict = await verify(reader, tenant_id=chain.tenant_id, open_snapshot=opener, projection=projection)
-        took_s = time.perf_counter() - began_s
+        async with AsyncExitStack() as held:
+            reader = await held.enter_async_context(consistent_reader(connection, chain.tenant_id))
+            verify_rows = partial(
+                verify, reader, tenant_id=chain.tenant_id, open_snapshot=opener, projection=projection
+            )
+            if beside:
+                elsewhere = await held.enter_async_context(checking(chain.url, reader))
+                await elsewhere.started()
+                verify_rows = partial(verify_rows, elsewhere=elsewhere)
+            began_s = time.perf_counter()
+            verdict = await verify_rows()
+            took_s = time.perf_counter() - began_s
     finally:
         await connection.close()
     # Nothing outside the database is compared with; all else is, and holds.
@@ -154,10 +210,18 @@ async def _fetch_all(chain: Chain) -> float:
 RATE = Row(
     "verify_chain",
     "rows/s",
-    0.4,
+    0.6,
     "verification of a chain: links, payloads re-hashed, snapshots and their signatures, head, tree; against fetching "
     "the same columns with the same driver and kind of cursor, doing nothing",
     measure_rate,
+)
+SERVICE = Row(
+    "verify_service",
+    "rows/s",
+    0.2,
+    "GET /v1/chain/verify of a running service, everything it says, job states included, its processes started for it; "
+    "against fetching the same columns with the same driver and kind of cursor, doing nothing",
+    measure_service,
 )
 GROWTH = Row(
     "verify_growth_mib",

@@ -15,6 +15,7 @@ import asyncpg
 
 from app.cli.verify_request import Request
 from app.read.anchors import newest_anchors
+from app.read.checking import verified
 from app.store import keys as key_store
 from app.store.chain_reader import PostgresChainReader, consistent_reader
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
@@ -107,7 +108,8 @@ async def _verify(
             if look is not None:
                 heads = [*heads, *look.heads]
             ring = keyring if keyring is not None else named_keys(await key_store.list_entries(connection))
-            found = await verify(
+            verify_rows = partial(
+                verify,
                 reader,
                 tenant_id=tenant,
                 from_seq=request.from_seq,
@@ -116,6 +118,7 @@ async def _verify(
                 checkpoints=heads,
                 anchors=anchors,
             )
-            return found, look
+            is_whole = (request.from_seq, request.to_seq) == (None, None)
+            return await (verified(dsn, reader, verify_rows) if is_whole else verify_rows()), look
     finally:
         await connection.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from app.background.slots import Slots
+from app.read.checking import verified
 from app.read.verified_positions import Position, VerifiedPositions
 from app.store.chain_reader import consistent_reader, list_tenants
 from app.store.reading import reading
@@ -65,6 +66,7 @@ class ChainVerifier:
         self,
         *,
         pool: asyncpg.Pool,
+        database_url: str,
         keyring: KeyringProvider,
         keyring_fault: Callable[[], str | None],
         checkpoints: CheckpointProvider,
@@ -74,6 +76,7 @@ class ChainVerifier:
         metrics: Metrics,
     ) -> None:
         self._pool = pool
+        self._database_url = database_url
         self._keyring = keyring
         self._keyring_fault = keyring_fault
         self._checkpoints = checkpoints
@@ -179,7 +182,8 @@ class ChainVerifier:
             is_known = await reader.head() is not None or await reader.last_entry() is not None
             if not is_known and expected_prev is None and not checkpoints:
                 raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-            verdict = await verify(
+            verify_rows = partial(
+                verify,
                 reader if over is None else over(reader),
                 tenant_id=tenant_id,
                 from_seq=from_seq,
@@ -191,6 +195,8 @@ class ChainVerifier:
                 anchors=anchors,
                 on_break=note,
             )
+            is_whole = from_seq is None and to_seq is None
+            verdict = await (verified(self._database_url, reader, verify_rows) if is_whole else verify_rows())
         verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
         # 3. What came of it.
         self._count(verification)

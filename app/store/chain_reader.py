@@ -9,12 +9,15 @@ nothing forbids that, come in order of storage, so that all who verify see one o
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.background.turns import turns
 from app.store.fetches import FIRST_ROWS, rows_after
+from ledger.errors import InvalidInputError
 from ledger.verification import (
     ENTRY_COLUMNS,
     FOLD_COLUMNS,
@@ -41,6 +44,7 @@ FETCH_TIMEOUT_S = 600.0
 _PAYLOAD, _FOLDED_PAYLOAD = ENTRY_COLUMNS.index("payload"), FOLD_COLUMNS.index("payload")
 _STATE, _ENVELOPE = JOB_COLUMNS.index("state"), SNAPSHOT_COLUMNS.index("dsse_envelope")
 _SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
+_SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
 
 _HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid"
 _TREE = "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
@@ -58,9 +62,14 @@ _SNAPSHOTS = (
     " WHERE tenant_id = $1 AND (from_seq >= $2 AND to_seq <= $3 OR from_seq IS NULL OR to_seq IS NULL)"
     " ORDER BY from_seq, to_seq, id"
 )
-_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1 ORDER BY job_id, ctid"
+_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1{{part}} ORDER BY job_id, ctid"
 _ENTRIES_BY_JOB = (
-    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY job_id, seq, ctid"
+    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1{{part}}"
+    " ORDER BY job_id, seq, ctid"
+)
+_JOB_BORDERS = (
+    "SELECT job_id FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) AS number FROM scheduler.jobs"
+    " WHERE tenant_id = $1 AND job_id IS NOT NULL) AS numbered WHERE number % $2 = 0 ORDER BY number"
 )
 _TILES = (
     "SELECT tile_index, hashes FROM scheduler.merkle_tile"
@@ -68,12 +77,35 @@ _TILES = (
 )
 
 
+class JobRange(NamedTuple):
+    """Job ids from one on and below another; None is no bound. Ids that are NULL come last."""
+
+    from_id: str | None
+    below_id: str | None
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Parameters of ``condition``, from $2 on."""
+        return tuple(bound for bound in self if bound is not None)
+
+    @property
+    def condition(self) -> str:
+        """What a query asks of ``job_id``."""
+        if self.from_id is None:
+            return "" if self.below_id is None else " AND job_id < $2"
+        return " AND job_id >= $2 AND job_id < $3" if self.below_id is not None else _LAST_RANGE
+
+
+_LAST_RANGE = " AND (job_id >= $2 OR job_id IS NULL)"
+ALL_JOBS = JobRange(None, None)
+
+
 class PostgresChainReader:
     """A ``ledger.verification.ChainReader`` over a connection that is inside a transaction."""
 
     def __init__(self, connection: Connection, tenant_id: str) -> None:
         self._connection = connection
-        self._tenant_id = tenant_id
+        self.tenant_id = tenant_id
         self._lock = asyncio.Lock()
         """A connection does one thing at a time; batches are fetched ahead beside other reads."""
 
@@ -100,7 +132,7 @@ class PostgresChainReader:
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         """Stored tiles ``first..last`` of a level."""
         async with self._lock:
-            rows = await self._connection.fetch(_TILES, self._tenant_id, level, first, last, timeout=FETCH_TIMEOUT_S)
+            rows = await self._connection.fetch(_TILES, self.tenant_id, level, first, last, timeout=FETCH_TIMEOUT_S)
         return {row[0]: row[1] for row in rows}
 
     def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
@@ -113,21 +145,35 @@ class PostgresChainReader:
         bounds = _bounds(from_seq, to_seq)
         return self._batches(_ENVELOPE, SNAPSHOTS_A_BATCH, _SNAPSHOTS, *bounds)
 
-    def jobs(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    def jobs(self, part: JobRange = ALL_JOBS) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of stored jobs by job id."""
-        return self._in_turns(_STATE, FOLDED_A_BATCH, _JOBS)
+        return self._in_turns(_STATE, FOLDED_A_BATCH, _JOBS.format(part=part.condition), *part.bounds)
 
-    def entries_by_job(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    def entries_by_job(self, part: JobRange = ALL_JOBS) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of entries by job id and seq."""
-        return self._in_turns(_FOLDED_PAYLOAD, FOLDED_A_BATCH, _ENTRIES_BY_JOB)
+        return self._in_turns(
+            _FOLDED_PAYLOAD, FOLDED_A_BATCH, _ENTRIES_BY_JOB.format(part=part.condition), *part.bounds
+        )
+
+    async def job_ranges(self, jobs_a_range: int) -> list[JobRange]:
+        """Ranges of job ids that cover all there can be, each of so many stored jobs."""
+        async with self._lock:
+            rows = await self._connection.fetch(_JOB_BORDERS, self.tenant_id, jobs_a_range, timeout=FETCH_TIMEOUT_S)
+        borders = [row[0] for row in rows]
+        return [JobRange(*bounds) for bounds in pairwise((None, *borders, None))]
+
+    async def exported(self) -> str:
+        """The name under which other connections can see the same state, while this transaction is open."""
+        async with self._lock:
+            return str(await self._connection.fetchval("SELECT pg_export_snapshot()"))
 
     async def _row(self, query: str) -> tuple[Any, ...] | None:
         async with self._lock:
-            row = await self._connection.fetchrow(query, self._tenant_id, timeout=FETCH_TIMEOUT_S)
+            row = await self._connection.fetchrow(query, self.tenant_id, timeout=FETCH_TIMEOUT_S)
         return tuple(row) if row is not None else None
 
     async def _in_turns(
-        self, text_column: int, rows_max: int, query: str, *bounds: int
+        self, text_column: int, rows_max: int, query: str, *bounds: int | str
     ) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """The rows of ``query``, few at a time where what is in ``text_column`` is long."""
         async with aclosing(self._batches(text_column, rows_max, query, *bounds)) as batches:
@@ -136,10 +182,10 @@ class PostgresChainReader:
                     yield rows[turn.start : turn.stop]
 
     async def _batches(
-        self, text_column: int, rows_max: int, query: str, *bounds: int
+        self, text_column: int, rows_max: int, query: str, *bounds: int | str
     ) -> AsyncGenerator[Sequence[Sequence[Any]]]:
         async with self._lock:
-            cursor = await self._connection.cursor(query, self._tenant_id, *bounds)
+            cursor = await self._connection.cursor(query, self.tenant_id, *bounds)
         ahead = asyncio.ensure_future(self._fetch(cursor, FIRST_ROWS))
         try:
             while rows := await ahead:
@@ -157,9 +203,18 @@ class PostgresChainReader:
 
 
 @asynccontextmanager
-async def consistent_reader(connection: Connection, tenant_id: str) -> AsyncIterator[PostgresChainReader]:
-    """A reader of one state of the tenant's ledger, for as long as the context is open."""
+async def consistent_reader(
+    connection: Connection, tenant_id: str, exported: str | None = None
+) -> AsyncIterator[PostgresChainReader]:
+    """A reader of one state of the tenant's ledger, for as long as the context is open.
+
+    ``exported`` names the state that another reader shows, whose transaction MUST be open.
+    """
     async with connection.transaction(isolation="repeatable_read", readonly=True):
+        if exported is not None:
+            if not _SNAPSHOT_NAME.fullmatch(exported):
+                raise InvalidInputError(f"{exported!r} is not the name of a state of the database")
+            await connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
         yield PostgresChainReader(connection, tenant_id)
 
 

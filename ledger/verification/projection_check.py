@@ -85,7 +85,15 @@ def stored_form(state: JobState) -> StoredJob:
 async def check_projection(entries: Rows, stored_jobs: Rows, findings: Findings) -> None:
     """Compare every stored job with the fold of its entries, and find jobs that only one side has."""
     # The chain is judged already, so it is known whether what differs from it counts.
-    judge = JobJudge(findings.on_break, None if findings.has(*CHAIN_ASPECTS) else findings.on_break)
+    on_candidate = None if findings.has(*CHAIN_ASPECTS) else findings.on_break
+    conclude(*await compare_jobs(entries, stored_jobs, findings.on_break, on_candidate), findings)
+
+
+async def compare_jobs(
+    entries: Rows, stored_jobs: Rows, on_break: OnBreak | None, on_candidate: OnBreak | None
+) -> tuple[Found, Found]:
+    """Compare jobs as ``check_projection`` does; what was found, and what counts if the chain itself is whole."""
+    judge = JobJudge(on_break, on_candidate)
     join = _Join(stored_jobs, judge)
     fold: JobFold | None = None
     async for rows in entries:
@@ -96,7 +104,7 @@ async def check_projection(entries: Rows, stored_jobs: Rows, findings: Findings)
     if fold is not None:
         await join.compare([fold.state()])
     await join.finish()
-    conclude(judge.found.found(), judge.candidates.found(), findings)
+    return judge.found.found(), judge.candidates.found()
 
 
 def conclude(found: Found, candidates: Found, findings: Findings) -> None:

@@ -18,6 +18,7 @@ from ledger.verification import Anchor, TreeHead
 from signing.keys import Keyring
 from tests.app.chain_builder import insert
 from tests.app.chains import until
+from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, build
 
 LEDGER = build(60, snapshots_to=(20, 40))
@@ -26,12 +27,13 @@ LEDGER = build(60, snapshots_to=(20, 40))
 class Setting:
     """A verifier, and what it was given."""
 
-    def __init__(self, pool: asyncpg.Pool, folder: Path) -> None:
+    def __init__(self, pool: asyncpg.Pool, database_url: str, folder: Path) -> None:
         self.held: dict[str, list[TreeHead]] = {}
         self.said: list[Anchor] = []
         self.metrics = Metrics()
         self.verifier = ChainVerifier(
             pool=pool,
+            database_url=database_url,
             keyring=self.keyring,
             keyring_fault=lambda: None,
             checkpoints=lambda tenant_id, _keyring: self.held.get(tenant_id, []),
@@ -52,10 +54,10 @@ class Setting:
 
 
 @pytest.fixture
-async def setting(pool: asyncpg.Pool, tmp_path: Path, superuser: asyncpg.Connection) -> Setting:
+async def setting(pool: asyncpg.Pool, database: Database, tmp_path: Path, superuser: asyncpg.Connection) -> Setting:
     await superuser.execute("SET session_replication_role = replica")
     await insert(superuser, LEDGER)
-    return Setting(pool, tmp_path)
+    return Setting(pool, database.service_url, tmp_path)
 
 
 async def append(superuser: asyncpg.Connection) -> None:
@@ -106,10 +108,12 @@ async def test_it_goes_on_behind_the_last_snapshot_that_was_verified(
     assert (await setting.verifier.incremental("acme")).verdict.from_seq == 76
 
 
-async def test_where_it_was_verified_survives_a_restart(setting: Setting, pool: asyncpg.Pool, tmp_path: Path) -> None:
+async def test_where_it_was_verified_survives_a_restart(
+    setting: Setting, pool: asyncpg.Pool, database: Database, tmp_path: Path
+) -> None:
     await setting.verifier.full("acme")
     assert VerifiedPositions(tmp_path).get("acme") == Position(40, LEDGER.entry(40)["chain_link"])
-    assert (await Setting(pool, tmp_path).verifier.incremental("acme")).verdict.from_seq == 41
+    assert (await Setting(pool, database.service_url, tmp_path).verifier.incremental("acme")).verdict.from_seq == 41
 
 
 async def test_a_range_in_the_middle_moves_no_position(setting: Setting, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger import merkle, verification
+from ledger import merkle
 from ledger.merkle.subtrees import GrowingPart, PartOfTree, append_part, subtrees
-from ledger.verification import Anchor, TreeHead, verify
-from ledger.verification.verdict import Verdict
+from ledger.verification import Anchor, TreeHead, in_order, verify
+from ledger.verification.verdict import Break, Verdict
 from signing.snapshot import open_snapshot
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, build, payload_digest
-from tests.ledger.ranges import verdict_in_ranges
+from tests.ledger.ranges import Beside, verdict_in_ranges
 from tests.ledger.whole_chain import verdict_of_the_whole
 
 
@@ -104,8 +104,12 @@ def test_ranges_checked_by_themselves_give_the_verdict_of_the_whole(data: st.Dat
     batch_rows = data.draw(st.sampled_from([1, 7, 1000]))
     options |= {"first_seq": first_seq, "projection": projection}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(verification, "RANGE_ENTRIES", data.draw(st.sampled_from([1, 5, 16, 256, 8192])))
+        patched.setattr(in_order, "RANGE_ENTRIES", data.draw(st.sampled_from([1, 5, 16, 256, 8192])))
         assert one_behind_the_other(ledger, batch_rows=batch_rows, **options) == whole
+        told: list[Break] = []
+        beside = Beside(ledger, data.draw(st.sampled_from([1, 2, 5])))
+        assert one_behind_the_other(ledger, **options, elsewhere=beside, on_break=told.append) == whole
+        assert len(told) == sum(whole.breaks.values())
 
 
 def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_did_not_know() -> None:

@@ -1,0 +1,112 @@
+"""A process that checks parts of one tenant's ledger for a verification that runs in another.
+
+``python -m app.read.checking_process`` reads requests from its standard input, one after the other, answers each on its
+standard output, and ends with its input. Both ways go frames: length (u32 big-endian), then MessagePack. The first
+request is ``Begin``; the database is seen in the state that it names, over a connection of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import BinaryIO, Final
+
+import asyncpg
+import msgspec
+
+from app.store.chain_reader import JobRange, PostgresChainReader, consistent_reader
+from ledger.verification.elsewhere import CheckedRange, ComparedJobs
+from ledger.verification.projection_check import compare_jobs
+from ledger.verification.range_check import RangeChecker
+from ledger.verification.range_summary import RangeTask
+from ledger.verification.snapshot_check import OpenedRow
+from ledger.verification.verdict import Break, Findings
+
+LENGTH_BYTES: Final = 4
+NICENESS: Final = 10
+"""What serves requests goes first."""
+CONNECT_TIMEOUT_S: Final = 10.0
+
+
+class Begin(msgspec.Struct, tag=True):
+    """Whose ledger, and which state of it; the answer is true."""
+
+    database_url: str
+    exported: str
+    tenant_id: str
+
+
+class CheckRange(msgspec.Struct, tag=True):
+    """Check a range by itself; the answer is a ``CheckedRange``."""
+
+    task: RangeTask
+    snapshots: list[OpenedRow]
+
+
+class CompareJobs(msgspec.Struct, tag=True):
+    """Compare the jobs of these ids; the answer is ``ComparedJobs``."""
+
+    part: JobRange
+
+
+Request = CheckRange | CompareJobs
+
+_BEGIN_DECODER: Final = msgspec.msgpack.Decoder(Begin)
+_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(Request)
+
+
+def framed(value: object) -> bytes:
+    """``value`` as one frame."""
+    data = msgspec.msgpack.encode(value)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until there are no more requests. Reading blocks: there is nothing else to do meanwhile."""
+    begin = _BEGIN_DECODER.decode(_read(requests))
+    connection = await asyncpg.connect(begin.database_url, timeout=CONNECT_TIMEOUT_S)
+    async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
+        _write(answers, True)
+        while data := _read(requests):
+            request = _REQUEST_DECODER.decode(data)
+            if isinstance(request, CheckRange):
+                answer: object = await _checked(reader, request)
+            else:
+                answer = await _compared(reader, request)
+            _write(answers, answer)
+    connection.terminate()
+
+
+async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedRange:
+    breaks: list[Break] = []
+    task = request.task
+    checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
+    async for rows in reader.entries(task.from_seq, task.to_seq):
+        checker.check(rows)
+    for tiles in checker.tiles():
+        checker.compare_tiles(tiles, await reader.tiles(*tiles))
+    return CheckedRange(checker.finish()._replace(snapshots=[]), breaks)
+
+
+async def _compared(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs:
+    breaks: list[Break] = []
+    candidates: list[Break] = []
+    entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
+    found, found_if_whole = await compare_jobs(entries, stored, breaks.append, candidates.append)
+    return ComparedJobs(found, breaks, found_if_whole, candidates)
+
+
+def _write(answers: BinaryIO, answer: object) -> None:
+    answers.write(framed(answer))
+    answers.flush()
+
+
+def _read(requests: BinaryIO) -> bytes:
+    """The next frame, nothing at the end."""
+    return requests.read(int.from_bytes(requests.read(LENGTH_BYTES), "big"))
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    asyncio.run(_work(sys.stdin.buffer, sys.stdout.buffer))

@@ -1,0 +1,40 @@
+"""What verification reads a tenant's ledger through, wherever its rows are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from ledger.verification.entry_check import EntryRow
+from ledger.verification.projection_check import Rows
+from ledger.verification.snapshot_check import SnapshotRow
+from ledger.verification.tree_check import StoredTree
+from ledger.verification.verdict import Head
+
+
+class ChainReader(Protocol):
+    """Reads one tenant's ledger, in one consistent state. Text is well-formed Unicode; batches are not empty."""
+
+    async def head(self) -> Head | None:
+        """The row of ``chain_heads``, None when there is none."""
+
+    async def last_entry(self) -> Head | None:
+        """The entry of highest seq, None when there is none."""
+
+    def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[EntryRow]]:
+        """Batches of ``ENTRY_COLUMNS`` by seq, in order of storage where seqs repeat; None is no bound."""
+
+    def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[SnapshotRow]]:
+        """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots wholly in the range."""
+
+    async def tree(self) -> StoredTree | None:
+        """The stored tree's size and root, None when there is none."""
+
+    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
+        """Stored tiles ``first..last`` of a level, those there are; None when this form of a ledger stores none."""
+
+    def jobs(self) -> Rows:
+        """Batches of ``JOB_COLUMNS`` by job id."""
+
+    def entries_by_job(self) -> Rows:
+        """Batches of ``FOLD_COLUMNS`` by job id and seq."""

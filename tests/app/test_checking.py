@@ -1,0 +1,146 @@
+"""Long chains are verified in processes beside the service, with the verdict that one process gives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import asyncpg
+import pytest
+import structlog
+
+from app.read import checking
+from app.store.chain_reader import consistent_reader
+from ledger.verification import Break, in_order, verify
+from tests.app import test_tamper as tamper
+from tests.app.chain_builder import insert
+from tests.app.chains import until
+from tests.app.test_chain_verifier import LEDGER, Setting
+from tests.conftest import Database
+from tests.ledger.ledger_in_memory import OPEN, build
+
+FAR = tamper.Case(
+    "the last entry moved so far that ranges cannot be counted",
+    "gap",
+    60,
+    tamper.update("scheduler_log", "seq = 9000000000000000000", "seq = 60"),
+    {},
+)
+CLAIMED = tamper.Case(
+    "a snapshot stored shorter than it was signed",
+    "snapshot-root",
+    40,
+    tamper.update("batch_snapshot", "to_seq = 22", "to_seq = 40"),
+    {},
+)
+NAMES = (
+    "an entry removed",
+    "a payload edited",
+    "a link version lowered",
+    "every link rewritten past the last snapshot",
+    "a signature edited",
+    "a tile edited",
+    "a job invented",
+    "a job's state edited",
+)
+CASES = [*(case for case in tamper.CASES if case.name in NAMES), FAR, CLAIMED]
+
+
+@pytest.fixture(autouse=True)
+def _several_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_order, "RANGE_ENTRIES", 16)
+    monkeypatch.setattr(checking, "JOBS_A_REQUEST", 3)
+    monkeypatch.setattr(checking, "LONG_ENTRIES", 1)
+
+
+@pytest.fixture
+async def setting(pool: asyncpg.Pool, database: Database, tmp_path: Path, superuser: asyncpg.Connection) -> Setting:
+    await superuser.execute("SET session_replication_role = replica")
+    await insert(superuser, LEDGER)
+    return Setting(pool, database.service_url, tmp_path)
+
+
+def children() -> list[str]:
+    """Processes that this one has started."""
+    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+async def test_processes_give_the_verdict_of_one(
+    case: tamper.Case, superuser: asyncpg.Connection, database: Database
+) -> None:
+    assert len(CASES) == len(NAMES) + 2
+    await superuser.execute("SET session_replication_role = replica")
+    await insert(superuser, tamper.LEDGER)
+    await insert(superuser, tamper.OTHER)
+    await case.edit(superuser)
+    told: dict[str, list[Break]] = {"one": [], "several": []}
+    async with consistent_reader(superuser, "acme") as reader:
+        options = {"tenant_id": "acme", "open_snapshot": OPEN, "checkpoints": [tamper.HELD]}
+        one = await verify(reader, **options, on_break=told["one"].append)
+        async with checking.checking(database.service_url, reader) as elsewhere:
+            several = await verify(reader, **options, on_break=told["several"].append, elsewhere=elsewhere)
+    assert several == one
+    assert one.first_break is not None
+    assert one.first_break.kind == case.kind
+    assert sorted(told["several"], key=repr) == sorted(told["one"], key=repr)
+
+
+async def test_they_see_what_the_verification_sees_and_end_with_it(
+    setting: Setting, superuser: asyncpg.Connection, database: Database
+) -> None:
+    before = children()
+    async with consistent_reader(superuser, "acme") as reader:
+        assert await reader.last_entry() == LEDGER.head
+        late = await asyncpg.connect(database.superuser_url)
+        await late.execute("SET session_replication_role = replica")
+        await late.execute("UPDATE scheduler.scheduler_log SET payload = '{}'")
+        await late.close()
+        async with checking.checking(database.service_url, reader) as elsewhere:
+            await elsewhere.started()
+            verdict = await verify(reader, tenant_id="acme", open_snapshot=OPEN, elsewhere=elsewhere)
+            assert len(children()) > len(before)
+    assert verdict.is_valid
+    assert children() == before
+
+
+async def test_a_whole_chain_is_valid_and_nothing_has_failed(setting: Setting) -> None:
+    with structlog.testing.capture_logs() as logged:
+        verdict = (await setting.verifier.full("acme")).verdict
+    assert verdict.is_valid
+    assert verdict.verdicts["projection"] == "ok"
+    assert not [entry for entry in logged if entry["event"] == "checking_processes_failed"]
+
+
+async def test_where_processes_cannot_work_the_chain_is_verified_without_them(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ((sys.executable, "-c", "raise SystemExit(1)"), ("/no/such/program",)):
+        monkeypatch.setattr(checking, "COMMAND", command)
+        with structlog.testing.capture_logs() as logged:
+            verdict = (await setting.verifier.full("acme")).verdict
+        assert verdict.is_valid
+        assert [entry["event"] for entry in logged].count("checking_processes_failed") == 1
+
+
+async def test_processes_end_when_nobody_waits_for_them_any_more(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = children()
+    monkeypatch.setattr(checking, "COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    asking = asyncio.ensure_future(setting.verifier.full("acme"))
+    await until(lambda: len(children()) > len(before), "they are started")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert children() == before
+    await until(lambda: setting.counted("scheduler_chain_verifications_total") == 0, "nothing was counted")
+
+
+async def test_a_ledger_without_stored_jobs_is_compared_as_well(
+    setting: Setting, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute("DELETE FROM scheduler.jobs")
+    verdict = (await setting.verifier.full("acme")).verdict
+    assert verdict.breaks == {"projection": len(build(60).jobs)}
