@@ -50,7 +50,11 @@ hooks:
 	@printf '#!/bin/sh\nexec make lint\n' >"$$(git rev-parse --git-path hooks)/pre-push"
 	@chmod +x "$$(git rev-parse --git-path hooks)/pre-push"
 
+# etcd is what single requests are compared with.
 bench: $(DEV) $(CLASSES)
+	@command -v etcd >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends etcd-server >/dev/null; } || \
+	  { echo "The benchmarks need etcd; on Debian: sudo apt-get install etcd-server" >&2; exit 1; }
 	$(BIN)/python -m benchmarks $(ROWS)
 
 # The tests marked torture, with many rounds instead of a few, and every property with many examples; SEED= replays one

@@ -23,6 +23,7 @@ from benchmarks.row import BenchmarkError, expect
 
 Value = TypeVar("Value")
 
+YARDSTICKS = Path(__file__).resolve().parent / "yardsticks"
 DURABLE_SETTINGS = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 """What both sides must run with, asked of every database as the service's login sees it."""
 
@@ -91,6 +92,21 @@ class Bench:
             wait_for(_check_settings(service_url))
             self.checkpoint()
             yield Database(server.superuser_url(name), service_url)
+        finally:
+            execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+    @contextmanager
+    def yardstick_database(self, schema: str) -> Iterator[str]:
+        """As ``fresh_database``, with the frozen ``yardsticks/{schema}.sql``; gives the URL of its superuser."""
+        server, name = self.postgres, f"yardstick_{next(self._numbers)}"
+        maintenance_url = server.superuser_url("postgres")
+        execute(maintenance_url, f"CREATE DATABASE {name} TEMPLATE template0")
+        try:
+            url = server.superuser_url(name)
+            execute(url, (YARDSTICKS / f"{schema}.sql").read_text())
+            wait_for(_check_settings(url))
+            self.checkpoint()
+            yield url
         finally:
             execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -1,4 +1,4 @@
-"""Rows of a ledger as COPY has them: read back, and put into a table with nothing else done."""
+"""Rows of a ledger as COPY has them: read back, and put into a frozen table with nothing else done."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from typing import Final
 
 import asyncpg
 
-from app.store.chaining import LOG_COLUMNS
+SEED_COLUMNS: Final = ("t_hlc", "job_id", "action", "prev_chain_link", "chain_link", "payload", "tenant_id")
+"""Of ``yardsticks/seed_log.sql``."""
+CHAINED_COLUMNS: Final = (
+    *("tenant_id", "seq", "t_hlc", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action", "link_version"),
+    *("prev_chain_link", "chain_link", "payload_digest", "payload", "origin"),
+)
+"""Of ``yardsticks/chained_log.sql``."""
 
-_COLUMNS: Final = ", ".join(LOG_COLUMNS)
 
-
-async def read_back(url: str, where: str) -> list[bytes]:
+async def read_back(url: str, columns: Sequence[str], where: str) -> list[bytes]:
     """Lines of COPY's text format, one a row; ``where`` chooses and orders them."""
     connection = await asyncpg.connect(url)
     try:
         read = io.BytesIO()
-        await connection.copy_from_query(f"SELECT {_COLUMNS} FROM scheduler.scheduler_log {where}", output=read)
+        query = f"SELECT {', '.join(columns)} FROM scheduler.scheduler_log {where}"
+        await connection.copy_from_query(query, output=read)
         return read.getvalue().splitlines(keepends=True)
     finally:
         await connection.close()
 
 
-async def copy(url: str, lines: Sequence[bytes], rows_a_batch: int) -> float:
+async def copy(url: str, columns: Sequence[str], lines: Sequence[bytes], rows_a_batch: int) -> float:
     """Seconds that COPY of these rows takes, in transactions of so many."""
     connection = await asyncpg.connect(url)
     try:
@@ -34,9 +39,17 @@ async def copy(url: str, lines: Sequence[bytes], rows_a_batch: int) -> float:
         began_s = time.perf_counter()
         for source in sources:
             async with connection.transaction():
-                await connection.copy_to_table(
-                    "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, source=source
-                )
+                await connection.copy_to_table("scheduler_log", schema_name="scheduler", columns=columns, source=source)
         return time.perf_counter() - began_s
+    finally:
+        await connection.close()
+
+
+async def count_rows(url: str) -> dict[str, int]:
+    """Rows that the table holds, by tenant."""
+    connection = await asyncpg.connect(url)
+    try:
+        rows = await connection.fetch("SELECT tenant_id, count(*) FROM scheduler.scheduler_log GROUP BY tenant_id")
+        return {row["tenant_id"]: row["count"] for row in rows}
     finally:
         await connection.close()

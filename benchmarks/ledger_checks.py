@@ -6,12 +6,8 @@ import asyncio
 import re
 from collections.abc import Mapping
 
-import asyncpg
-
-from app.store.chain_reader import consistent_reader
 from benchmarks.http_client import Client, Target, get
 from benchmarks.row import expect
-from ledger.verification import verify
 
 CHAINED_TIMEOUT_S = 120.0
 POLL_S = 0.02
@@ -62,27 +58,3 @@ def _wal_syncs(metrics: str, entries: int) -> str:
     expect(syncs == batches > 0, f"the WAL wrote {batches} batches and synced {syncs} times")
     expect(records >= entries, f"the WAL synced {records} records, the chains hold {entries}")
     return f"{syncs} WAL fsyncs for {records} records"
-
-
-async def check_rows(url: str, entries: Mapping[str, int], *, has_head: bool) -> None:
-    """The table of a baseline holds so many entries a tenant, linked, with right digests and, if so, heads.
-
-    Raises:
-        BenchmarkError: something does not hold.
-    """
-    wanted = ("links", "payloads", "head") if has_head else ("links", "payloads")
-    connection = await asyncpg.connect(url)
-    try:
-        for tenant_id, count in entries.items():
-            async with consistent_reader(connection, tenant_id) as reader:
-                verdict = await verify(reader, tenant_id=tenant_id, projection=False)
-            expect(
-                all(verdict.verdicts[aspect] == "ok" for aspect in wanted),
-                f"the baseline's chain of {tenant_id} does not hold: {verdict.verdicts}",
-            )
-            expect(
-                verdict.entries_checked == count,
-                f"the baseline has {verdict.entries_checked} entries of {tenant_id}, not {count}",
-            )
-    finally:
-        await connection.close()

@@ -19,8 +19,6 @@ import uvloop
 from benchmarks.http_client import Answer, Connection, Target
 from benchmarks.row import BenchmarkError
 
-CREATED = 201
-
 
 class Load(NamedTuple):
     """What the client saw. ``answered`` counts every request of all three phases."""
@@ -35,18 +33,21 @@ class Load(NamedTuple):
     """Share of one core that the client took in the window: near 1, it was the bottleneck."""
 
 
-def drive(target: Target, requests: Sequence[bytes], connections: int, warm_up_s: float, window_s: float) -> Load:
+def drive(
+    target: Target, requests: Sequence[bytes], connections: int, warm_up_s: float, window_s: float, *, status: int = 201
+) -> Load:
     """Send ``requests``, over and over, on ``connections`` at once.
 
     Raises:
-        BenchmarkError: one was answered with anything but 201, or the service hung up.
+        BenchmarkError: one was answered with anything but ``status``, or the service hung up.
     """
-    return uvloop.run(_Driver(requests).run(target, connections, warm_up_s, window_s))
+    return uvloop.run(_Driver(requests, status).run(target, connections, warm_up_s, window_s))
 
 
 class _Driver:
-    def __init__(self, requests: Sequence[bytes]) -> None:
+    def __init__(self, requests: Sequence[bytes], status: int) -> None:
         self._requests = itertools.cycle(requests)
+        self._status = status
         self._answered = 0
         self._answer_bytes = 0
         self._under_way = 0
@@ -102,7 +103,7 @@ class _Driver:
         self._under_way -= 1
         self._answered += 1
         self._answer_bytes += answer.answer_bytes
-        if answer.status != CREATED:
+        if answer.status != self._status:
             self._fail(f"answered {answer.status}: {answer.body[:500].decode()}")
         elif self._is_sending:
             self._send(connection)
