@@ -115,7 +115,7 @@ def _archive_tenant(folder: str, key: str, tenant_id: str, entries: int) -> None
         previous_manifest=None,
         files=tuple(files),
     )
-    store.create(manifest_path(tenant_id, 1, entries), io.BytesIO(manifests.seal(manifest, signer)))
+    store.create(manifest_path(tenant_id, 1, entries), io.BytesIO(manifests.FORM.seal(manifest, signer)))
 
 
 def _stored(store: ArchiveStore, name: FileName, writer: FileWriter, local: io.BytesIO) -> ArchivedFile:

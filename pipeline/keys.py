@@ -12,7 +12,7 @@ import orjson
 
 from ledger.errors import ConfigurationError
 from signing import key_file, remote_signer
-from signing.key_file import LOG_KEY_SUFFIX, FileSigner, Signer
+from signing.key_file import FileSigner, Signer
 from signing.keys import Keyring
 from signing.public_key import ED25519
 
@@ -40,7 +40,7 @@ def open_signers(uri: str | None) -> Signers:
         return Signers(signer, signer)
     if not isinstance(signer, FileSigner):
         raise ConfigurationError(f"checkpoints are signed with {ED25519}, and {uri} is another kind of key")
-    return Signers(signer, key_file.load(str(signer.path.absolute()) + LOG_KEY_SUFFIX))
+    return Signers(signer, key_file.log_signer(signer, may_generate=False))
 
 
 def open_signer(uri: str | None) -> Signer:

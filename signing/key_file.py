@@ -5,7 +5,6 @@ A key file is one unencrypted PKCS #8 block in PEM, kept as ``signing.private_fi
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Protocol
 
@@ -117,12 +116,7 @@ def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
     path = Path(path)
     private = _new_private(algorithm)
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    try:
-        private_file.make(path, pem)
-    except FileExistsError as error:
-        raise ConfigurationError(f"key file {path} exists already; it was left as it is") from error
-    except OSError as error:
-        raise ConfigurationError(f"key file {path} cannot be made: {error.strerror}") from error
+    private_file.make(path, pem)
     return FileSigner(path, private)
 
 
@@ -143,8 +137,6 @@ def load(uri: str) -> FileSigner:
         return FileSigner(path, private_of(private_file.read(path)))
     except InvalidInputError as error:
         raise ConfigurationError(f"key file {path} cannot be used: {error}") from error
-    except OSError as error:
-        raise ConfigurationError(f"key file {path} cannot be read: {error.strerror}") from error
 
 
 def load_or_generate(uri: str, algorithm: str = ED25519) -> FileSigner:
@@ -157,24 +149,19 @@ def load_or_generate(uri: str, algorithm: str = ED25519) -> FileSigner:
         ConfigurationError: as ``load`` and ``generate``.
     """
     path = path_of(uri)
-    if not os.path.exists(path):
-        try:
-            return generate(path, algorithm)
-        except ConfigurationError:
-            if not os.path.exists(path):
-                raise
-    return load(uri)
+    return private_file.load_or_make(path, lambda: load(uri), lambda: generate(path, algorithm))
 
 
-def log_signer(signer: FileSigner) -> FileSigner:
+def log_signer(signer: FileSigner, *, may_generate: bool = True) -> FileSigner:
     """The Ed25519 key that signs checkpoints: ``signer`` itself, else a second key kept beside it.
 
     Raises:
-        ConfigurationError: as ``load_or_generate``.
+        ConfigurationError: as ``load_or_generate``, or ``load`` where none may be made.
     """
     if signer.algorithm == ED25519:
         return signer
-    second = load_or_generate(str(signer.path.absolute()) + LOG_KEY_SUFFIX, ED25519)
+    uri = str(signer.path.absolute()) + LOG_KEY_SUFFIX
+    second = load_or_generate(uri, ED25519) if may_generate else load(uri)
     if second.algorithm != ED25519:
         raise ConfigurationError(f"log key {second.path} must be {ED25519}, not {second.algorithm}")
     return second

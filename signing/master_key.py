@@ -67,10 +67,7 @@ def load(uri: str) -> MasterKey:
         ConfigurationError: there is no such file, others can read it, or it holds no master key.
     """
     path = private_file.path_of(uri)
-    try:
-        content = private_file.read(path)
-    except OSError as error:
-        raise ConfigurationError(f"master key file {path} cannot be read: {error.strerror}") from error
+    content = private_file.read(path)
     head, secret = content[: len(_HEAD)], b""
     with contextlib.suppress(binascii.Error):
         secret = base64.b64decode(content[len(_HEAD) :].rstrip(b"\n"), validate=True)
@@ -87,12 +84,7 @@ def generate(uri: str) -> MasterKey:
     """
     path = private_file.path_of(uri)
     secret = os.urandom(KEY_BYTES)
-    try:
-        private_file.make(path, _HEAD + base64.b64encode(secret) + b"\n")
-    except FileExistsError as error:
-        raise ConfigurationError(f"master key file {path} exists already; it was left as it is") from error
-    except OSError as error:
-        raise ConfigurationError(f"master key file {path} cannot be made: {error.strerror}") from error
+    private_file.make(path, _HEAD + base64.b64encode(secret) + b"\n")
     return MasterKey(path, secret)
 
 
@@ -102,11 +94,4 @@ def load_or_generate(uri: str) -> MasterKey:
     Raises:
         ConfigurationError: as ``load`` and ``generate``.
     """
-    path = private_file.path_of(uri)
-    if not path.exists():
-        try:
-            return generate(uri)
-        except ConfigurationError:
-            if not path.exists():
-                raise
-    return load(uri)
+    return private_file.load_or_make(private_file.path_of(uri), lambda: load(uri), lambda: generate(uri))

@@ -10,13 +10,17 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ledger.errors import ConfigurationError
 
 FILE_BYTES_MAX = 16 * 2**10
 FILE_MODE = 0o600
+
+Key = TypeVar("Key")
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 
@@ -42,22 +46,24 @@ def read(path: Path) -> bytes:
     """The content of ``path``.
 
     Raises:
-        ConfigurationError: not a regular file, others can reach it, or it is too long for a key.
-        OSError: it cannot be read.
+        ConfigurationError: it cannot be read, is not a regular file, others can reach it, or it is too long for a key.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise ConfigurationError(f"key file {path} is not a regular file")
-        if mode & 0o077:
-            raise ConfigurationError(
-                f"key file {path} has mode {stat.S_IMODE(mode):04o}, so others can use this key; "
-                f"if it may have been read, make a new one, else run: chmod 600 {path}"
-            )
-        content = os.read(descriptor, FILE_BYTES_MAX + 1)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigurationError(f"key file {path} is not a regular file")
+            if mode & 0o077:
+                raise ConfigurationError(
+                    f"key file {path} has mode {stat.S_IMODE(mode):04o}, so others can use this key; "
+                    f"if it may have been read, make a new one, else run: chmod 600 {path}"
+                )
+            content = os.read(descriptor, FILE_BYTES_MAX + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigurationError(f"key file {path} cannot be read: {error.strerror}") from error
     if len(content) > FILE_BYTES_MAX:
         raise ConfigurationError(f"key file {path} is over {FILE_BYTES_MAX} bytes, too much for a key")
     return content
@@ -69,21 +75,36 @@ def make(path: Path, content: bytes) -> None:
     When it returns, the file survives a power loss.
 
     Raises:
-        FileExistsError: there is such a file; it was left as it is.
-        OSError: it cannot be made; nothing is left behind.
+        ConfigurationError: there is such a file, which was left as it is, or it cannot be made; nothing is left behind.
     """
-    make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(temporary, flags, FILE_MODE), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+        make_folder(path.parent)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(temporary, flags, FILE_MODE), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    except FileExistsError as error:
+        raise ConfigurationError(f"key file {path} exists already; it was left as it is") from error
+    except OSError as error:
+        raise ConfigurationError(f"key file {path} cannot be made: {error.strerror}") from error
+
+
+def load_or_make(path: Path, load: Callable[[], Key], make: Callable[[], Key]) -> Key:
+    """What is in ``path``, made if there is no file yet; of several callers at once one makes it, and all use it."""
+    if not os.path.exists(path):
+        try:
+            return make()
+        except ConfigurationError:
+            if not os.path.exists(path):
+                raise
+    return load()
 
 
 def make_folder(folder: Path) -> None:

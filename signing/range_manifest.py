@@ -13,9 +13,9 @@ one signature, so each has one spelling and a reader compares bytes::
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from hashlib import sha256
-from typing import Annotated, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -30,7 +30,7 @@ from signing import envelope, note
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import parse as parse_checkpoint
 from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature
-from signing.keys import Keyring
+from signing.keys import Keyring, Signer
 from signing.snapshot import STATEMENT_TYPE
 from signing.strict import decode_base64
 
@@ -53,24 +53,35 @@ HlcText = Annotated[str, Meta(max_length=HLC_CHARACTERS_MAX)]
 _Name = Annotated[str, Meta(max_length=200)]
 
 
-class RangePredicate(msgspec.Struct, forbid_unknown_fields=True):
-    """What the predicates of all forms say."""
+class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the manifests of all forms say, as their predicate has it. Links, roots and digests are lowercase hex."""
 
     node_id: Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
+    """The node that exported the range, or signed its last snapshot."""
     log_origin: Annotated[str, Meta(pattern=rf"^{LOG_ORIGIN}\Z")]
+    """With ``/`` and the tenant the origin of the tenant's log, as in its checkpoints."""
     tenant_id: Annotated[str, Meta(pattern=rf"^(?:{READABLE_TENANT_ID})\Z")]
     from_seq: Seq
     to_seq: Seq
     to_chain_link: Hash
+    """Chain link of the last entry."""
     first_hlc: HlcText
     last_hlc: HlcText
+    """HLCs of the first and the last entry; neither need be the lowest or highest."""
     entry_count: Seq
     tree_size: Seq
     tree_root: Hash
-    consistency: Annotated[list[Hash], Meta(max_length=CONSISTENCY_HASHES_MAX)]
+    """Root of the tenant's whole tree at ``to_seq``."""
+    consistency: Annotated[tuple[Hash, ...], Meta(max_length=CONSISTENCY_HASHES_MAX)]
+    """Proof that the tree of the checkpoint extends that of ``tree_size``; empty when they have one size."""
+
+    @property
+    def origin(self) -> str:
+        """Origin of the tenant's log."""
+        return f"{self.log_origin}/{self.tenant_id}"
 
 
-P = TypeVar("P", bound=RangePredicate)
+M = TypeVar("M", bound=RangeManifest)
 
 
 class _Digest(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,36 +93,16 @@ class _Subject(msgspec.Struct, forbid_unknown_fields=True):
     digest: _Digest
 
 
-class Statement(msgspec.Struct, Generic[P], forbid_unknown_fields=True):
+class Statement(msgspec.Struct, Generic[M], forbid_unknown_fields=True):
     """The payload of an envelope, its predicate of one form."""
 
     type_: _Name = msgspec.field(name="_type")
     subject: tuple[_Subject]
     predicate_type: _Name = msgspec.field(name="predicateType")
-    predicate: P
+    predicate: M
 
 
-class Manifest(Protocol):
-    """What a manifest of any form says of the tree at the end of its range; hashes in hex."""
-
-    @property
-    def origin(self) -> str:
-        """Origin of the tenant's log."""
-
-    @property
-    def tree_size(self) -> int:
-        """How many leaves the tree has."""
-
-    @property
-    def tree_root(self) -> str:
-        """Its root."""
-
-    @property
-    def consistency(self) -> Sequence[str]:
-        """Proof that the tree of the checkpoint extends it."""
-
-
-def judge_own_checkpoint(manifest: Manifest, text: str, keyring: Keyring | None) -> JudgedCheckpoint:
+def judge_own_checkpoint(manifest: RangeManifest, text: str, keyring: Keyring | None) -> JudgedCheckpoint:
     """The checkpoint that goes with a manifest: of its log, and of a tree that begins with the manifest's.
 
     Raises:
@@ -137,40 +128,56 @@ class Signed(NamedTuple):
     """Held keys whose signature holds."""
 
 
-class ManifestForm(Generic[P]):
-    """One form of manifest: how it is spelled, and which errors say what is wrong with one."""
+class ManifestForm(Generic[M]):
+    """One form of manifest: how it is spelled, what it must say, and which errors say what is wrong with one."""
 
     def __init__(
         self,
-        statement: type[Statement[P]],
+        statement: type[Statement[M]],
         predicate_type: str,
         *,
-        version: int,
+        digests: Callable[[M], Iterable[str]],
+        check: Callable[[M], None],
         invalid: Callable[[str], LedgerError],
         forged: Callable[[str], LedgerError],
     ) -> None:
-        """``invalid`` is raised of what is malformed, ``forged`` where a signature does not hold."""
+        """``digests``, hex, are those of the files that make up the range.
+
+        ``invalid`` is raised of what is malformed, and by ``check`` of what is at odds with itself; ``forged`` where a
+        signature does not hold.
+        """
         self._decode = msgspec.json.Decoder(statement).decode
-        self._predicate_type, self._version = predicate_type, version
+        self._predicate_type = predicate_type
+        self._digests, self._check = digests, check
         self._invalid, self._forged = invalid, forged
 
-    def statement(self, predicate: Mapping[str, object], digests: Iterable[str]) -> bytes:
-        """The bytes that are signed; ``digests``, hex, are those of the files that make up the range.
+    def statement(self, manifest: M) -> bytes:
+        """The bytes that are signed for ``manifest``.
 
         Raises:
             CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
         """
-        digest = sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
-        name = f"{predicate['tenant_id']}/{predicate['from_seq']}-{predicate['to_seq']}"
-        said: dict[str, object] = {"format_version": self._version, **predicate}
+        digest = sha256(b"".join(map(bytes.fromhex, self._digests(manifest)))).hexdigest()
+        name = f"{manifest.tenant_id}/{manifest.from_seq}-{manifest.to_seq}"
         return canonical.encode(
             {
                 "_type": STATEMENT_TYPE,
                 "subject": [{"name": name, "digest": {"sha256": digest}}],
                 "predicateType": self._predicate_type,
-                "predicate": said,
+                "predicate": msgspec.to_builtins(manifest),
             }
         )
+
+    def seal(self, manifest: M, signer: Signer) -> bytes:
+        """The bytes of the envelope around ``manifest``.
+
+        Raises:
+            LedgerError: as ``invalid``: it breaks an invariant.
+            SigningUnavailableError: the signer cannot be reached.
+        """
+        payload = self.statement(manifest)
+        self.read(payload)
+        return canonical.encode(envelope.sign(payload, signer))
 
     def open_envelope(self, data: bytes) -> Envelope:
         """The envelope in ``data``, bounded and in its one spelling; nothing of it is judged, nor its payload parsed.
@@ -212,16 +219,19 @@ class ManifestForm(Generic[P]):
             return Signed("unknown_key", why, key_ids)
         return Signed("ok", None, key_ids)
 
-    def predicate(self, payload: bytes) -> P:
-        """What the payload of an envelope says; whoever makes a manifest of it compares its ``statement``.
+    def read(self, payload: bytes) -> M:
+        """The manifest that the payload of an envelope is.
 
         Raises:
-            LedgerError: as ``invalid``: malformed, or of another version.
+            LedgerError: as ``invalid``: malformed, at odds with itself, or of another version.
         """
         try:
             said = self._decode(payload).predicate
             for hlc in (said.first_hlc, said.last_hlc):
                 Hlc.parse(hlc)
         except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
-            raise self._invalid(f"the manifest is malformed, or not of version {self._version}: {error}") from error
+            raise self._invalid(f"the manifest is malformed, or of another version: {error}") from error
+        self._check(said)
+        if self.statement(said) != payload:
+            raise self._invalid("the manifest's statement is not in canonical form, or its subject is another")
         return said

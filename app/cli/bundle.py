@@ -19,9 +19,8 @@ from console.options import Json
 from console.outcome import err, fail, out, print_json
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
+from signing import key_file
 from signing.bundle.reader import BundleReader
-from signing.key_file import LOG_KEY_SUFFIX, FileSigner, load
-from signing.public_key import ED25519
 from signing.whole_file import whole_file
 
 bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
@@ -175,8 +174,8 @@ def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO)
         uri = settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=False))
         signer, log_signer = node_keys.key_files(wal_folder, uri)
     else:
-        signer = load(key or settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=True)))
-        log_signer = _log_signer(signer)
+        signer = key_file.load(key or settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=True)))
+        log_signer = key_file.log_signer(signer, may_generate=False)
     export_from_wal(report, tenant, signer, log_signer, file.write)
 
 
@@ -186,13 +185,6 @@ def _key_beside(folder: Path, *, must_exist: bool) -> Path:
     if must_exist and not path.exists():
         raise ConfigurationError(f"the node's signing key is not at {path}; name it with --key")
     return path
-
-
-def _log_signer(signer: FileSigner) -> FileSigner:
-    """The Ed25519 key that signs checkpoints; unlike at a start, none is made."""
-    if signer.algorithm == ED25519:
-        return signer
-    return load(str(signer.path.absolute()) + LOG_KEY_SUFFIX)
 
 
 def _told(path: Path) -> dict[str, Any]:

@@ -115,15 +115,5 @@ def _answer(item: PublishedKey) -> dict[str, Any]:
 
 
 def _waiting_answer(item: WaitingKey) -> dict[str, Any]:
-    return {
-        **item.key.to_json(),
-        "node_id": item.node_id,
-        "signs_snapshots": False,
-        "signs_checkpoints": False,
-        "revocation_reason": None,
-        "admitted": False,
-        "admitted_by": None,
-        "introduced_by": item.introduced.at._asdict(),
-        "facts": item.facts,
-        "is_old_form": item.is_old_form,
-    }
+    key = PublishedKey(item.key, item.node_id, False, False, None, None, item.introduced.at)
+    return {**_answer(key), "admitted": False, "facts": item.facts, "is_old_form": item.is_old_form}

@@ -18,8 +18,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Annotated, Final
 
+import msgspec
+from msgspec import Meta
+
+from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError
 
 FORMAT_VERSION: Final = 1
@@ -66,17 +70,20 @@ _SIZE = slice(124, 135)
 assert _HEADER.size == BLOCK_BYTES
 
 
-class Part(NamedTuple):
+_Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One member as the manifest lists it. ``bytes`` is its size in the file, ``raw_bytes`` uncompressed.
 
     ``rows`` is 0 for members that have none; ``sha256`` is hex, over the bytes in the file.
     """
 
-    name: str
-    sha256: str
-    bytes: int
-    raw_bytes: int
-    rows: int
+    name: Annotated[str, Meta(max_length=100)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    bytes: _Count
+    raw_bytes: _Count
+    rows: _Count
 
 
 def entries_name(number: int) -> str:

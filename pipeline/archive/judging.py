@@ -26,7 +26,7 @@ from ledger.verification.rows_alone import RowsAlone
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.tree_check import StoredTree, TreeHead
 from ledger.verification.verdict import ASPECTS, Head
-from pipeline.archive.manifest import Manifest, judge
+from pipeline.archive.manifest import FORM, Manifest
 from pipeline.archive.reader import TenantArchive
 from pipeline.archive.store import ArchiveStore
 from pipeline.arrow import Row
@@ -65,7 +65,7 @@ class ArchiveJudge:
         heads = []
         for sealed in self._archive.sealed:
             manifest = sealed.manifest
-            signed = judge(sealed.envelope, self._keyring)
+            signed = FORM.judge(sealed.envelope, self._keyring)
             self._manifest_keys.update(signed.key_ids)
             if signed.verdict == "unknown_key" and self._unknown_manifest is None:
                 self._unknown_manifest = (manifest.from_seq, signed.detail or "")

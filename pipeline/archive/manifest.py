@@ -19,7 +19,6 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from ledger import canonical
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
 from ledger.merkle import Frontier
 from ledger.verification.verdict import Head
@@ -33,21 +32,20 @@ from pipeline.archive.layout import (
     FileName,
     month_order,
 )
-from signing import envelope
 from signing.envelope import Envelope
-from signing.keys import Keyring, Signer
-from signing.range_manifest import Count, Hash, ManifestForm, RangePredicate, Seq, Statement
+from signing.keys import Keyring
+from signing.range_manifest import Count, Hash, ManifestForm, RangeManifest, Seq, Statement
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/archive/v1"
 
 
-class ArchivedFile(NamedTuple):
+class ArchivedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of a manifest. ``sha256`` is hex; ``rows`` are entries, or snapshots."""
 
-    name: str
-    sha256: str
-    bytes: int
-    rows: int
+    name: Annotated[str, Meta(max_length=200)]
+    sha256: Hash
+    bytes: Annotated[int, Meta(ge=1, le=FILE_BYTES_MAX)]
+    rows: Seq
 
     @property
     def parsed(self) -> FileName:
@@ -55,42 +53,22 @@ class ArchivedFile(NamedTuple):
         return FileName.parse(self.name)
 
 
-class Manifest(NamedTuple):
-    """What an archived range is. Links, roots and digests are lowercase hex."""
+class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an archived range is."""
 
-    node_id: str
-    """The node that signed the last snapshot of the range."""
-    log_origin: str
-    """With ``/`` and the tenant the origin of the tenant's log, as in its checkpoints."""
-    tenant_id: str
-    from_seq: int
-    to_seq: int
-    from_chain_link: str
-    to_chain_link: str
-    """Chain links of the first and of the last entry."""
-    first_hlc: str
-    last_hlc: str
-    highest_physical_ms: int
+    from_chain_link: Hash
+    """Chain link of the first entry."""
+    highest_physical_ms: Count
     """Highest hlc_physical of all entries up to the last, those before the range too."""
-    entry_count: int
-    snapshot_count: int
-    tree_size: int
-    tree_root: str
-    """Root of the tenant's whole tree at ``to_seq``."""
-    frontier: tuple[str, ...]
-    """Roots of the perfect subtrees of that tree, the largest first: what the next range is appended to."""
-    checkpoint: str
+    snapshot_count: Seq
+    frontier: Annotated[tuple[Hash, ...], Meta(min_length=1, max_length=FRONTIER_HASHES_MAX)]
+    """Roots of the perfect subtrees of its tree, the largest first: what the next range is appended to."""
+    checkpoint: Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
     """The newest signed note there was, of size ``to_seq`` or more."""
-    consistency: tuple[str, ...]
-    """Proof that the tree of the checkpoint extends that of ``tree_size``; empty when they have one size."""
-    previous_manifest: str | None
+    previous_manifest: Hash | None
     """SHA-256 of the payload of the manifest before."""
-    files: tuple[ArchivedFile, ...]
-
-    @property
-    def origin(self) -> str:
-        """Origin of the tenant's log."""
-        return f"{self.log_origin}/{self.tenant_id}"
+    files: Annotated[tuple[ArchivedFile, ...], Meta(min_length=2, max_length=FILES_MAX)]
+    format_version: Literal[1] = FORMAT_VERSION
 
     @property
     def entry_files(self) -> tuple[ArchivedFile, ...]:
@@ -120,61 +98,6 @@ class SealedManifest(NamedTuple):
         return sha256(self.envelope.payload).hexdigest()
 
 
-class _FileItem(msgspec.Struct, forbid_unknown_fields=True):
-    bytes: Annotated[int, Meta(ge=1, le=FILE_BYTES_MAX)]
-    name: Annotated[str, Meta(max_length=200)]
-    rows: Seq
-    sha256: Hash
-
-
-class _Predicate(RangePredicate, forbid_unknown_fields=True):
-    format_version: Literal[1]
-    from_chain_link: Hash
-    highest_physical_ms: Count
-    snapshot_count: Seq
-    frontier: Annotated[list[Hash], Meta(min_length=1, max_length=FRONTIER_HASHES_MAX)]
-    checkpoint: Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
-    previous_manifest: Hash | None
-    files: Annotated[list[_FileItem], Meta(min_length=2, max_length=FILES_MAX)]
-
-
-_FORM: Final = ManifestForm(
-    Statement[_Predicate],
-    PREDICATE_TYPE,
-    version=FORMAT_VERSION,
-    invalid=ArchiveInvalidError,
-    forged=ArchiveSignatureError,
-)
-judge = _FORM.judge
-
-
-def statement(manifest: Manifest) -> bytes:
-    """The bytes that are signed for ``manifest``.
-
-    Raises:
-        CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
-    """
-    predicate = {
-        **manifest._asdict(),
-        "frontier": list(manifest.frontier),
-        "consistency": list(manifest.consistency),
-        "files": [file._asdict() for file in manifest.files],
-    }
-    return _FORM.statement(predicate, (file.sha256 for file in manifest.files))
-
-
-def seal(manifest: Manifest, signer: Signer) -> bytes:
-    """The bytes of the object that holds ``manifest``.
-
-    Raises:
-        ArchiveInvalidError: it breaks an invariant.
-        SigningUnavailableError: the signer cannot be reached.
-    """
-    payload = statement(manifest)
-    read_manifest(payload)
-    return canonical.encode(envelope.sign(payload, signer))
-
-
 def open_manifest(data: bytes, keyring: Keyring | None = None) -> SealedManifest:
     """The manifest in an object; with ``keyring`` one that a key of it is named for and did not sign is not parsed.
 
@@ -184,29 +107,9 @@ def open_manifest(data: bytes, keyring: Keyring | None = None) -> SealedManifest
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise ArchiveInvalidError(f"a manifest is over {MANIFEST_BYTES_MAX} bytes")
-    opened = _FORM.open_envelope(data)
-    judge(opened, keyring)
-    return SealedManifest(read_manifest(opened.payload), opened)
-
-
-def read_manifest(payload: bytes) -> Manifest:
-    """The manifest that the payload of an envelope is.
-
-    Raises:
-        ArchiveInvalidError: malformed, at odds with itself, or of another version.
-    """
-    said = _FORM.predicate(payload)
-    values = {name: getattr(said, name) for name in Manifest._fields}
-    values |= {
-        "frontier": tuple(said.frontier),
-        "consistency": tuple(said.consistency),
-        "files": tuple(ArchivedFile(item.name, item.sha256, item.bytes, item.rows) for item in said.files),
-    }
-    manifest = Manifest(**values)
-    _check(manifest)
-    if statement(manifest) != payload:
-        raise ArchiveInvalidError("a manifest's statement is not in canonical form, or its subject is another")
-    return manifest
+    opened = FORM.open_envelope(data)
+    FORM.judge(opened, keyring)
+    return SealedManifest(FORM.read(opened.payload), opened)
 
 
 def frontier_of(manifest: Manifest) -> Frontier:
@@ -244,3 +147,13 @@ def _check(manifest: Manifest) -> None:
     snapshots = FileName(manifest.tenant_id, manifest.from_seq, manifest.to_seq, None)
     if manifest.snapshot_file.parsed != snapshots or manifest.snapshot_file.rows != manifest.snapshot_count:
         raise ArchiveInvalidError("the last file of a manifest is not that of its snapshots")
+
+
+FORM: Final = ManifestForm(
+    Statement[Manifest],
+    PREDICATE_TYPE,
+    digests=lambda manifest: (file.sha256 for file in manifest.files),
+    check=_check,
+    invalid=ArchiveInvalidError,
+    forged=ArchiveSignatureError,
+)

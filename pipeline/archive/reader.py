@@ -26,7 +26,7 @@ from pipeline.archive.layout import (
     month_of,
     month_order,
 )
-from pipeline.archive.manifest import ArchivedFile, Manifest, SealedManifest, judge, open_manifest
+from pipeline.archive.manifest import FORM, ArchivedFile, Manifest, SealedManifest, open_manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.store import ArchiveStore
 from pipeline.arrow import Row, rows_of
@@ -73,7 +73,7 @@ def newest_manifest(store: ArchiveStore, tenant_id: str, keyring: Keyring) -> Se
     if not ranges:
         return None
     sealed = read(store, tenant_id, *ranges[-1], keyring)
-    signed = judge(sealed.envelope, keyring)
+    signed = FORM.judge(sealed.envelope, keyring)
     if signed.verdict != "ok":
         raise UnknownKeyError(
             f"the newest manifest of tenant {tenant_id}, up to seq {ranges[-1][1]}: {signed.detail}; name the key that "

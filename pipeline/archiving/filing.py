@@ -18,6 +18,7 @@ from contextlib import closing
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from ledger import merkle
@@ -173,7 +174,7 @@ def _put(store: ArchiveStore, name: FileName, local: Any, written: WrittenFile, 
     digest, size = store.digest(file.name)
     if digest == written.sha256:
         return file
-    standing = file._replace(sha256=digest, bytes=size)
+    standing = msgspec.structs.replace(file, sha256=digest, bytes=size)
     local.seek(0)
     if _has_rows_of(store, standing, local, schema):
         return standing

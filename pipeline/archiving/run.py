@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Final, NamedTuple
 
+import msgspec
+
 from ledger.errors import (
     ArchiveConflictError,
     ArchiveInvalidError,
@@ -35,9 +37,8 @@ from ledger.errors import (
 from ledger.merkle import Frontier, tiles, verify_consistency
 from ledger.merkle.subtrees import append_part
 from ledger.verification.verdict import Break
-from pipeline.archive import manifest as manifests
 from pipeline.archive.layout import FILES_MAX, MANIFEST_BYTES_MAX, manifest_path, month_of
-from pipeline.archive.manifest import Manifest, SealedManifest
+from pipeline.archive.manifest import FORM, Manifest, SealedManifest, frontier_of, open_manifest
 from pipeline.archive.reader import newest_manifest, tenants_of
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.covered import UnjudgedBreak
@@ -192,7 +193,7 @@ def manifest_of(
     before = None if last is None else last.manifest
     link = None if before is None else before.to_chain_link
     highest = entries[0].first_physical_ms if before is None else before.highest_physical_ms
-    frontier = Frontier() if before is None else manifests.frontier_of(before)
+    frontier = Frontier() if before is None else frontier_of(before)
     for name, filed in zip(plan.entry_files, entries, strict=True):
         if filed.prev_chain_link != link:
             detail = f"seq {name.from_seq} does not name the link of seq {name.from_seq - 1} as the one before it"
@@ -239,18 +240,20 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
         ArchiveUnavailableError, SigningUnavailableError: one of the two does not answer.
     """
     path = manifest_path(manifest.tenant_id, manifest.from_seq, manifest.to_seq)
-    data = manifests.seal(manifest, signer)
+    data = FORM.seal(manifest, signer)
     if store.create(path, io.BytesIO(data)):
-        return manifests.open_manifest(data)
+        return open_manifest(data)
     standing = store.read(path, MANIFEST_BYTES_MAX)
     if standing is None:
         raise ArchiveInvalidError(f"{path} was there and is gone")
-    theirs = manifests.open_manifest(standing, keyring)
-    signed = manifests.judge(theirs.envelope, keyring)
+    theirs = open_manifest(standing, keyring)
+    signed = FORM.judge(theirs.envelope, keyring)
     if signed.verdict != "ok":
         raise UnknownKeyError(f"{path}: {signed.detail}")
     # A run that was first may have seen another checkpoint.
-    ours = manifest._replace(checkpoint=theirs.manifest.checkpoint, consistency=theirs.manifest.consistency)
+    ours = msgspec.structs.replace(
+        manifest, checkpoint=theirs.manifest.checkpoint, consistency=theirs.manifest.consistency
+    )
     if ours != theirs.manifest:
         raise ArchiveConflictError(f"{path} is there already and says something else: nothing was overwritten")
     return theirs

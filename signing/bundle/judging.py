@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
@@ -35,7 +37,7 @@ from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import ASPECTS, Head, Verdict
 from signing.anchors import NOBODY, Outsiders
 from signing.bundle.anchors import judge_anchors
-from signing.bundle.manifest import Manifest, judge
+from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import Checkpoint, JudgedCheckpoint
 from signing.keys import Keyring
@@ -78,7 +80,7 @@ class BundleVerdict:
         """The verdict object, and beside it what was verified."""
         about: dict[str, Any] = {"sha256": self.digest, "bytes": self.size_bytes}
         if self.manifest is not None:
-            about |= {name: value for name, value in self.manifest._asdict().items() if name in _TOLD}
+            about |= {name: value for name, value in msgspec.structs.asdict(self.manifest).items() if name in _TOLD}
         if self.checkpoint is not None:
             about["checkpoint"] = tree_head_json(self.checkpoint)
         about["manifest_key_ids"] = list(self.manifest_keys)
@@ -141,7 +143,7 @@ class BundleJudge:
             BundleInvalidError: one of them does not hold.
         """
         # 1. Who signed the manifest.
-        self._signed, self._why, self._result.manifest_keys = judge(self._reader.envelope, self._keyring)
+        self._signed, self._why, self._result.manifest_keys = FORM.judge(self._reader.envelope, self._keyring)
         # 2. The checkpoints: the bundle's own, then the one kept elsewhere.
         self._own = _own_checkpoint(self._reader, self._keyring)
         self._result.checkpoint = self._own.checkpoint

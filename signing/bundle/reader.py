@@ -46,7 +46,7 @@ from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError
 from ledger.verification.verdict import Head
 from signing.bundle.anchors import BundledAnchor, decode_anchors
-from signing.bundle.manifest import Manifest, judge, open_envelope, read_manifest
+from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.snapshot_rows import check_ascending, decode_snapshot
 from signing.keys import Keyring
 
@@ -87,9 +87,9 @@ class BundleReader:
         self.scanned = Scanned(self.digest, self.size_bytes, manifest.sha256)
         data = os.pread(descriptor, manifest.size, manifest.offset)
         _compare(manifest, data)
-        self.envelope = open_envelope(data)
-        judge(self.envelope, keyring)
-        self.manifest: Manifest = read_manifest(self.envelope.payload)
+        self.envelope = FORM.open_envelope(data)
+        FORM.judge(self.envelope, keyring)
+        self.manifest: Manifest = FORM.read(self.envelope.payload)
         _check_members(members, self.manifest)
         self._members = {
             member.name: member._replace(sha256=part.sha256)

@@ -20,6 +20,8 @@ from ledger.bundle.format import (
     CHECKPOINT,
     END,
     ENTRY_PARTS_MAX,
+    FORMAT_VERSION,
+    FORMAT_VERSION_ANCHORED,
     KEYS,
     MANIFEST,
     PART_BYTES_MAX,
@@ -33,9 +35,8 @@ from ledger.bundle.format import (
 )
 from ledger.bundle.rows import CHAIN_LINK, SEQ, T_HLC, encode_entry
 from ledger.errors import InvalidInputError
-from signing.bundle import manifest as manifests
 from signing.bundle.anchors import BundledAnchor, encode_anchors
-from signing.bundle.manifest import Manifest
+from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.snapshot_rows import encode_snapshot
 from signing.keys import Keyring, Signer
 
@@ -135,7 +136,7 @@ class BundleWriter:
         for name, data in ((CHECKPOINT, end.checkpoint.encode()), *anchors, keys):
             self._parts.append(Part(name, sha256(data).hexdigest(), len(data), len(data), 0))
             yield from _member(name, data)
-        yield from _member(MANIFEST, manifests.sign(self._manifest(end), signer))
+        yield from _member(MANIFEST, FORM.seal(self._manifest(end), signer))
         yield END
 
     def _manifest(self, end: BundleEnd) -> Manifest:
@@ -149,6 +150,7 @@ class BundleWriter:
             last_hlc=self._last[T_HLC],
             to_chain_link=self._last[CHAIN_LINK],
             entry_count=self.entry_count,
+            format_version=FORMAT_VERSION_ANCHORED if end.anchors else FORMAT_VERSION,
             snapshot_count=self._snapshot_count,
             tree_size=self._last[SEQ],
             tree_root=end.tree_root,

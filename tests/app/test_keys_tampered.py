@@ -169,9 +169,11 @@ async def test_rows_of_the_table_that_hold_together_count_only_as_the_tree_that_
     rows = await superuser.fetch("SELECT chain_link FROM scheduler.scheduler_log ORDER BY seq")
     root = merkle.root([merkle.leaf_hash(bytes.fromhex(row["chain_link"])) for row in rows])
 
-    async def said_with(root: bytes) -> tuple[list[str], str | None]:
+    async def said_with(root: bytes, root_key_id: str | None = None) -> tuple[list[str], str | None]:
         note = sign_checkpoint(Checkpoint("log.example/_system", 2501, root), log_key)
-        chain = KeyChain(lambda _tenant: note, node_keys.open_keys(tmp_path, make_settings()))
+        keys = node_keys.open_keys(tmp_path, make_settings())
+        keys.root_key_id = root_key_id
+        chain = KeyChain(lambda _tenant: note, keys)
         async with pool.acquire() as connection:
             history = await chain.history(connection)
         return list(history.admitted), chain.fault
@@ -179,6 +181,8 @@ async def test_rows_of_the_table_that_hold_together_count_only_as_the_tree_that_
     assert await said_with(root) == ([added.key_id], None)
     events, fault = await said_with(bytes(32))
     assert (events, "not those that this node signed" in str(fault)) == ([], True)
+    events, fault = await said_with(root, root_key_id="0123456789abcdef")
+    assert (events, "this node knows its ledger by root key 0123456789abcdef" in str(fault)) == ([], True)
 
 
 async def test_an_entry_that_follows_the_checkpoint_introduces_a_key_and_does_not_admit_it(
