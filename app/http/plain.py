@@ -116,10 +116,10 @@ class PlainWrites:
         ``write.begun`` has the error to answer with."""
         try:
             receipt = entered.receipt()
+            session, body = receipt_body(self._parts.sessions, receipt)
         except Exception as error:
             write.begun.error = error
             return None
-        session, body = receipt_body(self._parts.sessions, receipt)
         return (_LINES % (session, location_of(receipt), len(body))).encode(), body
 
     def answered(self, write: PlainWrite) -> None:

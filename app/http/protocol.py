@@ -172,10 +172,7 @@ class ProblemProtocol(HttpToolsProtocol):
         if self._upgrades:
             return
         self._body_is_open = True
-        before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not before and self.scope["method"] != "HEAD":
-            self.cycle.transport = _AnswerTransport(self, self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Content of a body."""
@@ -196,9 +193,14 @@ class ProblemProtocol(HttpToolsProtocol):
         if self._plain is not None and not self.flow.write_paused:
             self._begun = self._plain.begin(cycle.scope)
         if self._begun is None:
-            super()._start_asgi_task(cycle, app)
+            self._start_framework(cycle, app)
         elif not cycle.more_body:
             self._take(self._begun)
+
+    def _start_framework(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = _AnswerTransport(self, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """An answer is written: the next one, or why there is none."""
@@ -235,14 +237,14 @@ class ProblemProtocol(HttpToolsProtocol):
         if self._begun is not None:
             assert self._running is not None
             self._begun = None
-            super()._start_asgi_task(self._running, self.app)
+            self._start_framework(self._running, self.app)
 
     def _settled(
         self, plain: PlainWrites, write: PlainWrite, entered: Entered, cycle: RequestResponseCycle, _reached: object
     ) -> None:
         answer = plain.answer(write, entered)
         if answer is None:
-            super()._start_asgi_task(cycle, self.app)
+            self._start_framework(cycle, self.app)
             return
         plain.answered(write)
         if not cycle.disconnected:
