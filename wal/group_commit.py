@@ -203,8 +203,10 @@ class GroupCommit:
             first_lsn = self._next_lsn
             queue_bytes = self._queue_bytes + record_bytes
             waiting = first_lsn - 1 - self._durable_lsn
-            if waiting + entries > self._queue_max_entries or queue_bytes > self._queue_max_bytes:
-                self._refuse_if_full(entries, record_bytes)
+            if waiting + entries > self._queue_max_entries:
+                raise _full(waiting, entries, self._queue_max_entries, "records")
+            if queue_bytes > self._queue_max_bytes:
+                raise _full(self._queue_bytes, record_bytes, self._queue_max_bytes, "bytes")
             self._queue += records
             self._queue_bytes = queue_bytes
             self._next_lsn = Lsn(first_lsn + entries)
@@ -239,19 +241,6 @@ class GroupCommit:
         """Wake the writer thread, which sleeps. The lock is held."""
         self._wanted = 0
         self._bell.release()
-
-    def _refuse_if_full(self, records: int, record_bytes: int) -> None:
-        waiting = self._next_lsn - 1 - self._durable_lsn
-        if waiting + records > self._queue_max_entries:
-            raise WalFullError(
-                f"{waiting} records wait to become durable, no room for {records} more "
-                f"within {self._queue_max_entries}; try again later"
-            )
-        if self._queue_bytes + record_bytes > self._queue_max_bytes:
-            raise WalFullError(
-                f"{self._queue_bytes} bytes wait to become durable, no room for {record_bytes} more "
-                f"within {self._queue_max_bytes}; try again later"
-            )
 
     # Everything below runs on the writer thread.
 
@@ -348,3 +337,9 @@ class GroupCommit:
 def _record_too_large(payload_bytes: int, payload_bytes_max: int) -> RecordTooLargeError:
     length, most = payload_bytes + RECORD_HEADER_BYTES, payload_bytes_max + RECORD_HEADER_BYTES
     return RecordTooLargeError(f"a record of {length} bytes is over wal.record_bytes_max = {most}")
+
+
+def _full(waiting: int, more: int, most: int, what: str) -> WalFullError:
+    return WalFullError(
+        f"{waiting} {what} wait to become durable, no room for {more} more within {most}; try again later"
+    )

@@ -38,8 +38,7 @@ def test_a_history_says_of_every_record_which_epoch_wrote_it(runs: list[tuple[in
     kept: History = ()
     for epoch, (records, cut) in enumerate(runs, 1):
         del writers[max(0, len(writers) - cut) :]
-        kept = history.up_to(kept, Lsn(len(writers)))
-        assert kept == naive(writers)
+        assert history.up_to(kept, Lsn(len(writers))) == naive(writers)
         kept = history.begin(kept, Epoch(epoch), Lsn(len(writers) + 1))
         writers += [epoch] * records
     kept = history.up_to(kept, Lsn(len(writers)))

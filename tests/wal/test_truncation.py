@@ -22,6 +22,12 @@ from wal.truncation import CUT_PREFIX, truncate
 ROOT = Path(__file__).parents[2]
 COMMITTED_LSN = 4
 LAST_LSN = 20
+PROGRAM = """
+import sys
+from pathlib import Path
+from wal.truncation import truncate
+truncate(Path(sys.argv[1]), "node-a", int(sys.argv[2]))
+"""
 
 
 def forked_log(folder: Path) -> None:
@@ -126,12 +132,6 @@ def test_a_batch_that_is_damaged_at_the_position_is_not_announced_again(tmp_path
 def test_a_cut_may_stop_at_any_system_call_and_is_then_made_again(
     tmp_path: Path, strace: str, call: str, fault: str, last_lsn: int
 ) -> None:
-    program = """
-import sys
-from pathlib import Path
-from wal.truncation import truncate
-truncate(Path(sys.argv[1]), "node-a", int(sys.argv[2]))
-"""
     stopped = 0
     for number in range(1, 30):
         folder = tmp_path / str(number)
@@ -139,7 +139,7 @@ truncate(Path(sys.argv[1]), "node-a", int(sys.argv[2]))
         forked_log(folder)
         done = subprocess.run(
             [strace, "-f", "-qq", "-o", os.devnull, "-e", f"trace={call}",
-             "-e", f"inject={call}:{fault}:when={number}", sys.executable, "-c", program, str(folder), str(last_lsn)],
+             "-e", f"inject={call}:{fault}:when={number}", sys.executable, "-c", PROGRAM, str(folder), str(last_lsn)],
             env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL, timeout=100,
         )  # fmt: skip
         # Wherever it stopped, the log is sound, and has what it shall keep.
@@ -152,3 +152,18 @@ truncate(Path(sys.argv[1]), "node-a", int(sys.argv[2]))
         truncate(folder, NODE, Lsn(last_lsn))
         check_cut(folder, last_lsn)
     assert 3 <= stopped < 29
+
+
+def test_each_step_of_a_cut_is_durable_before_the_next(tmp_path: Path, strace: str) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    trace = tmp_path / "trace"
+    forked_log(folder)
+    subprocess.run(
+        [strace, "-f", "-qq", "-o", str(trace), "-e", "trace=fsync,rename",
+         sys.executable, "-c", PROGRAM, str(folder), "5"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=100, check=True,
+    )  # fmt: skip
+    calls = "".join("s" if "fsync(" in line else "r" for line in trace.read_text().splitlines())
+    # The control file; four segments that begin above; the copy of what is cut, and the segment in its place.
+    assert calls == "srs" + "rs" * 4 + "srs" + "srs"
