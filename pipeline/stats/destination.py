@@ -111,7 +111,12 @@ class Destination:
         if not self._files.exists(path):
             self._write(path, json.dumps(wanted).encode())
             return
-        said = described(self._text(path))
+        try:
+            said = json.loads(self._text(path))
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise ConfigurationError(f"{_DESCRIPTION} of {self.url} is damaged: bring it back, or write elsewhere")
         for name, value in wanted.items():
             if said.get(name) != value:
                 raise ConfigurationError(
@@ -183,21 +188,6 @@ def check_logs(
             f"the {CHECKPOINT} of {url} has come to batch {committed}, and {COMMIT_LOG} to {in_sink}: that is gone or "
             "older. Bring it back, or write elsewhere"
         )
-
-
-def described(text: str) -> dict[str, Any]:
-    """What ``stream.json`` says.
-
-    Raises:
-        ConfigurationError: it is damaged.
-    """
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise ConfigurationError(f"{_DESCRIPTION} is damaged: bring it back, or write elsewhere")
-    return said
 
 
 def _newest(names: Iterable[str]) -> int:

@@ -23,9 +23,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import pyarrow as pa
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledger.canonical import INTEGER_MAX
 from ledger.names import JOB_ID, TENANT_ID
@@ -56,6 +57,52 @@ Time = Annotated[datetime, Meta(tz=True)]
 Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 
 
+class Report(msgspec.Struct, frozen=True):
+    """What one line says."""
+
+    tenant_id: Tenant
+    job_id: Job
+    dc_id: Name
+    time: Time
+    received: Time
+    weight: Annotated[int, Meta(ge=1, le=WEIGHT_MAX)]
+    workflow_id: Name | UnsetType = UNSET
+    completed: Count | UnsetType = UNSET
+    failed: Count | UnsetType = UNSET
+    interval_ms: Count | UnsetType = UNSET
+    counts: Annotated[dict[Measured, Count], Meta(max_length=NAMES_MAX)] | UnsetType = UNSET
+    values: Annotated[dict[Measured, float], Meta(max_length=NAMES_MAX)] | UnsetType = UNSET
+
+
+_decode = msgspec.json.Decoder(Report).decode
+_COLUMNS: Final = pa.struct(
+    [
+        *((name, pa.string()) for name in ("tenant_id", "job_id", "dc_id", "workflow_id")),
+        ("time", pa.timestamp("us", tz="UTC")),
+        *((name, pa.int64()) for name in ("weight", "completed", "failed")),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+        ("values", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+"""What of a report is put together."""
+
+
+def with_reports(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """``batches`` with a last column ``report``: what the column ``line`` says, null where it is no report."""
+    for batch in batches:
+        reports = [_report_of(line) for line in batch.column("line").to_pylist()]
+        yield batch.append_column("report", pa.array(reports, _COLUMNS))
+
+
+def _report_of(line: bytes) -> Any:
+    if len(line) > LINE_BYTES_MAX:
+        return None
+    try:
+        return msgspec.to_builtins(_decode(line), builtin_types=(datetime,))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def lines_of(spark: SparkSession, folder: str, files_a_batch_max: int) -> DataFrame:
     """``line``, ``file`` and ``at``, when that was closed, of all in ``folder``: whole files, the oldest first."""
     lines = spark.readStream.format("text").options(**_OPTIONS).option("maxFilesPerTrigger", files_a_batch_max)
@@ -68,9 +115,14 @@ def lines_of(spark: SparkSession, folder: str, files_a_batch_max: int) -> DataFr
     )
 
 
+_JUDGED: Final = from_arrow_schema(
+    pa.schema([("line", pa.binary()), ("file", pa.string()), ("at", _COLUMNS.field("time").type), ("report", _COLUMNS)])
+)
+
+
 def judged(lines: DataFrame, watermark_s: int) -> DataFrame:
     """``lines`` with the ``report`` of each and the ``reason`` it is rejected for, null when it is not."""
-    read = lines.mapInArrow(with_reports, f"line binary, file string, at timestamp, report {REPORT}")
+    read = lines.mapInArrow(with_reports, _JUDGED)
     late_s = fn.col("at").cast("double") - fn.col("report.time").cast("double")
     newest = fn.greatest(fn.col("report.time"), fn.col("at"))
     reason = (
@@ -95,63 +147,3 @@ def rejected(judged_lines: DataFrame) -> DataFrame:
         fn.col("at").alias("closed"),
         fn.col("report.time").alias("time"),
     )
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What one line says."""
-
-    tenant_id: Tenant
-    job_id: Job
-    dc_id: Name
-    time: Time
-    received: Time
-    weight: Annotated[int, Meta(ge=1, le=WEIGHT_MAX)]
-    workflow_id: Name | None = None
-    completed: Count | None = None
-    failed: Count | None = None
-    interval_ms: Count | None = None
-    counts: Annotated[dict[Measured, Count], Meta(max_length=NAMES_MAX)] = {}
-    values: Annotated[dict[Measured, float], Meta(max_length=NAMES_MAX)] = {}
-
-
-REPORT: Final = """struct<
-    tenant_id: string, job_id: string, dc_id: string, workflow_id: string, time: timestamp, weight: bigint,
-    completed: bigint, failed: bigint, counts: map<string, bigint>, values: map<string, double>
->"""
-_ARROW: Final = pa.struct(
-    [
-        *((name, pa.string()) for name in ("tenant_id", "job_id", "dc_id", "workflow_id")),
-        ("time", pa.timestamp("us", tz="UTC")),
-        *((name, pa.int64()) for name in ("weight", "completed", "failed")),
-        ("counts", pa.map_(pa.string(), pa.int64())),
-        ("values", pa.map_(pa.string(), pa.float64())),
-    ]
-)
-_decode = msgspec.json.Decoder(Report).decode
-
-
-def with_reports(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """``batches`` with a last column ``report``: what the column ``line`` says, null where it is no report."""
-    for batch in batches:
-        reports = [_row(report_of(line)) for line in batch.column("line").to_pylist()]
-        yield batch.append_column("report", pa.array(reports, _ARROW))
-
-
-def report_of(line: bytes) -> Report | None:
-    """The report that ``line`` is; None where it is not of the form."""
-    if len(line) > LINE_BYTES_MAX:
-        return None
-    try:
-        return _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _row(report: Report | None) -> dict[str, Any] | None:
-    if report is None:
-        return None
-    return {
-        **{name: getattr(report, name) for name in _ARROW.names},
-        "counts": list(report.counts.items()),
-        "values": list(report.values.items()),
-    }
