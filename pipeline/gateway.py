@@ -3,6 +3,8 @@
 Java is asked over py4j, on a connection a thread. What a signal's handler raises may cut a call short whose answer is
 still to come, and the next call on the same thread would be given that answer for its own. So what must not be cut
 short is called in a thread of its own; who waits for it may be interrupted, and then ends Java, and the call with it.
+
+What went wrong inside Spark is ``told`` in one line: an error of ours that a task raised, or the root of Java's.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from ledger import errors
+from ledger.errors import LedgerError
+from ledger.exit_code import ExitCode, exit_code_of_error
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -44,6 +50,10 @@ _OUT_OF_MEMORY: Final = re.compile(
 """What Java prints; a task whose Java has no memory may be done again, so it says nothing while Java lives."""
 _OF_A_TASK: Final = "Traceback (most recent call last)"
 """In the text of every error that Python raised in a task."""
+LINE_CHARACTERS_MAX: Final = 600
+
+_RAISED_BY_TASK = re.compile(r"^(?:ledger\.errors\.)(\w+): (.+)$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): ?(.*)$", re.MULTILINE)
 
 
 class SparkError(Exception):
@@ -199,3 +209,27 @@ def _py4j_told_to(log_file: Path) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
+
+
+def told(error: Exception) -> tuple[str, ExitCode]:
+    """The line for a user and the exit code that an error of Spark, or of a task, ends the command with."""
+    text = str(error)
+    if isinstance(error, SparkEndedError):
+        return text, ExitCode.COULD_NOT_RUN
+    raised = _RAISED_BY_TASK.findall(text)
+    if raised:
+        name, message = raised[-1]
+        return message[:LINE_CHARACTERS_MAX], _code_of(name)
+    python = _PYTHON_ERROR.findall(text)
+    if python and "Traceback" in text:
+        return f"{python[-1][0]}: {python[-1][1]}"[:LINE_CHARACTERS_MAX], ExitCode.COULD_NOT_RUN
+    kind = error.kind if isinstance(error, SparkError) else type(error).__name__
+    first = next((line.strip() for line in text.splitlines() if line.strip()), kind)
+    return f"{kind}: {first}"[:LINE_CHARACTERS_MAX], ExitCode.COULD_NOT_RUN
+
+
+def _code_of(name: str) -> ExitCode:
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, LedgerError)):
+        return ExitCode.COULD_NOT_RUN
+    return exit_code_of_error(kind.__new__(kind))

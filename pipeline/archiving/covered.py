@@ -87,7 +87,7 @@ class Covered:
     def _pass(self, from_seq: int, to_seq: int) -> None:
         """Take the entries of a window past the snapshots that cover them."""
         next_seq = from_seq
-        for batch in self._ledger.links(self._name.tenant_id, from_seq, to_seq):
+        for batch in self._ledger.entries(self._name.tenant_id, from_seq, to_seq, ("seq", "chain_link", "t_hlc")):
             seqs, links, hlcs = lists_of(batch)
             for seq, link in zip(seqs, links, strict=True):
                 if seq != next_seq:

@@ -21,7 +21,7 @@ from pipeline.archiving import statements
 from pipeline.places import statements as reading
 from pipeline.places.connection import Connection, connected
 from pipeline.places.dsn import Dsn
-from pipeline.places.postgres import PostgresState, state_of
+from pipeline.places.postgres import PostgresPieceReader, PostgresState, state_of
 from pipeline.places.protocol import Piece
 from signing.keys import PublicKey
 
@@ -131,14 +131,9 @@ class Ledger:
         rows = self._connection.rows(reading.checkpoint(tenant_id))
         return rows[0][0] if rows else None
 
-    def tiles(self, tenant_id: str, coordinates: Sequence[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
-        """Hashes of the stored tiles at (level, index)."""
-        found = {}
-        for level, index in coordinates:
-            rows = self._connection.rows(statements.tile(tenant_id, level, index))
-            if rows:
-                found[level, index] = rows[0][0]
-        return found
+    def tile(self, tenant_id: str, level: int, index: int) -> bytes:
+        """The hashes of a stored tile; none where it is not there."""
+        return self._reader(tenant_id, 1, 1).tiles(level, index, index).get(index, b"")
 
     def snapshot_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
         """Where the last snapshot ends that ends in the range; None when none does."""
@@ -175,16 +170,16 @@ class Ledger:
 
     # --- rows -----------------------------------------------------------------------------------------
 
-    def entries(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
-        """Batches of ``ENTRY_COLUMNS`` by seq."""
-        piece = Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self._state)
-        return self._connection.batches(reading.entries({}, piece, ENTRY_COLUMNS))
-
-    def links(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
-        """Batches of seq, chain link and HLC of each entry by seq."""
-        piece = Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self._state)
-        return self._connection.batches(reading.entries({}, piece, ("seq", "chain_link", "t_hlc")))
+    def entries(
+        self, tenant_id: str, from_seq: int, to_seq: int, columns: Sequence[str] = ENTRY_COLUMNS
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of these columns by seq."""
+        return self._reader(tenant_id, from_seq, to_seq).entries(columns)
 
     def snapshots(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
         """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots that end in the range."""
         return self._connection.batches(statements.snapshots(tenant_id, from_seq, to_seq))
+
+    def _reader(self, tenant_id: str, from_seq: int, to_seq: int) -> PostgresPieceReader:
+        piece = Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self._state)
+        return PostgresPieceReader(self._connection, {}, piece)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -267,11 +268,10 @@ def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tu
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
             raise BrokenRangeError(Break(size, "tree", f"the newest checkpoint does not cover seq {size} any more"))
-        stored = ledger.tiles(tenant_id, sorted(tiles.consistency_tiles(size, checkpoint.size)))
-    try:
-        proof = tiles.consistency_proof(size, checkpoint.size, lambda level, index: stored.get((level, index), b""))
-        verify_consistency(size, checkpoint.size, root, checkpoint.root, proof)
-    except ProofError as error:
-        detail = f"the newest checkpoint is not shown to extend these entries: {error}"
-        raise BrokenRangeError(Break(size, "tree", detail)) from error
+        try:
+            proof = tiles.consistency_proof(size, checkpoint.size, partial(ledger.tile, tenant_id))
+            verify_consistency(size, checkpoint.size, root, checkpoint.root, proof)
+        except ProofError as error:
+            detail = f"the newest checkpoint is not shown to extend these entries: {error}"
+            raise BrokenRangeError(Break(size, "tree", detail)) from error
     return text, proof

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Final
 
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
-from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TILES, TREES, literal, select_list, tenants_in, wanted
+from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TREES, literal, select_list, tenants_in, wanted
 
 READ_ONLY: Final = "SET default_transaction_read_only = on"
 END: Final = "ROLLBACK"
@@ -42,14 +42,6 @@ SELECT h.tenant_id, h.head_seq FROM {HEADS} h
  ORDER BY h.tenant_id COLLATE "C"
 """
 """(tenant, last seq) of each that has entries and no snapshot."""
-
-
-def tile(tenant_id: str, level: int, index: int) -> str:
-    """The hashes of one stored tile."""
-    return (
-        f"SELECT hashes FROM {TILES} WHERE tenant_id = {literal(tenant_id)}"
-        f" AND level = {level:d} AND tile_index = {index:d}"
-    )
 
 
 def snapshot_end(tenant_id: str, from_seq: int, to_seq: int) -> str:

@@ -11,7 +11,7 @@ from console.outcome import CommandExit, fail
 from ledger.errors import ConfigurationError
 from ledger.exit_code import ExitCode
 from pipeline.cli.running import is_interrupted
-from pipeline.failures import told
+from pipeline.gateway import told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from console.outcome import CommandExit, err, fail
 from ledger.errors import LedgerError
-from pipeline.failures import told
-from pipeline.gateway import is_submitted
+from pipeline.gateway import is_submitted, told
 from pipeline.masters import is_local
 from pipeline.spark import spark_session
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, DatabaseWentBackError, LedgerError
 from ledger.verification import ENTRY_COLUMNS, Head
-from pipeline.failures import told
+from pipeline.gateway import told
 from pipeline.places.dsn import Dsn
 from pipeline.places.protocol import Facts
 from pipeline.source.data_source import LedgerReader, TallystickSource, register

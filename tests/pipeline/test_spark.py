@@ -26,8 +26,7 @@ from ledger.errors import BrokenRangeError, BundleInvalidError, ConfigurationErr
 from ledger.exit_code import ExitCode
 from ledger.verification.verdict import Break
 from pipeline import java
-from pipeline.failures import told
-from pipeline.gateway import _kept, apart
+from pipeline.gateway import _kept, apart, told
 from pipeline.masters import refuse_unless_there
 from pipeline.spark import SHUFFLE_PARTITIONS_MIN, _java_options, shuffle_partitions, spark_session
 
