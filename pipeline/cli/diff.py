@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,21 +55,20 @@ def diff(
     """
     from pipeline.diff.job import diff as compare
     from pipeline.places import parse_place
+    from pipeline.progress import shown
 
     signers = None if output is None else open_signers(signing_key)
     places = parse_place(a), parse_place(b)
-    with running("diff", master) as spark, ExitStack() as stack:
-
-        @contextmanager
-        def stage(what: str) -> Iterator[None]:
-            from pipeline.progress import shown
-
-            with shown(spark, what, err):
-                yield
-
-        opened = [stack.enter_context(place.open()) for place in places]
+    with running("diff", master) as spark, places[0].open() as of_a, places[1].open() as of_b:
         found = compare(
-            spark, *opened, tenants=tenants or (), by_rows=rows, output=output, signers=signers, stage=stage
+            spark,
+            of_a,
+            of_b,
+            tenants=tenants or (),
+            by_rows=rows,
+            output=output,
+            signers=signers,
+            stage=lambda what: shown(spark, what, err),
         )
     if as_json:
         print_json({"a": str(places[0]), "b": str(places[1]), **found.to_json()})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +18,6 @@ from pipeline.cli.running import running
 from pipeline.keys import open_signers
 
 if TYPE_CHECKING:
-    from pyspark import Accumulator
-
     from pipeline.merge.job import Merged
 
 
@@ -70,17 +66,10 @@ def merge(
     """
     from pipeline.merge.job import SETTINGS
     from pipeline.merge.job import merge as merge_bundles
+    from pipeline.progress import shown
 
     keyring, signers = load_keys(keys), open_signers(signing_key)
     with running("merge", master, SETTINGS) as spark:
-
-        @contextmanager
-        def stage(what: str, counter: Accumulator[int] | None) -> Iterator[None]:
-            from pipeline.progress import shown
-
-            with shown(spark, what, err, counter):
-                yield
-
         try:
             merged = merge_bundles(
                 spark,
@@ -90,7 +79,7 @@ def merge(
                 signers,
                 is_folder=output.endswith(os.sep),
                 log_origin=log_origin,
-                stage=stage,
+                stage=lambda what, counter: shown(spark, what, err, counter),
             )
         except MergeRefusedError as error:
             _print_refused(error, as_json=as_json)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,7 +16,7 @@ from console.counted import counted
 from console.options import Json
 from console.outcome import err, out, print_json
 from ledger.errors import InvalidInputError, NotFoundError
-from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
+from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, Tenants, named_place
 from pipeline.cli.running import running
 from pipeline.report.period import Asked, Clock, asked, parse_duration
 from pipeline.report.texts import duration_text, width_text
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
 
 PLACES_SHOWN_MAX: Final = 5
 """Bundles that a report names as its source; the others are counted."""
-
-
-class _Request(NamedTuple):
-    """What is asked for."""
-
-    where: NamedPlace
-    tenants: Sequence[str] | None
-    asked: Asked
-    stuck_after_ms: int | None
-    stats: str | None
-    options: dict[str, str | None]
-    """The rest as it was given."""
-    dest: Path
-    master: str | None
 
 
 def report(
@@ -95,26 +81,34 @@ def report(
     wanted = asked(clock, start, end, window)
     if stats is not None:
         _refuse_no_stats(stats, wanted)
-    told = _reported(
-        _Request(
-            where,
-            tenants,
-            wanted if stats is None else wanted._replace(clock=Clock.HLC),
-            None if stuck_after is None else parse_duration("--stuck-after", stuck_after),
-            stats,
-            {
-                "--from": start,
-                "--to": end,
-                "--window": window,
-                "--time": clock,
-                "--stuck-after": stuck_after,
-                "--stats": stats,
-                "--dest": str(dest),
-            },
-            dest,
-            master,
-        )
-    )
+        wanted = wanted._replace(clock=Clock.HLC)
+    stuck_after_ms = None if stuck_after is None else parse_duration("--stuck-after", stuck_after)
+    given = {
+        "--from": start,
+        "--to": end,
+        "--window": window,
+        "--time": clock,
+        "--stuck-after": stuck_after,
+        "--stats": stats,
+        "--dest": str(dest),
+    }
+    from pipeline.places import place_of
+    from pipeline.progress import shown
+    from pipeline.report.folder import refuse_unfit
+    from pipeline.report.make import make
+    from pipeline.report.origins import entries, log_origins
+    from pipeline.stats import read as read_stats
+
+    refuse_unfit(dest)
+    places = [place_of(where.option, name) for name in where.names]
+    before_ms = wanted.end_ms if wanted.clock is Clock.HLC else None
+    with running("report", master) as spark, ExitStack() as stack:
+        opened = [stack.enter_context(place.open()) for place in places]
+        made = _made(where.option, places, tenants or (), given, log_origins(opened, tenants))
+        with shown(spark, "reporting", err):
+            rows = entries(spark, opened, tenants, before_ms)
+            windows = None if stats is None else read_stats(spark, stats)
+            told = make(rows, wanted, stuck_after_ms, made, dest, windows)
     if as_json:
         print_json(told)
     else:
@@ -131,44 +125,29 @@ def _refuse_no_stats(stats: str, wanted: Asked) -> None:
         raise NotFoundError(f"--stats {stats} holds no windows of tally pipeline stats")
 
 
-def _reported(request: _Request) -> dict[str, Any]:
-    """Make the report; returns its headline numbers."""
-    from pipeline.places import place_of
-    from pipeline.progress import shown
-    from pipeline.report.folder import refuse_unfit
-    from pipeline.report.make import make
-    from pipeline.report.origins import entries, log_origins
-    from pipeline.stats import read as read_stats
-
-    refuse_unfit(request.dest)
-    places = [place_of(request.where.option, name) for name in request.where.names]
-    before_ms = request.asked.end_ms if request.asked.clock is Clock.HLC else None
-    with running("report", request.master) as spark, ExitStack() as stack:
-        opened = [stack.enter_context(place.open()) for place in places]
-        made = _made(request, places, log_origins(opened, request.tenants))
-        with shown(spark, "reporting", err):
-            rows = entries(spark, opened, request.tenants, before_ms)
-            stats = None if request.stats is None else read_stats(spark, request.stats)
-            return make(rows, request.asked, request.stuck_after_ms, made, request.dest, stats)
-
-
-def _made(request: _Request, places: Sequence[Place], log_origins: list[str]) -> Made:
+def _made(
+    option: str,
+    places: Sequence[Place],
+    tenants: Sequence[str],
+    given: Mapping[str, str | None],
+    log_origins: list[str],
+) -> Made:
     """What the report says it was made from, without the password of a database."""
     from pipeline.report.make import Made
 
     names = [str(place) for place in places]
     some = names[:PLACES_SHOWN_MAX]
     more = [f"and {len(names) - len(some):,} more"] if len(names) > len(some) else []
-    tenants = [word for tenant in request.tenants or () for word in ("--tenant", tenant)]
-    ledger = shlex.join([request.where.option, *some, *tenants]) + (" ..." if more else "")
-    given = shlex.join([word for name, value in request.options.items() if value for word in (name, value)])
+    words = [word for tenant in tenants for word in ("--tenant", tenant)]
+    ledger = shlex.join([option, *some, *words]) + (" ..." if more else "")
+    options = shlex.join([word for name, value in given.items() if value for word in (name, value)])
     return Made(
         ", ".join([*some, *more]),
-        list(request.tenants or ()),
+        list(tenants),
         log_origins,
         version("tallystick"),
         datetime.now(UTC),
-        f"tally pipeline report {given} {ledger}",
+        f"tally pipeline report {options} {ledger}",
         f"tally pipeline verify --keys KEYS {ledger}",
     )
 
