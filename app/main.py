@@ -216,7 +216,7 @@ def _parts(
         exporter=_exporter(service, started, pool),
         importer=_importer(service, pool),
         staging=Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes),
-        job_reader=JobReader(Copies(node, pool, consistency, replicas), revealing),
+        job_reader=JobReader(Copies(node, pool, consistency, replicas), revealing, service.job_table.hurry),
         sealing=Sealing(knowledge),
         revealing=revealing,
         privacy_changes=PrivacyChanges(node, pool, knowledge, service.system_entries),
@@ -355,6 +355,7 @@ def _reported_checks(
             knowledge.keys.fault
             or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
         ),
+        "job_table": lambda: service.job_table.last_error,
         "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
         "watch": lambda: _named(
             "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "

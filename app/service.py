@@ -17,6 +17,8 @@ import asyncpg
 import structlog
 
 from app.chain.appender import STATEMENT_TIMEOUT_S, Appender
+from app.chain.followers import Follower, TableFollower
+from app.chain.job_table import JobTable
 from app.chain.notary import Notary
 from app.chain.own_entries import OwnEntries
 from app.config import Settings
@@ -40,7 +42,7 @@ from app.start.procedure import StartedNode
 from app.stats.files import StatsFiles
 from app.stats.intake import StatsIntake
 from app.stats.writer import StatsWriter
-from app.store import chaining, idempotency
+from app.store import chaining, following, idempotency
 from app.store.edge import EdgeLookups
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
@@ -62,6 +64,8 @@ WAITING_SHARE = 0.4
 """Part of ``shutdown_grace`` after which writes that wait for their level are answered without it."""
 LET_GO_S = 1.5
 """Part of ``shutdown_grace`` that is kept for tasks, connections and the process to end in; what hangs is cut off."""
+FOLLOW_AT_STOP_S = 2.0
+"""How long a stop waits for followers; what they have not followed then is followed by the next start."""
 FENCE_HELD_IDLE_MAX_S = 5.0
 """How long a process that hangs inside a chaining transaction may keep its fence, and its successor, waiting."""
 HOURLY_S = 3600.0
@@ -156,6 +160,10 @@ class Service:
             ),
             record_bytes_max=settings.wal.record_bytes_max,
         )
+        self.job_table = TableFollower(
+            JobTable(self.submitter.followed), self._connect_follower, lambda: self.node.chained.lsn
+        )
+        self._followers: tuple[Follower, ...] = (self.notary, self.job_table)
         self.key_records = KeyRecords(
             settings=settings,
             node=self.node,
@@ -224,13 +232,17 @@ class Service:
         self.metrics.wal_batch_entries.observe(entries)
 
     def _chained(self, linked: LinkedBatch) -> None:
-        self.notary.chained(linked)
         self.submitter.chained(linked)
+        self._follow(linked)
 
     def imported(self, growth: Growth) -> None:
         """Entries of bundles were chained by this node, past the appender."""
-        self.notary.chained(growth)
         self.submitter.imported(growth)
+        self._follow(growth)
+
+    def _follow(self, growth: Growth) -> None:
+        for follower in self._followers:
+            follower.chained(growth)
 
     def _durable(self, lsn: int) -> None:
         waited_s = self.submitter.became_durable(lsn)
@@ -242,6 +254,9 @@ class Service:
 
     async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
         return await chaining.connect(self.database_url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
+
+    async def _connect_follower(self) -> asyncpg.Connection[asyncpg.Record]:
+        return await following.connect(self.database_url, STATEMENT_TIMEOUT_S)
 
     def fail(self, error: LedgerError) -> None:
         """The node cannot go on: nothing more is acknowledged, and the process ends for a restart."""
@@ -278,7 +293,8 @@ class Service:
         self.appender.wake()
         for task in (self.appender.run(), self._persist_control()):
             self.spawn(task)
-        for derived in (self.notary.run, self._clean_up, self.key_records.follow_admission):
+        followers = [follower.run for follower in self._followers]
+        for derived in (*followers, self._clean_up, self.key_records.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(self._record_start())
 
@@ -416,6 +432,7 @@ class Service:
         elif isinstance(self.node.failure, WalPoisonedError):
             # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
             await self.appender.drain(drain_s)
+        await self.job_table.drain(min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - LET_GO_S)))
         await flushing
         for task in self._tasks:
             task.cancel()

@@ -63,6 +63,11 @@ async def build_chain(url: str, tenant_id: str, entries: int, signer: FileSigner
             builder.t_hlc,
         )
         await connection.execute(
+            "INSERT INTO scheduler.follower_positions (follower, tenant_id, seq) VALUES ('jobs', $1, $2)",
+            tenant_id,
+            builder.seq,
+        )
+        await connection.execute(
             "INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash) VALUES ($1, $2, $3)",
             tenant_id,
             builder.tree.size,

@@ -43,7 +43,7 @@ from app.store import chaining, imports
 from app.store import node as node_store
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
-from app.store.growth import Grower, Growth, JobKey, head_of
+from app.store.growth import Grower, Growth, head_of
 from app.store.imports import ImportProgress
 from app.store.notary import read_link
 from app.store.standing import find_standing
@@ -62,7 +62,6 @@ from ledger.errors import (
     NotReadyError,
     UntrustedKeyError,
 )
-from ledger.machines import jobs
 from ledger.machines.events import SYSTEM_TENANT
 from signing.bundle.judging import refuse_unless_trusted, refused
 from signing.bundle.reader import BundleReader
@@ -355,16 +354,15 @@ class BundleImporter:
             heads = await imports.lock_heads(connection, sorted({entry.tenant_id for entry in batch}))
             self._check_heads(heads)
             # 2. what the chains hold of the batch, and the rest chained
-            decided, states = await _meet(connection, batch, heads)
-            await asyncio.to_thread(chain, decided, Grower(growth, heads, states, self._linkers))
+            decided = decide(batch, await _standing(connection, batch))
+            check_beginnings(decided.placed, _ends(heads))
+            await asyncio.to_thread(chain, decided, Grower(growth, heads, self._linkers))
+            changed = await imports.count_untouched(connection, decided.jobs(), progress.from_seqs)
             # 3. store
             if decided.placed:
                 await chaining.copy_entries(connection, growth.log_rows)
-                await chaining.finish(connection, growth.heads(), growth.job_rows())
+                await chaining.move_heads(connection, growth.heads())
             conflicts = _listed(outcome, decided)
-            changed = sum(
-                job not in states or states[job].last_seq <= progress.from_seqs[job[0]] for job in growth.job_states
-            )
             if is_tracked:
                 await imports.advance(
                     connection,
@@ -388,7 +386,7 @@ class BundleImporter:
     async def _pretend(self, bundles: _Set) -> Imported:
         """As ``_store``, onto the heads as they are now, and none of it stored."""
         outcome = Imported(bundles.bundles, bundles.entries)
-        touched: set[JobKey] = set()
+        touched: set[tuple[str, str]] = set()
         before: dict[str, dict[str, Event]] = {}
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
@@ -403,8 +401,8 @@ class BundleImporter:
                     here |= {hlc: event for hlc, event in before.get(tenant_id, {}).items() if hlc not in here}
                 decided = decide(batch, standing)
                 check_beginnings(decided.placed, _ends(outcome.heads))
-                await asyncio.to_thread(chain, decided, Grower(growth, outcome.heads, {}, self._linkers))
-                touched |= growth.job_states.keys()
+                await asyncio.to_thread(chain, decided, Grower(growth, outcome.heads, self._linkers))
+                touched |= decided.jobs()
                 before = standing
                 outcome.conflicts = _listed(outcome, decided)
                 outcome.imported += len(decided.placed)
@@ -473,16 +471,6 @@ async def _standing(connection: Connection, batch: Sequence[Incoming]) -> dict[s
 
 def _ends(heads: Mapping[str, ChainHead]) -> dict[str, tuple[int, str | None]]:
     return {tenant: (head.seq, head.chain_link) for tenant, head in heads.items()}
-
-
-async def _meet(
-    connection: Connection, batch: Sequence[Incoming], heads: Mapping[str, ChainHead]
-) -> tuple[Decided, dict[JobKey, jobs.JobState]]:
-    """What becomes of the batch, and the stored states of the jobs it touches."""
-    decided = decide(batch, await _standing(connection, batch))
-    check_beginnings(decided.placed, _ends(heads))
-    states = await chaining.load_job_states(connection, sorted(decided.jobs())) if decided.placed else {}
-    return decided, states
 
 
 def _listed(outcome: Imported, decided: Decided) -> list[Mapping[str, Any]]:

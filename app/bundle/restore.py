@@ -7,7 +7,7 @@ One bundle, in one transaction::
 
     1. the head is locked; the bundle begins no later than right behind it
     2. where bundle and chain meet they have the same link, so they have the same history
-    3. entries behind the head are copied as they are, and merged into the states of their jobs
+    3. entries behind the head are copied as they are; followers come behind at the next start
     4. snapshots that follow the last one stored come back too
 
 Verifying the bundle, its signatures too, comes before all of that and is the caller's part.
@@ -22,7 +22,7 @@ from app.store import chaining, imports
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, head_of
-from ledger.bundle.rows import CHAIN_LINK, JOB_ID, PREV_CHAIN_LINK
+from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import EntryRow
@@ -95,10 +95,8 @@ async def _check_joint(connection: Connection, reader: BundleReader, head: Chain
 
 async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows: Sequence[EntryRow]) -> ChainHead:
     """Add these rows, which follow on ``head``, as they are; the new head."""
-    touched = sorted({(tenant_id, row[JOB_ID]) for row in rows})
-    states = await chaining.load_job_states(connection, touched)
     growth = Growth()
-    grower = Grower(growth, {tenant_id: head}, states, {})
+    grower = Grower(growth, {tenant_id: head}, {})
     for seq, t_hlc, _, _, _, job_id, action, version, prev, link, _, payload, origin in rows:
         grower.keep(
             tenant_id,
@@ -112,7 +110,7 @@ async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows:
         )
     grower.finish()
     await chaining.copy_entries(connection, growth.log_rows)
-    await chaining.finish(connection, growth.heads(), growth.job_rows())
+    await chaining.move_heads(connection, growth.heads())
     return head_of(growth.links[tenant_id])
 
 

@@ -3,9 +3,9 @@
 For each batch, in one Postgres transaction::
 
     1. pass the fence (wal_positions: my epoch, the chained LSN I left) and lock the touched heads in tenant order
-    2. give new tenants their head; read which keyed lines are chained; read the touched job states
-    3. decide duplicates, assign seq, link, merge job state          (pure, app.pending.linking)
-    4. COPY the rows, store the keyed lines, move the heads, store the job states
+    2. give new tenants their head; read which keyed lines are chained
+    3. decide duplicates, assign seq, link                           (pure, app.pending.linking)
+    4. COPY the rows, store the keyed lines, move the heads
     5. commit; only then do outcomes resolve and the chained watermark rise
 
 When a full batch waits behind this one, steps 2 and 3 of that are done while Postgres stores this one (4); the
@@ -47,7 +47,6 @@ import structlog
 from app.chain import previous
 from app.chain.fence import is_moved
 from app.chain.linking_ahead import LinkingAhead
-from app.chain.previous import JobStateCache
 from app.metrics import Metrics
 from app.node.state import Node
 from app.pending.backlog import Backlog, Pending
@@ -114,8 +113,7 @@ class Appender:
         self._on_chained = on_chained
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
-        self._states = JobStateCache()
-        self._ahead = LinkingAhead(pool, self._states, self._linkers)
+        self._ahead = LinkingAhead(pool, self._linkers)
         self._is_returning = False
         """Whether the last batch held records that were in the chain already, imported while this node was away: then
         the next one probably does too, and what stands in the chain is looked up first."""
@@ -233,7 +231,7 @@ class Appender:
             self._retry_later(error)
             return False
         for tenant_id in sorted(locked):
-            reason = "another session keeps its row of scheduler.chain_heads or scheduler.jobs locked (see pg_locks)"
+            reason = "another session keeps its row of scheduler.chain_heads locked (see pg_locks)"
             self._quarantine.begin_wait(tenant_id, reason, self._backlog)
             self._try_locked_soon()
         return bool(locked)
@@ -241,8 +239,7 @@ class Appender:
     async def _locked_of(self, batch: Sequence[Pending]) -> set[str]:
         tenants = {pending.tenant_id for pending in batch}
         tenants |= {begun for pending in batch if (begun := tenant_begun_by(pending))}
-        jobs = {(pending.tenant_id, pending.job_id) for pending in batch}
-        locked = await chaining.locked_tenants(await self._connected(), sorted(tenants), sorted(jobs))
+        locked = await chaining.locked_tenants(await self._connected(), sorted(tenants))
         return locked & {pending.tenant_id for pending in batch}
 
     def _try_locked_soon(self) -> None:
@@ -279,7 +276,6 @@ class Appender:
         self._is_returning = linked.is_returning
         for tenant_id, t_hlc, lsn in linked.conflicts:
             log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
-        self._states.commit(linked)
         for tenant, links in linked.links.items():
             self._heads[tenant] = head_of(links)
         self._metrics.chain_entries.inc(len(linked.log_rows))
@@ -397,7 +393,7 @@ class Appender:
             is_moved(position, self._node, new_lsn, self._metrics)
             raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
 
-        # 2. what the batch meets: tenants, keys, jobs
+        # 2. what the batch meets: tenants, keys
         new_tenants: set[str] = set()
         if missing := (tenants | begun) - heads.keys():
             self._check_never_seen(missing)
@@ -410,7 +406,6 @@ class Appender:
             heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)
         self.check_heads(heads)
         await self._learn_time(connection, heads)
-        self._states.begin(heads)
 
         # 3. decide and link, unless that was done ahead
         linked = None
@@ -426,7 +421,6 @@ class Appender:
                 heads=heads,
                 new_tenants=new_tenants,
                 chained_keys=await previous.chained_keys(connection, batch),
-                job_states=await previous.job_states(connection, batch, self._states, {}),
                 linkers=self._linkers,
                 chained=chained,
                 refused_sqlstate=refused_sqlstate,
@@ -441,7 +435,7 @@ class Appender:
         if linked.idempotency_rows:
             await idempotency.store_lines(connection, linked.idempotency_rows)
         if linked.links:
-            await chaining.finish(connection, linked.heads(), linked.job_rows())
+            await chaining.move_heads(connection, linked.heads())
         return linked
 
     def _link_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:

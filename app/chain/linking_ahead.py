@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import asyncpg
 
 from app.chain import previous
-from app.chain.previous import JobStateCache
 from app.pending.backlog import Pending
 from app.pending.linking import LinkedBatch, link_batch, tenant_begun_by
 from app.store.chaining import ChainHead
@@ -32,11 +31,10 @@ class _LinkedAhead:
 
 
 class LinkingAhead:
-    """Links one batch at a time. ``states`` and ``linkers`` are those of the appender, which keeps them up to date."""
+    """Links one batch at a time. ``linkers`` are those of the appender, which keeps them up to date."""
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], states: JobStateCache, linkers: dict[str, Linker]) -> None:
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], linkers: dict[str, Linker]) -> None:
         self._pool = pool
-        self._states = states
         self._linkers = linkers
         self._task: asyncio.Task[_LinkedAhead | None] | None = None
 
@@ -77,14 +75,11 @@ class LinkingAhead:
         try:
             async with reading(self._pool) as connection:
                 keys = await previous.chained_keys(connection, batch)
-                states = await previous.job_states(connection, batch, self._states, before.job_states)
         except DatabaseUnavailableError:
             return None
         for name, winners in before.winners.items():
             keys.setdefault(name, {}).update(winners)
-        linked = link_batch(
-            batch, heads=heads, new_tenants=set(), chained_keys=keys, job_states=states, linkers=self._linkers
-        )
+        linked = link_batch(batch, heads=heads, new_tenants=set(), chained_keys=keys, linkers=self._linkers)
         return _LinkedAhead(batch, heads, linked)
 
 

@@ -117,6 +117,14 @@ class ConsistencyAnswer(Answer):
     staleness_ms: int
 
 
+class ListConsistencyAnswer(ConsistencyAnswer):
+    """As ``ConsistencyAnswer``, and up to which entry of the tenant's chain the list knows, which ends at
+    ``head_seq``."""
+
+    as_of_seq: int
+    head_seq: int
+
+
 class LostTo(Answer):
     """The event that was chained first under the same Idempotency-Key."""
 
@@ -179,7 +187,7 @@ class JobList(Answer):
 
     items: list[ListedJobAnswer]
     next_cursor: str | None
-    consistency: ConsistencyAnswer
+    consistency: ListConsistencyAnswer
 
 
 class JobEventAnswer(Answer):

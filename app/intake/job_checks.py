@@ -45,6 +45,7 @@ class JobChecks:
 
     def __init__(self, node: Node, job_index: JobIndex, find_jobs: JobLookup) -> None:
         self._jobs = job_index
+        self._node = node
         self._find_jobs = find_jobs
         self._made_here = re.compile(rf"{re.escape(node.region)}-[0-9]+-{re.escape(node.gate)}-[0-9]+")
         """Job ids that this node makes; a caller who brought one could meet a job made later."""
@@ -64,20 +65,25 @@ class JobChecks:
         wanted = self._wanted(created, unknown, requested)
         if not wanted:
             return
+        doubted, chained_lsn = self._jobs.undoubt(wanted), self._node.chained.lsn
         try:
             found = await self._find_jobs(wanted)
         except DatabaseUnavailableError:
-            # A creation needs no job to be there: it is durable while Postgres is away.
-            if unknown:
+            self._jobs.doubt(doubted)
+            # A creation needs no job to be there, and a known job is: both are durable while Postgres is away.
+            if not unknown.keys() <= doubted:
                 raise
             found = {}
         for job, chained in found.items():
+            if job in doubted:
+                self._jobs.chained(*job, chained.fence_token, chained.ended, chained_lsn)
             if chained.is_made:
                 self._jobs.learn(*job, chained.fence_token, chained.ended, chained.creation)
         for job, number in unknown.items():
-            if job not in found:
+            known = self._jobs.get(*job)
+            if job not in found and known is None:
                 raise _not_found(job, number, in_lines)
-            if (ended := found[job].ended) is not None:
+            if (ended := found[job].ended if known is None else known.ended) is not None:
                 raise _ended(job[1], ended, number, in_lines)
         self._check_creations(drafts, created, in_lines=in_lines)
 
@@ -103,14 +109,15 @@ class JobChecks:
         if is_creation and self._made_here.fullmatch(draft.job_id) is not None:
             raise _taken(draft.job_id, number, in_lines)
         known = self._jobs.get(*job)
-        if known is not None and known.ended is not None:
+        is_doubtful = known is not None and known.is_doubtful and not is_creation
+        if known is not None and known.ended is not None and not is_doubtful:
             raise _ended(draft.job_id, known.ended, number, in_lines)
         if is_creation:
             creation = creation_of(draft)
             for first in (None if known is None else known.creation, created.setdefault(job, creation)):
                 if _differ(first, creation):
                     raise _exists(job, number, in_lines)
-        elif known is None and job not in created:
+        elif (known is None or is_doubtful) and job not in created:
             unknown.setdefault(job, number)
 
     def _wanted(self, created: Created, unknown: Unknown, requested: Durability) -> list[tuple[str, str]]:
@@ -122,7 +129,7 @@ class JobChecks:
 
     def _knows(self, job: tuple[str, str]) -> bool:
         known = self._jobs.get(*job)
-        return known is not None and known.creation is not None
+        return known is not None and known.creation is not None and not known.is_doubtful
 
     def _check_creations(self, drafts: Sequence[Draft], created: Created, *, in_lines: bool) -> None:
         """Refuse, now that the chain was asked, what was created otherwise or has ended."""

@@ -8,6 +8,7 @@ early.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final
 
 from ledger.machines.jobs import COMPLETED, ended_text
@@ -22,16 +23,18 @@ class KnownJob:
 
     ``fence_token`` is the highest fence seen; ``ended`` why it takes no more events, None while it does; ``ended_lsn``
     the LSN of the record that this is known by before it is chained, 0 when it is known from the chain; ``creation``
-    its creation as ``creation_digest`` has it, None where it is not known, or cannot be compared.
+    its creation as ``creation_digest`` has it, None where it is not known, or cannot be compared. With ``is_doubtful``
+    entries were chained since that may say otherwise of ``ended``: the chain is to be asked.
     """
 
-    __slots__ = ("creation", "ended", "ended_lsn", "fence_token")
+    __slots__ = ("creation", "ended", "ended_lsn", "fence_token", "is_doubtful")
 
     def __init__(self, fence_token: int) -> None:
         self.fence_token = fence_token
         self.ended: str | None = None
         self.ended_lsn = 0
         self.creation: str | None = None
+        self.is_doubtful = False
 
 
 class JobIndex:
@@ -68,6 +71,19 @@ class JobIndex:
         known = self._known(tenant_id, job_id, fence_token, None)
         if ended is not None or known.ended_lsn <= upto_lsn:
             known.ended, known.ended_lsn = ended, 0
+
+    def doubt(self, jobs: Iterable[tuple[str, str]]) -> None:
+        """What was chained may have ended these jobs, or shown that they have not: ask the chain when one is needed."""
+        for job in jobs:
+            if (known := self._jobs.get(job)) is not None:
+                known.is_doubtful = True
+
+    def undoubt(self, jobs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """The chain is asked about these jobs; returns those that were doubtful."""
+        doubted = {job for job in jobs if (known := self._jobs.get(job)) is not None and known.is_doubtful}
+        for job in doubted:
+            self._jobs[job].is_doubtful = False
+        return doubted
 
     def forget(self, tenant_id: str, job_id: str) -> None:
         """An event of the job was refused after it was entered: ask the chain when the job is needed again."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from app.background.turns import LINES_PER_TURN, Turn
 from app.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
@@ -27,8 +27,6 @@ from app.intake.keyed import KeyedRequests
 from app.intake.system_entries import SystemEntries, WalAppend, record_of
 from app.node.state import Node
 from app.pending.backlog import (
-    FACTS_KEPT_BYTES_MAX,
-    FACTS_KEPT_ENTRIES_MAX,
     Backlog,
     Pending,
     record_bytes_of,
@@ -37,7 +35,9 @@ from app.pending.keyed_entry import check_lines, gone
 from app.pending.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
 from app.pending.quarantine import Quarantine
 from app.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
+from app.store.chaining import LOG_COLUMNS
 from app.store.growth import Growth
+from app.store.job_table import JobKey
 from ledger import canonical, keyed
 from ledger.chain import record
 from ledger.errors import (
@@ -47,14 +47,13 @@ from ledger.errors import (
 from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, Durability, SystemAction
+from ledger.machines.jobs import ENDING
 
 FIRST_FENCE_TOKEN = 1
 """Fence of a job whose creator named none."""
 
-Facts = dict[str, object] | None
-"""A payload before it is encoded, None where it is not kept: see ``Pending.facts``."""
-
 _ENDS = frozenset({"JobCompleted", "JobFailed", "JobTimedOut"})
+_TENANT, _JOB, _ACTION = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id", "action"))
 
 
 class Submitter:
@@ -218,16 +217,22 @@ class Submitter:
             )
 
     def chained(self, linked: LinkedBatch) -> None:
-        """Learn from what was chained which jobs take no more events, and which still do."""
+        """Forget the jobs of events that were refused; doubt what is known of those that may have ended."""
         for tenant_id, job_id in linked.refused_jobs:
             self._jobs.forget(tenant_id, job_id)
-        self._learn_chained(linked, linked.last_lsn)
+        self._jobs.doubt((row[_TENANT], row[_JOB]) for row in linked.log_rows if row[_ACTION] in ENDING)
 
-    def _learn_chained(self, growth: Growth, upto_lsn: int) -> None:
-        for (tenant_id, job_id), state in growth.job_states.items():
-            ended = jobs.ended_text(jobs.status(state), state.refused)
-            if ended is not None or self._jobs.get(tenant_id, job_id) is not None:
-                self._jobs.chained(tenant_id, job_id, state.fence, ended, upto_lsn)
+    def imported(self, growth: Growth) -> None:
+        """Doubt what is known of the jobs that something was imported of."""
+        self._jobs.doubt((row[_TENANT], row[_JOB]) for row in growth.log_rows)
+
+    def followed(self, states: Mapping[JobKey, jobs.JobState], covered_lsn: Mapping[str, int]) -> None:
+        """Learn from what the chain says of jobs now which of those that are known take no more events, and which still
+        do. ``covered_lsn``, by tenant, is up to which LSN the records of this node are part of that."""
+        for (tenant_id, job_id), state in states.items():
+            if self._jobs.get(tenant_id, job_id) is not None:
+                ended = jobs.ended_text(jobs.status(state), state.refused)
+                self._jobs.chained(tenant_id, job_id, state.fence, ended, covered_lsn.get(tenant_id, 0))
 
     def became_durable(self, lsn: int) -> float | None:
         """Seconds from queueing until durable of the one record being watched, once ``lsn`` has reached it."""
@@ -235,11 +240,6 @@ class Submitter:
             return None
         queued_s, self._watched = self._watched[1], None
         return time.perf_counter() - queued_s
-
-    def imported(self, growth: Growth) -> None:
-        """Learn from what was imported which of the jobs that this node knows take no more events."""
-        known = {job: state for job, state in growth.job_states.items() if self._jobs.get(*job) is not None}
-        self._learn_chained(Growth(job_states=known), self._node.chained.lsn)
 
     # --- entering: the one synchronous step -------------------------------------------------------
 
@@ -293,9 +293,9 @@ class Submitter:
         key: record.IdempotencyKey | None,
         fences: dict[tuple[str, str], int] | None = None,
         number: int | None = None,
-    ) -> tuple[int, bytes, Facts, str | None]:
-        """Fence token, canonical payload, what it encodes, and its ``creation_of`` where others may create the job too;
-        ``fences`` carries what earlier lines of the request chose."""
+    ) -> tuple[int, bytes, str | None]:
+        """Fence token, canonical payload, and its ``creation_of`` where others may create the job too; ``fences``
+        carries what earlier lines of the request chose."""
         tenant_id, job_id, event, fields, fence_token, _, _, seal = draft
         job = (tenant_id, job_id or "")
         if fence_token is None:
@@ -313,11 +313,11 @@ class Submitter:
             reason = f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self._record_bytes_max}"
             raise RecordTooLargeError(reason) if number is None else InvalidEventError(reason, number + 1)
         creation = creation_of(draft) if event.name == CREATED and job_id is not None else None
-        return fence_token, payload, facts if seal is None and len(payload) <= FACTS_KEPT_BYTES_MAX else None, creation
+        return fence_token, payload, creation
 
     def _enter(
         self,
-        events: Sequence[tuple[Draft, int, bytes, Facts, str | None, record.IdempotencyKey | None]],
+        events: Sequence[tuple[Draft, int, bytes, str | None, record.IdempotencyKey | None]],
         answered_early: bool,
     ) -> list[Pending]:
         """Draw HLC and LSN together and queue the records: WAL order is HLC order.
@@ -330,8 +330,7 @@ class Submitter:
         queued: list[Pending] = []
         records: list[tuple[Hlc, int, bytes]] = []
         begun: set[str] = set()
-        keeps_facts = len(self._backlog) < FACTS_KEPT_ENTRIES_MAX
-        for draft, fence_token, payload, facts, _, key in events:
+        for draft, fence_token, payload, _, key in events:
             tenant_id, job_id, event = draft[:3]
             if tenant_id not in self._tenants and tenant_id not in begun:
                 begun.add(tenant_id)
@@ -345,9 +344,8 @@ class Submitter:
                 job_id = f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
             if draft.seal is not None:
                 payload = _sealed(draft, fence_token, hlc.text(), key)
-            kept = facts if keeps_facts else None
             kind = event.record_type
-            pending = Pending(lsn, epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early, kept)
+            pending = Pending(lsn, epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early)
             entered.append(pending)
             queued.append(pending)
             records.append((hlc, kind, record.encode(pending)))
@@ -356,7 +354,7 @@ class Submitter:
         assert first_lsn == queued[0].lsn
         self._backlog.add(queued)
         self._tenants |= begun
-        for pending, (draft, fence_token, _, _, creation, _) in zip(entered, events, strict=True):
+        for pending, (draft, fence_token, _, creation, _) in zip(entered, events, strict=True):
             name = draft.event.name
             self._jobs.entered(
                 pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=name in _ENDS, creation=creation

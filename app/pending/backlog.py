@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
 
 from app.store.growth import ChainPosition
@@ -38,14 +38,12 @@ class Pending:
     """One event between WAL and chain. ``outcome`` resolves once it is chained, never before.
 
     ``answered_early`` says that the event may have been acknowledged before it is chained: then something of it must
-    be. ``facts`` is the payload before it was encoded, None when it must be parsed. ``refusal`` is why another entry
-    stands in its place, or none; it is known once the event is chained.
+    be. ``refusal`` is why another entry stands in its place, or none; it is known once the event is chained.
     """
 
     __slots__ = (
         "answered_early",
         "epoch",
-        "facts",
         "hlc",
         "idempotency",
         "job_id",
@@ -69,7 +67,6 @@ class Pending:
         idempotency: IdempotencyKey | None,
         outcome: asyncio.Future[ChainPosition] | None,
         answered_early: bool = True,
-        facts: Mapping[str, object] | None = None,
     ) -> None:
         self.lsn = lsn
         self.epoch = epoch
@@ -81,7 +78,6 @@ class Pending:
         self.idempotency = idempotency
         self.outcome = outcome
         self.answered_early = answered_early
-        self.facts = facts
         self.refusal: LedgerError | None = None
 
 

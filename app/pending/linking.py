@@ -1,7 +1,7 @@
 """Turning a batch of pending events into rows of the log, in memory, before Postgres sees any of it.
 
-Decides duplicates, assigns ``seq``, links, and merges job state. A pure function of the batch, the locked
-heads, the keys already chained and the stored job states; the appender runs it inside its transaction.
+Decides duplicates, assigns ``seq`` and links. A pure function of the batch, the locked heads and the keys already
+chained; the appender runs it inside its transaction.
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ def link_batch(
     heads: Mapping[str, ChainHead],
     new_tenants: set[str],
     chained_keys: Mapping[RequestName, Mapping[int, KeyWinner]],
-    job_states: Mapping[tuple[str, str], jobs.JobState],
     linkers: dict[str, Linker],
     chained: Mapping[str, Chained] | None = None,
     refused_sqlstate: str | None = None,
@@ -116,7 +115,6 @@ def link_batch(
         heads: locked head of every tenant in the batch.
         new_tenants: tenants whose head was created in this transaction.
         chained_keys: what every keyed request in the batch has in the chain.
-        job_states: stored state of every job in the batch that has one.
         linkers: per-tenant linkers, filled as needed.
         chained: when some of the batch came into the chain by another way, what stands there, by tenant and HLC.
         refused_sqlstate: when given, the batch is one event that Postgres refused with this code, and
@@ -126,7 +124,7 @@ def link_batch(
     linked = LinkedBatch(last_lsn=batch[-1].lsn)
     keys_in_batch = linked.winners
     awaited: list[tuple[int, str, int]] = []
-    grower = Grower(linked, heads, job_states, linkers)
+    grower = Grower(linked, heads, linkers)
     events_there = events_of(chained or {})
     for pending in batch:
         tenant_id = pending.tenant_id
@@ -153,10 +151,9 @@ def link_batch(
         hlc = pending.hlc
         if why is None:
             job_id, action, payload = pending.job_id, ACTIONS[pending.record_type], pending.payload
-            facts = pending.facts
         else:
             job_id = pending.job_id if lost is not None else refused_job_id(pending.job_id)
-            action, facts = SystemAction.REFUSED.value, None
+            action = SystemAction.REFUSED.value
             payload = refused_payload(pending, why)
         stands = None
         if chained:
@@ -173,13 +170,13 @@ def link_batch(
                 linked.conflicts.append((tenant_id, event.t_hlc, pending.lsn))
                 if why is None:
                     action = SystemAction.CONFLICT.value
-                    payload, facts = conflict_payload(event, pending.payload.decode(), kept_digest), None
+                    payload = conflict_payload(event, pending.payload.decode(), kept_digest)
         place: ChainPosition | None = None
         if stands is not None:
             place = ChainPosition(*stands[:3])
             seq = place.seq
         else:
-            seq = grower.append(tenant_id, hlc, job_id, action, payload, facts=facts)
+            seq = grower.append(tenant_id, hlc, job_id, action, payload)
             if why is not None:
                 linked.refused_jobs.append((tenant_id, pending.job_id))
                 if lost is None:

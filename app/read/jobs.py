@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from app.read.consistency import ReadLevel, UnfitError
 from app.read.copies import PRIMARY
-from app.store import chain_reads, reads
+from app.store import job_table, reads
 from app.store.reading import reading
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from app.read.copies import Copies
     from app.read.replicas import Judge, Source
     from app.read.revealing import Revealing
-    from app.store import Connection
+    from app.store.following import Place
     from app.store.reading import Pool
     from app.store.reads import CreatedHlc
     from ledger.hlc import Hlc
@@ -39,9 +41,11 @@ class Page(NamedTuple):
 class JobReader:
     """Reads jobs as the API shows them."""
 
-    def __init__(self, copies: Copies, revealing: Revealing) -> None:
+    def __init__(self, copies: Copies, revealing: Revealing, hurry: Callable[[str], None]) -> None:
+        """``hurry`` asks for a tenant's chain to be followed now: somebody waits for a list of its jobs."""
         self._copies = copies
         self._revealing = revealing
+        self._hurry = hurry
 
     async def read(self, tenant_id: str | None, job_id: str, promise: Promise, as_of: Hlc | None) -> dict[str, Any]:
         """The job as ``GET /v1/jobs/{job_id}`` shows it, or as it was at ``as_of``.
@@ -62,15 +66,15 @@ class JobReader:
             async with reading(pool, snapshot=as_of is not None) as connection:
                 if as_of is not None:
                     await self._copies.judged(connection, promise, judge)
-                    state = await _state_as_of(connection, of_tenant, job_id, as_of)
+                    state = await job_table.state_as_of(connection, of_tenant, job_id, as_of)
                     refusal = await reads.find_refusal(connection, of_tenant, job_id)
                     if refusal is not None and refusal.hlc > as_of:
                         refusal = None
                 else:
                     asked = self._copies.asked_of(promise)
-                    stored, has_refusals, seen = await reads.job_state_and_seen(connection, of_tenant, job_id, *asked)
+                    parts, has_refusals, seen = await reads.job_parts_and_seen(connection, of_tenant, job_id, *asked)
                     judge(seen)
-                    state = None if stored is None else state_of(of_tenant, stored)
+                    state = None if parts is None else await job_table.merged(connection, parts)
                     refusal = await reads.find_refusal(connection, of_tenant, job_id) if has_refusals else None
                 others = list(state.others.values()) if state is not None else []
                 found = await reads.creations(connection, of_tenant, job_id, others) if others else []
@@ -103,25 +107,37 @@ class JobReader:
     ) -> Page:
         """Jobs of the tenant, newest first, created at ``since`` or later and before ``below``.
 
+        A list is of the job table. All levels but EVENTUAL wait until that has followed the chain as far as it was when
+        they first looked; how far it has, the answer says.
+
         Raises:
             TenantNotFoundError: there is no such tenant; errors else as ``read``.
         """
         self._copies.check_whole(tenant_id, promise)
+        awaited = _AwaitedEnd(promise)
 
-        async def look(pool: Pool, judge: Judge) -> reads.JobPage | None:
+        async def look(pool: Pool, judge: Judge) -> tuple[reads.JobPage, Place] | None:
             async with reading(pool, snapshot=True) as connection:
                 await self._copies.judged(connection, promise, judge)
-                page = await reads.list_jobs(connection, tenant_id, status, since, below, limit)
-                exists = page.states or await chain_reads.tenant_exists(connection, tenant_id)
-                return page if exists else None
+                place = await job_table.place(connection, tenant_id)
+                if place is None:
+                    return None
+                if not awaited.is_reached(place):
+                    self._hurry(tenant_id)
+                    raise UnfitError
+                if place.is_begun:
+                    return reads.JobPage([], None, False), place
+                return await reads.list_jobs(connection, tenant_id, status, since, below, limit), place
 
-        page, source = await self._copies.read(look, promise)
+        found, source = await self._copies.read(look, promise)
         self._copies.check_whole(tenant_id, promise)
-        if page is None:
+        if found is None:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
+        page, place = found
         states = await self._revealing.states(tenant_id, [state_of(tenant_id, state) for state in page.states])
         items = [{"tenant_id": tenant_id, **jobs.view(state)} for state in states]
-        return Page(items, page.last_created if page.more else None, _kept(promise, source))
+        as_of = {"as_of_seq": place.seq, "head_seq": place.head_seq}
+        return Page(items, page.last_created if page.more else None, _kept(promise, source) | as_of)
 
     async def list_events(
         self, tenant_id: str, job_id: str, promise: Promise, after: CreatedHlc | None, limit: int
@@ -187,6 +203,26 @@ class JobReader:
         return tenants[0]
 
 
+class _AwaitedEnd:
+    """The end of the chain that a list waits for: the one that was seen first. Where the promise bounds how old that
+    may be, one that was seen longer ago does not do."""
+
+    def __init__(self, promise: Promise) -> None:
+        self._level = promise.level
+        self._age_max_s = promise.max_staleness_ms / 1000
+        self._seen: tuple[int, float] | None = None
+
+    def is_reached(self, place: Place) -> bool:
+        """Whether a table that is at ``place`` can be listed."""
+        if self._level is ReadLevel.EVENTUAL:
+            return True
+        now_s = time.monotonic()
+        is_bounded = self._level is ReadLevel.BOUNDED_STALENESS
+        if self._seen is None or (is_bounded and now_s - self._seen[1] > self._age_max_s):
+            self._seen = place.head_seq, now_s
+        return place.seq >= self._seen[0]
+
+
 def _behind(source: Source) -> str:
     """What a copy that is not the primary adds to saying that something is not there."""
     return "" if source is PRIMARY else f" (says {source.name}, {source.staleness_ms} ms behind)"
@@ -210,16 +246,6 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
     }
 
 
-async def _state_as_of(connection: Connection, tenant_id: str, job_id: str, as_of: Hlc) -> State:
-    """What the events of the job with an HLC up to ``as_of`` say together."""
-    state: State = None
-    async for event in reads.job_events_up_to(connection, tenant_id, job_id, as_of):
-        fact = _fact_of(event, tenant_id, job_id)
-        if fact is not None:
-            state = fact if state is None else jobs.merge(state, fact)
-    return state
-
-
 def state_of(tenant_id: str, stored: str) -> jobs.JobState:
     """The state that a row of ``jobs`` holds.
 
@@ -230,11 +256,3 @@ def state_of(tenant_id: str, stored: str) -> jobs.JobState:
         return jobs.from_json(stored)
     except InvalidInputError as error:
         raise ChainDamagedError(tenant_id, f"a stored job state is none: {error}") from error
-
-
-def _fact_of(event: reads.EventRow, tenant_id: str, job_id: str) -> State:
-    hlc = (event.hlc_physical, event.hlc_logical, event.hlc_node)
-    payload = orjson.loads(event.payload)
-    if not isinstance(payload, dict):
-        raise ChainDamagedError(tenant_id, f"the payload of seq {event.seq} is no object")
-    return jobs.fact_of(event.action, payload, hlc, event.payload_digest, job_id, event.seq)

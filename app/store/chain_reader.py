@@ -62,9 +62,16 @@ _SNAPSHOTS = (
     " WHERE tenant_id = $1 AND (from_seq >= $2 AND to_seq <= $3 OR from_seq IS NULL OR to_seq IS NULL)"
     " ORDER BY from_seq, to_seq, id"
 )
-_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1{{part}} ORDER BY job_id, ctid"
+# The job table is compared with the entries that it has followed.
+_FOLLOWED = (
+    "(SELECT seq FROM scheduler.follower_positions WHERE follower = 'jobs' AND tenant_id = $1 ORDER BY ctid LIMIT 1)"
+)
+_JOBS = (
+    f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL{{part}}"
+    " ORDER BY job_id, ctid"
+)
 _ENTRIES_BY_JOB = (
-    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1{{part}}"
+    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= {_FOLLOWED}{{part}}"
     " ORDER BY job_id, seq, ctid"
 )
 _JOB_BORDERS = (
@@ -146,11 +153,11 @@ class PostgresChainReader:
         return self._batches(_ENVELOPE, SNAPSHOTS_A_BATCH, _SNAPSHOTS, *bounds)
 
     def jobs(self, part: JobRange = ALL_JOBS) -> AsyncIterator[Sequence[Sequence[Any]]]:
-        """Batches of stored jobs by job id."""
+        """Batches of stored jobs by job id, none where the job table has not followed the chain."""
         return self._in_turns(_STATE, FOLDED_A_BATCH, _JOBS.format(part=part.condition), *part.bounds)
 
     def entries_by_job(self, part: JobRange = ALL_JOBS) -> AsyncIterator[Sequence[Sequence[Any]]]:
-        """Batches of entries by job id and seq."""
+        """Batches of the entries that the job table has followed, by job id and seq."""
         return self._in_turns(
             _FOLDED_PAYLOAD, FOLDED_A_BATCH, _ENTRIES_BY_JOB.format(part=part.condition), *part.bounds
         )

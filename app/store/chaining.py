@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncpg
-import structlog
 
 from ledger.chain.conflict import Event
-from ledger.errors import ChainDamagedError, InvalidInputError
-from ledger.machines.jobs import JobState, from_json
-from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
+from ledger.errors import ChainDamagedError
+from ledger.verification import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
     from app.store import Connection
 
-log = structlog.get_logger()
-
 LOG_COLUMNS = ("tenant_id", *ENTRY_COLUMNS)
 """Columns of one new row, in the order of the tuples given to ``copy_entries``."""
-
-MERGED_JOB_COLUMNS = ("tenant_id", *JOB_COLUMNS)
 
 LOCK_TIMEOUT_S = 2.0
 """Longest that a chaining transaction waits for a row: nodes and imports hold one for a fraction of that."""
@@ -48,31 +41,12 @@ UNION ALL
 SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM heads
 """
 
-_FINISH = """
-WITH moved AS (
-    UPDATE scheduler.chain_heads AS h
-       SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc,
-           updated_at = now()
-      FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
-           AS n(tenant_id, head_seq, head_chain_link, head_hlc)
-     WHERE h.tenant_id = n.tenant_id
-    RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
-), stored AS (
-INSERT INTO scheduler.jobs AS j
-       (tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state)
-SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state::json
-  FROM unnest($5::text[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::text[], $11::bigint[],
-              $12::text[])
-       AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state)
-    ON CONFLICT (tenant_id, job_id) DO UPDATE
-       SET status = excluded.status, created_physical = excluded.created_physical,
-           created_logical = excluded.created_logical, created_node = excluded.created_node,
-           last_seq = excluded.last_seq, state = excluded.state, updated_at = now()
-    RETURNING j.tenant_id
-)
-SELECT tenant_id, head_seq, head_chain_link, head_hlc, NULL AS jobs FROM moved
-UNION ALL
-SELECT tenant_id, NULL, NULL, NULL, count(*) FROM stored GROUP BY tenant_id
+_MOVE_HEADS = """
+UPDATE scheduler.chain_heads AS h
+   SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
+  FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[]) AS n(tenant_id, head_seq, head_chain_link, head_hlc)
+ WHERE h.tenant_id = n.tenant_id
+RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
 """
 
 _STORED_ENTRIES = """
@@ -160,31 +134,17 @@ async def advance_and_lock(
     return heads if passed else None
 
 
-async def locked_tenants(
-    connection: Connection, tenant_ids: Sequence[str], jobs: Sequence[tuple[str, str]]
-) -> set[str]:
-    """Which of these tenants have their head, or the row of one of these (tenant, job id), locked by another session
-    now. Nothing stays locked."""
+async def locked_tenants(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
+    """Which of these tenants have their head locked by another session now. Nothing stays locked."""
     rows = await connection.fetch(
         """
-        WITH free_heads AS MATERIALIZED (
+        WITH free AS MATERIALIZED (
             SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) FOR UPDATE SKIP LOCKED
-        ), free_jobs AS MATERIALIZED (
-            SELECT j.tenant_id, j.job_id
-              FROM unnest($2::text[], $3::text[]) AS wanted(tenant_id, job_id)
-              JOIN scheduler.jobs j USING (tenant_id, job_id) FOR UPDATE OF j SKIP LOCKED
         )
-        SELECT h.tenant_id FROM scheduler.chain_heads h
-         WHERE h.tenant_id = ANY($1::text[]) AND h.tenant_id NOT IN (SELECT tenant_id FROM free_heads)
-        UNION
-        SELECT j.tenant_id
-          FROM unnest($2::text[], $3::text[]) AS wanted(tenant_id, job_id)
-          JOIN scheduler.jobs j USING (tenant_id, job_id)
-         WHERE (j.tenant_id, j.job_id) NOT IN (SELECT tenant_id, job_id FROM free_jobs)
+        SELECT tenant_id FROM scheduler.chain_heads
+         WHERE tenant_id = ANY($1::text[]) AND tenant_id NOT IN (SELECT tenant_id FROM free)
         """,
         tenant_ids,
-        [tenant_id for tenant_id, _ in jobs],
-        [job_id for _, job_id in jobs],
     )
     return {row["tenant_id"] for row in rows}
 
@@ -217,29 +177,6 @@ async def read_position(connection: Connection, node_id: str) -> WalPosition | N
         node_id,
     )
     return WalPosition(*row) if row else None
-
-
-async def load_job_states(connection: Connection, jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], JobState]:
-    """Stored state of each (tenant, job id) that has one which can be read.
-
-    One that cannot was edited by somebody, and counts as none: the chain must go on, and verification names the job.
-    """
-    rows = await connection.fetch(
-        """
-        SELECT j.tenant_id, j.job_id, j.state
-          FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
-          JOIN scheduler.jobs j USING (tenant_id, job_id)
-        """,
-        [job[0] for job in jobs],
-        [job[1] for job in jobs],
-    )
-    states: dict[tuple[str, str], JobState] = {}
-    for tenant_id, job_id, stored in rows:
-        try:
-            states[tenant_id, job_id] = from_json(stored)
-        except InvalidInputError as error:
-            log.error("job_state_malformed", tenant_id=tenant_id, job_id=job_id, error=str(error))
-    return states
 
 
 def copied(status: str) -> int:
@@ -276,25 +213,14 @@ async def copy_entries(connection: Connection, rows: Sequence[tuple[Any, ...]]) 
     raise dropped(row["tenant_id"], "entries", row["sent"], row["stored"])
 
 
-async def finish(
-    connection: Connection,
-    heads: Sequence[tuple[str, int, str, str]],
-    jobs: Sequence[tuple[object, ...]],
-) -> None:
-    """Move heads (tenant, seq, link, hlc) and merge-store job rows of ``MERGED_JOB_COLUMNS``.
+async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str, str]]) -> None:
+    """Move heads: (tenant, seq, link, hlc) each.
 
     Raises:
-        ChainDamagedError: not all were stored as sent; names a tenant. The transaction MUST be rolled back.
+        ChainDamagedError: not all stand there now; names a tenant. The transaction MUST be rolled back.
     """
-    head_columns: Sequence[Sequence[object]] = list(zip(*heads, strict=True)) or [()] * 4
-    job_columns: Sequence[Sequence[object]] = list(zip(*jobs, strict=True)) or [()] * len(MERGED_JOB_COLUMNS)
-    moved: dict[str, tuple[object, ...]] = {}
-    stored: dict[str, int] = {}
-    for tenant_id, *head, count in await connection.fetch(_FINISH, *head_columns, *job_columns):
-        if count is None:
-            moved[tenant_id] = tuple(head)
-        else:
-            stored[tenant_id] = count
+    rows = await connection.fetch(_MOVE_HEADS, *zip(*heads, strict=True))
+    moved = {tenant_id: tuple(head) for tenant_id, *head in rows}
     for tenant_id, *head in heads:
         if moved.get(tenant_id) != tuple(head):
             raise ChainDamagedError(
@@ -302,10 +228,6 @@ async def finish(
                 f"PostgreSQL did not move its head to seq {head[0]} and said no error: a trigger or a rule stands in "
                 "the way. Remove what migrations/sql does not have",
             )
-    sent = Counter(str(job[0]) for job in jobs)
-    for tenant_id, count in sent.items():
-        if stored.get(tenant_id, 0) != count:
-            raise dropped(tenant_id, "job rows", count, stored.get(tenant_id, 0))
 
 
 async def find_entries(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:

@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import asyncpg
+import structlog
 
-from app.store import idempotency
+from app.store import idempotency, job_table
 from app.store.idempotency import ChainedLine
 from app.store.reading import reading
 from app.store.reads import find_refusal
 from app.store.whole import whole
-from ledger.errors import ChainDamagedError, InvalidInputError
+from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
-from ledger.private_fields import PRIVATE_MARK
+from ledger.machines.job_state import creation_of
+from ledger.machines.jobs import JobState
 
 _ENTRY_COLUMN = ChainedLine._fields.index("t_hlc")
 """Where the columns of the entry begin in a line."""
 LOOKUP_TIMEOUT_S = 5.0
 """Longest that one lookup may take, the wait for a connection included."""
+
+log = structlog.get_logger()
 
 
 class ChainedJob(NamedTuple):
@@ -36,20 +40,6 @@ class ChainedJob(NamedTuple):
     is_made: bool = True
 
 
-# A stored state is canonical JSON, so the text of a part is the canonical form of that part.
-_JOBS = f"""
-SELECT j.tenant_id, j.job_id, j.status, j.state->>'fence' AS fence,
-       CASE WHEN j.state->'created' IS NOT NULL AND strpos((j.state->'spec')::text, '"{PRIVATE_MARK}"') = 0
-            THEN encode(sha256(convert_to('{{"assigned_dcs":' || (j.state->'assigned_dcs')::text
-                                          || ',"spec":' || (j.state->'spec')::text || '}}', 'UTF8')), 'hex')
-       END AS creation,
-       j.state->'created' IS NULL AS is_uncreated,
-       CASE WHEN j.status = '{jobs.REFUSED}' THEN j.state::text END AS refused
-  FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
-  JOIN scheduler.jobs j USING (tenant_id, job_id)
-"""
-
-
 class EdgeLookups:
     """Which jobs exist, and which keyed lines are chained. All raise DatabaseUnavailableError."""
 
@@ -57,18 +47,21 @@ class EdgeLookups:
         self._pool = pool
 
     async def find_jobs(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ChainedJob]:
-        """What is chained of each (tenant, job id)."""
+        """What is chained of each (tenant, job id). Of a job whose row somebody damaged nothing is known but that it is
+        there: verification names it, and its events are recorded."""
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-            tenants, ids = [tenant for tenant, _ in wanted], [job for _, job in wanted]
-            rows = await connection.fetch(_JOBS, tenants, ids)
-            found = {
-                (row["tenant_id"], row["job_id"]): ChainedJob(
-                    _fence(row["fence"]), _ended(row["tenant_id"], row["status"], row["refused"]), row["creation"]
-                )
-                for row in rows
-            }
-            made = {(row["tenant_id"], row["job_id"]) for row in rows if not row["is_uncreated"]}
-            for tenant_id, job_id in set(wanted) - made:
+            found, created = {}, set()
+            for parts in await job_table.find_parts(connection, wanted):
+                job = parts.tenant_id, parts.job_id
+                try:
+                    state = await job_table.merged(connection, parts)
+                except ChainDamagedError as error:
+                    log.error("job_state_malformed", tenant_id=job[0], job_id=job[1], error=str(error))
+                    state = JobState(job[1], (0, 0, ""), 0, 0)
+                if state is not None:
+                    found[job] = _chained_job(state)
+                    created.update([job] if state.created is not None else [])
+            for tenant_id, job_id in set(wanted) - created:
                 refusal = await find_refusal(connection, tenant_id, job_id)
                 if refusal is not None and refusal.is_creation:
                     found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)
@@ -91,13 +84,7 @@ class EdgeLookups:
         return [whole(line.tenant_id, line, ("prev_chain_link",)) for line in lines]
 
 
-def _ended(tenant_id: str, status: str, refused: str | None) -> str | None:
-    try:
-        return jobs.ended_text(status, jobs.from_json(refused).refused if refused else None)
-    except InvalidInputError as error:
-        raise ChainDamagedError(tenant_id, f"a stored job state is none: {error}") from error
-
-
-def _fence(stored: str | None) -> int:
-    """The fence of a stored state; 0 where someone has damaged it, which verification tells."""
-    return int(stored) if stored is not None and stored.isdecimal() else 0
+def _chained_job(state: JobState) -> ChainedJob:
+    created = state.created
+    creation = None if created is None else creation_of(created.spec, created.assigned_dcs)
+    return ChainedJob(state.fence, jobs.ended_text(jobs.status(state), state.refused), creation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
@@ -125,6 +125,25 @@ async def entries_at(connection: Connection, tenant_id: str, seqs: Sequence[int]
         seqs,
     )
     return {seq: ChainedEntry(seq, link, prev, Event(*rest)) for seq, link, prev, *rest in rows}
+
+
+async def count_untouched(
+    connection: Connection, jobs: Collection[tuple[str, str]], from_seqs: Mapping[str, int]
+) -> int:
+    """How many of these (tenant, job id) have no entry yet behind ``from_seqs``, by tenant."""
+    tenants = [tenant_id for tenant_id, _ in jobs]
+    count: int = await connection.fetchval(
+        """
+        SELECT count(*)
+          FROM unnest($1::text[], $2::text[], $3::bigint[]) AS job(tenant_id, job_id, from_seq)
+         WHERE NOT EXISTS (SELECT FROM scheduler.scheduler_log l
+                            WHERE l.tenant_id = job.tenant_id AND l.job_id = job.job_id AND l.seq > job.from_seq)
+        """,
+        tenants,
+        [job_id for _, job_id in jobs],
+        [from_seqs[tenant_id] for tenant_id in tenants],
+    )
+    return count
 
 
 async def lock_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, ChainHead]:

@@ -6,13 +6,15 @@ is cut short rather than built whole.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
+from app.store.job_table import JobParts, jobs_query
 from app.store.whole import whole
+from ledger.machines.jobs import ABOUT_JOBS
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
 PAGE_BYTES_MAX = 4 << 20
 """A page ends after the row that brings its JSON to this many bytes."""
-FOLD_ROWS = 500
-"""Events fetched at a time when the past of a job is folded."""
 
 CreatedHlc = tuple[int, int, str]
 """HLC parts of a job's creation, its place in the list of jobs."""
@@ -95,8 +95,9 @@ SELECT seq, t_hlc, payload FROM scheduler.scheduler_log
  WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
 """
 _JOB_AND_SEEN = f"""
-SELECT {_SEEN}, (SELECT state FROM scheduler.jobs WHERE tenant_id = $4 AND job_id = $5) AS state,
-       EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals
+SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals,
+       job.tenant_id, job.job_id, job.state, job.entries
+  FROM (SELECT) AS asked LEFT JOIN ({jobs_query("(SELECT $4::text, $5::text)")}) AS job ON true
 """
 
 _NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
@@ -144,8 +145,9 @@ SELECT {_EVENT_COLUMNS}, found
 _TENANTS_OF_JOB = """
 SELECT h.tenant_id
   FROM scheduler.chain_heads h
- WHERE EXISTS (SELECT FROM scheduler.jobs WHERE tenant_id = h.tenant_id AND job_id = $1)
-    OR EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = h.tenant_id AND job_id = $2 AND action = 'REFUSED')
+ WHERE EXISTS (SELECT FROM scheduler.scheduler_log
+                WHERE tenant_id = h.tenant_id AND (job_id = $1 AND action = ANY($3::text[])
+                                                   OR job_id = $2 AND action = 'REFUSED'))
  LIMIT 2
 """
 
@@ -154,13 +156,6 @@ SELECT {_EVENT_COLUMNS}
   FROM scheduler.scheduler_log
   JOIN unnest($3::text[], $4::text[]) AS wanted(t_hlc, payload_digest) USING (t_hlc, payload_digest)
  WHERE tenant_id = $1 AND job_id = $2 AND action = 'ENQUEUE'
- ORDER BY seq
-"""
-
-_EVENTS_UP_TO = f"""
-SELECT {_EVENT_COLUMNS}
-  FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND job_id = $2 AND (hlc_physical, hlc_logical, hlc_node) <= ($3, $4, $5)
  ORDER BY seq
 """
 
@@ -178,15 +173,16 @@ async def seen(connection: Connection, tokens: Sequence[tuple[str, int]], node_i
     return _seen_in(row)
 
 
-async def job_state_and_seen(
+async def job_parts_and_seen(
     connection: Connection, tenant_id: str, job_id: str, tokens: Sequence[tuple[str, int]], node_id: str
-) -> tuple[str | None, bool, Seen]:
-    """Stored state of the job, whether PostgreSQL refused events of it, and ``seen`` of the same snapshot: one
+) -> tuple[JobParts | None, bool, Seen]:
+    """The parts of the job, whether PostgreSQL refused events of it, and ``seen`` of the same snapshot: one
     statement."""
     asked = (*_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id))
     row = await connection.fetchrow(_JOB_AND_SEEN, *asked)
     assert row is not None
-    return row["state"], row["has_refusals"], _seen_in(row)
+    parts = JobParts(*(row[name] for name in JobParts._fields)) if row["job_id"] is not None else None
+    return parts, row["has_refusals"], _seen_in(row)
 
 
 async def find_refusal(connection: Connection, tenant_id: str, job_id: str) -> Refusal | None:
@@ -237,15 +233,6 @@ async def list_job_events(
     return [whole(tenant_id, EventRow(*list(row)[:-1])) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
 
 
-async def job_events_up_to(
-    connection: Connection, tenant_id: str, job_id: str, hlc: tuple[int, int, str]
-) -> AsyncIterator[EventRow]:
-    """Events of a job with an HLC up to ``hlc``, in any order; needs an open transaction."""
-    cursor = connection.cursor(_EVENTS_UP_TO, tenant_id, job_id, *hlc, prefetch=FOLD_ROWS)
-    async for row in cursor:
-        yield whole(tenant_id, EventRow(*row))
-
-
 async def creations(
     connection: Connection, tenant_id: str, job_id: str, orders: Sequence[tuple[int, int, str, str]]
 ) -> list[EventRow]:
@@ -258,9 +245,9 @@ async def creations(
 async def tenants_of_job(connection: Connection, job_id: str) -> list[str]:
     """Tenants that have a job of this id; two at most, which is to say several.
 
-    The index of either table begins with the tenant: each tenant costs one look into each.
+    The index of the log begins with the tenant: each tenant costs a look into it.
     """
-    rows = await connection.fetch(_TENANTS_OF_JOB, job_id, refused_job_id(job_id))
+    rows = await connection.fetch(_TENANTS_OF_JOB, job_id, refused_job_id(job_id), list(ABOUT_JOBS))
     return [row["tenant_id"] for row in rows]
 
 
@@ -268,6 +255,10 @@ async def job_exists(connection: Connection, tenant_id: str, job_id: str) -> boo
     """Whether the job has an entry in the chain."""
     return bool(
         await connection.fetchval(
-            "SELECT true FROM scheduler.jobs WHERE tenant_id = $1 AND job_id = $2", tenant_id, job_id
+            "SELECT EXISTS (SELECT FROM scheduler.scheduler_log"
+            "                WHERE tenant_id = $1 AND job_id = $2 AND action = ANY($3::text[]))",
+            tenant_id,
+            job_id,
+            list(ABOUT_JOBS),
         )
     )

@@ -203,6 +203,15 @@ jobs = Table(
     postgresql_with={"fillfactor": 70},
 )
 
+follower_positions = Table(
+    "follower_positions",
+    metadata,
+    _bytewise("follower", primary_key=True),
+    _bytewise("tenant_id", primary_key=True),
+    _number("seq", CheckConstraint("seq >= 0", name="follower_positions_seq")),
+    postgresql_with={"fillfactor": 50},
+)
+
 idempotency = Table(
     "idempotency",
     metadata,

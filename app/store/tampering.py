@@ -85,6 +85,7 @@ _CUT_TAIL = (
     "DELETE FROM scheduler.checkpoint_cosignature WHERE tenant_id = $1 AND tree_size > $2",
     "DELETE FROM scheduler.checkpoint_timestamp WHERE tenant_id = $1 AND tree_size > $2",
     "DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND last_seq > $2",
+    "UPDATE scheduler.follower_positions SET seq = $2 WHERE tenant_id = $1 AND seq > $2",
     "UPDATE scheduler.chain_heads h SET head_seq = l.seq, head_chain_link = l.chain_link, head_hlc = l.t_hlc"
     " FROM scheduler.scheduler_log l WHERE h.tenant_id = $1 AND l.tenant_id = $1 AND l.seq = $2",
 )

@@ -18,7 +18,8 @@ from ledger.chain.conflict import Event, conflict_hlc, conflict_payload, held_ev
 from ledger.chain.standing import Standing, place_of
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
-from ledger.machines.events import SystemAction
+from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
+from ledger.machines.jobs import said_of_job
 
 
 @dataclass(slots=True)
@@ -33,8 +34,16 @@ class Decided:
     """Every event whose HLC another one has, whether it was in the chain already or is placed now."""
 
     def jobs(self) -> set[tuple[str, str]]:
-        """(tenant, job id) of all that is placed."""
-        return {(entry.tenant_id, entry.job_id) for entry, _ in self.placed}
+        """(tenant, job id) of each job that something is said of by what is placed."""
+        return {(entry.tenant_id, entry.job_id) for entry, _ in self.placed if _is_about_its_job(entry)}
+
+
+def _is_about_its_job(entry: Incoming) -> bool:
+    if entry.action in EVENTS_BY_ACTION:
+        return True
+    payload = orjson.loads(entry.payload)
+    facts = payload if isinstance(payload, dict) else {}
+    return said_of_job(entry.action, facts, (0, 0, ""), entry.payload_digest, entry.job_id) is not None
 
 
 def event_of(entry: Incoming) -> Event:

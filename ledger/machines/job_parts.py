@@ -22,9 +22,10 @@ _DECODER: Final = msgspec.msgpack.Decoder(JobState)
 
 
 class JobParts:
-    """Folds entries as they come into the states of their jobs; all of them are held."""
+    """Folds entries as they come, those up to ``upto_seq``, into the states of their jobs; all of them are held."""
 
-    def __init__(self) -> None:
+    def __init__(self, upto_seq: int = 2**63 - 1) -> None:
+        self._upto_seq = upto_seq
         self._folds: dict[str, JobFold] = {}
 
     def __len__(self) -> int:
@@ -37,7 +38,7 @@ class JobParts:
         for job_id, seq, ms, count, node, action, digest, text in zip(
             job_ids, seqs, physical, logical, nodes, actions, digests, texts, strict=True
         ):
-            if (*map(type, (job_id, seq, ms, count, node, digest)),) != FOLDED_TYPES:
+            if (*map(type, (job_id, seq, ms, count, node, digest)),) != FOLDED_TYPES or seq > self._upto_seq:
                 continue
             said = jobs.said_of_job(action, payload_of(text), (ms, count, node), digest, job_id)
             if said is not None:

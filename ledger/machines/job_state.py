@@ -25,6 +25,7 @@ import orjson
 from ledger import canonical
 from ledger.canonical import INTEGER_MAX, NESTING_MAX
 from ledger.errors import CanonicalError, InvalidInputError
+from ledger.private_fields import PRIVATE_MARK
 
 HlcParts = tuple[int, int, str]
 """``(physical_ms, logical, node_id)``; a ``ledger.hlc.Hlc`` is one."""
@@ -105,12 +106,22 @@ class JobState(NamedTuple):
 
 
 def creation_digest(spec: Any, assigned_dcs: list[str]) -> str:
-    """SHA-256, in hex, of the canonical JSON of what a creation says of its job; also computed in SQL.
+    """SHA-256, in hex, of the canonical JSON of what a creation says of its job.
 
     Raises:
         CanonicalError: there is no canonical form.
     """
     return hashlib.sha256(_encoded({"assigned_dcs": assigned_dcs, "spec": spec})).hexdigest()
+
+
+def creation_of(spec: Any, assigned_dcs: list[str]) -> str | None:
+    """The ``creation_digest``; None where sealed values are part of it, which can be compared with nothing, and of what
+    an edited payload said that has no canonical form."""
+    try:
+        encoded = _encoded({"assigned_dcs": assigned_dcs, "spec": spec})
+    except CanonicalError:
+        return None
+    return None if f'"{PRIVATE_MARK}"'.encode() in encoded else hashlib.sha256(encoded).hexdigest()
 
 
 def merge_creations(

@@ -13,7 +13,7 @@ than this does; the parts of a state and its encoded form are in :mod:`ledger.ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -43,6 +43,7 @@ __all__ = [
     "ended_text",
     "event_fact",
     "fact_of",
+    "folded",
     "from_json",
     "is_ended",
     "merge",
@@ -71,8 +72,13 @@ KEY_REUSED: Final = "idempotency-key-reused"
 KEY_REPLAYED: Final = "idempotent-replay"
 """Reason of a refusal: the same request as that of an acknowledged event had been chained as another event."""
 
+ABOUT_JOBS: Final = frozenset((*EVENTS_BY_ACTION, SystemAction.REFUSED.value, SystemAction.CONFLICT.value))
+"""Actions of the entries that may say something of their job."""
+
 _ENDED: Final = frozenset((CANCELLED, COMPLETED, FAILED, TIMED_OUT, REFUSED))
 _STATUS_OF_END: Final = {"COMPLETE": COMPLETED, "FAIL": FAILED, "TIMEOUT": TIMED_OUT}
+ENDING: Final = frozenset((*_STATUS_OF_END, "CANCEL", "CANCEL_ACK", SystemAction.CONFLICT.value))
+"""Actions of the entries by which a job may end."""
 
 _Fact = TypeVar("_Fact", Progress, Workflow)
 
@@ -123,6 +129,25 @@ def event_fact(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: s
     fold = JobFold(job_id)
     fold.add(action, payload, hlc, digest, seq)
     return fold.state()
+
+
+def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]) -> JobState | None:
+    """``state`` merged with what entries say of the job: (seq, *HLC, action, digest, payload) each; None of nothing.
+
+    Raises:
+        InvalidInputError: one of them was edited into something that is no entry.
+    """
+    fold = JobFold(job_id, state)
+    for seq, physical, logical, node, action, digest, payload in entries:
+        if (*map(type, (seq, physical, logical, node, digest)),) != _ENTRY_TYPES or not isinstance(payload, dict):
+            raise InvalidInputError(f"what stands at seq {seq} is no entry")
+        said = said_of_job(action, payload, (physical, logical, node), digest, job_id)
+        if said is not None:
+            fold.add(*said, seq)
+    return None if fold.is_empty else fold.state()
+
+
+_ENTRY_TYPES: Final = (int, int, int, str, str)
 
 
 # --- merging --------------------------------------------------------------------------------------

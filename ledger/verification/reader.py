@@ -34,7 +34,7 @@ class ChainReader(Protocol):
         """Stored tiles ``first..last`` of a level, those there are; None when this form of a ledger stores none."""
 
     def jobs(self) -> Rows:
-        """Batches of ``JOB_COLUMNS`` by job id."""
+        """Batches of ``JOB_COLUMNS`` by job id, of a table that follows the chain."""
 
     def entries_by_job(self) -> Rows:
-        """Batches of ``FOLD_COLUMNS`` by job id and seq."""
+        """Batches of ``FOLD_COLUMNS`` by job id and seq, of the entries which that table has followed."""

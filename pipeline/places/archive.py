@@ -137,6 +137,10 @@ class ArchivePieceReader:
         """None: archives hold no tiles."""
         return None
 
+    def followed_seq(self) -> int:
+        """0: there are no job states that could follow."""
+        return 0
+
     def jobs(self) -> None:
         """None: archives hold no job states; they follow from the entries."""
         return None

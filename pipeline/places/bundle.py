@@ -135,6 +135,10 @@ class BundlePieceReader:
         """None: bundles hold no tiles."""
         return None
 
+    def followed_seq(self) -> int:
+        """0: there are no job states that could follow."""
+        return 0
+
     def jobs(self) -> None:
         """None: bundles hold no job states; they follow from the entries."""
         return None

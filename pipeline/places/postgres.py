@@ -89,6 +89,11 @@ class PostgresPieceReader:
         rows = self._connection.rows(statements.tiles(self._types, self._piece.tenant_id, level, first, last))
         return dict(rows)
 
+    def followed_seq(self) -> int:
+        """How far the stored jobs follow the chain of the tenant."""
+        rows = self._connection.rows(statements.followed_seq(self._types, self._piece.tenant_id))
+        return rows[0][0] if rows and isinstance(rows[0][0], int) else 0
+
     def jobs(self) -> Iterator[pa.RecordBatch]:
         """Stored jobs of the tenant."""
         return self._connection.batches(statements.jobs(self._types, self._piece.tenant_id))

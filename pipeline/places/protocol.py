@@ -91,6 +91,9 @@ class PieceReader(Protocol):
     def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
         """Stored tiles ``first..last`` of a level, those there are; None when this form of a ledger stores none."""
 
+    def followed_seq(self) -> int:
+        """How far the stored jobs follow the tenant's chain; 0 where none are stored."""
+
     def jobs(self) -> Iterator[pa.RecordBatch] | None:
         """``JOB_COLUMNS`` of all stored jobs of the tenant by job id; None when this form of a ledger stores none."""
 

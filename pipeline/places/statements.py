@@ -17,6 +17,7 @@ from signing.key_entries import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJEC
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
+FOLLOWERS: Final = "scheduler.follower_positions"
 HEAD_COLUMNS: Final = ("head_seq", "head_chain_link", "head_hlc")
 TREE_COLUMNS: Final = ("tree_size", "root_hash")
 
@@ -27,6 +28,7 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     HEADS: ("tenant_id", *HEAD_COLUMNS),
     TREES: ("tenant_id", *TREE_COLUMNS),
     TILES: ("tenant_id", "level", "tile_index", "hashes"),
+    FOLLOWERS: ("tenant_id", "follower", "seq"),
 }
 """What is read, table by table."""
 
@@ -256,11 +258,19 @@ def snapshots(types: Types, piece: Piece) -> str:
     )
 
 
+def followed_seq(types: Types, tenant_id: str) -> str:
+    """How far the job table follows the chain of a tenant; no row where it has not begun."""
+    return (
+        f"SELECT {select_list(types, FOLLOWERS, ('seq',))} FROM {FOLLOWERS} p"
+        f" WHERE tenant_id = {literal(tenant_id)} AND p.follower = 'jobs' ORDER BY p.ctid LIMIT 1"
+    )
+
+
 def jobs(types: Types, tenant_id: str) -> str:
-    """All stored jobs of a tenant by job id."""
+    """All stored jobs of a tenant by job id; none where the table has not begun to follow."""
     return (
         f"SELECT {select_list(types, JOBS, JOB_COLUMNS)} FROM {JOBS} j WHERE tenant_id = {literal(tenant_id)}"
-        " ORDER BY j.job_id, j.ctid"
+        f" AND EXISTS ({followed_seq(types, tenant_id)}) ORDER BY j.job_id, j.ctid"
     )
 
 

@@ -91,7 +91,7 @@ class CheckRanges:
         findings = Findings(breaks.append)
         snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
         checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
-        jobs, place = JobParts(), 0
+        jobs, place = JobParts(reader.followed_seq() if self.with_jobs else 0), 0
         for batch in reader.entries():
             check_batch(checker, batch)
             if self.with_jobs:

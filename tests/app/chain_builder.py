@@ -43,6 +43,12 @@ async def insert(connection: asyncpg.Connection, ledger: Ledger) -> None:
             tenant,
             *ledger.head,
         )
+        await connection.execute(
+            "INSERT INTO scheduler.follower_positions (follower, tenant_id, seq) VALUES ('jobs', $1, $2)"
+            " ON CONFLICT (follower, tenant_id) DO UPDATE SET seq = excluded.seq",
+            tenant,
+            ledger.head[0],
+        )
     if ledger.tree is not None:
         await connection.execute(
             "INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash) VALUES ($1, $2, $3)",

@@ -90,9 +90,12 @@ class Chains:
         return entries
 
     async def _check_jobs(self, tenant_id: str, entries: list[Entry]) -> None:
-        """The stored job states are the fold of the chain, merged here in another order."""
+        """The stored job states are the fold of the chain as far as they follow it, merged here in another order."""
         folded: dict[str, jobs.JobState] = {}
-        for entry in reversed(entries):
+        followed_seq = await self._superuser.fetchval(
+            "SELECT seq FROM scheduler.follower_positions WHERE follower = 'jobs' AND tenant_id = $1", tenant_id
+        )
+        for entry in reversed(entries[: followed_seq or 0]):
             fact = jobs.fact_of(
                 entry["action"],
                 json.loads(entry["payload"]),

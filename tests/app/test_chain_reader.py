@@ -60,6 +60,9 @@ async def test_what_is_held_of_long_rows_is_bounded_in_bytes_and_short_ones_come
     read: Callable[[PostgresChainReader, asyncpg.Connection[asyncpg.Record]], Rows],
 ) -> None:
     await superuser.execute(_INSERT_ENTRIES, LONG_ROWS, SHORT_ROWS, LONG_CHARACTERS)
+    await superuser.execute(
+        "INSERT INTO scheduler.follower_positions VALUES ('jobs', 'acme', $1)", LONG_ROWS + SHORT_ROWS
+    )
     async with consistent_reader(superuser, "acme") as reader:
         tracemalloc.start()
         try:

@@ -48,10 +48,12 @@ class World:
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self.pool = pool
         self.node = Node(HERE, "local", "gate", "a" * 32, EPOCH, Clock(HERE, 5000))
+        self.hurried: list[str] = []
 
     def reader(self, wait_s: float) -> JobReader:
         revealing = Revealing(PrivacyKnowledge(self.pool, SubjectKeys(self.pool, "file:/no/master.key")))
-        return JobReader(Copies(self.node, self.pool, Consistency(self.node, self.pool, wait_s)), revealing)
+        copies = Copies(self.node, self.pool, Consistency(self.node, self.pool, wait_s))
+        return JobReader(copies, revealing, self.hurried.append)
 
     async def node_stands(self, node_id: str, epoch: int, chained_lsn: int) -> None:
         await self.pool.execute(
@@ -82,12 +84,24 @@ class World:
             jobs.to_json(state).decode(),
             tenant_id,
         )
+        await self.pool.execute(
+            "INSERT INTO scheduler.chain_heads VALUES ($1, 1, $2, '7:0:here') ON CONFLICT (tenant_id) DO UPDATE"
+            " SET head_seq = 1, head_chain_link = excluded.head_chain_link, head_hlc = excluded.head_hlc",
+            tenant_id,
+            "a" * 64,
+        )
+        await self.pool.execute(
+            "INSERT INTO scheduler.follower_positions VALUES ('jobs', $1, 1) ON CONFLICT DO NOTHING", tenant_id
+        )
+        await self.chain_event(1, job_id, "JobCreated", Hlc(7, 0, HERE), '{"fence_token":1}', tenant_id)
 
-    async def chain_event(self, seq: int, job_id: str, name: str, hlc: Hlc, payload: str) -> None:
+    async def chain_event(
+        self, seq: int, job_id: str, name: str, hlc: Hlc, payload: str, tenant_id: str = "acme"
+    ) -> None:
         await self.pool.execute(
             "INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,"
             " action, link_version, prev_chain_link, chain_link, payload_digest, payload)"
-            " VALUES ('acme', $1, $2, $3, $4, $5, $6, $7, 2, $8, $9, $10, $11)",
+            " VALUES ($12, $1, $2, $3, $4, $5, $6, $7, 2, $8, $9, $10, $11)",
             seq,
             hlc.text(),
             *hlc,
@@ -97,6 +111,7 @@ class World:
             f"{seq:064x}",
             DIGEST,
             payload,
+            tenant_id,
         )
 
 

@@ -1,4 +1,4 @@
-"""Chains that grow many entries at a time are those that grow one at a time, however the payloads are known."""
+"""Chains that grow many entries at a time are those that grow one at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 from typing import Any
 
-import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from app.store.chaining import LOG_COLUMNS, ChainHead
 from app.store.growth import ChainPosition, Grower, Growth
 from ledger import canonical, chain
 from ledger.hlc import Hlc
-from ledger.machines import jobs
 
 TENANTS = ("acme", "globex")
 HEADS = {"acme": ChainHead(0, None, None), "globex": ChainHead(7, "ab" * 32, "1:0:n1")}
@@ -45,7 +43,7 @@ lines = st.one_of(
     st.fixed_dictionaries({"type": st.just("JobFailed"), "error": st.just("e"), "fence_token": counts}),
 )
 entries = st.tuples(st.sampled_from(TENANTS), st.sampled_from(["j1", "j2"]), lines)
-Taken = tuple[str, Hlc, str, str, bytes, dict[str, object]]
+Taken = tuple[str, Hlc, str, str, bytes]
 
 
 def taken(given: list[tuple[str, str, dict[str, Any]]]) -> list[Taken]:
@@ -56,27 +54,24 @@ def taken(given: list[tuple[str, str, dict[str, Any]]]) -> list[Taken]:
         draft = draft_of(EVENT_LINE.validate_json(body), None, None)
         fence_token = 1 if draft.fence_token is None else draft.fence_token
         facts = {"type": draft.event.name, "fence_token": fence_token, **draft.fields}
-        made.append((tenant_id, Hlc(5, number, "n1"), job_id, draft.event.action, canonical.encode(facts), facts))
+        made.append((tenant_id, Hlc(5, number, "n1"), job_id, draft.event.action, canonical.encode(facts)))
     return made
 
 
-def grown(made: list[Taken], *, with_facts: bool) -> tuple[Growth, list[ChainPosition]]:
+def grown(made: list[Taken]) -> tuple[Growth, list[ChainPosition]]:
     growth = Growth()
-    grower = Grower(growth, HEADS, {}, {})
+    grower = Grower(growth, HEADS, {})
     seqs = [
-        (tenant, grower.append(tenant, hlc, job_id, action, payload, facts=facts if with_facts else None))
-        for tenant, hlc, job_id, action, payload, facts in made
+        (tenant, grower.append(tenant, hlc, job_id, action, payload)) for tenant, hlc, job_id, action, payload in made
     ]
     grower.finish()
     return growth, [grower.place(tenant, seq) for tenant, seq in seqs]
 
 
-def naive(
-    made: list[Taken],
-) -> tuple[list[tuple[object, ...]], list[ChainPosition], dict[tuple[str, str], jobs.JobState]]:
-    """Rows, places and job states, one entry after the other."""
-    rows, places, states, heads = [], [], {}, dict(HEADS)
-    for tenant_id, hlc, job_id, action, payload, _ in made:
+def naive(made: list[Taken]) -> tuple[list[tuple[object, ...]], list[ChainPosition]]:
+    """Rows and places, one entry after the other."""
+    rows, places, heads = [], [], dict(HEADS)
+    for tenant_id, hlc, job_id, action, payload in made:
         head, digest = heads[tenant_id], hashlib.sha256(payload)
         place = {"tenant_id": tenant_id, "seq": head.seq + 1, "t_hlc": hlc.text(), "job_id": job_id, "action": action}
         prev = bytes.fromhex(head.chain_link or "")
@@ -87,25 +82,19 @@ def naive(
         rows.append(tuple(place[column] for column in LOG_COLUMNS))
         places.append(ChainPosition(head.seq + 1, link, head.chain_link))
         heads[tenant_id] = ChainHead(head.seq + 1, link, hlc.text())
-        fact = jobs.event_fact(action, orjson.loads(payload), hlc, digest.hexdigest(), job_id, head.seq + 1)
-        known = states.get((tenant_id, job_id))
-        states[(tenant_id, job_id)] = fact if known is None else jobs.merge(known, fact)
-    return rows, places, states
+    return rows, places
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(entries, max_size=12), st.booleans())
+@given(st.lists(entries, max_size=12))
 def test_many_entries_at_once_grow_the_chains_that_one_at_a_time_grows(
-    given_lines: list[tuple[str, str, dict[str, Any]]], with_facts: bool
+    given_lines: list[tuple[str, str, dict[str, Any]]],
 ) -> None:
     made = taken(given_lines)
-    growth, places = grown(made, with_facts=with_facts)
-    rows, naive_places, states = naive(made)
+    growth, places = grown(made)
+    rows, naive_places = naive(made)
     assert sorted(growth.log_rows, key=lambda row: row[:2]) == sorted(rows, key=lambda row: row[:2])
     assert places == naive_places
-    assert {job: jobs.to_json(state) for job, state in growth.job_states.items()} == {
-        job: jobs.to_json(state) for job, state in states.items()
-    }
     assert {head[0]: head[1:] for head in growth.heads()} == {
         tenant: last_of(rows, tenant) for tenant in {row[0] for row in rows}
     }

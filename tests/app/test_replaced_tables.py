@@ -40,11 +40,10 @@ async def readiness(client: httpx.AsyncClient) -> tuple[int, str]:
     ("putting", "back", "said"),
     [
         (RULE.format("UPDATE", "chain_heads"), DROP_RULE.format("chain_heads"), "UPDATE RETURNING on relation"),
-        (RULE.format("INSERT", "jobs"), DROP_RULE.format("jobs"), "INSERT RETURNING on relation"),
         (f"{ASIDE}; {VIEW}", BACK, "view"),
         (LOCK, None, "LockNotAvailableError"),
     ],
-    ids=["rule on heads", "rule on jobs", "view", "lock"],
+    ids=["rule on heads", "view", "lock"],
 )
 async def test_what_cannot_be_stored_is_not_acknowledged_as_stored_and_is_chained_once_it_can(
     run_server: RunServer,

@@ -20,6 +20,7 @@ from app.read.heartbeat import Heartbeat
 from app.read.replicas import Replicas, Source, replicas_at
 from app.store import reads
 from app.store.reading import READ_TIMEOUT_S, reading
+from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy, proxy_to
 from tests.app.service_thread import serving
@@ -217,9 +218,14 @@ async def test_lists_and_events_keep_a_session_on_whichever_copy_answers(
         answer.raise_for_status()
         return answer.json()["consistency"]["source"], answer.text
 
+    async def is_listed_there() -> bool:
+        return (await listed("/v1/jobs"))[0] == "replica-1"
+
+    # The standby must not stop between what was chained and the job table that follows it.
+    await until(is_listed_there, "the standby's job table has followed")
     await standby.pause()
     session = await create(client, "unseen-there")
-    assert (await listed("/v1/jobs"))[0] == "replica-1"
+    assert await is_listed_there()
     assert (await listed("/v1/jobs/old/events"))[0] == "replica-1"
     for path in ("/v1/jobs", "/v1/jobs/unseen-there/events"):
         source, text = await listed(path, session)

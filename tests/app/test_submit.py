@@ -13,7 +13,6 @@ import pytest
 
 from app.config import Settings
 from app.node.state import Watermark
-from app.pending.backlog import FACTS_KEPT_BYTES_MAX
 from app.pending.requests import Draft, Receipt
 from app.service import Service
 from ledger.chain import record
@@ -216,32 +215,6 @@ async def test_without_postgres_local_events_are_taken_until_the_backlog_is_full
         assert numbers(entries) == list(range(52))
         (timed_out,) = [entry for entry in entries if numbers([entry]) == [41]]
         assert (timed_out["t_hlc"], timed_out["job_id"]) == (timeout.value.hlc, timeout.value.job_id)
-
-
-async def test_only_the_short_payloads_of_the_first_events_that_wait_stay_parsed(
-    run_node: RunNode,
-    make_settings: MakeSettings,
-    proxy: PostgresProxy,
-    chains: Chains,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("app.intake.submit.FACTS_KEPT_ENTRIES_MAX", 2)
-    async with run_node(make_settings(), url=proxy.url) as service:
-        await service.submitter.submit(created("acme", 0), key=None)
-        await until(chains.key_recorded, "the node has recorded its key")
-        await until(lambda: not service.backlog, "nothing waits")
-        await proxy.refuse()
-        short = created("acme", 1, durability=LOCAL)
-        long = short._replace(fields={"spec": {"n": 2, "note": "x" * FACTS_KEPT_BYTES_MAX}})
-        for draft in (short, long, short):
-            await service.submitter.submit(draft, key=None)
-        first, second, third = service.backlog
-        assert (first.facts or {})["spec"] == short.fields["spec"]
-        assert (second.facts, third.facts) == (None, None)
-
-        await proxy.accept()
-        await until(lambda: not service.backlog, "the backlog drains")
-        assert numbers(await chains.sound("acme")) == [0, 1, 2, 1]
 
 
 async def test_a_request_that_needs_postgres_before_it_may_be_taken_says_that_postgres_is_away(

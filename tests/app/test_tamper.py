@@ -70,7 +70,15 @@ def replace_with(ledger: Ledger) -> Edit:
     """Put ``ledger`` in place of the tenant's."""
 
     async def edit(connection: Connection) -> None:
-        for table in ("scheduler_log", "batch_snapshot", "chain_heads", "merkle_head", "merkle_tile", "jobs"):
+        for table in (
+            "scheduler_log",
+            "batch_snapshot",
+            "chain_heads",
+            "merkle_head",
+            "merkle_tile",
+            "jobs",
+            "follower_positions",
+        ):
             await connection.execute(delete(table, "true"))
         await insert(connection, ledger)
 

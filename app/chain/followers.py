@@ -1,0 +1,275 @@
+"""Followers: what is derived from the chains, behind the commit that chains.
+
+The chaining transaction holds what chain order must settle; whatever follows from the entries alone is a follower's::
+
+    chained(growth)     after each commit, of the appender or an import: there is more to follow
+    run()               follows until it is cancelled; restarted after a crash, it goes on from where it stood
+    last_error          why following failed last, None while all is well
+
+The Merkle trees are followed by the notary, which knows its place by the stored tree. A follower that writes rows takes
+``TableFollower`` and says only what the entries mean to its table. For that::
+
+    position <= head                    per tenant, in scheduler.follower_positions
+    rows and position are of one transaction, which holds the row of the position locked
+    a tenant without a position was not followed: its rows are removed, and it is followed from seq 1 on
+
+So nodes that follow one ledger together neither lose nor double anything, whoever dies when, and a table that was
+emptied fills again. A follower that is behind must never be a wrong answer: readers merge what it has not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+import asyncpg
+import structlog
+
+from app.store import following as store
+from app.store.faults import DATABASE_FAULTS
+from app.store.following import FollowedEntry
+from app.store.growth import Growth
+from ledger.errors import ChainDamagedError, LedgerError
+
+ENTRIES_A_TURN = 2000
+"""Most entries that are followed in one transaction."""
+TENANTS_A_TURN = 64
+"""Most tenants that are followed in one transaction."""
+COLLECT_S = 0.02
+"""How long what was committed comes together before it is followed, unless somebody waits for it."""
+RECENT_BYTES_MAX = 16 << 20
+"""Payload bytes of the newest entries that are kept to be followed; what is not kept is read back."""
+LOOK_INTERVAL_S = 2.0
+"""How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
+
+log = structlog.get_logger()
+
+Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
+
+
+class Follower(Protocol):
+    """What comes behind the commit."""
+
+    last_error: str | None
+
+    def chained(self, growth: Growth, /) -> None:
+        """``growth`` was committed; of two that wait, in whatever order. MUST NOT fail."""
+
+    async def run(self) -> None:
+        """Follow, until cancelled."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What is followed in one transaction, by tenant."""
+
+    after: dict[str, int] = field(default_factory=dict)
+    """Where each stood."""
+    entries: dict[str, Sequence[FollowedEntry]] = field(default_factory=dict)
+    """What comes next, in seq order."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where each stands then."""
+    covered_lsn: dict[str, int] = field(default_factory=dict)
+    """Of those that stand at the end of their chain: up to where the records of this node are in it, at least."""
+
+
+class Table(Protocol):
+    """What a table follower keeps: rows that follow from entries."""
+
+    name: str
+    """Of the follower, and of the table in the schema."""
+
+    async def empty(self, connection: asyncpg.Connection[asyncpg.Record], tenant_ids: Sequence[str], /) -> None:
+        """Remove all rows of these tenants."""
+
+    async def take(self, connection: asyncpg.Connection[asyncpg.Record], turn: Turn, /) -> None:
+        """Write what the entries mean. The transaction is the caller's.
+
+        Raises:
+            LedgerError: not now; nothing of the turn is to be kept.
+        """
+
+    def taken(self, turn: Turn, /) -> None:
+        """What ``take`` wrote last is committed."""
+
+    def failed(self) -> None:
+        """What ``take`` wrote last may be committed or not."""
+
+
+class TableFollower:
+    """Keeps ``table`` behind all chains. ``chained_lsn`` is asked how far the records of this node are chained."""
+
+    def __init__(self, table: Table, connect: Connect, chained_lsn: Callable[[], int]) -> None:
+        self._table = table
+        self._connect = connect
+        self._chained_lsn = chained_lsn
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._behind: dict[str, None] = {}
+        """Tenants that may be behind; who waits longest comes first."""
+        self._failed: set[str] = set()
+        """Those that could not be followed; they are tried again when it is next asked who is behind."""
+        self._recent: dict[str, list[FollowedEntry]] = {}
+        """Newest entries that this node chained, by tenant, without a gap."""
+        self._recent_bytes = 0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self.last_error: str | None = None
+
+    def chained(self, growth: Growth) -> None:
+        """Follow what was committed, soon."""
+        for tenant_id, seq, _, physical, logical, node, job_id, action, _, _, _, digest, payload, _ in growth.log_rows:
+            entries = self._recent.setdefault(tenant_id, [])
+            if entries and seq != entries[-1].seq + 1:
+                self._recent_bytes -= sum(len(entry.payload) for entry in entries)
+                entries.clear()
+            entries.append(FollowedEntry(job_id, seq, physical, logical, node, action, digest, payload))
+            self._recent_bytes += len(payload)
+        if self._recent_bytes > RECENT_BYTES_MAX:
+            self._recent, self._recent_bytes = {}, 0
+        if not self._behind:
+            asyncio.get_running_loop().call_later(COLLECT_S, self._wake.set)
+        self._behind.update(dict.fromkeys(growth.links))
+        self._idle.clear()
+
+    def hurry(self, tenant_id: str) -> None:
+        """Somebody waits for this tenant to be followed."""
+        self._behind[tenant_id] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Follow, for ever; ends by cancellation."""
+        look_at_s = 0.0
+        try:
+            while True:
+                self._wake.clear()
+                if time.monotonic() >= look_at_s:
+                    await self._find_behind()
+                    look_at_s = time.monotonic() + LOOK_INTERVAL_S
+                await self._follow_all()
+                if not self._behind and not self._failed:
+                    self._idle.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), max(0.0, look_at_s - time.monotonic()))
+        finally:
+            self._lose_connection()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have ``run`` follow what is chained, as far as it comes within ``timeout_s`` seconds."""
+        self._wake.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+
+    async def _find_behind(self) -> None:
+        self._failed.clear()
+        try:
+            behind = await store.behind(await self._connected(), self._table.name)
+        except DATABASE_FAULTS as error:
+            self._note((), error)
+            return
+        self.last_error = None
+        self._behind.update(dict.fromkeys(behind))
+
+    async def _follow_all(self) -> None:
+        """Turns for all tenants that are behind, as far as they can be followed."""
+        while names := [name for name in islice(self._behind, TENANTS_A_TURN) if name not in self._failed]:
+            for name in names:
+                del self._behind[name]
+            if not await self._follow(names) and len(names) > 1 and self._connection is not None:
+                # One of them may be what keeps the others.
+                self._failed.difference_update(names)
+                for name in names:
+                    await self._follow((name,))
+            await asyncio.sleep(0)
+        self._behind.clear()
+
+    async def _follow(self, names: Sequence[str]) -> bool:
+        """One turn for these tenants in one transaction; whether it was committed."""
+        turn = Turn()
+        try:
+            connection = await self._connected()
+            async with connection.transaction():
+                await self._fill(turn, connection, names)
+                if turn.entries:
+                    await self._table.take(connection, turn)
+                if unmoved := await store.move(connection, self._table.name, turn.after, turn.places):
+                    reason = f"PostgreSQL did not move the place of follower {self._table.name} and said no error"
+                    raise ChainDamagedError(min(unmoved), reason)
+        except (LedgerError, *DATABASE_FAULTS) as error:
+            self._table.failed()
+            self._note(names, error)
+            return False
+        except BaseException:
+            self._table.failed()
+            raise
+        self._table.taken(turn)
+        for name, seq in turn.places.items():
+            self._forget(name, seq)
+            if name not in turn.covered_lsn:
+                self._behind[name] = None
+        return True
+
+    async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
+        """Take into ``turn`` what comes next of these tenants, whose places are locked."""
+        chained_lsn, room = self._chained_lsn(), ENTRIES_A_TURN
+        places = await store.lock_places(connection, self._table.name, names)
+        if begun := [name for name, place in places.items() if place.is_begun]:
+            await self._table.empty(connection, begun)
+        for name, (after, head_seq, _) in places.items():
+            entries = self._remembered(name, after, head_seq, room)
+            if not entries and room and after < head_seq:
+                entries = await store.entries_behind(connection, name, after, head_seq, room)
+                is_end = len(entries) < room
+            else:
+                is_end = head_seq == (entries[-1].seq if entries else after)
+            turn.after[name] = after
+            turn.places[name] = head_seq if is_end else entries[-1].seq if entries else after
+            if is_end:
+                turn.covered_lsn[name] = chained_lsn
+            if entries:
+                turn.entries[name] = entries
+            room -= len(entries)
+
+    def _remembered(self, tenant_id: str, after: int, head_seq: int, limit: int) -> Sequence[FollowedEntry]:
+        """What comes behind ``after``, as far as it is kept; none of what is beyond the head that was read."""
+        recent = self._recent.get(tenant_id)
+        if not recent or not recent[0].seq <= after + 1 <= recent[-1].seq:
+            return ()
+        first = after + 1 - recent[0].seq
+        return recent[first : first + min(limit, head_seq - after)]
+
+    def _forget(self, tenant_id: str, upto_seq: int) -> None:
+        """What was followed need not be kept."""
+        recent = self._recent.pop(tenant_id, None)
+        if recent is None:
+            return
+        done = max(0, upto_seq + 1 - recent[0].seq)
+        self._recent_bytes -= sum(len(entry.payload) for entry in recent[:done])
+        if rest := recent[done:]:
+            self._recent[tenant_id] = rest
+
+    # --- the way to Postgres ----------------------------------------------------------------------
+
+    async def _connected(self) -> asyncpg.Connection[asyncpg.Record]:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._connect()
+        return self._connection
+
+    def _note(self, names: Sequence[str], error: Exception) -> None:
+        """These could not be followed. Without a connection nobody can: all are found again when it is next asked."""
+        if self.last_error is None:
+            log.warning("following_delayed", follower=self._table.name, tenants=names[:3], error=str(error))
+        self.last_error = f"{type(error).__name__}: {error}"
+        self._failed.update(names)
+        if self._connection is None or self._connection.is_closed() or isinstance(error, TimeoutError):
+            self._lose_connection()
+            self._failed.update(self._behind)
+
+    def _lose_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None

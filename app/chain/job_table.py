@@ -1,0 +1,143 @@
+"""The job table, kept by a follower: for each job its merged state, as far as the chain was followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from app.store import job_table as store
+from app.store.job_table import JobKey
+from ledger.errors import CanonicalError
+from ledger.machines import jobs
+from ledger.machines.job_fold import JobFold
+from ledger.machines.job_state import HlcParts
+from ledger.machines.jobs import JobState
+from ledger.verification.projection_check import FOLDED_TYPES, payload_of, stored_form
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.chain.followers import Turn
+    from app.store import Connection
+    from app.store.following import FollowedEntry
+
+CACHED_JOBS_MAX = 50_000
+"""Job states kept so that a job whose events follow each other is not read back each time."""
+ENTRIES_A_STEP = 200
+"""Entries folded between two turns of the event loop."""
+
+log = structlog.get_logger()
+
+OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, int]], None]
+"""Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
+
+
+class JobTable:
+    """Folds entries into the states of their jobs. ``on_followed`` runs once states are committed."""
+
+    name = store.FOLLOWER
+
+    def __init__(self, on_followed: OnFollowed) -> None:
+        self._on_followed = on_followed
+        self._cache = _StateCache()
+        self._states: dict[JobKey, JobState] = {}
+        """Those that the last turn wrote."""
+
+    async def empty(self, connection: Connection, tenant_ids: Sequence[str]) -> None:
+        """Remove the rows of these tenants."""
+        await store.empty(connection, tenant_ids)
+
+    async def take(self, connection: Connection, turn: Turn) -> None:
+        """Fold the entries, and store the states that they leave."""
+        self._cache.begin(turn.after)
+        said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
+        touched = sorted({(tenant_id, fact[0]) for tenant_id, facts in said.items() for fact in facts})
+        before = {job: state for job in touched if (state := self._cache.get(job)) is not None}
+        if unknown := [job for job in touched if job not in before and turn.after[job[0]]]:
+            before |= await store.load_states(connection, unknown)
+        folds = {job: JobFold(job[1], before.get(job)) for job in touched}
+        for tenant_id, facts in said.items():
+            for job_id, action, payload, hlc, digest, seq in facts:
+                folds[tenant_id, job_id].add(action, payload, hlc, digest, seq)
+            await asyncio.sleep(0)
+        self._states = {job: fold.state() for job, fold in folds.items()}
+        rows = [row for job, state in self._states.items() if (row := _row_of(job[0], state)) is not None]
+        if rows:
+            await store.store(connection, rows)
+
+    def taken(self, turn: Turn) -> None:
+        """Remember the states."""
+        self._cache.commit(turn.places, self._states)
+        self._on_followed(self._states, turn.covered_lsn)
+        self._states = {}
+
+    def failed(self) -> None:
+        """Forget all states: which of them are stored is not known."""
+        self._cache = _StateCache()
+        self._states = {}
+
+
+_Said = tuple[str, str, Mapping[str, Any], HlcParts, str, int]
+"""Job id, and the arguments of ``JobFold.add``."""
+
+
+async def _said(entries: Sequence[FollowedEntry]) -> list[_Said]:
+    """What the entries say of jobs. One that somebody edited beyond its types says nothing."""
+    found: list[_Said] = []
+    for number, (job_id, seq, physical, logical, node, action, digest, text) in enumerate(entries, 1):
+        if (*map(type, (job_id, seq, physical, logical, node, digest)),) == FOLDED_TYPES:
+            said = jobs.said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
+            if said is not None:
+                found.append((job_id, *said, seq))
+        if number % ENTRIES_A_STEP == 0:
+            await asyncio.sleep(0)
+    return found
+
+
+def _row_of(tenant_id: str, state: JobState) -> tuple[object, ...] | None:
+    """The row that stores ``state``; None where an edited payload left a state that has no encoded form."""
+    try:
+        return (tenant_id, *stored_form(state))
+    except CanonicalError as error:
+        log.error("job_state_without_form", tenant_id=tenant_id, job_id=state.job_id, error=str(error))
+        return None
+
+
+class _StateCache:
+    """Job states as of the last turn, valid for a tenant only while nobody else follows it."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, tuple[int, dict[str, JobState]]] = OrderedDict()
+        self._count = 0
+
+    def begin(self, places: Mapping[str, int]) -> None:
+        """Forget tenants that are not where this cache left them."""
+        for tenant_id, seq in places.items():
+            cached = self._tenants.get(tenant_id)
+            if cached is not None and cached[0] != seq:
+                self._forget(tenant_id)
+
+    def get(self, job: JobKey) -> JobState | None:
+        """The state of a job, None when it must be read."""
+        cached = self._tenants.get(job[0])
+        return cached[1].get(job[1]) if cached is not None else None
+
+    def commit(self, places: Mapping[str, int], states: Mapping[JobKey, JobState]) -> None:
+        """Take over what a committed turn left behind."""
+        for tenant_id, seq in places.items():
+            known = self._tenants[tenant_id][1] if tenant_id in self._tenants else {}
+            self._tenants[tenant_id] = (seq, known)
+            self._tenants.move_to_end(tenant_id)
+        for (tenant_id, job_id), state in states.items():
+            known = self._tenants[tenant_id][1]
+            self._count += job_id not in known
+            known[job_id] = state
+        while self._count > CACHED_JOBS_MAX:
+            self._forget(next(iter(self._tenants)))
+
+    def _forget(self, tenant_id: str) -> None:
+        self._count -= len(self._tenants.pop(tenant_id)[1])

@@ -1,0 +1,119 @@
+"""SQL of followers: how far each has come in the chain of each tenant, and the entries that come next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import asyncpg
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+LOCK_TIMEOUT_S = 2.0
+"""Longest that a follower waits for a row that another session keeps locked."""
+
+
+class FollowedEntry(NamedTuple):
+    """One entry as followers read it. Anything may stand in its columns once somebody edited the row."""
+
+    job_id: str
+    seq: int
+    hlc_physical: int
+    hlc_logical: int
+    hlc_node: str
+    action: str
+    payload_digest: str
+    payload: str
+
+
+_LOCK = """
+SELECT p.tenant_id, p.seq, h.head_seq, p.seq = 0
+  FROM scheduler.follower_positions p JOIN scheduler.chain_heads h USING (tenant_id)
+ WHERE p.follower = $1 AND p.tenant_id = ANY($2::text[]) AND h.head_seq >= 0
+ ORDER BY p.tenant_id FOR UPDATE OF p SKIP LOCKED
+"""
+_BEGIN = """
+INSERT INTO scheduler.follower_positions (follower, tenant_id, seq)
+SELECT $1, tenant_id, 0 FROM scheduler.chain_heads WHERE tenant_id = ANY($2::text[]) ORDER BY tenant_id
+    ON CONFLICT DO NOTHING
+"""
+
+
+class Place(NamedTuple):
+    """Where a follower stands in one chain, which ends at ``head_seq``. It begins, at 0, with ``is_begun``."""
+
+    seq: int
+    head_seq: int
+    is_begun: bool
+
+
+async def connect(url: str, statement_timeout_s: float) -> asyncpg.Connection[asyncpg.Record]:
+    """A connection to follow with. Its commits do not wait for the disk: what a crash takes back, position and all, is
+    followed again."""
+    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+        url,
+        timeout=5,
+        command_timeout=statement_timeout_s,
+        server_settings={"synchronous_commit": "off", "lock_timeout": f"{LOCK_TIMEOUT_S:g}s"},
+    )
+    return connection
+
+
+async def behind(connection: Connection, follower: str) -> list[str]:
+    """Tenants whose chain goes beyond where the follower stands, or ends before that."""
+    rows = await connection.fetch(
+        "SELECT h.tenant_id FROM scheduler.chain_heads h"
+        "  LEFT JOIN scheduler.follower_positions p ON p.follower = $1 AND p.tenant_id = h.tenant_id"
+        " WHERE h.tenant_id IS NOT NULL AND h.head_seq > 0 AND p.seq IS DISTINCT FROM h.head_seq",
+        follower,
+    )
+    return [row["tenant_id"] for row in rows]
+
+
+async def lock_places(connection: Connection, follower: str, tenant_ids: Sequence[str]) -> dict[str, Place]:
+    """Where the follower stands in these chains, locked until the transaction ends.
+
+    Where it has no place, or one beyond the end of the chain, it begins. A place that another session has locked now is
+    left out: it is being followed there.
+    """
+    places = {each[0]: Place(*each[1:]) for each in await connection.fetch(_LOCK, follower, tenant_ids)}
+    if missing := [tenant_id for tenant_id in tenant_ids if tenant_id not in places]:
+        await connection.execute(_BEGIN, follower, missing)
+        places |= {each[0]: Place(*each[1:]) for each in await connection.fetch(_LOCK, follower, missing)}
+    if beyond := {name: place.seq for name, place in places.items() if place.seq > place.head_seq}:
+        await move(connection, follower, beyond, dict.fromkeys(beyond, 0))
+        places |= {name: Place(0, places[name].head_seq, True) for name in beyond}
+    return places
+
+
+async def move(
+    connection: Connection, follower: str, old_seqs: Mapping[str, int], new_seqs: Mapping[str, int]
+) -> set[str]:
+    """Move each tenant's place from its old seq to its new one; returns the tenants whose place was not moved."""
+    moving = [name for name, seq in new_seqs.items() if seq != old_seqs[name]]
+    rows = await connection.fetch(
+        "UPDATE scheduler.follower_positions AS p SET seq = n.new_seq"
+        "  FROM unnest($2::text[], $3::bigint[], $4::bigint[]) AS n(tenant_id, old_seq, new_seq)"
+        " WHERE p.follower = $1 AND p.tenant_id = n.tenant_id AND p.seq = n.old_seq RETURNING p.tenant_id",
+        follower,
+        moving,
+        [old_seqs[name] for name in moving],
+        [new_seqs[name] for name in moving],
+    )
+    return set(moving) - {row["tenant_id"] for row in rows}
+
+
+async def entries_behind(
+    connection: Connection, tenant_id: str, after_seq: int, upto_seq: int, limit: int
+) -> list[FollowedEntry]:
+    """Up to ``limit`` entries from behind ``after_seq`` up to ``upto_seq``, in seq order."""
+    rows = await connection.fetch(
+        f"SELECT {', '.join(FollowedEntry._fields)} FROM scheduler.scheduler_log"
+        " WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT $4",
+        tenant_id,
+        after_seq,
+        upto_seq,
+        limit,
+    )
+    return [FollowedEntry(*row) for row in rows]

@@ -1,0 +1,33 @@
+-- Followers come behind the commit: what one derives from a chain, it writes together with how far it has come.
+-- A tenant without a row here has not been followed: nothing that the follower wrote of it counts.
+CREATE TABLE scheduler.follower_positions (
+    follower text COLLATE "C" NOT NULL,
+    tenant_id text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL CONSTRAINT follower_positions_seq CHECK (seq >= 0),
+    PRIMARY KEY (follower, tenant_id)
+) WITH (fillfactor = 50);
+
+-- Until now job states were written with the entries.
+INSERT INTO scheduler.follower_positions (follower, tenant_id, seq)
+SELECT 'jobs', tenant_id, head_seq FROM scheduler.chain_heads;
+
+REVOKE ALL ON scheduler.follower_positions FROM PUBLIC;
+GRANT SELECT, INSERT, UPDATE ON scheduler.follower_positions TO tallystick_service;
+-- Of a tenant that is followed from its first entry on, the table is emptied first.
+GRANT DELETE ON scheduler.jobs TO tallystick_service;
+
+-- A follower's table that is emptied fills again: its name is the follower's.
+CREATE FUNCTION scheduler.follow_again() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog
+AS $$
+BEGIN
+    DELETE FROM scheduler.follower_positions WHERE follower = TG_TABLE_NAME;
+    RETURN NULL;
+END
+$$;
+
+REVOKE ALL ON FUNCTION scheduler.follow_again() FROM PUBLIC;
+
+CREATE TRIGGER followed_again AFTER TRUNCATE ON scheduler.jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION scheduler.follow_again();

@@ -1,0 +1,14 @@
+"""How far followers have come, the job table the first of them."""
+
+from app.store.migrate import downgrade as downgrade
+from app.store.migrate import run_sql_file
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the table; the job table of a ledger of before is where its chains are."""
+    run_sql_file("0008_followers.sql")

@@ -1,0 +1,303 @@
+"""The job table follows behind the commit: behind or emptied, it is never a wrong answer, and it catches up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import httpx
+import pytest
+
+from app.store.chain_reader import consistent_reader
+from app.store.job_table import FOLLOWER
+from app.store.migrate import migrate
+from ledger.errors import JobEndedError, JobExistsError
+from ledger.verification import verify
+from tests.app.chains import Chains, numbers, until
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import GLOBAL, accepted, completed, created, progressed
+from tests.app.test_rows_counted import MENDED, dropping
+from tests.conftest import Database
+
+HALT = "LOCK TABLE scheduler.follower_positions IN EXCLUSIVE MODE"
+"""No follower moves while this is held; readers do not notice."""
+CREATION = {"tenant_id": "acme", "job_id": "job-1", "spec": {"n": 1}, "durability": "GLOBAL"}
+
+
+@asynccontextmanager
+async def halted(database: Database, how: str = HALT) -> AsyncIterator[None]:
+    """Another session keeps the followers where they are."""
+    connection = await asyncpg.connect(database.superuser_url)
+    try:
+        async with connection.transaction():
+            await connection.execute(how)
+            yield
+    finally:
+        await connection.close()
+
+
+async def places(superuser: asyncpg.Connection) -> dict[str, tuple[int, int]]:
+    """By tenant, where the job table is and where its chain ends."""
+    rows = await superuser.fetch(
+        "SELECT h.tenant_id, coalesce(p.seq, 0), h.head_seq FROM scheduler.chain_heads h"
+        "  LEFT JOIN scheduler.follower_positions p ON p.tenant_id = h.tenant_id AND p.follower = $1",
+        FOLLOWER,
+    )
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+async def followed(superuser: asyncpg.Connection) -> bool:
+    """Whether the job table is at the end of every chain."""
+    return all(seq == head_seq for seq, head_seq in (await places(superuser)).values())
+
+
+async def table(superuser: asyncpg.Connection) -> list[tuple[object, ...]]:
+    """All that the job table holds, but for when it was written."""
+    rows = await superuser.fetch(
+        "SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state"
+        "  FROM scheduler.jobs ORDER BY tenant_id, job_id"
+    )
+    return [tuple(row) for row in rows]
+
+
+async def report(client: httpx.AsyncClient, **fields: object) -> httpx.Response:
+    event = {"tenant_id": "acme", "durability": "GLOBAL", **fields}
+    return await client.post("/v1/jobs/job-1/events", json=event)
+
+
+async def read(client: httpx.AsyncClient, path: str, **params: str) -> httpx.Response:
+    return await client.get(path, params={"tenant_id": "acme", **params})
+
+
+async def test_reads_and_checks_are_never_behind_while_the_table_is(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(make_settings(read={"wait": "300ms"})) as client:
+        assert (await client.post("/v1/jobs", json=CREATION)).status_code == 201
+        await until(lambda: followed(superuser), "the table has followed")
+        async with halted(database):
+            assert (await report(client, type="JobAccepted", dc_id="dc1", worker_count=1)).status_code == 201
+            assert (await report(client, type="JobCompleted", final_status="ok")).status_code == 201
+            late = CREATION | {"job_id": "job-2"}
+            assert (await client.post("/v1/jobs", json=late)).status_code == 201
+            for level in ("eventual", "session", "strong"):
+                answer = (await read(client, "/v1/jobs/job-1", consistency=level)).json()
+                assert (answer["status"], answer["last_seq"]) == ("COMPLETED", 3)
+                answer = (await read(client, "/v1/jobs/job-2", consistency=level)).json()
+                assert (answer["status"], answer["spec"]) == ("SUBMITTED", {"n": 1})
+            assert (await client.get("/v1/jobs/job-2")).json()["tenant_id"] == "acme"
+            assert len((await read(client, "/v1/jobs/job-2/events")).json()["items"]) == 1
+
+            stale = (await read(client, "/v1/jobs", consistency="eventual")).json()
+            assert [(job["job_id"], job["status"]) for job in stale["items"]] == [("job-1", "SUBMITTED")]
+            assert (stale["consistency"]["as_of_seq"], stale["consistency"]["head_seq"]) == (1, 4)
+            for level in ("session", "strong"):
+                waited = await read(client, "/v1/jobs", consistency=level)
+                assert (waited.status_code, waited.json()["type"].rpartition("/")[2]) == (503, "session-not-caught-up")
+
+        async def is_listed() -> bool:
+            answer = await read(client, "/v1/jobs", status="COMPLETED")
+            return answer.status_code == 200 and [job["job_id"] for job in answer.json()["items"]] == ["job-1"]
+
+        await until(is_listed, "the list has caught up")
+
+
+async def test_a_list_knows_what_was_chained_before_it_was_asked_for(client: httpx.AsyncClient) -> None:
+    for number in range(20):
+        made = await client.post("/v1/jobs", json=CREATION | {"job_id": f"job-{number}"})
+        assert made.status_code == 201
+        assert len((await read(client, "/v1/jobs")).json()["items"]) == number + 1
+
+
+async def test_another_node_refuses_at_the_edge_what_the_table_does_not_know_yet(
+    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        await one.submitter.submit(created("acme", 1, job_id="old"), key=None)
+        await until(lambda: followed(superuser), "the table has followed")
+        async with halted(database):
+            await one.submitter.submit(created("acme", 2, job_id="new"), key=None)
+            await one.submitter.submit(completed("acme", "old"), key=None)
+            with pytest.raises(JobEndedError):
+                await two.submitter.submit(progressed("acme", "old", 1), key=None)
+            with pytest.raises(JobExistsError):
+                await two.submitter.submit(created("acme", 3, job_id="new"), key=None)
+            assert (await two.submitter.submit(accepted("acme", "new", "dc1"), key=None)).chain is not None
+
+
+async def test_a_job_with_many_entries_beyond_the_table_is_read_whole(
+    client: httpx.AsyncClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.job_table.UNFOLLOWED_MAX", 3)
+    assert (await client.post("/v1/jobs", json=CREATION)).status_code == 201
+    async with halted(database):
+        for done in range(1, 6):
+            event = {"type": "JobProgressReported", "dc_id": "dc1", "completed": done, "failed": 0}
+            assert (await report(client, **event)).status_code == 201
+        answer = (await read(client, "/v1/jobs/job-1")).json()
+        assert (answer["completed"], answer["spec"], answer["last_seq"]) == (5, {"n": 1}, 6)
+
+
+async def test_a_table_that_was_emptied_is_right_at_once_and_fills_again(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(make_settings(read={"wait": "30s"})) as client:
+        for number in range(3):
+            await client.post("/v1/jobs", json=CREATION | {"job_id": f"job-{number}"})
+        await report(client, type="JobCompleted", final_status="ok")
+        await until(lambda: followed(superuser), "the table has followed")
+        before = await table(superuser)
+        async with halted(database, f"TRUNCATE scheduler.jobs; {HALT}"):
+            pass
+        assert (await read(client, "/v1/jobs/job-1")).json()["status"] == "COMPLETED"
+        assert len((await read(client, "/v1/jobs")).json()["items"]) == 3
+        await until(lambda: followed(superuser), "the table has followed again")
+        assert await table(superuser) == before
+
+
+async def test_without_a_place_the_rows_of_a_tenant_do_not_count_and_are_made_again(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    await client.post("/v1/jobs", json=CREATION)
+    await until(lambda: followed(superuser), "the table has followed")
+    before = await table(superuser)
+    await superuser.execute(
+        "UPDATE scheduler.jobs SET status = 'FAILED', state = '{}';"
+        " INSERT INTO scheduler.jobs (tenant_id, job_id, status, last_seq, state)"
+        " VALUES ('acme', 'x', 'FAILED', 1, '{}');"
+        " DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'"
+    )
+    assert (await read(client, "/v1/jobs/job-1")).json()["status"] == "SUBMITTED"
+    await until(lambda: followed(superuser), "the table has followed again")
+    assert await table(superuser) == before
+
+
+async def test_a_place_beyond_the_end_of_the_chain_counts_as_none(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection
+) -> None:
+    await client.post("/v1/jobs", json=CREATION)
+    await until(lambda: followed(superuser), "the table has followed")
+    await superuser.execute("UPDATE scheduler.follower_positions SET seq = 100 WHERE tenant_id = 'acme'")
+    await report(client, type="JobCompleted", final_status="ok")
+    assert (await read(client, "/v1/jobs/job-1")).json()["status"] == "COMPLETED"
+    await until(lambda: followed(superuser), "the table has followed from the beginning")
+    assert [row[2] for row in await table(superuser)] == ["COMPLETED"]
+
+
+async def test_a_table_that_is_behind_is_no_break_and_one_that_was_edited_is(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async def verdict() -> str:
+        async with consistent_reader(superuser, "acme") as reader:
+            return (await verify(reader, tenant_id="acme")).verdicts["projection"]
+
+    async with run_node() as service:
+        job = await service.submitter.submit(created("acme", 1), key=None)
+        await until(lambda: followed(superuser), "the table has followed")
+        async with halted(database):
+            await service.submitter.submit(completed("acme", job.job_id), key=None)
+            await service.submitter.submit(created("acme", 2), key=None)
+            assert await verdict() == "ok"
+            await superuser.execute("UPDATE scheduler.jobs SET status = 'FAILED'")
+            assert await verdict() == "broken"
+        await until(lambda: followed(superuser), "the table has followed")
+        # Somebody claims that the table has followed what it has not.
+        assert await verdict() == "ok"
+        await superuser.execute("DELETE FROM scheduler.jobs WHERE last_seq = 3")
+        assert await verdict() == "broken"
+
+
+async def test_two_nodes_follow_one_ledger_and_neither_lose_nor_double_anything(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    jobs_made = [f"job-{number}" for number in range(8)]
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        await one.submitter.submit_lines(
+            [created("acme", n, job_id=job) for n, job in enumerate(jobs_made)], durability=GLOBAL, key=None
+        )
+
+        async def events(number: int) -> None:
+            node, job = (one, two)[number % 2], jobs_made[number % len(jobs_made)]
+            await node.submitter.submit(progressed("acme", job, number, durability=GLOBAL), key=None)
+            await node.submitter.submit(created(f"tenant-{number % 5}", number), key=None)
+
+        await asyncio.gather(*(events(number) for number in range(60)))
+        await until(lambda: followed(superuser), "the table has followed")
+        assert len(await chains.sound("acme")) == 68
+        for tenant_id in range(5):
+            assert len(await chains.sound(f"tenant-{tenant_id}")) == 12
+
+
+async def test_rows_that_are_dropped_keep_neither_the_chain_nor_other_tenants_waiting(
+    run_node: RunNode, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 1), key=None)
+        await superuser.execute(dropping("INSERT", "jobs"))
+        await service.submitter.submit(created("acme", 2), key=None)
+        await service.submitter.submit(created("beta", 3), key=None)
+
+        async def beta_is_followed() -> bool:
+            seq, head_seq = (await places(superuser))["beta"]
+            return seq == head_seq
+
+        await until(beta_is_followed, "the other tenant is followed")
+        assert "stored 0 of" in str(await until(lambda: service.job_table.last_error, "it is said"))
+        await superuser.execute(MENDED.format("jobs"))
+        await until(lambda: followed(superuser), "what was dropped is followed")
+        assert numbers(await chains.sound("acme")) == [1, 2]
+
+
+async def test_a_locked_job_row_keeps_nothing_from_being_chained(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.following.LOCK_TIMEOUT_S", 0.2)
+    async with run_node() as service:
+        job = await service.submitter.submit(created("acme", 1), key=None)
+        await until(lambda: followed(superuser), "the table has followed")
+        async with halted(database, "SELECT FROM scheduler.jobs WHERE tenant_id = 'acme' FOR UPDATE"):
+            assert (await service.submitter.submit(completed("acme", job.job_id), key=None)).chain is not None
+            await until(lambda: service.job_table.last_error, "the lock is met")
+            await service.submitter.submit(created("beta", 2), key=None)
+
+            async def beta_is_followed() -> bool:
+                seq, head_seq = (await places(superuser))["beta"]
+                return seq == head_seq
+
+            await until(beta_is_followed, "the other tenant is followed")
+        await until(lambda: followed(superuser), "the lock is gone")
+
+
+async def test_a_clean_stop_leaves_nothing_to_follow(run_node: RunNode, superuser: asyncpg.Connection) -> None:
+    async with run_node() as service:
+        await service.submitter.submit_lines([created("acme", n) for n in range(500)], durability=GLOBAL, key=None)
+    assert await followed(superuser)
+
+
+BEFORE_FOLLOWERS = """
+DROP TRIGGER followed_again ON scheduler.jobs;
+DROP FUNCTION scheduler.follow_again();
+DROP TABLE scheduler.follower_positions;
+REVOKE DELETE ON scheduler.jobs FROM tallystick_service;
+UPDATE scheduler.alembic_version SET version_num = '0007'
+"""
+
+
+async def test_a_ledger_of_before_goes_on_where_its_job_table_is(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    async with run_node() as service:
+        job = await service.submitter.submit(created("acme", 1), key=None)
+        await service.submitter.submit(created("beta", 2), key=None)
+    before = await table(superuser)
+    await superuser.execute(BEFORE_FOLLOWERS)
+    await asyncio.to_thread(migrate, database.owner_url)
+    assert await followed(superuser)
+    assert await table(superuser) == before
+    async with run_node() as service:
+        await service.submitter.submit(completed("acme", job.job_id), key=None)
+        await until(lambda: followed(superuser), "the table has followed")
+    assert numbers(await chains.sound("beta")) == [2]
+    assert len(await chains.sound("acme")) == 2
