@@ -27,9 +27,9 @@ import structlog
 
 from app.config import Settings
 from app.keys.in_use import KeyInUse
-from app.keys.named_keys import open_named
-from app.keys.node_keys import LocalOrRemote, Retired, last_signed_ms, log_key_beside, new_key_path
+from app.keys.node_keys import Retired, last_signed_ms
 from app.keys.recording import TRY_AGAIN, Facts, KeyRecords
+from app.keys.uris import LocalOrRemote, log_key_beside, new_key_path, open_named
 from app.node.state import Node
 from app.store import keys as store
 from app.store.reading import reading

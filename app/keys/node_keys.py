@@ -21,18 +21,19 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
-import orjson
+import msgspec
 import structlog
+from msgspec import Meta
 
 from app.config import Settings
+from app.keys.uris import LocalOrRemote, file_of, log_signer_of, open_signer
 from app.node import identity
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from ledger.hlc import Clock, Hlc
@@ -42,21 +43,15 @@ from signing.private_file import path_of
 from wal.segment import store_file, sync_folder
 
 NAME = "keys"
-LOG_KEY_NAME = "log-key"
-"""What the file of a log key is called that stands beside no key file, without its suffix."""
-
 ROOT_FILE, ENDED_FILE = "root-key", "ended-keys"
 """Where earlier versions kept ``root_key_id`` and ``ended``: read as long as the file of keys lacks them."""
 
-_KEY_ID = re.compile(r"[0-9a-f]{16}")
-
-LocalOrRemote = FileSigner | remote_signer.RemoteSigner
+_KEY_ID = r"^[0-9a-f]{16}\Z"
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class Retired:
+class Retired(msgspec.Struct, frozen=True):
     """Key ``key_id`` counts up to ``not_after_ms``, an HLC time, and ``successor_id`` took its place.
 
     ``not_after_ms`` is None until a start that found a changed setting has looked what the key signed last. ``uri`` is
@@ -76,29 +71,47 @@ class Retired:
         """Key ``key_id`` of ``uri`` gave way to ``successor``."""
         return cls(key_id, successor.key_id, successor.public_key.public_key_pem, not_after_ms, uri)
 
-    def ending(self, not_after_ms: int) -> Retired:
-        """The same with its end."""
-        return replace(self, not_after_ms=not_after_ms)
 
+class KeyBounds(msgspec.Struct, frozen=True):
+    """The earliest end and the earliest revocation of one key, as an HLC."""
 
-class KeyBounds(NamedTuple):
-    """The earliest end and the earliest revocation of one key."""
-
-    not_after: datetime | None
-    revoked_from_hlc: Hlc | None
+    not_after: Annotated[datetime, Meta(tz=True)] | None
+    revoked_from_hlc: str | None
 
     @classmethod
-    def from_json(cls, value: Mapping[str, str | None]) -> KeyBounds:
-        """As ``to_json`` wrote it; what else it can be raises ValueError, KeyError, TypeError or InvalidInputError."""
-        end, revoked = value["not_after"], value["revoked_from_hlc"]
-        return cls(datetime.fromisoformat(end) if end else None, Hlc.parse(revoked) if revoked else None)
+    def of(cls, key: PublicKey) -> KeyBounds:
+        """How long ``key`` counts."""
+        return cls(key.not_after, None if key.revoked_from_hlc is None else key.revoked_from_hlc.text())
 
-    def to_json(self) -> dict[str, str | None]:
-        """One item of ``ended``."""
-        return {
-            "not_after": self.not_after.isoformat() if self.not_after else None,
-            "revoked_from_hlc": self.revoked_from_hlc.text() if self.revoked_from_hlc else None,
-        }
+    def narrow(self, key: PublicKey) -> PublicKey:
+        """``key``, counting no longer than this."""
+        revoked = None if self.revoked_from_hlc is None else Hlc.parse(self.revoked_from_hlc)
+        return key.narrowed(PublicKey.of(key.material, not_after=self.not_after, revoked_from_hlc=revoked))
+
+
+class _Configured(msgspec.Struct, frozen=True):
+    uri: str
+    key_id: str
+
+
+class _Signer(msgspec.Struct, frozen=True):
+    uri: str
+    key_id: str
+    public_key_pem: str
+
+
+class _KeysFile(msgspec.Struct, frozen=True):
+    """The file; those of earlier versions have no ``ended``."""
+
+    configured: _Configured
+    signer: _Signer
+    log_signer: _Signer
+    retired: list[Retired]
+    root_key_id: Annotated[str, Meta(pattern=_KEY_ID)] | None = None
+    ended: dict[str, KeyBounds] | None = None
+
+
+_ENDED = msgspec.json.Decoder(dict[str, KeyBounds])
 
 
 @dataclass
@@ -118,11 +131,11 @@ class NodeKeys:
     retired: list[Retired] = field(default_factory=list)
     root_key_id: str | None = None
     """None as long as this node has seen no root."""
-    ended: Mapping[str, KeyBounds] = field(default_factory=dict)
+    ended: dict[str, KeyBounds] = field(default_factory=dict)
     """By key id; never changed, only replaced."""
 
     def __post_init__(self) -> None:
-        self._stored: dict[str, Any] | None = None
+        self._stored: _KeysFile | None = None
         """The file as it stands, None while there is none."""
         self._writing = threading.Lock()
 
@@ -134,12 +147,12 @@ class NodeKeys:
         """Write the file; on return it survives a crash."""
         with self._writing:
             self._write(
-                {
-                    "configured": {"uri": self.configured_uri, "key_id": self.configured_key_id},
-                    "signer": self._described(self.signer_uri, self.signer),
-                    "log_signer": self._described(self.log_signer_uri, self.log_signer),
-                    "retired": [vars(item) for item in self.retired],
-                }
+                _KeysFile(
+                    configured=_Configured(self.configured_uri, self.configured_key_id),
+                    signer=self._described(self.signer_uri, self.signer),
+                    log_signer=self._described(self.log_signer_uri, self.log_signer),
+                    retired=list(self.retired),
+                )
             )
 
     # --- what was seen of the ledger --------------------------------------------------------------
@@ -166,22 +179,19 @@ class NodeKeys:
     async def narrowed(self, keys: Mapping[str, PublicKey]) -> dict[str, PublicKey]:
         """``keys`` by id, none of which counts longer than it ever did; how long they do is remembered from now on."""
         narrow = {key_id: self.bounded(key) for key_id, key in keys.items()}
-        bounds = {key_id: KeyBounds(key.not_after, key.revoked_from_hlc) for key_id, key in narrow.items()}
-        self.ended = {**self.ended, **{key_id: each for key_id, each in bounds.items() if each != (None, None)}}
+        bounds = {key_id: KeyBounds.of(key) for key_id, key in narrow.items()}
+        self.ended = self.ended | {key_id: each for key_id, each in bounds.items() if each != KeyBounds(None, None)}
         await self._remember()
         return narrow
 
     def bounded(self, key: PublicKey) -> PublicKey:
         """``key``, counting no longer than this node has seen."""
-        known = self.ended.get(key.key_id)
-        if known is None:
-            return key
-        bounded = PublicKey.of(key.material, not_after=known.not_after, revoked_from_hlc=known.revoked_from_hlc)
-        return key.narrowed(bounded)
+        return self.ended[key.key_id].narrow(key) if key.key_id in self.ended else key
 
     async def _remember(self) -> None:
         """Write what was seen beside the signers of the file. Before there is one, the first ``store`` does."""
-        if self._stored is not None and self._stored | self._seen() != self._stored:
+        stored = self._stored
+        if stored is not None and (stored.root_key_id, stored.ended) != (self.root_key_id, self.ended):
             try:
                 await asyncio.to_thread(self._write_seen)
             except OSError as error:
@@ -189,17 +199,15 @@ class NodeKeys:
 
     def _write_seen(self) -> None:
         with self._writing:
-            self._write(self._stored or {})
+            assert self._stored is not None
+            self._write(self._stored)
 
-    def _seen(self) -> dict[str, Any]:
-        return {"root_key_id": self.root_key_id, "ended": {name: each.to_json() for name, each in self.ended.items()}}
+    def _write(self, signing: _KeysFile) -> None:
+        file = msgspec.structs.replace(signing, root_key_id=self.root_key_id, ended=self.ended)
+        _store(self.folder, file)
+        self._stored = file
 
-    def _write(self, signing: dict[str, Any]) -> None:
-        value = signing | self._seen()
-        _store(self.folder, value)
-        self._stored = value
-
-    def _described(self, uri: str, signer: LocalOrRemote) -> dict[str, str]:
+    def _described(self, uri: str, signer: LocalOrRemote) -> _Signer:
         is_beside = (
             uri != self.configured_uri
             and isinstance(signer, FileSigner)
@@ -207,7 +215,7 @@ class NodeKeys:
             and signer.path.absolute().parent == path_of(self.configured_uri).absolute().parent
         )
         name = signer.path.name if is_beside and isinstance(signer, FileSigner) else uri
-        return {"uri": name, "key_id": signer.key_id, "public_key_pem": signer.public_key.public_key_pem}
+        return _Signer(name, signer.key_id, signer.public_key.public_key_pem)
 
 
 def last_signed_ms(clock: Clock, now_ms: int, signed_ms: int) -> int:
@@ -235,25 +243,26 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
     if kept is None or not _is_as_configured(kept, configured):
         # The first start, or the setting names another key than before, which takes the place of the one that signed.
         signer = open_signer(configured, pin, may_generate=True)
-        uri, configured_key_id = _pinned(signer, configured), signer.key_id
-        log_signer, log_uri = _log_signer(signer, configured, settings)
+        uri = configured if isinstance(signer, FileSigner) else signer.key_uri
+        configured_key_id = signer.key_id
+        log_signer, log_uri = log_signer_of(signer, configured, settings)
     else:
-        uri = kept["signer"]["uri"]
-        is_configured = uri == kept["configured"]["uri"]
-        signer = _reopened(kept["signer"], configured, pin, may_generate=is_configured)
+        uri = kept.signer.uri
+        is_configured = uri == kept.configured.uri
+        signer = _reopened(kept.signer, configured, pin, may_generate=is_configured)
         if is_configured and isinstance(signer, FileSigner):
             uri = configured
-        log_uri = kept["log_signer"]["uri"]
-        if kept["log_signer"]["key_id"] == kept["signer"]["key_id"]:
-            log_signer, log_uri = _log_signer(signer, uri, settings)
+        log_uri = kept.log_signer.uri
+        if kept.log_signer.key_id == kept.signer.key_id:
+            log_signer, log_uri = log_signer_of(signer, uri, settings)
         else:
-            log_signer = key_file.load_or_generate(str(_path(log_uri, configured)))
-        configured_key_id = signer.key_id if is_configured else kept["configured"]["key_id"]
+            log_signer = key_file.load_or_generate(str(file_of(log_uri, configured)))
+        configured_key_id = signer.key_id if is_configured else kept.configured.key_id
     keys = NodeKeys(folder, configured, configured_key_id, signer, uri, log_signer, log_uri)
     keys.root_key_id, keys.ended = _seen(folder, kept)
     if kept is not None:
         keys._stored = kept
-        keys.retired = [Retired(**item) for item in kept["retired"]]
+        keys.retired = list(kept.retired)
         _retire_replaced(keys, kept)
     return keys
 
@@ -268,10 +277,10 @@ def uri_in_use(settings: Settings) -> str:
     configured = settings.signing_key_uri
     node_id = settings.node_id or identity.kept_node_id(settings.wal_dir)
     kept = _load(settings.wal_dir / node_id) if node_id is not None else None
-    if kept is None or not _is_as_configured(kept, configured) or kept["signer"]["uri"] == kept["configured"]["uri"]:
+    if kept is None or not _is_as_configured(kept, configured) or kept.signer.uri == kept.configured.uri:
         return configured
-    uri: str = kept["signer"]["uri"]
-    return uri if remote_signer.is_remote(uri) else f"file:{_path(uri, configured).absolute()}"
+    uri = kept.signer.uri
+    return uri if remote_signer.is_remote(uri) else f"file:{file_of(uri, configured).absolute()}"
 
 
 def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
@@ -283,22 +292,21 @@ def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
     kept = _load(folder)
     assert kept is not None
     found = []
-    for name in ("signer", "log_signer"):
-        uri = kept[name]["uri"]
-        signer = key_file.load(configured if uri == kept["configured"]["uri"] else str(_path(uri, configured)))
-        if signer.key_id != kept[name]["key_id"]:
+    for each in (kept.signer, kept.log_signer):
+        is_configured = each.uri == kept.configured.uri
+        signer = key_file.load(configured if is_configured else str(file_of(each.uri, configured)))
+        if signer.key_id != each.key_id:
             raise ConfigurationError(f"{signer.path} is not the key that the node of {folder} signs with; name one")
         found.append(signer)
     return found[0], found[1]
 
 
-def _retire_replaced(keys: NodeKeys, kept: dict[str, Any]) -> None:
+def _retire_replaced(keys: NodeKeys, kept: _KeysFile) -> None:
     """Note which of the keys that signed before sign no more."""
     present = {signer.key_id for signer in keys.signers()}
-    for name, successor in (("signer", keys.signer), ("log_signer", keys.log_signer)):
-        key_id = kept[name]["key_id"]
-        if key_id not in present | {item.key_id for item in keys.retired}:
-            keys.retired.append(Retired.by(successor, key_id, None, kept[name]["uri"]))
+    for old, successor in ((kept.signer, keys.signer), (kept.log_signer, keys.log_signer)):
+        if old.key_id not in present | {item.key_id for item in keys.retired}:
+            keys.retired.append(Retired.by(successor, old.key_id, None, old.uri))
 
 
 def retired_signer(item: Retired, keys: NodeKeys, pin: remote_signer.PinSource) -> LocalOrRemote | None:
@@ -309,79 +317,31 @@ def retired_signer(item: Retired, keys: NodeKeys, pin: remote_signer.PinSource) 
         if remote_signer.is_remote(item.uri):
             signer = open_signer(item.uri, pin, may_generate=False)
         else:
-            signer = key_file.load(str(_path(item.uri, keys.configured_uri)))
+            signer = key_file.load(str(file_of(item.uri, keys.configured_uri)))
     except (ConfigurationError, SigningUnavailableError):
         return None
     return signer if signer.key_id == item.key_id else None
 
 
-def open_signer(uri: str, pin: remote_signer.PinSource, *, may_generate: bool) -> LocalOrRemote:
-    """The signer that ``uri`` names; the public key of one outside of files is fetched, which blocks.
-
-    Raises:
-        ConfigurationError: the key cannot be used.
-        SigningUnavailableError: the signer does not answer.
-    """
-    if remote_signer.is_remote(uri):
-        return remote_signer.fetch(uri, pin)
-    return key_file.load_or_generate(uri) if may_generate else key_file.load(uri)
-
-
-def new_key_path(configured: str) -> Path:
-    """A file for a new key beside the configured one, named by the time."""
-    path = path_of(configured)
-    return path.with_name(f"{path.stem}-{time.time_ns() // 1_000_000}{path.suffix}")
-
-
-def log_key_beside(configured: str, settings: Settings) -> Path:
-    """A file for a new log key: beside the configured key, else below ``data_dir``."""
-    if remote_signer.is_remote(configured):
-        folder = settings.data_dir / "keys"
-        return folder / f"{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem"
-    path = path_of(configured)
-    return path.with_name(f"{path.stem}.{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem")
-
-
-def _log_signer(signer: LocalOrRemote, uri: str, settings: Settings) -> tuple[FileSigner, str]:
-    """The key of checkpoints that goes with ``signer``: the same if it can be, else a file of its own."""
-    if isinstance(signer, FileSigner):
-        log_signer = key_file.log_signer(signer)
-        return log_signer, uri if log_signer is signer else str(log_signer.path)
-    path = settings.data_dir / "keys" / f"{LOG_KEY_NAME}.pem"
-    return key_file.load_or_generate(str(path)), str(path.absolute())
-
-
-def _pinned(signer: LocalOrRemote, uri: str) -> str:
-    return uri if isinstance(signer, FileSigner) else signer.key_uri
-
-
-def _is_as_configured(kept: dict[str, Any], configured: str) -> bool:
+def _is_as_configured(kept: _KeysFile, configured: str) -> bool:
     """Whether the setting names what it named before; a key file that was moved is the same key."""
-    if kept["configured"]["uri"] == configured:
+    if kept.configured.uri == configured:
         return True
     if remote_signer.is_remote(configured) or not path_of(configured).exists():
         return False
-    return bool(key_file.load(configured).key_id == kept["configured"]["key_id"])
+    return bool(key_file.load(configured).key_id == kept.configured.key_id)
 
 
 def _reopened(
-    described: dict[str, str], configured: str, pin: remote_signer.PinSource, *, may_generate: bool
+    described: _Signer, configured: str, pin: remote_signer.PinSource, *, may_generate: bool
 ) -> LocalOrRemote:
     """The signer that the node used last."""
-    uri = described["uri"]
+    uri = described.uri
     if remote_signer.is_remote(uri):
-        return remote_signer.RemoteSigner(uri, PublicKey.of(described["public_key_pem"]), pin)
+        return remote_signer.RemoteSigner(uri, PublicKey.of(described.public_key_pem), pin)
     if may_generate:
         return key_file.load_or_generate(configured)
-    return key_file.load(str(_path(uri, configured)))
-
-
-def _path(uri: str, configured: str) -> Path:
-    """The file of ``uri``: a bare name stands beside the configured key."""
-    path = path_of(uri)
-    if path.parent == Path() and not uri.startswith("file:") and not remote_signer.is_remote(configured):
-        return path_of(configured).with_name(path.name)
-    return path
+    return key_file.load(str(file_of(uri, configured)))
 
 
 def offline_root(settings: Settings) -> PublicKey | None:
@@ -401,64 +361,58 @@ def offline_root(settings: Settings) -> PublicKey | None:
 def forget_root(folder: Path) -> None:
     """Let the node of ``folder`` learn the root again: a fork of the log may have lost it."""
     kept = _load(folder)
-    _, ended = _seen(folder, kept)
     if kept is not None:
-        seen = {"root_key_id": None, "ended": {key_id: bounds.to_json() for key_id, bounds in ended.items()}}
-        _store(folder, kept | seen)
+        _, ended = _seen(folder, kept)
+        _store(folder, msgspec.structs.replace(kept, root_key_id=None, ended=ended))
     elif (folder / ROOT_FILE).exists():
         (folder / ROOT_FILE).unlink()
         sync_folder(folder)
 
 
-def _store(folder: Path, value: dict[str, Any]) -> None:
-    store_file(folder / NAME, orjson.dumps(value, option=orjson.OPT_INDENT_2))
+def _store(folder: Path, file: _KeysFile) -> None:
+    store_file(folder / NAME, msgspec.json.format(msgspec.json.encode(file)))
     for name in (ROOT_FILE, ENDED_FILE):
         (folder / name).unlink(missing_ok=True)
 
 
-def _load(folder: Path) -> dict[str, Any] | None:
+def _load(folder: Path) -> _KeysFile | None:
     try:
-        value: dict[str, Any] = orjson.loads((folder / NAME).read_bytes())
-        for name in ("signer", "log_signer"):
-            if PublicKey.of(value[name]["public_key_pem"]).key_id != value[name]["key_id"]:
-                raise ValueError(f"{name} is another key than its id says")
-        for name in ("configured", "signer", "log_signer"):
-            if not all(isinstance(value[name][part], str) for part in ("uri", "key_id")):
-                raise ValueError(f"{name} has no uri or key id")
-        for item in value["retired"]:
-            Retired(**item)
+        file = msgspec.json.decode((folder / NAME).read_bytes(), type=_KeysFile)
+        for each in (file.signer, file.log_signer):
+            if PublicKey.of(each.public_key_pem).key_id != each.key_id:
+                raise InvalidInputError(f"key {each.key_id} is another key than its id says")
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, InvalidInputError) as error:
+    except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
         raise ConfigurationError(
             f"{folder / NAME}, which says with what key this node signs, is damaged ({error}); restore it, or, once "
             "tally verify has found the chain of _system whole, move it away and let signing.key_uri name the key that "
             "signs now"
         ) from error
-    return value
+    return file
 
 
-def _seen(folder: Path, kept: dict[str, Any] | None) -> tuple[str | None, dict[str, KeyBounds]]:
+def _seen(folder: Path, kept: _KeysFile | None) -> tuple[str | None, dict[str, KeyBounds]]:
     """``root_key_id`` and ``ended`` of the file, else as an earlier version kept them.
 
     Raises:
         ConfigurationError: they cannot be read.
     """
+    root_key_id, ended = (None, None) if kept is None else (kept.root_key_id, kept.ended)
     try:
-        if kept is not None and "ended" in kept:
-            root_key_id, ended = kept["root_key_id"], kept["ended"]
-        else:
-            root_key_id, ended = None, {}
+        if ended is None:
             with suppress(FileNotFoundError):
                 root_key_id = (folder / ROOT_FILE).read_text().strip()
             with suppress(FileNotFoundError):
-                ended = orjson.loads((folder / ENDED_FILE).read_bytes())
-        if root_key_id is not None and _KEY_ID.fullmatch(root_key_id) is None:
-            raise ValueError("root_key_id is no id of a key")
-        return root_key_id, {key_id: KeyBounds.from_json(item) for key_id, item in ended.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidInputError) as error:
+                ended = _ENDED.decode((folder / ENDED_FILE).read_bytes())
+        if root_key_id is not None and re.fullmatch(_KEY_ID, root_key_id) is None:
+            raise InvalidInputError("the root is no id of a key")
+        for bounds in (ended or {}).values():
+            Hlc.parse(bounds.revoked_from_hlc or "0:0:n")
+    except (OSError, UnicodeError, msgspec.MsgspecError, InvalidInputError) as error:
         raise ConfigurationError(
             f"{folder / NAME}, or {ROOT_FILE} or {ENDED_FILE} of an earlier version beside it, is damaged where it "
             f"says what this node has seen of the ledger's keys ({error}); restore it, or move it away once tally "
             "verify has found the chain of _system whole"
         ) from error
+    return root_key_id, ended or {}

@@ -17,11 +17,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec import structs
 
 from app.config import Settings
 from app.keys.in_use import KeyInUse
@@ -80,7 +80,7 @@ async def publish_at_start(connection: Connection, node: Node, chain: KeyChain, 
     signed_ms = await store.highest_signed_ms(connection) if keys.retired else 0
     end_ms = last_signed_ms(node.clock, now_ms, signed_ms)
     keys.retired = [
-        item if item.not_after_ms is not None else replace(item, not_after_ms=end_ms) for item in keys.retired
+        item if item.not_after_ms is not None else structs.replace(item, not_after_ms=end_ms) for item in keys.retired
     ]
     await asyncio.to_thread(keys.store)
     for item in keys.retired:
@@ -236,7 +236,7 @@ class KeyRecords:
         """``item`` with the word of a key that may give it, if there is one."""
         stated = await self.stated(SystemAction.KEY_ROTATED, self._facts_of(item), history, signers)
         statement = stated.get(key_statement.FIELD)
-        return replace(item, statement=statement if isinstance(statement, dict) else None)
+        return structs.replace(item, statement=statement if isinstance(statement, dict) else None)
 
     async def stated(self, action: SystemAction, facts: Facts, history: KeyHistory, signers: Sequence[Signer]) -> Facts:
         """``facts`` with a statement by the first of ``signers`` that may change keys and answers; else as they are."""

@@ -9,7 +9,7 @@ import pytest
 
 from app.cli.pipeline import prepared
 from app.config import Settings
-from app.keys import node_keys
+from app.keys import node_keys, uris
 from app.node import identity
 from app.start.restore import own_keys
 from signing import key_file
@@ -37,7 +37,7 @@ def test_after_a_rotation_the_key_that_signs_now_is_handed_over(settings: Settin
     keys = node_keys.open_keys(folder, settings)
     keys.store()
     assert handed_over(settings) == settings.signing_key_uri
-    successor = key_file.generate(node_keys.new_key_path(settings.signing_key_uri))
+    successor = key_file.generate(uris.new_key_path(settings.signing_key_uri))
     replace(keys, signer=successor, signer_uri=str(successor.path), log_signer=successor).store()
     assert key_file.load(handed_over(settings)).key_id == successor.key_id != keys.signer.key_id
 

@@ -72,7 +72,7 @@ async def test_a_key_never_counts_longer_than_it_was_seen_to_whatever_is_said_la
         await keys.narrowed({key.key_id: said})
 
     again = node_keys.open_keys(folder, settings)
-    assert again.ended == {key.key_id: KeyBounds(END, Hlc(1, 0, "n"))}
+    assert again.ended == {key.key_id: KeyBounds(END, "1:0:n")}
     assert (again.bounded(key).not_after, again.bounded(key).revoked_from_hlc) == (END, Hlc(1, 0, "n"))
 
 
@@ -88,3 +88,17 @@ async def test_a_fork_forgets_the_root_and_nothing_else(tmp_path: Path, folder: 
     again = node_keys.open_keys(folder, settings)
     assert (again.root_key_id, again.ended) == (None, keys.ended)
     assert again.signer.key_id == keys.signer.key_id
+
+
+async def test_files_of_an_earlier_version_that_a_crash_left_are_not_read_again(
+    folder: Path, settings: Settings
+) -> None:
+    node_keys.open_keys(folder, settings).store()
+    (folder / "root-key").write_text(ROOT)
+    (folder / "ended-keys").write_text("what nobody reads may be damaged")
+
+    again = node_keys.open_keys(folder, settings)
+    again.store()
+
+    assert again.root_key_id is None
+    assert [path.name for path in folder.iterdir()] == [node_keys.NAME]
