@@ -137,12 +137,6 @@ def revoked_facts(key_id: str, node_id: str, from_hlc: Hlc, reason: str | None) 
     return facts if reason is None else {**facts, "reason": reason}
 
 
-def root_key_id(events: Iterable[KeyEvent]) -> str | None:
-    """Id of the key that a ledger began with, which names the ledger: the first that ``events``, in the order of the
-    chain, introduce. None while there is none."""
-    return history_of(events).root_key_id
-
-
 def history_of(events: Iterable[KeyEvent]) -> KeyHistory:
     """What ``events``, in the order of the chain, add up to. One that breaks a rule says nothing."""
     folding = _Folding()

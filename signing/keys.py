@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ledger.errors import ConfigurationError, InvalidInputError, LedgerError
 from signing.key_file import FileSigner, Signer, generate, load, load_or_generate, log_signer, private_of
-from signing.public_key import ALGORITHMS, ECDSA_P256, ED25519, PublicKey, key_id
+from signing.public_key import ALGORITHMS, ECDSA_P256, ED25519, PublicKey
 from signing.strict import parse_json
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "PublicKey",
     "Signer",
     "generate",
-    "key_id",
     "load",
     "load_or_generate",
     "log_signer",

@@ -38,15 +38,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KeyMaterial = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 
-def key_id(public_key_pem: str) -> str:
-    """The name of a key: first 16 hex digits of SHA-256 of its SubjectPublicKeyInfo.
-
-    Raises:
-        InvalidInputError: not a PEM public key of an algorithm that is used here.
-    """
-    return _id_of(material_of(public_key_pem))
-
-
 def material_of(public_key_pem: str) -> KeyMaterial:
     """The key that a PEM ``PUBLIC KEY`` block holds.
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
-from signing.keys import ECDSA_P256, ED25519, FileSigner, PublicKey, key_id
+from signing.keys import ECDSA_P256, ED25519, FileSigner, PublicKey
 
 ED25519_ORDER = 2**252 + 27742317777372353535851937790883648493
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -25,11 +25,11 @@ NOON_MS = 1780315200000
 def test_a_key_id_is_the_start_of_the_sha256_of_its_spki(signer: FileSigner) -> None:
     der = signer.public_key.material.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     assert signer.key_id == hashlib.sha256(der).hexdigest()[:16]
-    assert key_id(signer.public_key_pem) == signer.key_id
+    assert PublicKey.of(signer.public_key_pem).key_id == signer.key_id
 
 
 def test_a_key_id_does_not_depend_on_how_the_pem_is_spaced(signer: FileSigner) -> None:
-    assert key_id("\n" + signer.public_key_pem.replace("\n", "\r\n")) == signer.key_id
+    assert PublicKey.of("\n" + signer.public_key_pem.replace("\n", "\r\n")).key_id == signer.key_id
 
 
 def test_a_key_under_another_id_is_refused(ed25519_signer: FileSigner, other_signer: FileSigner) -> None:
