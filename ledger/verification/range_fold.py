@@ -15,7 +15,7 @@ behind a later version.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ledger import merkle
@@ -94,7 +94,7 @@ def tasks(ends: Ends, borders: Sequence[int]) -> list[RangeTask]:
 
 def fold(
     ends: Ends,
-    ranges: Sequence[tuple[RangeTask, RangeSummary]],
+    ranges: Iterable[tuple[RangeTask, RangeSummary]],
     jobs: JobsFound | None = None,
     on_break: Callable[[Break], object] | None = None,
 ) -> Verdict | CheckAgain:

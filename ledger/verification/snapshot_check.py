@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ledger.errors import SignatureError
-from ledger.merkle import Frontier, node_hash
 from ledger.verification.snapshot import SnapshotClaim
 from ledger.verification.verdict import Findings, Head, is_number
 
@@ -134,38 +133,6 @@ def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Fin
     elif opened.verdict == "not_checked":
         findings.leave_undecided("signatures")
     return OpenedRow(from_seq, to_seq, stored, claim, opened.payload_sha256, opened.verdict != "unknown_key")
-
-
-class RangeTree:
-    """The tree over a range of entries alone, made from nodes of a tree that they are appended to.
-
-    A range that begins ``size_before`` leaves into that tree shares with it every perfect subtree up to
-    ``2^level`` leaves, where ``2^level`` divides ``size_before``: those need not be hashed again.
-    """
-
-    def __init__(self, size_before: int) -> None:
-        self.size_before = size_before
-        self._level = (size_before & -size_before).bit_length() - 1
-        """-1 when the range is the whole tree."""
-        self._above = Frontier()
-        """Takes the shared nodes of ``level`` for leaves."""
-
-    def grow(self, grown: Sequence[list[bytes]]) -> None:
-        """Append what ``Frontier.grow`` gave for the next leaves."""
-        if 0 <= self._level < len(grown):
-            self._above.grow(grown[self._level])
-
-    def root(self, frontier: Frontier) -> bytes:
-        """Root of the range; ``frontier`` is the tree's, with all leaves of the range and no more."""
-        if self._level < 0:
-            return frontier.root()
-        below = (frontier.size & (1 << self._level) - 1).bit_count()
-        hashes = frontier.hashes
-        hashes = [*self._above.hashes, *hashes[len(hashes) - below :]]
-        result = hashes.pop()
-        for left in reversed(hashes):
-            result = node_hash(left, result)
-        return result
 
 
 class SnapshotChecker:

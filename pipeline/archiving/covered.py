@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ledger.merkle import Frontier, leaf_hash
-from ledger.verification.snapshot_check import OpenedRow, RangeTree, Recomputed, SnapshotChecker, SnapshotRow, open_row
+from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotChecker, SnapshotRow, open_row
 from ledger.verification.verdict import Break, Findings
 from pipeline.archive.layout import FileName
 from pipeline.archiving.postgres import Ledger
@@ -59,7 +59,7 @@ class Covered:
         self._checker = SnapshotChecker(
             name.tenant_id, findings, self._opened, is_from_start=before == 0, follows=follows
         )
-        self._range, self._from_link = RangeTree(0), ""
+        self._range, self._from_link = Frontier(), ""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The snapshots that cover the range, each window checked before it is given; ends where they do not hold."""
@@ -108,9 +108,11 @@ class Covered:
             cut = self._checker.cut(seq)
             end = last_seq if cut is None else min(cut, last_seq)
             if self._checker.begins_at(seq):
-                self._range, self._from_link = RangeTree(self.frontier.size), links[seq - first_seq]
+                self._range, self._from_link = Frontier(), links[seq - first_seq]
             taken = links[seq - first_seq : end + 1 - first_seq]
-            self._range.grow(self.frontier.grow([leaf_hash(bytes.fromhex(link)) for link in taken]))
+            leaf_hashes = [leaf_hash(bytes.fromhex(link)) for link in taken]
+            self.frontier.extend(leaf_hashes)
+            self._range.extend(leaf_hashes)
             covered = self._checker.ends_at(end)
             if covered is not None:
                 self._checker.compare(self._recomputed(covered, links[end - first_seq], hlcs[end - first_seq]))
@@ -123,7 +125,7 @@ class Covered:
             to_chain_link=to_link,
             snapshot_hlc=hlc,
             entry_count=to_seq - from_seq + 1,
-            merkle_root=self._range.root(self.frontier).hex(),
+            merkle_root=self._range.root().hex(),
             tree_root=self.frontier.root().hex(),
         )
 

@@ -226,34 +226,30 @@ class FoldChains:
 
 def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     tenant_id = chain.ends.tenant_id
-    summaries: list[RangeSummary] = []
-    jobs: list[JobsFound] = []
-    refused: list[TaskRow] = []
-    for row in rows:
-        if row.kind == SUMMARY:
-            summaries.append(RangeSummary.decode(row.data))
-        elif row.kind == JOBS:
-            jobs.append(_JOBS_DECODER.decode(row.data))
-        else:
-            refused.append(row)
-    if refused:
-        # What the lowest range met first is what reading from end to end would have met.
-        yield min(refused, key=lambda row: row.number)
-        return
+    jobs: JobsFound | None = None
     breaks: list[Break] = []
-    outcome = fold(chain.ends, [*zip(chain.tasks, summaries, strict=True)], _merged(jobs), breaks.append)
-    if isinstance(outcome, CheckAgain):
-        for task in outcome.tasks:
-            yield TaskRow(tenant_id, AGAIN, task.number, 0, None, encode(task))
-        return
-    for each in breaks:
-        yield TaskRow(tenant_id, BREAK, -1, 0, None, encode(each))
-    yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(outcome))
+    assert JOBS < REFUSED < SUMMARY, "rows come sorted by kind"
+    for kind, of_kind in groupby(rows, key=lambda row: row.kind):
+        if kind == JOBS:
+            jobs = _merged([_JOBS_DECODER.decode(row.data) for row in of_kind])
+            continue
+        if kind == REFUSED:
+            # What the lowest range met first is what reading from end to end would have met.
+            yield next(of_kind)
+            return
+        # One summary after the other: they are as many as a long chain has ranges.
+        summaries = (RangeSummary.decode(row.data) for row in of_kind)
+        outcome = fold(chain.ends, zip(chain.tasks, summaries, strict=True), jobs, breaks.append)
+        if isinstance(outcome, CheckAgain):
+            for task in outcome.tasks:
+                yield TaskRow(tenant_id, AGAIN, task.number, 0, None, encode(task))
+            return
+        for each in breaks:
+            yield TaskRow(tenant_id, BREAK, -1, 0, None, encode(each))
+        yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(outcome))
 
 
-def _merged(jobs: Sequence[JobsFound]) -> JobsFound | None:
-    if not jobs:
-        return None
+def _merged(jobs: Sequence[JobsFound]) -> JobsFound:
     found, candidates = Findings(), Findings()
     for each in jobs:
         found.merge(each.found)

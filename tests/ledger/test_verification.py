@@ -19,11 +19,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ledger import merkle
 from ledger.chain import Linker
 from ledger.verification import ASPECTS, ENTRY_COLUMNS, KINDS, Head, StoredTree, Verdict, verify
 from ledger.verification.entry_check import EntryChecker
-from ledger.verification.snapshot_check import RangeTree
 from ledger.verification.verdict import Findings
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
@@ -490,18 +488,6 @@ def test_any_whole_ledger_is_valid_in_any_range_and_batching(
     ledger.store_tree(min(to_seq, count))
     assert check(ledger, batch_rows=batch_rows, checkpoints=[ledger.checkpoint(min(from_seq, count))]).is_valid
     assert check(ledger, batch_rows=batch_rows, from_seq=from_seq, to_seq=to_seq).is_valid
-
-
-@given(st.integers(0, 70), st.lists(st.integers(1, 40), min_size=1, max_size=4))
-def test_the_tree_of_a_range_has_the_root_of_its_leaves_alone(before: int, chunks: list[int]) -> None:
-    leaves = [merkle.leaf_hash(bytes([index])) for index in range(before + sum(chunks))]
-    frontier = merkle.Frontier()
-    frontier.extend(leaves[:before])
-    tree, at = RangeTree(before), before
-    for size in chunks:
-        tree.grow(frontier.grow(leaves[at : at + size]))
-        at += size
-        assert tree.root(frontier) == merkle.root(leaves[before:at])
 
 
 # --- cost -----------------------------------------------------------------------------------------
