@@ -20,12 +20,14 @@ from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
 from app.dev.embedded import EmbeddedPostgres
+from app.http.application import create_app
 from app.http.body import FREE_BYTES
 from app.http.plain import PlainWrites
 from app.http.protocol import ProblemProtocol
 from app.main import running
 from app.parts import Parts
 from tests.app.conftest import MakeSettings
+from tests.app.postgres_proxy import PostgresProxy
 from tests.app.service_thread import serving
 from tests.app.test_protocol import BOUNDS, NAMES, Pieces, until
 from tests.conftest import Database
@@ -252,9 +254,11 @@ async def parts(database: Database, make_settings: MakeSettings) -> AsyncIterato
         yield parts
 
 
-def connected(parts: Parts) -> tuple[ProblemProtocol, Pieces]:
+def connected(parts: Parts, framework: Starlette | None = None) -> tuple[ProblemProtocol, Pieces]:
     """A connection to the service whose framework knows no path, so that all it is asked for is not found."""
-    config = uvicorn.Config(Starlette(), log_config=None, access_log=False, lifespan="off", date_header=False)
+    config = uvicorn.Config(
+        framework or Starlette(), log_config=None, access_log=False, lifespan="off", date_header=False
+    )
     config.load()
     given = {"config": config, "server_state": ServerState(), "app_state": {}, "bounds": BOUNDS, "names": NAMES}
     protocol, transport = ProblemProtocol(**given, plain=PlainWrites(parts)), Pieces()
@@ -370,6 +374,28 @@ async def test_a_plain_write_in_a_stop_is_answered_and_ends_its_connection(parts
     started.connection_lost(None)
     await asyncio.gather(*started.server_state.tasks)
     assert another.pieces == []
+
+
+async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_framework_says_so(
+    database: Database, make_settings: MakeSettings, proxy: PostgresProxy
+) -> None:
+    late = make_settings(write={"timeout": "300ms"}, shutdown_grace="1s")
+    async with running(late, proxy.url) as (_service, parts):
+        protocol, transport = connected(parts, create_app(parts))
+        protocol.data_received(FOLLOWED[0])
+        assert await answered(transport, 1) == [201]
+        await until(lambda: parts.node.chained.lsn == parts.submitter._wal.next_lsn - 1)
+        await proxy.refuse()
+        lsn = parts.submitter._wal.next_lsn
+        protocol.data_received(FOLLOWED[-1])
+        assert await answered(transport, 2) == [201, 503]
+        told = json.loads(transport.pieces[-1].partition(b"\r\n\r\n")[2])
+        assert (told["type"].rpartition("/")[2], told["lsn"], told["achieved"]) == ("durability-timeout", lsn, "LOCAL")
+        assert [each.lsn for each in parts.submitter._backlog if each.tenant_id == "acme"] == [lsn]
+        labels = {"method": "POST", "route": "/v1/jobs"}
+        took_s = parts.metrics.registry.get_sample_value("http_request_duration_seconds_sum", labels)
+        assert took_s is not None
+        assert took_s >= 0.3
 
 
 async def test_both_ways_are_counted_alike(parts: Parts) -> None:
