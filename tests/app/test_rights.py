@@ -82,8 +82,10 @@ async def test_a_plain_write_is_asked_for_its_right_once_whoever_answers_it(
                 assert await status_without_body(url, route, PLAIN, body) == status, name
                 assert asked == [(name, RIGHTS[name])]
                 asked.clear()
-        assert await status_without_body(url, plain[0], PLAIN, '{"tenant_id": "acme"}') == b"201"
-        assert asked == [("POST /v1/jobs", Right.WRITE)]
+        for body in ('{"tenant_id": "acme"}', '{"tenant_id": "acme", "job_id": "looked-up"}'):
+            assert await status_without_body(url, plain[0], PLAIN, body) == b"201"
+            assert asked == [("POST /v1/jobs", Right.WRITE)]
+            asked.clear()
 
 
 PLAIN = "Content-Type: application/json"
