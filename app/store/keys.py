@@ -61,6 +61,7 @@ async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_m
                 WHERE s.tenant_id = h.tenant_id AND NOT $6) s
           JOIN scheduler.scheduler_log l
             ON l.tenant_id = h.tenant_id AND l.seq = s.signed_seq + 1 AND l.hlc_physical >= 0
+         WHERE NOT EXISTS (SELECT FROM found)
             ON CONFLICT (key_id) DO UPDATE SET algorithm = $2, public_key_pem = $3
         RETURNING EXISTS (SELECT FROM found)
         """,
