@@ -8,7 +8,8 @@ One import of some files, in order::
        all are sorted into the order of the merge: (HLC, log it was born in, seq there)
     4. tenants that do not exist yet begin
     5. batch by batch, each in one transaction that holds the heads: what stands in the chain already is a duplicate,
-       the rest is chained; with it the progress of this set of bundles is stored
+       the rest is chained; with it the progress of this set of bundles is stored. While one is stored the next is
+       looked up, decided and linked; should the heads be others then, that is done again under their locks
 
 Until 4 nothing is stored, so a bundle that does not hold leaves nothing. After that the import may end anywhere: the
 same set of bundles again, here or on another node of the ledger, goes on behind the last batch, and a set that was
@@ -35,7 +36,7 @@ import orjson
 import structlog
 
 from app.bundle.births import born_in, check_births
-from app.bundle.growing import chain
+from app.bundle.linking import ReadyBatch, decide_and_link, read_standing
 from app.bundle.sorting import Sorter
 from app.bundle.staging import StagedFile, check_disk_room
 from app.bundle.verify import verify_bundle
@@ -43,14 +44,12 @@ from app.store import chaining, imports
 from app.store import node as node_store
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
-from app.store.growth import Grower, Growth, head_of
+from app.store.growth import Growth
 from app.store.imports import ImportProgress
 from app.store.notary import read_link
-from app.store.standing import find_standing
 from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries, set_digest
-from ledger.bundle.placing import Decided, check_beginnings, decide, events_to_find, note_beginning
+from ledger.bundle.placing import Decided, decide, note_beginning
 from ledger.chain import LINK_VERSION, Linker
-from ledger.chain.conflict import Event
 from ledger.errors import (
     BundleInvalidError,
     BundleRefusedError,
@@ -300,13 +299,15 @@ class BundleImporter:
         if progress.has_ended:
             seqs = {tenant: head.seq for tenant, head in heads.items()}
             progress = ImportProgress(seqs, 0, 0, 0, 0, (), has_ended=True)
-        outcome = Imported(bundles.bundles, bundles.entries, heads=heads)
-        outcome.imported, outcome.duplicates = progress.imported, progress.duplicates
-        outcome.jobs_changed, outcome.conflicts = progress.jobs_changed, list(progress.conflicts)
-        async for batch in self._unstored(bundles, progress, outcome):
+        counts = progress.imported, progress.duplicates, progress.jobs_changed
+        outcome = Imported(bundles.bundles, bundles.entries, *counts, list(progress.conflicts), heads)
+        batches = self._unstored(bundles, progress, outcome)
+        entries = await anext(batches, None)
+        ready = entries and await self._prepare(entries, heads)
+        while ready:
             if self._node.shutting_down:
                 raise NotReadyError("the service stops; import the same bundles again to go on")
-            await self._store_batch(bundles.digest, progress, outcome, batch)
+            ready = await self._store_and_prepare(bundles.digest, progress, outcome, ready, batches)
         return outcome
 
     async def _unstored(
@@ -331,7 +332,7 @@ class BundleImporter:
 
     async def _is_chained(self, batch: Sequence[Incoming]) -> bool:
         async with self._pool.acquire() as connection:
-            return not decide(batch, await _standing(connection, batch)).placed
+            return not decide(batch, await read_standing(connection, batch)).placed
 
     async def _begin(self, tenant_id: str) -> None:
         try:
@@ -340,10 +341,48 @@ class BundleImporter:
         except TimeoutError as error:
             raise NotReadyError(f"tenant {tenant_id} could not begin; import the same bundles again") from error
 
+    async def _first(
+        self, batches: AsyncIterator[Sequence[Incoming]], heads: Mapping[str, ChainHead]
+    ) -> ReadyBatch | None:
+        entries = await anext(batches, None)
+        return None if entries is None else await self._prepare(entries, heads)
+
+    async def _store_and_prepare(
+        self,
+        set_digest: str,
+        progress: ImportProgress,
+        outcome: Imported,
+        ready: ReadyBatch,
+        batches: AsyncIterator[Sequence[Incoming]],
+    ) -> ReadyBatch | None:
+        """Store a batch, and make the next one ready while PostgreSQL does: the heads and entries that this one leaves
+        are known. None when there is no other."""
+        storing = asyncio.create_task(self._store_batch(set_digest, progress, outcome, ready))
+        try:
+            entries = await anext(batches, None)
+            then = None if entries is None else await self._prepare(entries, ready.heads_after, ready)
+        except asyncio.CancelledError:
+            storing.cancel()
+            await asyncio.wait((storing,))
+            raise
+        except Exception:
+            await storing
+            raise
+        stored = await storing
+        if entries is None or stored is ready:
+            return then
+        return await self._prepare(entries, stored.heads_after, stored)
+
+    async def _prepare(
+        self, entries: Sequence[Incoming], heads: Mapping[str, ChainHead], before: ReadyBatch | None = None
+    ) -> ReadyBatch:
+        async with self._pool.acquire() as connection:
+            return await decide_and_link(connection, entries, heads, self._linkers, before)
+
     async def _store_batch(
-        self, set_digest: str, progress: ImportProgress, outcome: Imported, batch: Sequence[Incoming]
-    ) -> None:
-        growth = Growth()
+        self, set_digest: str, progress: ImportProgress, outcome: Imported, ready: ReadyBatch
+    ) -> ReadyBatch:
+        """Store one batch in one transaction; what was stored, which is ``ready`` unless heads are others by now."""
         async with self._pool.acquire() as connection, connection.transaction():
             # 1. nobody else imports this set, and the heads
             is_tracked = not progress.has_ended
@@ -351,12 +390,12 @@ class BundleImporter:
                 now = await imports.lock(connection, set_digest)
                 if (now.imported, now.duplicates) != (outcome.imported, outcome.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
-            heads = await imports.lock_heads(connection, sorted({entry.tenant_id for entry in batch}))
+            heads = await imports.lock_heads(connection, sorted(ready.standing))
             self._check_heads(heads)
-            # 2. what the chains hold of the batch, and the rest chained
-            decided = decide(batch, await _standing(connection, batch))
-            check_beginnings(decided.placed, _ends(heads))
-            await asyncio.to_thread(chain, decided, Grower(growth, heads, self._linkers))
+            # 2. somebody else appended: what the chains hold is another matter now
+            if any(head != ready.heads[tenant] for tenant, head in heads.items()):
+                ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)
+            decided, growth = ready.decided, ready.growth
             changed = await imports.count_untouched(connection, decided.jobs(), progress.from_seqs)
             # 3. store
             if decided.placed:
@@ -376,10 +415,11 @@ class BundleImporter:
         outcome.duplicates += decided.duplicates
         outcome.jobs_changed += changed
         outcome.conflicts = conflicts
-        outcome.heads |= heads | {tenant: head_of(links) for tenant, links in growth.links.items()}
+        outcome.heads |= ready.heads_after
         self._metrics.chain_entries.inc(len(decided.placed))
         self._metrics.imported_entries.inc(len(decided.placed))
         self._on_imported(growth)
+        return ready
 
     # --- all but storing --------------------------------------------------------------------------
 
@@ -387,7 +427,7 @@ class BundleImporter:
         """As ``_store``, onto the heads as they are now, and none of it stored."""
         outcome = Imported(bundles.bundles, bundles.entries)
         touched: set[tuple[str, str]] = set()
-        before: dict[str, dict[str, Event]] = {}
+        ready: ReadyBatch | None = None
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
             heads = await imports.read_heads(connection, sorted(bundles.tenants))
@@ -395,19 +435,12 @@ class BundleImporter:
             async for batch in _batches(bundles.in_order):
                 if self._node.shutting_down:
                     raise NotReadyError("the service stops")
-                growth = Growth()
-                standing = await _standing(connection, batch)
-                for tenant_id, here in standing.items():
-                    here |= {hlc: event for hlc, event in before.get(tenant_id, {}).items() if hlc not in here}
-                decided = decide(batch, standing)
-                check_beginnings(decided.placed, _ends(outcome.heads))
-                await asyncio.to_thread(chain, decided, Grower(growth, outcome.heads, self._linkers))
-                touched |= decided.jobs()
-                before = standing
-                outcome.conflicts = _listed(outcome, decided)
-                outcome.imported += len(decided.placed)
-                outcome.duplicates += decided.duplicates
-                outcome.heads |= {tenant: head_of(links) for tenant, links in growth.links.items()}
+                ready = await decide_and_link(connection, batch, outcome.heads, self._linkers, ready)
+                touched |= ready.decided.jobs()
+                outcome.conflicts = _listed(outcome, ready.decided)
+                outcome.imported += len(ready.decided.placed)
+                outcome.duplicates += ready.decided.duplicates
+                outcome.heads |= ready.heads_after
         outcome.jobs_changed = len(touched)
         return outcome
 
@@ -459,18 +492,6 @@ async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incom
 
     while batch := await asyncio.to_thread(take):
         yield batch
-
-
-async def _standing(connection: Connection, batch: Sequence[Incoming]) -> dict[str, dict[str, Event]]:
-    standing = {}
-    for tenant, events in events_to_find(batch).items():
-        found = await find_standing(connection, tenant, events)
-        standing[tenant] = {t_hlc: entry.event for t_hlc, entry in found.items()}
-    return standing
-
-
-def _ends(heads: Mapping[str, ChainHead]) -> dict[str, tuple[int, str | None]]:
-    return {tenant: (head.seq, head.chain_link) for tenant, head in heads.items()}
 
 
 def _listed(outcome: Imported, decided: Decided) -> list[Mapping[str, Any]]:

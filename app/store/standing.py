@@ -27,3 +27,13 @@ async def find_standing(connection: Connection, tenant_id: str, events: Sequence
         hlcs = [conflict_hlc(event).text() for event in clashing]
         standing |= await find_entries(connection, tenant_id, hlcs)
     return standing
+
+
+async def highest_hlc(connection: Connection, tenant_id: str) -> tuple[int, int, str] | None:
+    """The highest HLC that an entry of the chain has, None when it has none."""
+    row = await connection.fetchrow(
+        "SELECT hlc_physical, hlc_logical, hlc_node FROM scheduler.scheduler_log WHERE tenant_id = $1"
+        " ORDER BY hlc_physical DESC, hlc_logical DESC, hlc_node DESC LIMIT 1",
+        tenant_id,
+    )
+    return None if row is None else (row[0], row[1], row[2])

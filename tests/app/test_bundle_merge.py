@@ -13,11 +13,12 @@ import asyncpg
 import httpx
 import pytest
 
+from app.bundle.importer import Imported
 from app.dev.embedded import EmbeddedPostgres
 from ledger.chain.conflict import Event, conflict_hlc
 from ledger.errors import ClockSkewError, InvalidInputError
 from tests.app.bundles import bundle_of, store
-from tests.app.importing import fresh, import_all, in_memory, links, signed, states
+from tests.app.importing import fresh, import_all, importer_on, in_memory, links, signed, staged, states
 from tests.app.service_thread import serving
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 
@@ -98,6 +99,28 @@ def test_bundles_imported_one_at_a_time_in_any_order_give_the_same_job_states(
     assert {status for status, _ in found[0].values()} == {"CANCELLED", "FAILED"}
 
 
+@pytest.mark.parametrize("a_transaction", [1, 5])
+def test_sets_that_overlap_and_are_imported_at_once_give_every_event_once(
+    postgres: EmbeddedPostgres, apart: tuple[list[Path], Path], monkeypatch: pytest.MonkeyPatch, a_transaction: int
+) -> None:
+    bundles, keys = apart
+    monkeypatch.setattr("app.bundle.importer.ENTRIES_A_TRANSACTION", a_transaction)
+
+    async def import_at_once(url: str) -> list[Imported]:
+        async with asyncpg.create_pool(url, min_size=1, max_size=6) as pool:
+            sets = [bundles[:2], bundles[1:], bundles[::2]]
+            runs = [importer_on(pool, keys).run([staged(path) for path in paths], dry_run=False) for paths in sets]
+            return await asyncio.gather(*runs)
+
+    with fresh(postgres) as (url, sound):
+        done = asyncio.run(import_at_once(url))
+        entries = sound("acme")
+    assert len(entries) == len({entry["t_hlc"] for entry in entries}) == 3 * (12 + 12 + 8)
+    assert sum(each.imported for each in done) == len(entries)
+    assert sum(each.duplicates for each in done) == len(entries)
+    assert max(each.heads["acme"].seq for each in done) == len(entries)
+
+
 # --- two events with one HLC --------------------------------------------------------------------------
 
 
@@ -111,9 +134,11 @@ def forked(seq: int, **changed: Any) -> Ledger:
     return ledger
 
 
+@pytest.mark.parametrize("a_transaction", [1, 1000])
 def test_two_events_with_one_hlc_are_both_kept_in_any_order_and_only_once(
-    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_transaction: int
 ) -> None:
+    monkeypatch.setattr("app.bundle.importer.ENTRIES_A_TRANSACTION", a_transaction)
     first = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))), "a.tar")
     other = store(tmp_path, bundle_of(forked(9, fence_token=5)), "b.tar")
     third = store(tmp_path, bundle_of(forked(9, fence_token=6)), "c.tar")

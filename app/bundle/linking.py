@@ -1,0 +1,97 @@
+"""Batches of a merge, decided and linked in memory before they are stored: onto the heads that are expected.
+
+ready.heads == the locked heads    then ``ready`` is what is to be stored: whoever appends to a chain moves its head
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.store.chaining import ChainHead
+from app.store.growth import ChainPosition, Grower, Growth, head_of
+from app.store.standing import find_standing, highest_hlc
+from ledger.bundle.incoming import Incoming
+from ledger.bundle.placing import Decided, chained_as, check_beginnings, decide, events_to_find
+from ledger.chain import Linker
+from ledger.chain.conflict import Event
+from ledger.hlc import Hlc
+from ledger.machines.events import SystemAction
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyBatch:
+    """A batch that was decided and linked onto ``heads``, which are those of all tenants of the import."""
+
+    entries: Sequence[Incoming]
+    heads: Mapping[str, ChainHead]
+    standing: Mapping[str, dict[str, Event]]
+    """By tenant of the batch what stands at the HLCs of its entries, those that it places included."""
+    decided: Decided
+    growth: Growth
+
+    @property
+    def heads_after(self) -> dict[str, ChainHead]:
+        """The heads that the batch leaves."""
+        return {**self.heads, **{tenant: head_of(links) for tenant, links in self.growth.links.items()}}
+
+
+async def decide_and_link(
+    connection: Connection,
+    entries: Sequence[Incoming],
+    heads: Mapping[str, ChainHead],
+    linkers: dict[str, Linker],
+    before: ReadyBatch | None = None,
+) -> ReadyBatch:
+    """What becomes of ``entries`` on chains that end with ``heads``. What ``before`` places need not be stored yet.
+
+    Raises:
+        InvalidInputError: the beginning of a chain of an older link version cannot be kept as it is.
+    """
+    standing = await read_standing(connection, entries)
+    if before is not None:
+        for tenant_id, here in standing.items():
+            earlier = before.standing.get(tenant_id, {})
+            here |= {hlc: event for hlc, event in earlier.items() if hlc not in here}
+    decided, growth = decide(entries, standing), Growth()
+    ends = {tenant_id: (heads[tenant_id].seq, heads[tenant_id].chain_link) for tenant_id in standing}
+    check_beginnings(decided.placed, ends)
+    batch_heads = {tenant_id: heads[tenant_id] for tenant_id in standing}
+    await asyncio.to_thread(_chain, decided, Grower(growth, batch_heads, linkers))
+    return ReadyBatch(entries, heads, standing, decided, growth)
+
+
+async def read_standing(connection: Connection, batch: Sequence[Incoming]) -> dict[str, dict[str, Event]]:
+    """By tenant what stands in its chain at the HLCs that decide about ``batch``: nothing, where all are behind the
+    highest that it has."""
+    lowest: dict[str, tuple[int, int, str]] = {}
+    for entry in batch:
+        lowest.setdefault(entry.tenant_id, entry.key[1:4])
+    is_plain = batch[0].key.rank and not any(entry.action == SystemAction.CONFLICT for entry in batch)
+    standing: dict[str, dict[str, Event]] = {}
+    for tenant, events in events_to_find(batch).items():
+        highest = await highest_hlc(connection, tenant) if is_plain else None
+        if is_plain and (highest is None or highest < lowest[tenant]):
+            standing[tenant] = {}
+            continue
+        found = await find_standing(connection, tenant, events)
+        standing[tenant] = {t_hlc: entry.event for t_hlc, entry in found.items()}
+    return standing
+
+
+def _chain(decided: Decided, grower: Grower) -> None:
+    """Chain what was decided to be placed."""
+    for entry, kept_digest in decided.placed:
+        if entry.key.rank == 0:
+            place, hlc = ChainPosition(entry.seq, entry.chain_link, entry.prev_chain_link), Hlc.parse(entry.t_hlc)
+            payload = entry.payload.encode()
+            grower.keep(entry.tenant_id, hlc, entry.job_id, entry.action, entry.link_version, place, payload)
+        else:
+            hlc, action, payload = chained_as(entry, kept_digest)
+            grower.append(entry.tenant_id, hlc, entry.job_id, action, payload, entry.origin)
+    grower.finish()
