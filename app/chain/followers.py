@@ -24,13 +24,15 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Protocol
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any, Protocol
 
 import asyncpg
 import structlog
 
 from app.store import following as store
+from app.store.chaining import LOG_COLUMNS
 from app.store.faults import DATABASE_FAULTS
 from app.store.following import FollowedEntry
 from app.store.growth import Growth
@@ -46,6 +48,9 @@ RECENT_BYTES_MAX = 16 << 20
 """Payload bytes of the newest entries that are kept to be followed; what is not kept is read back."""
 LOOK_INTERVAL_S = 2.0
 """How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
+
+_TENANT, _SEQ, _PAYLOAD = (LOG_COLUMNS.index(name) for name in ("tenant_id", "seq", "payload"))
+_FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fields))
 
 log = structlog.get_logger()
 
@@ -113,8 +118,8 @@ class TableFollower:
         """Tenants that may be behind; who waits longest comes first."""
         self._failed: set[str] = set()
         """Those that could not be followed; they are tried again when it is next asked who is behind."""
-        self._recent: dict[str, list[FollowedEntry]] = {}
-        """Newest entries that this node chained, by tenant, without a gap."""
+        self._recent: dict[str, list[tuple[Any, ...]]] = {}
+        """Newest rows that this node chained, by tenant, without a gap."""
         self._recent_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -122,13 +127,14 @@ class TableFollower:
 
     def chained(self, growth: Growth) -> None:
         """Follow what was committed, soon."""
-        for tenant_id, seq, _, physical, logical, node, job_id, action, _, _, _, digest, payload, _ in growth.log_rows:
-            entries = self._recent.setdefault(tenant_id, [])
-            if entries and seq != entries[-1].seq + 1:
-                self._recent_bytes -= sum(len(entry.payload) for entry in entries)
-                entries.clear()
-            entries.append(FollowedEntry(job_id, seq, physical, logical, node, action, digest, payload))
-            self._recent_bytes += len(payload)
+        for tenant_id, of_tenant in groupby(growth.log_rows, itemgetter(_TENANT)):
+            rows = list(of_tenant)
+            recent = self._recent.setdefault(tenant_id, [])
+            if recent and rows[0][_SEQ] != recent[-1][_SEQ] + 1:
+                self._recent_bytes -= _bytes_of(recent)
+                recent.clear()
+            recent += rows
+            self._recent_bytes += _bytes_of(rows)
         if self._recent_bytes > RECENT_BYTES_MAX:
             self._recent, self._recent_bytes = {}, 0
         if not self._behind:
@@ -237,18 +243,18 @@ class TableFollower:
     def _remembered(self, tenant_id: str, after: int, head_seq: int, limit: int) -> Sequence[FollowedEntry]:
         """What comes behind ``after``, as far as it is kept; none of what is beyond the head that was read."""
         recent = self._recent.get(tenant_id)
-        if not recent or not recent[0].seq <= after + 1 <= recent[-1].seq:
+        if not recent or not recent[0][_SEQ] <= after + 1 <= recent[-1][_SEQ]:
             return ()
-        first = after + 1 - recent[0].seq
-        return recent[first : first + min(limit, head_seq - after)]
+        first = after + 1 - recent[0][_SEQ]
+        return [FollowedEntry._make(_FOLLOWED(row)) for row in recent[first : first + min(limit, head_seq - after)]]
 
     def _forget(self, tenant_id: str, upto_seq: int) -> None:
         """What was followed need not be kept."""
         recent = self._recent.pop(tenant_id, None)
         if recent is None:
             return
-        done = max(0, upto_seq + 1 - recent[0].seq)
-        self._recent_bytes -= sum(len(entry.payload) for entry in recent[:done])
+        done = max(0, upto_seq + 1 - recent[0][_SEQ])
+        self._recent_bytes -= _bytes_of(recent[:done])
         if rest := recent[done:]:
             self._recent[tenant_id] = rest
 
@@ -273,3 +279,7 @@ class TableFollower:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
+
+
+def _bytes_of(rows: Sequence[tuple[Any, ...]]) -> int:
+    return sum(len(row[_PAYLOAD]) for row in rows)
