@@ -112,7 +112,9 @@ def test_ranges_checked_by_themselves_give_the_verdict_of_the_whole(data: st.Dat
         assert len(told) == sum(whole.breaks.values())
 
 
-def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_did_not_know() -> None:
+def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_did_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ledger = build(60, snapshots_to=(20,))
     for untrue in ({}, {"merkle_root": "0" * 64}, {"tree_root": "0" * 64}):
         forged = ledger.copy()
@@ -121,6 +123,9 @@ def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_d
         whole = verdict_of_the_whole(forged, open_snapshot=OPEN)
         assert whole.breaks == {"snapshot-root": 1 + len(untrue)}
         assert verdict_in_ranges(forged, [11, 31, 45]) == whole
+        monkeypatch.setattr(in_order, "RANGE_ENTRIES", 16)
+        assert one_behind_the_other(forged) == whole
+        assert one_behind_the_other(forged, elsewhere=Beside(forged, 2)) == whole
 
 
 def test_tiles_of_every_level_are_compared_across_borders() -> None:
