@@ -16,7 +16,7 @@ from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import JobState
 from ledger.verification.entry_check import EntryColumns
-from ledger.verification.projection_check import FOLDED_TYPES, payload_of
+from ledger.verification.projection_check import is_foldable, payload_of
 
 _DECODER: Final = msgspec.msgpack.Decoder(JobState)
 
@@ -38,7 +38,7 @@ class JobParts:
         for job_id, seq, ms, count, node, action, digest, text in zip(
             job_ids, seqs, physical, logical, nodes, actions, digests, texts, strict=True
         ):
-            if (*map(type, (job_id, seq, ms, count, node, digest)),) != FOLDED_TYPES or seq > self._upto_seq:
+            if not is_foldable(job_id, seq, ms, count, node, digest) or seq > self._upto_seq:
                 continue
             said = jobs.said_of_job(action, payload_of(text), (ms, count, node), digest, job_id)
             if said is not None:

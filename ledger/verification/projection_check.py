@@ -46,9 +46,6 @@ JOB_COLUMNS: Final = (
 )
 """Columns of one stored job as readers give it, ordered by job id; ``state`` is the stored text."""
 
-FOLDED_TYPES: Final = (str, int, int, int, str, str)
-"""Types of job id, seq, HLC parts and digest. An entry with others is a break of the chain and folds into nothing."""
-
 CHAIN_ASPECTS: Final = ("links", "payloads", "head")
 """Where one of these is broken, it explains jobs that do not fit."""
 
@@ -172,7 +169,7 @@ def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[Job
     """Fold ``rows`` onto ``fold``; the jobs that ended before the last row, and the one of the last."""
     folded: list[JobState] = []
     for job_id, seq, physical, logical, node, action, digest, text in rows:
-        if (*map(type, (job_id, seq, physical, logical, node, digest)),) != FOLDED_TYPES:
+        if not is_foldable(job_id, seq, physical, logical, node, digest):
             continue
         said = jobs.said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
         if said is None:
@@ -183,6 +180,14 @@ def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[Job
             fold = JobFold(job_id)
         fold.add(*said, seq)
     return folded, fold
+
+
+def is_foldable(job_id: object, seq: object, physical: object, logical: object, node: object, digest: object) -> bool:
+    """Whether columns hold what they must. An entry that has others is a break of the chain and folds into nothing."""
+    return (
+        job_id.__class__ is node.__class__ is digest.__class__ is str
+        and seq.__class__ is physical.__class__ is logical.__class__ is int
+    )
 
 
 def payload_of(text: str) -> dict[str, Any]:
