@@ -182,7 +182,7 @@ class TableFollower:
 
     async def _follow_all(self) -> None:
         """Turns for all tenants that are behind, as far as they can be followed."""
-        while names := [name for name in islice(self._behind, TENANTS_A_TURN) if name not in self._failed]:
+        while names := list(islice((name for name in self._behind if name not in self._failed), TENANTS_A_TURN)):
             for name in names:
                 del self._behind[name]
             if not await self._follow(names) and len(names) > 1 and self._connection is not None:
