@@ -250,7 +250,8 @@ def test_every_request_has_the_same_answer_both_ways(
 
 @pytest.fixture
 async def parts(database: Database, make_settings: MakeSettings) -> AsyncIterator[Parts]:
-    async with running(make_settings(), database.service_url) as (_service, parts):
+    async with running(make_settings(), database.service_url) as (service, parts):
+        await service.key_records.recorded.wait()
         yield parts
 
 
@@ -380,7 +381,8 @@ async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_f
     database: Database, make_settings: MakeSettings, proxy: PostgresProxy
 ) -> None:
     late = make_settings(write={"timeout": "300ms"}, shutdown_grace="1s")
-    async with running(late, proxy.url) as (_service, parts):
+    async with running(late, proxy.url) as (service, parts):
+        await service.key_records.recorded.wait()
         protocol, transport = connected(parts, create_app(parts))
         protocol.data_received(FOLLOWED[0])
         assert await answered(transport, 1) == [201]
