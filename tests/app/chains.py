@@ -37,6 +37,21 @@ async def until(condition: Callable[[], Any], what: str, timeout_s: float = UNTI
         await asyncio.sleep(_POLL_S)
 
 
+async def places(superuser: asyncpg.Connection) -> dict[str, tuple[int, int]]:
+    """By tenant, where the job table is and where its chain ends."""
+    rows = await superuser.fetch(
+        "SELECT h.tenant_id, coalesce(p.seq, 0), h.head_seq FROM scheduler.chain_heads h"
+        "  LEFT JOIN scheduler.follower_positions p ON p.tenant_id = h.tenant_id AND p.follower = $1",
+        "jobs",
+    )
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+async def followed(superuser: asyncpg.Connection) -> bool:
+    """Whether the job table is at the end of every chain."""
+    return all(seq == head_seq for seq, head_seq in (await places(superuser)).values())
+
+
 class Chains:
     """The chains of one database."""
 

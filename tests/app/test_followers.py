@@ -11,11 +11,10 @@ import httpx
 import pytest
 
 from app.store.chain_reader import consistent_reader
-from app.store.job_table import FOLLOWER
 from app.store.migrate import migrate
 from ledger.errors import JobEndedError, JobExistsError
 from ledger.verification import verify
-from tests.app.chains import Chains, numbers, until
+from tests.app.chains import Chains, followed, numbers, places, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, accepted, completed, created, progressed
 from tests.app.test_rows_counted import MENDED, dropping
@@ -36,21 +35,6 @@ async def halted(database: Database, how: str = HALT) -> AsyncIterator[None]:
             yield
     finally:
         await connection.close()
-
-
-async def places(superuser: asyncpg.Connection) -> dict[str, tuple[int, int]]:
-    """By tenant, where the job table is and where its chain ends."""
-    rows = await superuser.fetch(
-        "SELECT h.tenant_id, coalesce(p.seq, 0), h.head_seq FROM scheduler.chain_heads h"
-        "  LEFT JOIN scheduler.follower_positions p ON p.tenant_id = h.tenant_id AND p.follower = $1",
-        FOLLOWER,
-    )
-    return {row[0]: (row[1], row[2]) for row in rows}
-
-
-async def followed(superuser: asyncpg.Connection) -> bool:
-    """Whether the job table is at the end of every chain."""
-    return all(seq == head_seq for seq, head_seq in (await places(superuser)).values())
 
 
 async def table(superuser: asyncpg.Connection) -> list[tuple[object, ...]]:

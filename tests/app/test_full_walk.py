@@ -15,7 +15,7 @@ from app.parts import Parts
 from app.read import full_walk
 from app.read.found_breaks import FoundBreaks
 from ledger.verification.verdict import Break
-from tests.app.chains import Chains, until
+from tests.app.chains import Chains, followed, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import wal_folder, write
 from tests.conftest import Database
@@ -195,6 +195,7 @@ async def test_an_acknowledged_job_state_hides_no_other(
     async with run_server(settings) as client:
         for n in range(5):
             (await client.post("/v1/jobs", json={"tenant_id": "acme", "spec": {"n": n}})).raise_for_status()
+        await until(lambda: followed(superuser), "the table has followed")
         await superuser.execute(edit, 2)
         await client.get("/v1/chain/verify", params=verify)
         (await client.post("/v1/chain/acknowledge", json={**verify, "reason": "known"})).raise_for_status()
