@@ -200,8 +200,8 @@ class TableFollower:
             connection = await self._connected()
             async with connection.transaction():
                 await self._fill(turn, connection, names)
-                if turn.entries:
-                    await self._table.take(connection, turn)
+                # Also without entries: the table learns that somebody else followed these chains.
+                await self._table.take(connection, turn)
                 if unmoved := await store.move(connection, self._table.name, turn.after, turn.places):
                     reason = f"PostgreSQL did not move the place of follower {self._table.name} and said no error"
                     raise ChainDamagedError(min(unmoved), reason)

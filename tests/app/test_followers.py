@@ -10,6 +10,9 @@ import asyncpg
 import httpx
 import pytest
 
+from app.chain.followers import TableFollower
+from app.chain.job_table import JobTable
+from app.store import following
 from app.store.chain_reader import consistent_reader
 from app.store.migrate import migrate
 from ledger.errors import JobEndedError, JobExistsError
@@ -212,6 +215,25 @@ async def test_two_nodes_follow_one_ledger_and_neither_lose_nor_double_anything(
         assert len(await chains.sound("acme")) == 68
         for tenant_id in range(5):
             assert len(await chains.sound(f"tenant-{tenant_id}")) == 12
+
+
+async def test_states_from_before_another_node_followed_are_not_believed(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_node() as service:
+        for draft in (created("acme", 1, job_id="job"), accepted("acme", "job", "dc1"), completed("acme", "job")):
+            await service.submitter.submit(draft, key=None)
+    expected = await table(superuser)
+    await superuser.execute("DELETE FROM scheduler.follower_positions; SET session_replication_role = replica")
+
+    def follower() -> TableFollower:
+        return TableFollower(JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda: 0)
+
+    one, two = follower(), follower()
+    for each, head_seq in ((one, 1), (two, 2), (one, 2), (one, 3)):
+        await superuser.execute("UPDATE scheduler.chain_heads SET head_seq = $1 WHERE tenant_id = 'acme'", head_seq)
+        assert await each._follow(["acme"])
+    assert await table(superuser) == expected
 
 
 async def test_rows_that_are_dropped_keep_neither_the_chain_nor_other_tenants_waiting(
