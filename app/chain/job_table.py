@@ -1,4 +1,4 @@
-"""The job table, kept by a follower: for each job its merged state, as far as the chain was followed."""
+"""The job table, kept by a follower: for each job the entries that count, as far as the chain was followed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from app.store import job_table as store
 from app.store.job_table import JobKey
-from ledger.errors import CanonicalError
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
@@ -29,8 +26,6 @@ CACHED_JOBS_MAX = 50_000
 """Job states kept so that a job whose events follow each other is not read back each time."""
 ENTRIES_A_STEP = 200
 """Entries folded between two turns of the event loop."""
-
-log = structlog.get_logger()
 
 OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, int]], None]
 """Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
@@ -57,17 +52,18 @@ class JobTable:
         said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
         touched = sorted({(tenant_id, fact[0]) for tenant_id, facts in said.items() for fact in facts})
         before = {job: state for job in touched if (state := self._cache.get(job)) is not None}
+        read: dict[str, list[_Said]] = {}
         if unknown := [job for job in touched if job not in before and turn.after[job[0]]]:
-            before |= await store.load_states(connection, unknown)
+            entries = await store.entries_of(connection, unknown)
+            read = {tenant_id: await _said(of_tenant) for tenant_id, of_tenant in entries.items()}
         folds = {job: JobFold(job[1], before.get(job)) for job in touched}
-        for tenant_id, facts in said.items():
+        for tenant_id, facts in (*read.items(), *said.items()):
             for job_id, action, payload, hlc, digest, seq in facts:
                 folds[tenant_id, job_id].add(action, payload, hlc, digest, seq)
             await asyncio.sleep(0)
         self._states = {job: fold.state() for job, fold in folds.items()}
-        rows = [row for job, state in self._states.items() if (row := _row_of(job[0], state)) is not None]
-        if rows:
-            await store.store(connection, rows)
+        if self._states:
+            await store.store(connection, [(job[0], *stored_form(state)) for job, state in self._states.items()])
 
     def taken(self, turn: Turn) -> None:
         """Remember the states."""
@@ -96,15 +92,6 @@ async def _said(entries: Sequence[FollowedEntry]) -> list[_Said]:
         if number % ENTRIES_A_STEP == 0:
             await asyncio.sleep(0)
     return found
-
-
-def _row_of(tenant_id: str, state: JobState) -> tuple[object, ...] | None:
-    """The row that stores ``state``; None where an edited payload left a state that has no encoded form."""
-    try:
-        return (tenant_id, *stored_form(state))
-    except CanonicalError as error:
-        log.error("job_state_without_form", tenant_id=tenant_id, job_id=state.job_id, error=str(error))
-        return None
 
 
 class _StateCache:

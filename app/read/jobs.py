@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from app.read.replicas import Judge, Source
     from app.read.revealing import Revealing
     from app.store.following import Place
+    from app.store.job_table import JobParts
     from app.store.reading import Pool
     from app.store.reads import CreatedHlc
     from ledger.hlc import Hlc
@@ -76,7 +77,7 @@ class JobReader:
                     judge(seen)
                     state = None if parts is None else await job_table.merged(connection, parts)
                     refusal = await reads.find_refusal(connection, of_tenant, job_id) if has_refusals else None
-                others = list(state.others.values()) if state is not None else []
+                others = [order[-1] for order in state.others.values()] if state is not None else []
                 found = await reads.creations(connection, of_tenant, job_id, others) if others else []
                 return state, refusal, found
 
@@ -134,7 +135,7 @@ class JobReader:
         if found is None:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
         page, place = found
-        states = await self._revealing.states(tenant_id, [state_of(tenant_id, state) for state in page.states])
+        states = await self._revealing.states(tenant_id, [_listed(parts) for parts in page.jobs])
         items = [{"tenant_id": tenant_id, **jobs.view(state)} for state in states]
         as_of = {"as_of_seq": place.seq, "head_seq": place.head_seq}
         return Page(items, page.last_created if page.more else None, _kept(promise, source) | as_of)
@@ -246,13 +247,8 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
     }
 
 
-def state_of(tenant_id: str, stored: str) -> jobs.JobState:
-    """The state that a row of ``jobs`` holds.
-
-    Raises:
-        ChainDamagedError: somebody edited it; verification says where.
-    """
-    try:
-        return jobs.from_json(stored)
-    except InvalidInputError as error:
-        raise ChainDamagedError(tenant_id, f"a stored job state is none: {error}") from error
+def _listed(parts: JobParts) -> jobs.JobState:
+    state = parts.merged()
+    if state is None:
+        raise ChainDamagedError(parts.tenant_id, f"the row of job {parts.job_id} names no entry that says anything")
+    return state

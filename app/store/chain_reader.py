@@ -42,7 +42,7 @@ FETCH_TIMEOUT_S = 600.0
 """Longest wait for one batch; sorting a long chain by job comes before the first."""
 
 _PAYLOAD, _FOLDED_PAYLOAD = ENTRY_COLUMNS.index("payload"), FOLD_COLUMNS.index("payload")
-_STATE, _ENVELOPE = JOB_COLUMNS.index("state"), SNAPSHOT_COLUMNS.index("dsse_envelope")
+_SEQS, _ENVELOPE = JOB_COLUMNS.index("seqs"), SNAPSHOT_COLUMNS.index("dsse_envelope")
 _SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
 _SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
 
@@ -67,7 +67,8 @@ _FOLLOWED = (
     "(SELECT seq FROM scheduler.follower_positions WHERE follower = 'jobs' AND tenant_id = $1 ORDER BY ctid LIMIT 1)"
 )
 _JOBS = (
-    f"SELECT {', '.join(JOB_COLUMNS)} FROM scheduler.jobs WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL{{part}}"
+    f"SELECT {', '.join(JOB_COLUMNS[:-1])}, seqs::text FROM scheduler.jobs"
+    f" WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL{{part}}"
     " ORDER BY job_id, ctid"
 )
 _ENTRIES_BY_JOB = (
@@ -154,7 +155,7 @@ class PostgresChainReader:
 
     def jobs(self, part: JobRange = ALL_JOBS) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of stored jobs by job id, none where the job table has not followed the chain."""
-        return self._in_turns(_STATE, FOLDED_A_BATCH, _JOBS.format(part=part.condition), *part.bounds)
+        return self._in_turns(_SEQS, FOLDED_A_BATCH, _JOBS.format(part=part.condition), *part.bounds)
 
     def entries_by_job(self, part: JobRange = ALL_JOBS) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of the entries that the job table has followed, by job id and seq."""

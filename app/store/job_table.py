@@ -1,21 +1,23 @@
 """SQL of the job table, which a follower keeps: its rows, and what a job is.
 
-What a job is = its row, merged with its entries beyond where the follower stands; both of one statement, so the answer
-is that of the chain in that snapshot, however far the follower is behind. The index scheduler_log_job finds them.
-A place beyond the end of the chain is none, and without a place no row counts.
+A row is an index: it names the entries that count (``ledger.machines.job_state.seqs_of``), and what lists go by. What a
+job is = the fold of the entries that its row names and of those beyond where the follower stands; all of one statement,
+so the answer is that of the chain in that snapshot, however far the follower is behind. The index scheduler_log_job
+finds the latter. A place beyond the end of the chain is none, and without a place no row counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
-import structlog
 
 from app.store.chaining import dropped
-from app.store.following import Place
+from app.store.following import FollowedEntry, Place
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.machines import jobs
 from ledger.machines.jobs import JobState
@@ -23,8 +25,6 @@ from ledger.verification import JOB_COLUMNS
 
 if TYPE_CHECKING:
     from app.store import Connection
-
-log = structlog.get_logger()
 
 FOLLOWER = "jobs"
 """Name of the follower that keeps the table."""
@@ -40,14 +40,14 @@ JobKey = tuple[str, str]
 _STORE = """
 WITH stored AS (
 INSERT INTO scheduler.jobs AS j
-       (tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state)
-SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state::json
+       (tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, seqs)
+SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, seqs::bigint[]
   FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[])
-       AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, state)
+       AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, seqs)
     ON CONFLICT (tenant_id, job_id) DO UPDATE
        SET status = excluded.status, created_physical = excluded.created_physical,
            created_logical = excluded.created_logical, created_node = excluded.created_node,
-           last_seq = excluded.last_seq, state = excluded.state, updated_at = now()
+           last_seq = excluded.last_seq, seqs = excluded.seqs, updated_at = now()
     RETURNING j.tenant_id
 )
 SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
@@ -60,16 +60,33 @@ SELECT h.tenant_id, h.head_seq, CASE WHEN p.seq <= h.head_seq THEN p.seq END AS 
 """
 
 
+_ENTRY: Final = "json_build_array(l.seq, hlc_physical, hlc_logical, hlc_node, action, payload_digest, payload)"
+
+
+def count_named(row: str) -> str:
+    """How many entries ``row``, one of the job table, names; NULL where there is no row."""
+    return f"CASE WHEN {row}.job_id IS NOT NULL THEN coalesce(cardinality({row}.seqs), 0) END"
+
+
+def entries_named(row: str) -> str:
+    """The query for the entries that ``row``, one of the job table, names: a JSON array, NULL of none."""
+    return f"""
+SELECT json_agg({_ENTRY} ORDER BY l.seq) AS entries FROM scheduler.scheduler_log l
+ WHERE l.tenant_id = {row}.tenant_id AND l.seq = ANY({row}.seqs) AND l.job_id = {row}.job_id
+"""
+
+
 def jobs_query(wanted: str) -> str:
     """The query for the parts of the jobs of ``wanted``, a relation of tenant_id and job_id: ``JobParts``."""
     return f"""
-SELECT w.tenant_id, w.job_id, j.state, unfollowed.entries
+SELECT w.tenant_id, w.job_id, {count_named("j")} AS named, followed.entries AS followed,
+       unfollowed.entries AS unfollowed
   FROM {wanted} AS w(tenant_id, job_id)
   JOIN ({PLACES}) AS place USING (tenant_id)
   LEFT JOIN scheduler.jobs j ON place.seq IS NOT NULL AND j.tenant_id = w.tenant_id AND j.job_id = w.job_id
+ CROSS JOIN LATERAL ({entries_named("j")}) AS followed
  CROSS JOIN LATERAL (
-       SELECT json_agg(json_build_array(seq, hlc_physical, hlc_logical, hlc_node, action, payload_digest, payload)
-                       ORDER BY seq) AS entries
+       SELECT json_agg({_ENTRY} ORDER BY l.seq) AS entries
          FROM (SELECT * FROM scheduler.scheduler_log l
                 WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id
                   AND l.seq > coalesce(place.seq, 0) AND l.seq <= place.head_seq
@@ -86,18 +103,28 @@ SELECT seq, hlc_physical, hlc_logical, hlc_node, action, payload_digest, payload
  WHERE tenant_id = $1 AND job_id = $2 AND (hlc_physical, hlc_logical, hlc_node) <= ($3, $4, $5)
  ORDER BY seq
 """
+_NAMED = f"""
+SELECT l.tenant_id, {", ".join(f"l.{name}" for name in FollowedEntry._fields)}
+  FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
+  JOIN scheduler.jobs j USING (tenant_id, job_id)
+  JOIN scheduler.scheduler_log l ON l.tenant_id = j.tenant_id AND l.seq = ANY(j.seqs) AND l.job_id = j.job_id
+ ORDER BY l.tenant_id
+"""
 _EVER = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
 _PLACE = f"SELECT seq, head_seq FROM ({PLACES}) AS place WHERE tenant_id = $1"
 
 
 class JobParts(NamedTuple):
-    """What there is of one job: its row's state, None where it has none, and the entries that are not followed yet."""
+    """What there is of one job: the entries that its row names, and those that are not followed yet."""
 
     tenant_id: str
     job_id: str
-    state: str | None
-    entries: str | None
+    named: int | None
+    """How many entries the row names, 0 of one that names none; None where the job has no row."""
+    followed: str | None
+    """JSON of those of them that are there."""
+    unfollowed: str | None
     """JSON of at most ``UNFOLLOWED_MAX`` + 1."""
 
     def merged(self) -> JobState | None:
@@ -107,14 +134,16 @@ class JobParts(NamedTuple):
             ChainDamagedError: somebody edited the row or an entry; verification says where.
             UnfollowedError: too many entries are not followed yet; all entries of the job must be folded.
         """
-        entries: list[Any] = orjson.loads(self.entries) if self.entries else []
-        if len(entries) > UNFOLLOWED_MAX:
+        unfollowed: list[Any] = orjson.loads(self.unfollowed or "[]")
+        if len(unfollowed) > UNFOLLOWED_MAX:
             raise UnfollowedError
+        followed: list[Any] = orjson.loads(self.followed or "[]")
+        if self.named is not None and (not self.named or len(followed) != self.named):
+            raise ChainDamagedError(self.tenant_id, f"entries that make job {self.job_id} are missing")
         try:
-            state = None if self.state is None else jobs.from_json(self.state)
-            return jobs.folded(self.job_id, state, entries)
+            return jobs.folded(self.job_id, None, [*followed, *unfollowed])
         except InvalidInputError as error:
-            raise ChainDamagedError(self.tenant_id, f"a stored job state is none: {error}") from error
+            raise ChainDamagedError(self.tenant_id, f"an entry of job {self.job_id} is none: {error}") from error
 
 
 class UnfollowedError(Exception):
@@ -165,27 +194,13 @@ async def place(connection: Connection, tenant_id: str) -> Place | None:
     return Place(row["seq"] or 0, row["head_seq"], row["seq"] is None)
 
 
-async def load_states(connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, JobState]:
-    """Stored state of each (tenant, job id) that has one which can be read.
-
-    One that cannot was edited by somebody, and counts as none: the follower must go on, and verification names the job.
-    """
-    rows = await connection.fetch(
-        """
-        SELECT j.tenant_id, j.job_id, j.state
-          FROM unnest($1::text[], $2::text[]) AS wanted(tenant_id, job_id)
-          JOIN scheduler.jobs j USING (tenant_id, job_id)
-        """,
-        [tenant_id for tenant_id, _ in wanted],
-        [job_id for _, job_id in wanted],
-    )
-    states: dict[JobKey, JobState] = {}
-    for tenant_id, job_id, stored in rows:
-        try:
-            states[tenant_id, job_id] = jobs.from_json(stored)
-        except InvalidInputError as error:
-            log.error("job_state_malformed", tenant_id=tenant_id, job_id=job_id, error=str(error))
-    return states
+async def entries_of(connection: Connection, wanted: Sequence[JobKey]) -> dict[str, list[FollowedEntry]]:
+    """The entries that the rows of each (tenant, job id) name, by tenant."""
+    rows = await connection.fetch(_NAMED, [tenant_id for tenant_id, _ in wanted], [job_id for _, job_id in wanted])
+    return {
+        tenant_id: [FollowedEntry(*row[1:]) for row in of_tenant]
+        for tenant_id, of_tenant in groupby(rows, itemgetter(0))
+    }
 
 
 async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from app.store.job_table import JobParts, jobs_query
+from app.store.job_table import JobParts, count_named, entries_named, jobs_query
 from app.store.whole import whole
 from ledger.machines.jobs import ABOUT_JOBS
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
@@ -52,9 +52,9 @@ class Seen(NamedTuple):
 
 
 class JobPage(NamedTuple):
-    """States of jobs as stored, and whether more follow."""
+    """Jobs as far as the job table has followed, and whether more come after them."""
 
-    states: list[str]
+    jobs: list[JobParts]
     last_created: CreatedHlc | None
     more: bool
 
@@ -96,7 +96,7 @@ SELECT seq, t_hlc, payload FROM scheduler.scheduler_log
 """
 _JOB_AND_SEEN = f"""
 SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals,
-       job.tenant_id, job.job_id, job.state, job.entries
+       {", ".join(f"job.{name}" for name in JobParts._fields)}
   FROM (SELECT) AS asked LEFT JOIN ({jobs_query("(SELECT $4::text, $5::text)")}) AS job ON true
 """
 
@@ -104,21 +104,25 @@ _NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
 _OLDEST: CreatedHlc = (-1, -1, "")
 
-_JOBS = """
+# A page is cut by the bytes of the payloads that make its jobs, before these are put together.
+_JOBS = f"""
 WITH page AS (
-    SELECT state, created_physical, created_logical, created_node,
-           row_number() OVER newest AS number, count(*) OVER () AS found,
-           sum(coalesce(octet_length(state::text), 0)) OVER newest - coalesce(octet_length(state::text), 0)
-               AS bytes_before
+    SELECT listed.*, row_number() OVER newest AS number, count(*) OVER () AS found,
+           sum(bytes) OVER newest - bytes AS bytes_before
       FROM (SELECT * FROM scheduler.jobs
              WHERE tenant_id = $1 AND (created_physical, created_logical, created_node) < ($2, $3, $4)
-               AND (created_physical, created_logical, created_node) >= ($7, $8, $9) {only}
+               AND (created_physical, created_logical, created_node) >= ($7, $8, $9) {{only}}
              ORDER BY created_physical DESC, created_logical DESC, created_node DESC
              LIMIT $5 + 1) AS listed
+     CROSS JOIN LATERAL (SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes FROM scheduler.scheduler_log l
+                          WHERE l.tenant_id = $1 AND l.seq = ANY(listed.seqs)) AS size
     WINDOW newest AS (ORDER BY created_physical DESC, created_logical DESC, created_node DESC)
 )
-SELECT state, created_physical, created_logical, created_node, found
-  FROM page WHERE number <= $5 AND bytes_before < $6 ORDER BY number
+SELECT page.tenant_id, page.job_id, {count_named("page")} AS named,
+       followed.entries AS followed, NULL AS unfollowed,
+       created_physical, created_logical, created_node, found
+  FROM page CROSS JOIN LATERAL ({entries_named("page")}) AS followed
+ WHERE number <= $5 AND bytes_before < $6 ORDER BY number
 """
 _ALL_JOBS = _JOBS.format(only="")
 _JOBS_OF_STATUS = _JOBS.format(only="AND status = $10")
@@ -152,11 +156,8 @@ SELECT h.tenant_id
 """
 
 _CREATIONS = f"""
-SELECT {_EVENT_COLUMNS}
-  FROM scheduler.scheduler_log
-  JOIN unnest($3::text[], $4::text[]) AS wanted(t_hlc, payload_digest) USING (t_hlc, payload_digest)
- WHERE tenant_id = $1 AND job_id = $2 AND action = 'ENQUEUE'
- ORDER BY seq
+SELECT {_EVENT_COLUMNS} FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND seq = ANY($3::bigint[]) AND job_id = $2 AND action = 'ENQUEUE' ORDER BY seq
 """
 
 
@@ -219,7 +220,7 @@ async def list_jobs(
         return JobPage([], None, False)
     last = rows[-1]
     return JobPage(
-        [row["state"] for row in rows],
+        [JobParts(*(row[name] for name in JobParts._fields)) for row in rows],
         (last["created_physical"], last["created_logical"], last["created_node"]),
         last["found"] > len(rows),
     )
@@ -233,12 +234,9 @@ async def list_job_events(
     return [whole(tenant_id, EventRow(*list(row)[:-1])) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
 
 
-async def creations(
-    connection: Connection, tenant_id: str, job_id: str, orders: Sequence[tuple[int, int, str, str]]
-) -> list[EventRow]:
-    """Creations of a job that have these HLCs and digests, in the order of the chain; none of an edited one."""
-    wanted = [f"{physical}:{logical}:{node}" for physical, logical, node, _ in orders]
-    rows = await connection.fetch(_CREATIONS, tenant_id, job_id, wanted, [digest for *_, digest in orders])
+async def creations(connection: Connection, tenant_id: str, job_id: str, seqs: Sequence[int]) -> list[EventRow]:
+    """Creations of a job that have these seqs, ascending."""
+    rows = await connection.fetch(_CREATIONS, tenant_id, job_id, seqs)
     return [whole(tenant_id, EventRow(*row)) for row in rows]
 
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSON
+from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
 SCHEMA = "scheduler"
 LOG_PARTITIONS = 8
@@ -196,7 +196,7 @@ jobs = Table(
     _number("created_logical", nullable=True),
     _bytewise("created_node", nullable=True),
     _number("last_seq"),
-    Column("state", JSON, nullable=False),
+    Column("seqs", ARRAY(BigInteger), nullable=False),
     _time("updated_at", now=True),
     Index("jobs_newest", "tenant_id", *_NEWEST_FIRST, "job_id"),
     Index("jobs_newest_by_status", "tenant_id", "status", *_NEWEST_FIRST, "job_id"),

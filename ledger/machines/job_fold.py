@@ -4,9 +4,9 @@ The same join as :func:`ledger.machines.jobs.merge`, one event at a time::
 
     fold_of(state).add(event); fold.state() == merge(state, event_fact(event))
 
-Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest)``. Only ``created``
-goes the other way: the JobCreated of lowest HLC stays, then of lowest digest; of the others it is remembered which said
-something else.
+Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest, seq)``. Only
+``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest; of the others it is
+remembered which said something else.
 
 A fact is recorded whatever it says; a field of the wrong type counts as not given. So the fold is total over payloads,
 also over those of a chain that someone has edited.
@@ -47,9 +47,11 @@ class JobFold:
         "created",
         "end",
         "fence",
+        "fence_seq",
         "is_empty",
         "job_id",
         "last_hlc",
+        "last_hlc_seq",
         "last_seq",
         "others",
         "progress",
@@ -63,7 +65,7 @@ class JobFold:
         self.is_empty = state is None
         if state is None:
             self.last_hlc: HlcParts = (0, 0, "")
-            self.last_seq = self.fence = 0
+            self.last_seq = self.last_hlc_seq = self.fence = self.fence_seq = 0
             self.created: Created | None = None
             self.cancel: Rank | None = None
             self.run: Rank | None = None
@@ -79,7 +81,7 @@ class JobFold:
         self.accepted, self.ack, self.progress = dict(state.accepted), dict(state.ack), dict(state.progress)
         self.workflow = {dc: dict(facts) for dc, facts in state.workflow.items()}
         self.others = state.others
-        self.refused = state.refused
+        self.refused, self.last_hlc_seq, self.fence_seq = state.refused, state.last_hlc_seq, state.fence_seq
 
     def add(self, action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> None:
         """Merge one event.
@@ -95,16 +97,17 @@ class JobFold:
             raise InvalidInputError(f"{action} is not the action of a job event")
         fence = _count(payload.get("fence_token"))
         if self.is_empty:
-            self.last_hlc, self.last_seq, self.fence = hlc, seq, fence
+            self.last_hlc, self.fence = hlc, fence
+            self.last_seq = self.last_hlc_seq = self.fence_seq = seq
             self.is_empty = False
         else:
-            if hlc > self.last_hlc:
-                self.last_hlc = hlc
+            if hlc > self.last_hlc or (hlc == self.last_hlc and seq > self.last_hlc_seq):
+                self.last_hlc, self.last_hlc_seq = hlc, seq
             if seq > self.last_seq:
                 self.last_seq = seq
-            if fence > self.fence:
-                self.fence = fence
-        take(self, (fence, hlc[0], hlc[1], hlc[2], digest), action, payload)
+            if fence > self.fence or (fence == self.fence and seq > self.fence_seq):
+                self.fence, self.fence_seq = fence, seq
+        take(self, (fence, hlc[0], hlc[1], hlc[2], digest, seq), action, payload)
 
     def state(self) -> JobState:
         """What was folded so far; to be asked once nothing more is added."""
@@ -123,6 +126,8 @@ class JobFold:
             self.workflow,
             self.others,
             self.refused,
+            self.last_hlc_seq,
+            self.fence_seq,
         )
 
 

@@ -4,11 +4,11 @@ Every event is one small ``JobState``; ``merge`` joins two states field by field
 
     merge(a, b) == merge(b, a)      merge(a, merge(b, c)) == merge(merge(a, b), c)      merge(a, a) == a
 
-Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest)``.
+Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest, seq)``.
 Only ``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest.
 
 What one event says is in :mod:`ledger.machines.job_fold`, which also merges many events into one state faster
-than this does; the parts of a state and its encoded form are in :mod:`ledger.machines.job_state`.
+than this does; the parts of a state are in :mod:`ledger.machines.job_state`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from ledger.machines.job_state import (
     Rank,
     Refused,
     Workflow,
-    from_json,
     merge_creations,
-    to_json,
+    seqs_of,
 )
 from ledger.machines.refusals import Refusal
 
@@ -44,12 +43,11 @@ __all__ = [
     "event_fact",
     "fact_of",
     "folded",
-    "from_json",
     "is_ended",
     "merge",
     "said_of_job",
+    "seqs_of",
     "status",
-    "to_json",
     "view",
 ]
 
@@ -177,11 +175,13 @@ def merge(a: JobState, b: JobState) -> JobState:
         a_flow = _merge_workflows(a_flow, b_flow) if a_flow else b_flow
     if a_refused is None or (b_refused is not None and b_refused.rank > a_refused.rank):
         a_refused = b_refused
+    last_hlc, last_hlc_seq = max((a_hlc, a.last_hlc_seq), (b_hlc, b.last_hlc_seq))
+    fence, fence_seq = max((a_fence, a.fence_seq), (b_fence, b.fence_seq))
     return JobState(
         job_id,
-        a_hlc if a_hlc >= b_hlc else b_hlc,
+        last_hlc,
         a_seq if a_seq >= b_seq else b_seq,
-        a_fence if a_fence >= b_fence else b_fence,
+        fence,
         a_created,
         a_cancel,
         a_run,
@@ -192,6 +192,8 @@ def merge(a: JobState, b: JobState) -> JobState:
         a_flow,
         a_others,
         a_refused,
+        last_hlc_seq,
+        fence_seq,
     )
 
 

@@ -7,9 +7,10 @@ CREATE TABLE scheduler.follower_positions (
     PRIMARY KEY (follower, tenant_id)
 ) WITH (fillfactor = 50);
 
--- Until now job states were written with the entries.
-INSERT INTO scheduler.follower_positions (follower, tenant_id, seq)
-SELECT 'jobs', tenant_id, head_seq FROM scheduler.chain_heads;
+-- A job names the entries that count; until now its row was a copy of what they say. The follower makes all rows again.
+TRUNCATE scheduler.jobs;
+ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE bigint[] USING '{}';
+ALTER TABLE scheduler.jobs RENAME COLUMN state TO seqs;
 
 REVOKE ALL ON scheduler.follower_positions FROM PUBLIC;
 GRANT SELECT, INSERT, UPDATE ON scheduler.follower_positions TO tallystick_service;

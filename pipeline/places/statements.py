@@ -34,7 +34,7 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
 
 _NUMBERS: Final = frozenset(("smallint", "integer", "bigint"))
 _TEXTS: Final = frozenset(("text", "character varying", "character", "name"))
-_SPELT: Final = frozenset(("json", "jsonb", "xml"))
+_SPELT: Final = frozenset(("json", "jsonb", "xml", "bigint[]"))
 """Types whose values are text to every reader, once cast."""
 _FOUND_BY: Final = {
     (LOG, "seq"),
@@ -47,7 +47,8 @@ _FOUND_BY: Final = {
 
 _DECLARED: Final[Mapping[str, str]] = {
     **dict.fromkeys(INTEGERS, "bigint"),
-    **dict.fromkeys(("payload", "origin", "dsse_envelope", "state"), "json"),
+    **dict.fromkeys(("payload", "origin", "dsse_envelope"), "json"),
+    "seqs": "bigint[]",
     "hashes": "bytea",
 }
 

@@ -34,7 +34,7 @@ async def insert(connection: asyncpg.Connection, ledger: Ledger) -> None:
             table,
             schema_name="scheduler",
             columns=("tenant_id", *columns),
-            records=[(tenant, *(row[column] for column in columns)) for row in rows],
+            records=[(tenant, *(_given(column, row[column]) for column in columns)) for row in rows],
         )
     if ledger.head is not None:
         await connection.execute(
@@ -58,4 +58,13 @@ async def insert(connection: asyncpg.Connection, ledger: Ledger) -> None:
     await connection.executemany(
         "INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes) VALUES ($1, $2, $3, $4)",
         [(tenant, level, index, hashes) for (level, index), hashes in ledger.tiles.items()],
+    )
+
+
+def _given(column: str, value: object) -> object:
+    """``value`` as it is sent; readers give ``seqs`` as PostgreSQL prints it."""
+    return (
+        [int(seq) for seq in value.strip("{}").split(",") if seq]
+        if column == "seqs" and isinstance(value, str)
+        else value
     )

@@ -14,6 +14,8 @@ import asyncpg
 from ledger import chain
 from ledger.hlc import Hlc
 from ledger.machines import jobs
+from ledger.verification import JOB_COLUMNS
+from ledger.verification.projection_check import StoredJob, stored_form
 
 Entry = asyncpg.Record
 """A row of the log, every column."""
@@ -124,13 +126,9 @@ class Chains:
             known = folded.get(entry["job_id"])
             folded[entry["job_id"]] = fact if known is None else jobs.merge(known, fact)
         rows = await self._superuser.fetch(
-            "SELECT job_id, state, status, last_seq FROM scheduler.jobs WHERE tenant_id = $1", tenant_id
+            f"SELECT {', '.join(JOB_COLUMNS[:-1])}, seqs::text FROM scheduler.jobs WHERE tenant_id = $1", tenant_id
         )
-        stored = {row["job_id"]: (row["state"], row["status"], row["last_seq"]) for row in rows}
-        assert stored == {
-            job_id: (jobs.to_json(state).decode(), jobs.status(state), state.last_seq)
-            for job_id, state in folded.items()
-        }
+        assert {StoredJob(*row) for row in rows} == {stored_form(state) for state in folded.values()}
 
 
 def check_entry(before: Entry | None, entry: Entry) -> None:

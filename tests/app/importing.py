@@ -96,7 +96,7 @@ def states(entries: list[Any]) -> dict[str, Any]:
         if fact is not None:
             known = folded.get(fact.job_id)
             folded[fact.job_id] = fact if known is None else jobs.merge(known, fact)
-    return {job_id: (jobs.status(state), jobs.to_json(state)) for job_id, state in folded.items()}
+    return {job_id: (jobs.status(state), state) for job_id, state in folded.items()}
 
 
 def signed(ledger: Ledger) -> Ledger:

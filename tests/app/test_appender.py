@@ -558,12 +558,12 @@ async def test_an_entry_of_another_node_from_far_ahead_does_not_move_the_clock(
     assert numbers(await chains.sound("acme")) == [1, 2, 3]
 
 
-async def test_a_job_state_that_someone_damaged_does_not_stop_the_chain(
+async def test_a_job_row_that_someone_damaged_does_not_stop_the_chain(
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(make_settings("node")) as service:
         job = await service.submitter.submit(created("acme", 1), key=None)
-    await superuser.execute("""UPDATE scheduler.jobs SET state = '{"job_id": 7}'""")
+    await superuser.execute("UPDATE scheduler.jobs SET seqs = '{7}'")
     async with run_node(make_settings("node")) as service:
         receipt = await service.submitter.submit(accepted("acme", job.job_id, "dc1"), key=None)
         assert receipt.chain is not None

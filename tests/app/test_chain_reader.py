@@ -28,7 +28,7 @@ async def test_long_rows_are_handed_on_few_at_a_time(
     async with run_node() as service:
         await service.submitter.submit_lines(drafts, durability=None, key=None)
     async with consistent_reader(superuser, "acme") as reader:
-        for rows in (reader.entries(None, None), reader.entries_by_job(), reader.jobs()):
+        for rows in (reader.entries(None, None), reader.entries_by_job()):
             assert [len(turn) async for turn in rows] == [2, 2, 2, 2]
     assert len(await chains.sound("acme")) == 8
 

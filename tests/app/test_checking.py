@@ -43,7 +43,7 @@ NAMES = (
     "a signature edited",
     "a tile edited",
     "a job invented",
-    "a job's state edited",
+    "a job that names one entry less",
 )
 CASES = [*(case for case in tamper.CASES if case.name in NAMES), FAR, CLAIMED]
 

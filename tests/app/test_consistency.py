@@ -28,7 +28,6 @@ from ledger.errors import (
     WriteLostError,
 )
 from ledger.hlc import Clock, Hlc
-from ledger.machines import jobs
 from ledger.machines.events import JOB_EVENTS
 
 HERE, THERE = "here", "there"
@@ -75,13 +74,11 @@ class World:
         await self.pool.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ($1, 0)", tenant_id)
 
     async def store_job(self, job_id: str, tenant_id: str = "acme") -> None:
-        state = jobs.event_fact("ENQUEUE", {"fence_token": 1}, (7, 0, HERE), DIGEST, job_id, 1)
         await self.pool.execute(
             "INSERT INTO scheduler.jobs (tenant_id, job_id, status, created_physical, created_logical, created_node,"
-            " last_seq, state) VALUES ($4, $1, 'SUBMITTED', 7, 0, $2, 1, $3)",
+            " last_seq, seqs) VALUES ($3, $1, 'SUBMITTED', 7, 0, $2, 1, '{1}')",
             job_id,
             HERE,
-            jobs.to_json(state).decode(),
             tenant_id,
         )
         await self.pool.execute(
@@ -342,9 +339,9 @@ async def test_the_past_is_what_had_an_hlc_by_then_whatever_the_order_of_the_cha
         await world.reader(SHORT_S).read("acme", "job", Promise(ReadLevel.SESSION, [], 0), Hlc(9, 0, HERE))
 
 
-async def test_a_damaged_state_is_the_ledgers_fault_not_the_callers(world: World) -> None:
+async def test_a_damaged_row_is_the_ledgers_fault_not_the_callers(world: World) -> None:
     await world.store_job("job")
-    await world.pool.execute("UPDATE scheduler.jobs SET state = '{}'")
+    await world.pool.execute("UPDATE scheduler.jobs SET seqs = '{1,2}'")
     with pytest.raises(ChainDamagedError, match="damaged"):
         await read(world, ReadLevel.SESSION)
 

@@ -89,17 +89,14 @@ def assert_damage_told(answer: httpx.Response) -> None:
 
 
 READS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
-    "a job state of no form": (
-        "jobs",
-        """state = '{"job_id": 7}'""",
-        [("/v1/jobs", {}), ("/v1/jobs/job-1", {}), ("/v1/jobs/job-1", {"consistency": "eventual"})],
-    ),
-    "a job state with parts that cannot be merged": (
-        "jobs",
-        """state = jsonb_set(state::jsonb, '{last_hlc}', '["a", "b", 3]')::json""",
-        [("/v1/jobs", {}), ("/v1/jobs/job-1", {})],
-    ),
-    "a job state that is NULL": ("jobs", "state = NULL", [("/v1/jobs", {})]),
+    **{
+        f"a job whose entries are {what}": (
+            "jobs",
+            f"seqs = {seqs}",
+            [("/v1/jobs", {}), ("/v1/jobs/job-1", {}), ("/v1/jobs/job-1", {"consistency": "eventual"})],
+        )
+        for what, seqs in (("not there", "'{1,7}'"), ("none", "'{}'"), ("NULL", "NULL"))
+    },
     "a payload that is NULL": (
         "scheduler_log",
         "payload = NULL",

@@ -7,7 +7,6 @@ from typing import Any
 
 import asyncpg
 import httpx
-import orjson
 import pytest
 
 from app.intake.job_checks import JobChecks
@@ -15,8 +14,6 @@ from app.intake.job_index import JobIndex
 from app.pending.requests import Draft
 from app.service import Service
 from app.store.edge import ChainedJob
-from app.store.schema_version import MIGRATIONS
-from ledger import canonical
 from ledger.errors import DurabilityTimeoutError, InvalidEventError, JobEndedError, JobExistsError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
@@ -127,14 +124,6 @@ async def test_what_was_not_known_is_shown_to_the_jobs_reader(
         entries = (await fourth.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]
         assert ['"n":2' in entries[seqs[0] - 1]["payload"], '"n":3' in entries[seqs[1] - 1]["payload"]] == [True, True]
     await chains.sound("acme")
-
-    # A ledger from before states remembered this learns it when it is migrated.
-    stored = await superuser.fetchval("SELECT state::text FROM scheduler.jobs WHERE job_id = $1", JOB)
-    before_then = {name: value for name, value in orjson.loads(stored).items() if name != "others"}
-    older = canonical.encode(before_then).decode()
-    await superuser.execute("UPDATE scheduler.jobs SET state = $2 WHERE job_id = $1", JOB, older)
-    await superuser.execute((MIGRATIONS / "sql" / "0006_other_creations.sql").read_text())
-    assert await superuser.fetchval("SELECT state::text FROM scheduler.jobs WHERE job_id = $1", JOB) == stored
 
 
 async def test_without_postgres_a_creation_is_taken_as_before(

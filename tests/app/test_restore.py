@@ -271,7 +271,7 @@ async def test_a_job_row_that_somebody_edited_does_not_stop_a_restore(
         await service.submitter.submit(progressed("acme", job_id, 1, durability=GLOBAL), key=None)
     bundle = await export(settings, database.service_url, tmp_path, "acme")
     lost = [row for row in await rows(database) if row[0] == "acme"]
-    await query(older, "UPDATE scheduler.jobs SET state = '{}' WHERE tenant_id = 'acme' RETURNING job_id")
+    await query(older, "UPDATE scheduler.jobs SET seqs = '{}' WHERE tenant_id = 'acme' RETURNING job_id")
 
     ((_, restored),) = await restore_from_bundles(settings, older.service_url, [bundle], None)
 

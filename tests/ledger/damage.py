@@ -50,7 +50,7 @@ _JOB_VALUES: dict[str, Sequence[Any]] = {
     "created_physical": (None, 5),
     "created_node": (None, "x"),
     "last_seq": (None, 1, 3, 10**6),
-    "state": ("{}", None),
+    "seqs": ("{}", "{1}", None),
 }
 
 

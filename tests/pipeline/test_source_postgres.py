@@ -179,7 +179,7 @@ async def test_a_column_of_another_type_hides_no_row(connection: Connection, dat
     ("change", "said"),
     [
         ("ALTER TABLE scheduler.scheduler_log ALTER seq TYPE numeric", "column seq .* is of type numeric"),
-        ("ALTER TABLE scheduler.jobs DROP COLUMN state", "column state of scheduler.jobs is missing"),
+        ("ALTER TABLE scheduler.jobs DROP COLUMN seqs", "column seqs of scheduler.jobs is missing"),
         ("DROP TABLE scheduler.merkle_tile", "no table scheduler.merkle_tile"),
         ("REVOKE SELECT ON scheduler.scheduler_log FROM tallystick_service", "permission denied.* may SELECT"),
     ],

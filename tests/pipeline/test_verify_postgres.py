@@ -145,10 +145,10 @@ def strange_snapshot(ledger: Ledger) -> None:
     ledger.snapshots.append(ledger.signed(46, 60, payload_digest(ledger.snapshots[-1]), STRANGER))
 
 
-def other_state(ledger: Ledger) -> None:
-    """The stored state of a job with entries in two pieces."""
+def other_entries(ledger: Ledger) -> None:
+    """What the row of a job names that has entries in two pieces."""
     job = next(job for job in ledger.jobs if job["job_id"] == ledger.entry(19)["job_id"])
-    job["state"] = job["state"].replace("backup", "Backup")
+    job["seqs"] = job["seqs"].replace("{", "{1,")
 
 
 def from_another_tenant(seq: int) -> Callable[[Ledger], object]:
@@ -200,7 +200,7 @@ CASES = (
     Case("an entry moved below all numbers", "duplicate-seq", -(2**63), change(7, seq=-(2**63))),
     Case("two entries at one seq", "duplicate-seq", 20, to_one_seq(20, 21)),
     Case("a link of version 1 at the start of a piece", "link", 41, old_version),
-    Case("the state of a job of two pieces edited", "projection", 23, other_state),
+    Case("an entry added to those of a job of two pieces", "projection", 23, other_entries),
     Case("a job removed", "projection", 60, lambda one: one.jobs.pop()),
     Case("a head without entries", "tail-truncated", 1, lambda one: one.entries.clear()),
 )
