@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +26,6 @@ from wal.format import (
 
 SPARE_NAME = "spare"
 UNNAMED_SUFFIX = ".tmp"
-SYNCS_AT_ONCE = 8
-"""Files synced at the same time: the file system makes one journal commit of several."""
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 _NAME = re.compile(r"([0-9]{20})-([1-9][0-9]{0,18})\.wal")
@@ -139,28 +136,12 @@ def sync_folder(folder: Path) -> None:
 
 def store_file(path: Path, data: bytes) -> None:
     """Put ``data`` into ``path`` so that a crash leaves either the old file or the new one, whole."""
-    store_files({path: data})
-
-
-def store_files(contents: Mapping[Path, bytes]) -> None:
-    """``store_file`` for many files of one folder, which is synced once; a crash may leave some old and some new."""
-    temporaries = [path.with_name(path.name + UNNAMED_SUFFIX) for path in contents]
-    if len(temporaries) == 1:
-        _write_synced(temporaries[0], *contents.values())
-    else:
-        with ThreadPoolExecutor(SYNCS_AT_ONCE) as threads:
-            for _ in threads.map(_write_synced, temporaries, contents.values()):
-                pass
-    for temporary, path in zip(temporaries, contents, strict=True):
-        os.rename(temporary, path)
-    for folder in {path.parent for path in contents}:
-        sync_folder(folder)
-
-
-def _write_synced(temporary: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + UNNAMED_SUFFIX)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
         write_fully(descriptor, (data,), 0)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    os.rename(temporary, path)
+    sync_folder(path.parent)

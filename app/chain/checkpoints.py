@@ -1,99 +1,204 @@
 """The newest checkpoint of each tenant, kept beside the WAL where a database administrator cannot reach it.
 
-``<wal folder>/checkpoints/<tenant>``, one signed note a file, replaced by temp file, fsync, rename and
-directory fsync, many together. A chain that is shorter than its checkpoint or differs from it is never extended.
+One journal for all tenants, so that keeping those of hundreds costs one write and one fsync::
+
+    <wal folder>/checkpoints.journal        lines of  <CRC-32 of the JSON, 8 hex digits> <JSON>
+
+    {"version": 1, "tenants": n}            first: the n lines that follow were written with it, one for a tenant
+    {tenant: signed note, ...}              what was kept together; of one tenant the last counts
+
+Lines are appended. A journal that is twice as long as what counts in it is written anew and renamed, and so is one that
+this process did not write: then no line stands behind one that a crash tore. A chain that is shorter than its
+checkpoint or differs from it is never extended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from threading import Lock
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import orjson
 
 from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
 from ledger.names import is_readable_tenant
 from signing import checkpoint, note
 from signing.checkpoint import Checkpoint
-from wal.segment import store_files, sync_folder
+from wal.segment import store_file, sync_folder, write_fully
+
+NAME: Final = "checkpoints.journal"
+VERSION: Final = 1
+FOLDER_BEFORE: Final = "checkpoints"
+"""Where earlier versions kept a file for each tenant: taken over by the first write, then removed."""
+SLACK_BYTES: Final = 1 << 20
+"""A journal that is shorter is not written anew."""
 
 
-class CheckpointFolder:
-    """Reads and writes the checkpoint files of one node."""
+class CheckpointJournal:
+    """The checkpoints of one node. ``store`` may be called from any thread."""
 
     def __init__(self, wal_folder: Path) -> None:
-        self._folder = wal_folder / "checkpoints"
-        if not self._folder.exists():
-            self._folder.mkdir(mode=0o700)
-            sync_folder(wal_folder)
-
-    def load(self, tenant_id: str) -> str | None:
-        """The tenant's newest note, None before the first.
+        """Read what is kept; nothing is written yet.
 
         Raises:
-            SignatureError: the file is no text.
+            StartRefusedError: it cannot be read, or is damaged elsewhere than at its end.
         """
-        path = self._path(tenant_id)
-        try:
-            return path.read_bytes().decode()
-        except FileNotFoundError:
-            return None
-        except UnicodeDecodeError as error:
-            raise SignatureError(f"{path} is no checkpoint: {error}") from error
+        self._path = wal_folder / NAME
+        self._before = wal_folder / FOLDER_BEFORE
+        self._storing = Lock()
+        self._notes = _read(self._path) if self._path.exists() else _read_folder(self._before)
+        self._left: _Left | None = None
+        """The journal as this process wrote it last; None where what stands at its end is not known."""
+        self._bytes_anew = 0
+        """How long it was when it was written anew."""
+
+    def load(self, tenant_id: str) -> str | None:
+        """The tenant's newest note, None before the first."""
+        return self._notes.get(tenant_id)
 
     def size(self, tenant_id: str) -> int:
         """Tree size that the tenant's newest note names in its second line, 0 before the first.
 
         Raises:
-            SignatureError: the file is no checkpoint.
+            SignatureError: it is no checkpoint.
         """
-        note = self.load(tenant_id)
+        text = self.load(tenant_id)
         try:
-            return 0 if note is None else int(note.split("\n")[1])
+            return 0 if text is None else int(text.split("\n")[1])
         except (IndexError, ValueError) as error:
-            raise SignatureError(f"{self._path(tenant_id)} is no checkpoint: {error}") from error
+            raise SignatureError(f"what {self._path} has of tenant {tenant_id} is no checkpoint: {error}") from error
 
     def newest(self, tenant_id: str) -> Checkpoint | None:
         """What the tenant's newest note says, None before the first: where it is kept vouches for it.
 
         Raises:
-            SignatureError: the file is no checkpoint.
+            SignatureError: it is no checkpoint.
         """
         text = self.load(tenant_id)
         return None if text is None else checkpoint.parse(note.parse(text).text)
 
     def load_all(self) -> dict[str, str]:
-        """Newest notes by tenant. Files whose name is no tenant's are none of our business.
-
-        Raises:
-            StartRefusedError: names the first that cannot be read.
-        """
-        notes = {}
-        for path in sorted(self._folder.iterdir()):
-            if not is_readable_tenant(path.name):
-                continue
-            try:
-                notes[path.name] = path.read_bytes().decode()
-            except (OSError, UnicodeDecodeError) as error:
-                raise StartRefusedError(
-                    f"{path} cannot be read as the checkpoint of tenant {path.name}: {error}; restore it, or move it "
-                    "away once tally verify has found the chain whole"
-                ) from error
-        return notes
+        """Newest notes by tenant."""
+        return dict(sorted(self._notes.copy().items()))
 
     def store(self, notes: Mapping[str, str]) -> None:
-        """Replace the notes of these tenants; on return they survive a crash. A crash before leaves each old or new."""
-        store_files({self._path(tenant_id): note.encode() for tenant_id, note in notes.items()})
+        """Replace the notes of these tenants; on return they survive a crash. A crash before leaves all old or all new.
+
+        Raises:
+            InvalidInputError: a name, which comes from the database, is no tenant's.
+            OSError: the disk does not take it; nothing is replaced.
+        """
+        if wrong := [tenant_id for tenant_id in notes if not is_readable_tenant(tenant_id)]:
+            raise InvalidInputError(f"no tenant can be named {wrong[0]!r}; that row was not written by this service")
+        with self._storing:
+            left, self._left = self._left, None
+            if left is None or left.size > 2 * self._bytes_anew + SLACK_BYTES or not self._append(left, _line(notes)):
+                self._write_anew({**self._notes, **notes})
+            self._notes.update(notes)
 
     def set_aside(self) -> None:
-        """Keep all notes in a folder of their own, and begin with none; nothing is deleted."""
+        """Keep all notes in a file of their own, and begin with none; nothing is deleted."""
         number = 1
-        while (aside := self._folder.with_name(f"checkpoints-{number}")).exists():
+        while (aside := self._path.with_name(f"checkpoints-{number}.journal")).exists():
             number += 1
-        self._folder.rename(aside)
-        self._folder.mkdir(mode=0o700)
-        sync_folder(self._folder.parent)
+        self.store({})
+        self._path.rename(aside)
+        sync_folder(self._path.parent)
+        self._notes, self._left = {}, None
 
-    def _path(self, tenant_id: str) -> Path:
-        """The tenant's file. The name comes from the database, so it is not believed: it could lead elsewhere."""
-        if not is_readable_tenant(tenant_id):
-            raise InvalidInputError(f"no tenant can be named {tenant_id!r}; that row was not written by this service")
-        return self._folder / tenant_id
+    def _append(self, left: _Left, line: bytes) -> bool:
+        """Whether the journal is as it was ``left`` and took the line: if not, somebody moved or changed it."""
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if _Left.of(os.fstat(descriptor)) != left:
+                return False
+            write_fully(descriptor, (line,), left.size)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._left = left._replace(size=left.size + len(line))
+        return True
+
+    def _write_anew(self, notes: Mapping[str, str]) -> None:
+        lines = [_line({"version": VERSION, "tenants": len(notes)})]
+        lines += [_line({tenant_id: text}) for tenant_id, text in notes.items()]
+        store_file(self._path, b"".join(lines))
+        self._left = _Left.of(self._path.stat())
+        self._bytes_anew = self._left.size
+        for path in _files_before(self._before):
+            path.unlink()
+
+
+class _Left(NamedTuple):
+    """Which file it is, and how long."""
+
+    device: int
+    inode: int
+    size: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> _Left:
+        return cls(found.st_dev, found.st_ino, found.st_size)
+
+
+def _line(value: Mapping[str, object]) -> bytes:
+    text = orjson.dumps(value)
+    return b"%08x %b\n" % (crc32(text), text)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise StartRefusedError(f"{path} cannot be read: {error}; {_WHAT_TO_DO}") from error
+    values = [_value(line) for line in lines if line]
+    head = values[0] if values else None
+    if head is None or head.get("version") != VERSION or type(head.get("tenants")) is not int:
+        raise StartRefusedError(f"{path} is no journal of checkpoints of version {VERSION}; {_WHAT_TO_DO}")
+    notes: dict[str, str] = {}
+    whole = [value for value in values if value is not None]
+    # A crash tears the last line alone, and none of those that were written with the first.
+    if len(whole) < head["tenants"] + 1 or values[: len(whole)] != whole or len(values) > len(whole) + 1:
+        at = next((number for number, value in enumerate(values, 1) if value is None), len(values))
+        raise StartRefusedError(f"{path} is damaged at line {at}; {_WHAT_TO_DO}")
+    for value in whole[1:]:
+        notes.update(_of_tenants(value))
+    return notes
+
+
+def _value(line: bytes) -> dict[str, Any] | None:
+    """What stands in the line, None where it is not whole."""
+    try:
+        value = orjson.loads(line[9:]) if line[:9] == b"%08x " % crc32(line[9:]) else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _of_tenants(value: Mapping[str, object]) -> Iterable[tuple[str, str]]:
+    return ((name, text) for name, text in value.items() if is_readable_tenant(name) and isinstance(text, str))
+
+
+def _read_folder(folder: Path) -> dict[str, str]:
+    """Notes by tenant, as they were kept before."""
+    notes = {}
+    for path in _files_before(folder):
+        try:
+            notes[path.name] = path.read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartRefusedError(f"{path} cannot be read: {error}; {_WHAT_TO_DO}") from error
+    return notes
+
+
+def _files_before(folder: Path) -> list[Path]:
+    """Files whose name is no tenant's are none of our business."""
+    return [path for path in sorted(folder.iterdir()) if is_readable_tenant(path.name)] if folder.exists() else []
+
+
+_WHAT_TO_DO: Final = "restore it, or move it away once tally verify has found every chain whole"

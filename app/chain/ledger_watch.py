@@ -44,7 +44,7 @@ from signing.keys import Keyring
 if TYPE_CHECKING:
     import asyncpg
 
-    from app.chain.checkpoints import CheckpointFolder
+    from app.chain.checkpoints import CheckpointJournal
     from app.chain.notary import Notary
     from app.node.state import Node
     from app.store import Connection
@@ -115,7 +115,7 @@ class LedgerWatch:
         *,
         node: Node,
         pool: asyncpg.Pool[asyncpg.Record],
-        checkpoints: CheckpointFolder,
+        checkpoints: CheckpointJournal,
         notary: Notary,
         keyring: Callable[[], Awaitable[Keyring]],
         on_failure: Callable[[LedgerError], None],
@@ -131,7 +131,7 @@ class LedgerWatch:
 
     async def run(self) -> None:
         """Watch, for ever; ends by cancellation, or when the node has failed."""
-        for tenant_id, text in (await asyncio.to_thread(self._checkpoints.load_all)).items():
+        for tenant_id, text in self._checkpoints.load_all().items():
             self._of(tenant_id).move(_parse(text))
         while self._node.failure is None:
             try:

@@ -29,7 +29,7 @@ import asyncpg
 import structlog
 
 from app.chain.before_signing import unforeseen
-from app.chain.checkpoints import CheckpointFolder
+from app.chain.checkpoints import CheckpointJournal
 from app.chain.own_entries import OwnEntries
 from app.chain.snapshotter import Snapshotter
 from app.chain.tenant_memory import FollowedTenant, TenantMemory
@@ -72,7 +72,7 @@ class Notary:
         *,
         node: Node,
         pool: asyncpg.Pool[asyncpg.Record],
-        checkpoints: CheckpointFolder,
+        checkpoints: CheckpointJournal,
         own: OwnEntries,
         keys: KeyInUse,
         log_origin: str,

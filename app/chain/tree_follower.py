@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.chain.before_signing import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen
-from app.chain.checkpoints import CheckpointFolder
+from app.chain.checkpoints import CheckpointJournal
 from app.chain.own_entries import OwnEntries
 from app.chain.tenant_memory import FollowedTenant, TenantMemory
 from app.keys.in_use import KeyInUse
@@ -52,7 +52,7 @@ class TreeFollower:
         *,
         node: Node,
         memory: TenantMemory,
-        checkpoints: CheckpointFolder,
+        checkpoints: CheckpointJournal,
         own: OwnEntries,
         keys: KeyInUse,
         origin: Callable[[str], str],

@@ -32,7 +32,7 @@ from pathlib import Path
 import asyncpg
 import structlog
 
-from app.chain.checkpoints import CheckpointFolder
+from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.keys import node_keys
 from app.keys.recording import publish_at_start
@@ -88,7 +88,7 @@ class StartedNode:
     heads: dict[str, ChainHead]
     damaged_trees: list[str]
     """Tenants whose stored tree is not that of their chain."""
-    checkpoints: CheckpointFolder
+    checkpoints: CheckpointJournal
     key_chain: KeyChain
     not_admitted: str | None
     """Why nothing that the node signs would count, None when its keys are admitted."""
@@ -190,7 +190,7 @@ async def _start_locked(
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
     keys.expect_root(node_keys.offline_root(settings))
     origin = await _log_origin(connection, settings)
-    checkpoints = CheckpointFolder(folder)
+    checkpoints = CheckpointJournal(folder)
     key_chain = KeyChain(checkpoints.load, keys)
     heads, damaged = await _read_heads(connection, wal.held)
     damaged_trees = []

@@ -30,7 +30,7 @@ import structlog
 from app.bundle.restore import RestoredRange, restore_bundle
 from app.bundle.verify import verify_bundle
 from app.chain.appender import BATCH_ENTRIES_MAX, Appender
-from app.chain.checkpoints import CheckpointFolder
+from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.keys import node_keys
 from app.metrics import Metrics
@@ -184,7 +184,7 @@ async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tup
     log_signer = node_keys.open_keys(locked.folder, settings).log_signer
     heads = await node_store.read_heads(locked.connection)
     lacking = []
-    for tenant_id, text in CheckpointFolder(locked.folder).load_all().items():
+    for tenant_id, text in CheckpointJournal(locked.folder).load_all().items():
         name = f"{origin}/{tenant_id}"
         try:
             await check_chain(locked.connection, tenant_id, heads.get(tenant_id), text, name, log_signer)
@@ -264,7 +264,7 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
             fork = await _begin_fork(settings, database_url, locked, reason)
         log_fork.store(folder, fork)
         await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
-        CheckpointFolder(folder).set_aside()
+        CheckpointJournal(folder).set_aside()
         verified_positions.forget(folder)
         node_keys.forget_root(folder)
         await _give_up_what_is_gone(locked)
@@ -306,7 +306,7 @@ async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, re
 
 def _kept_origin(folder: Path) -> str | None:
     """The log that the checkpoints beside the WAL are of, None when there is none."""
-    for tenant_id, text in CheckpointFolder(folder).load_all().items():
+    for tenant_id, text in CheckpointJournal(folder).load_all().items():
         return checkpoints_format.parse(note.parse(text).text).origin.removesuffix(f"/{tenant_id}")
     return None
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+from app.chain import checkpoints
+from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.main import Service
 from ledger.errors import LedgerError
@@ -26,8 +28,26 @@ def wal_folder(settings: Settings) -> Path:
 
 def kept_size(settings: Settings) -> int:
     """Size of the checkpoint of tenant acme beside the WAL, 0 when there is none."""
-    path = wal_folder(settings) / "checkpoints" / "acme"
-    return int(path.read_text().split("\n")[1]) if path.exists() else 0
+    return CheckpointJournal(wal_folder(settings)).size("acme")
+
+
+def forget_checkpoint(folder: Path, tenant_id: str) -> str:
+    """Remove the checkpoint of a tenant from the journal in a WAL folder; its note."""
+    notes = CheckpointJournal(folder).load_all()
+    note = notes.pop(tenant_id)
+    (folder / checkpoints.NAME).unlink()
+    CheckpointJournal(folder).store(notes)
+    return note
+
+
+@contextmanager
+def checkpoints_blocked(folder: Path) -> Iterator[None]:
+    """No checkpoint can be kept in this WAL folder."""
+    in_the_way = folder / f"{checkpoints.NAME}.tmp"
+    in_the_way.mkdir()
+    (folder / checkpoints.NAME).unlink()
+    yield
+    in_the_way.rmdir()
 
 
 def changed_control(settings: Settings, **changes: object) -> None:

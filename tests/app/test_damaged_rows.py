@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -14,11 +12,15 @@ import httpx
 import pytest
 import structlog
 
+from app.chain.checkpoints import CheckpointJournal
+from app.main import running
 from app.service import Service
 from ledger.errors import StartRefusedError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
+from tests.app.starting import checkpoints_blocked, kept_size, wal_folder, write
+from tests.conftest import Database
 
 PROBLEM = "https://tallystick.dev/problems/chain-damaged"
 KEY = {"Idempotency-Key": "one"}
@@ -262,18 +264,14 @@ def altered(note: str) -> str:
     ids=["altered", "of another log", "empty", "cut"],
 )
 async def test_a_kept_checkpoint_that_does_not_open_is_broken(
-    run_server: RunServer, make_settings: MakeSettings, edit: Callable[[str], str]
+    make_settings: MakeSettings, database: Database, edit: Callable[[str], str]
 ) -> None:
-    settings = make_settings()
-    async with run_server(settings) as client:
-        await client.post("/v1/jobs", json=JOB)
-
-        def kept() -> list[Path]:
-            return list(settings.wal_dir.glob("*/checkpoints/acme"))
-
-        await until(kept, "the checkpoint is kept")
-        kept()[0].write_text(edit(kept()[0].read_text()))
-        verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+    async with running(make_settings(), database.service_url) as (service, parts):
+        await write(service, 1)
+        kept = service._started.checkpoints
+        await until(lambda: kept.size("acme") == 1, "the checkpoint is kept")
+        kept.store({"acme": edit(kept.load("acme") or "")})
+        verdict = (await parts.verifier.full("acme")).to_json()
         assert verdict["verdicts"]["checkpoint"] == "broken"
         assert verdict["first_break"]["kind"] == "rollback"
         assert "does not open" in verdict["first_break"]["detail"]
@@ -285,17 +283,17 @@ async def test_checkpoints_that_cannot_be_kept_are_a_failed_check_by_name(
 ) -> None:
     settings = make_settings()
     async with run_server(settings) as client:
-        (folder,) = settings.wal_dir.glob("*/checkpoints")
-        shutil.rmtree(folder)
-        await client.post("/v1/jobs", json=JOB)
+        folder = wal_folder(settings)
+        await until(lambda: CheckpointJournal(folder).size("_system"), "the first is kept")
+        with checkpoints_blocked(folder):
+            await client.post("/v1/jobs", json=JOB)
 
-        async def is_told() -> bool:
-            return not (await client.get("/readyz")).json()["checks"]["checkpoints"]["ok"]
+            async def is_told() -> bool:
+                return not (await client.get("/readyz")).json()["checks"]["checkpoints"]["ok"]
 
-        await until(is_told, "the check fails")
-        assert (await client.get("/readyz")).status_code == 503
-        folder.mkdir()
-        await until(lambda: (folder / "acme").exists(), "it is kept as soon as it can be")
+            await until(is_told, "the check fails")
+            assert (await client.get("/readyz")).status_code == 503
+        await until(lambda: kept_size(settings), "it is kept as soon as it can be")
 
 
 # --- what a start refuses -------------------------------------------------------------------------

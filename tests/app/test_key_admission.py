@@ -31,7 +31,7 @@ from tests.app import chain_builder
 from tests.app.admitting import admit_node, is_admitted, waiting_keys
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
-from tests.app.starting import assert_refused, wal_folder, write
+from tests.app.starting import assert_refused, forget_checkpoint, wal_folder, write
 from tests.app.test_key_changes import add_jobs, keys_of, node_id_of, problem, rotate, sign, signer_of, verdict_of
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger, build
@@ -247,7 +247,7 @@ async def test_a_chain_of_keys_that_is_replaced_under_a_running_node_stops_it_an
     assert await superuser.fetchval(snapshots) == 0
     await assert_refused(run_node, settings, StartRefusedError, "_system differs .* history was rewritten")
     # Nor where there is no checkpoint of it: the node knows its root.
-    (wal_folder(settings) / "checkpoints" / "_system").unlink()
+    forget_checkpoint(wal_folder(settings), "_system")
     await assert_refused(run_node, settings, StartRefusedError, f"begins with key {thief.key_id}, .* root key")
     assert [row["tenant_id"] for row in await superuser.fetch(signed)] == ["acme"]
 

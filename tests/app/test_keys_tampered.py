@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.chain.checkpoints import CheckpointFolder
+from app.chain.checkpoints import CheckpointJournal
 from app.keys import node_keys
 from app.keys.trust import KeyChain
 from ledger import canonical, chain, merkle
@@ -73,7 +73,7 @@ def node_folder(client_settings: MakeSettings) -> Path:
 async def system_is_kept(settings: MakeSettings, chains: Chains) -> bool:
     """Whether the checkpoint beside the WAL covers the whole of ``_system``."""
     head = await chains.head("_system")
-    return head[0] > 0 and CheckpointFolder(node_folder(settings)).size("_system") == head[0]
+    return head[0] > 0 and CheckpointJournal(node_folder(settings)).size("_system") == head[0]
 
 
 async def test_a_key_that_an_invented_entry_beyond_the_head_introduces_is_not_trusted(

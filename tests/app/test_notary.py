@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.chain.checkpoints import CheckpointFolder
+from app.chain.checkpoints import NAME, CheckpointJournal
 from app.chain.notary import TURNS_AT_ONCE_MAX
 from app.service import Service
 from ledger.errors import SigningUnavailableError
@@ -29,6 +29,7 @@ from tests.app.admitting import admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created
+from tests.app.starting import checkpoints_blocked, wal_folder
 from tests.ledger import naive_merkle
 
 SIGNED_WITHIN_S = 2.0
@@ -143,9 +144,9 @@ async def test_the_newest_checkpoint_is_kept_beside_the_wal(
 ) -> None:
     await write(service, "acme", 3)
     await until(lambda: covered(superuser, "acme", 3), "a checkpoint covers all")
-    kept = make_settings().wal_dir / service.node.node_id / "checkpoints" / "acme"
-    await until(lambda: kept.exists() and kept.read_text().split("\n")[1] == "3", "it is kept")
-    assert kept.read_text() == await superuser.fetchval(
+    folder = wal_folder(make_settings())
+    await until(lambda: CheckpointJournal(folder).size("acme") == 3, "it is kept")
+    assert CheckpointJournal(folder).load("acme") == await superuser.fetchval(
         "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'"
     )
 
@@ -153,15 +154,13 @@ async def test_the_newest_checkpoint_is_kept_beside_the_wal(
 async def test_a_checkpoint_that_could_not_be_kept_is_kept_as_soon_as_it_can_be(
     service: Service, superuser: asyncpg.Connection, make_settings: MakeSettings
 ) -> None:
-    folder = make_settings().wal_dir / service.node.node_id / "checkpoints"
-    away = folder.with_name("away")
-    folder.rename(away)
-    await write(service, "acme", 3)
-    await until(lambda: service.notary.last_error, "the notary says that it cannot keep it")
-    await until(lambda: covered(superuser, "acme", 3), "the checkpoint is in the database")
-
-    away.rename(folder)
-    await until(lambda: (folder / "acme").exists() and "\n3\n" in (folder / "acme").read_text(), "it is kept")
+    folder = wal_folder(make_settings())
+    await until(lambda: CheckpointJournal(folder).size("_system"), "the first is kept")
+    with checkpoints_blocked(folder):
+        await write(service, "acme", 3)
+        await until(lambda: service.notary.last_error, "the notary says that it cannot keep it")
+        await until(lambda: covered(superuser, "acme", 3), "the checkpoint is in the database")
+    await until(lambda: CheckpointJournal(folder).size("acme") == 3, "it is kept")
     await until(lambda: service.notary.last_error is None, "the notary is well again")
     assert service.node.failure is None
 
@@ -342,15 +341,15 @@ async def all_covered(superuser: asyncpg.Connection, tenants: int) -> bool:
     return bool(covered == tenants)
 
 
-async def assert_kept_are_prefixes(superuser: asyncpg.Connection, checkpoints: CheckpointFolder, at_least: int) -> None:
+async def assert_kept_are_prefixes(superuser: asyncpg.Connection, kept: CheckpointJournal, at_least: int) -> None:
     """Every checkpoint beside the WAL covers so many entries, and is that of the beginning of its chain."""
-    for tenant_id, note in checkpoints.load_all().items():
+    for tenant_id, note in kept.load_all().items():
         rows = await superuser.fetch(
             "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", tenant_id
         )
-        kept = parse(parse_note(note).text)
-        assert at_least <= kept.size <= len(rows)
-        assert kept.root == naive_root([bytes.fromhex(row["chain_link"]) for row in rows[: kept.size]])
+        signed = parse(parse_note(note).text)
+        assert at_least <= signed.size <= len(rows)
+        assert signed.root == naive_root([bytes.fromhex(row["chain_link"]) for row in rows[: signed.size]])
 
 
 async def test_hundreds_of_tenants_that_grow_at_once_all_get_their_checkpoints(
@@ -425,23 +424,26 @@ async def test_a_damaged_tenant_keeps_none_of_those_in_its_transaction_from_bein
         assert service.node.failure is None
 
 
-@pytest.mark.parametrize("renamed", [0, 1, 7])
+@pytest.mark.parametrize("torn_bytes", [0, 1, 100])
 async def test_a_crash_between_checkpoints_in_postgres_and_those_beside_the_wal_leaves_prefixes_of_the_chains(
     run_node: RunNode,
     make_settings: MakeSettings,
     superuser: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
-    renamed: int,
+    torn_bytes: int,
 ) -> None:
     tenants = [f"tenant-{n}" for n in range(10)]
     alive, crashed = make_settings("alive"), make_settings("crashed")
-    rename, left = os.rename, [renamed]
+    sync, rename = os.fdatasync, os.rename
 
-    def rename_some(source: Path, target: Path) -> None:
-        if target.parent.name == "checkpoints" and target.name in tenants:
-            if not left[0]:
-                raise OSError(errno.EIO, "the disk is gone")
-            left[0] -= 1
+    def no_sync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(NAME):
+            raise OSError(errno.EIO, "the disk is gone")
+        sync(descriptor)
+
+    def no_rename(source: Path, target: Path) -> None:
+        if target.name == NAME:
+            raise OSError(errno.EIO, "the disk is gone")
         rename(source, target)
 
     async with run_node(alive) as service:
@@ -449,12 +451,15 @@ async def test_a_crash_between_checkpoints_in_postgres_and_those_beside_the_wal_
         kept = service._started.checkpoints
         await until(lambda: all(kept.size(tenant) == 1 for tenant in tenants), "all are kept")
         with monkeypatch.context() as broken:
-            broken.setattr("wal.segment.os.rename", rename_some)
+            broken.setattr("os.fdatasync", no_sync)
+            broken.setattr("os.rename", no_rename)
             await service.submitter.submit_lines([created(t, 2) for t in tenants], durability=GLOBAL, key=None)
             await until(lambda: all_covered(superuser, 10), "the checkpoints are in Postgres")
-            await until(lambda: service.notary.last_error, "the folder could not be written")
-            assert sum(kept.size(tenant) == 2 for tenant in tenants) == renamed
+            await until(lambda: service.notary.last_error, "the journal could not be written")
+            assert {kept.size(tenant) for tenant in tenants} == {1}
             shutil.copytree(alive.data_dir, crashed.data_dir)
+    journal = wal_folder(crashed) / NAME
+    journal.write_bytes(journal.read_bytes()[: -torn_bytes or None])
     async with run_node(crashed) as service:
         kept = service._started.checkpoints
         await assert_kept_are_prefixes(superuser, kept, 1)

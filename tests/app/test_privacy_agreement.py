@@ -11,6 +11,7 @@ import asyncpg
 import httpx
 import pytest
 
+from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.privacy.agreement import Unchained, agree
 from app.privacy.keys import SubjectKeys
@@ -22,6 +23,7 @@ from app.store.privacy_chain import PrivacyEntry
 from ledger.errors import PrivacyUnavailableError
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunServer
+from tests.app.starting import wal_folder
 from tests.app.test_private_fields import ALICE, BOB, declare, erase, job, problem, submit
 
 GONE = {"$erased": True}
@@ -68,9 +70,8 @@ async def test_what_a_restored_backup_does_not_know_of_counts_all_the_same(
         declared = await declare_for(client, "beta")
         (await client.post("/v1/jobs", json={**BODY, "tenant_id": "beta", "job_id": "b"})).raise_for_status()
 
-        async def signed() -> bool:
-            note = settings.wal_dir / (await client.get("/v1/node")).json()["node_id"] / "checkpoints" / "beta"
-            return note.exists()
+        def signed() -> bool:
+            return CheckpointJournal(wal_folder(settings)).size("beta") > 0
 
         await until(signed, "the checkpoint is kept")
 

@@ -67,8 +67,7 @@ async def write(service: Service, *ns: int, tenant_id: str = "acme") -> None:
 
 def kept_size(service: Service, tenant_id: str) -> int:
     """Size of the tenant's checkpoint beside the WAL, 0 when there is none."""
-    path = service.settings.wal_dir / service.node.node_id / "checkpoints" / tenant_id
-    return int(path.read_text().split("\n")[1]) if path.exists() else 0
+    return service._started.checkpoints.size(tenant_id)
 
 
 async def actions_about_keys(database: Database) -> set[str]:
@@ -331,7 +330,7 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
     forked = await fork_log(settings, older.service_url, "the backup was old")
 
     names = {path.name for path in wal.iterdir()}
-    assert {"fork.json", "keys", "checkpoints-1"} <= names
+    assert {"fork.json", "keys", "checkpoints-1.journal"} <= names
     assert {name for name in names if not is_documented(name)} == set()
     assert [(head.tenant_id, head.size) for head in forked.differing] == [("acme", 8)]
     assert await fork_log(settings, older.service_url, "said twice") == forked

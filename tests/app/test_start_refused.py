@@ -11,6 +11,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from app.chain.checkpoints import NAME, CheckpointJournal
 from app.config import Settings
 from app.node import lost_wal
 from app.start.procedure import start_node
@@ -274,9 +275,9 @@ async def test_a_damaged_checkpoint_beside_the_wal_is_refused_with_what_to_do(
 ) -> None:
     async with run_node() as service:
         await write(service, 1)
-        kept = wal_folder(make_settings()) / "checkpoints" / "acme"
-        await until(kept.exists, "the checkpoint is kept")
-    kept.write_text(kept.read_text().replace("\n1\n", "\n2\n"))
+        await until(lambda: kept_size(make_settings()), "the checkpoint is kept")
+    kept = CheckpointJournal(wal_folder(make_settings()))
+    kept.store({"acme": (kept.load("acme") or "").replace("\n1\n", "\n2\n")})
     await assert_refused(run_node, make_settings(), StartRefusedError, "beside the WAL is damaged")
 
 
@@ -285,10 +286,9 @@ def _noise(path: Path) -> None:
 
 
 STRAYS: dict[str, tuple[str, Callable[[Path], object], str | None]] = {
-    "an editor's swap file": ("checkpoints/.acme.swp", _noise, None),
-    "a folder whose name is no tenant's": ("checkpoints/Old", Path.mkdir, None),
-    "a checkpoint that is no text": ("checkpoints/acme", _noise, "checkpoints/acme cannot be read as the checkpoint"),
-    "a folder in the place of a checkpoint": ("checkpoints/beta", Path.mkdir, "checkpoints/beta cannot be read"),
+    "an editor's swap file": (".checkpoints.journal.swp", _noise, None),
+    "a journal of checkpoints that is none": (NAME, _noise, "checkpoints.journal is no journal of checkpoints"),
+    "a folder in the place of the checkpoints": (NAME, Path.mkdir, "checkpoints.journal cannot be read"),
     "a folder in the place of the control file": ("control", Path.mkdir, "control cannot be read"),
     "a segment that leads nowhere": (
         f"{99:020d}-9.wal",
@@ -311,7 +311,7 @@ async def test_what_lies_beside_the_wal_is_passed_over_or_refused_by_name(
     place, put, match = STRAYS[name]
     async with run_node() as service:
         await write(service, 1)
-        await until((wal_folder(make_settings()) / "checkpoints" / "acme").exists, "the checkpoint is kept")
+        await until(lambda: kept_size(make_settings()), "the checkpoint is kept")
     path = wal_folder(make_settings()) / place
     if path.exists():
         path.unlink()
@@ -331,15 +331,15 @@ async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(
     settings = make_settings()
     async with run_node(settings) as service:
         await write(service, 1)
-        kept = wal_folder(settings) / "checkpoints" / "acme"
-        await until(kept.exists, "the checkpoint is kept")
-        old = kept.read_text()
+        await until(lambda: kept_size(settings), "the checkpoint is kept")
+        old = service._started.checkpoints.load("acme") or ""
     new = key_file.generate(settings.data_dir / "keys" / "new.pem")
     changed = make_settings(signing={"key_uri": f"file:{new.path}"})
     async with run_node(changed) as service:
         await write(service, 2)
         await until(lambda: kept_size(settings) == 2, "a new checkpoint is kept")
-    key_hash, old_key_hash = (note.split()[-1][:5] for note in (kept.read_text(), old))
+        kept = service._started.checkpoints.load("acme") or ""
+    key_hash, old_key_hash = (note.split()[-1][:5] for note in (kept, old))
     assert key_hash != old_key_hash
     about_keys = [entry for entry in await chains.sound("_system") if entry["job_id"].startswith("key:")]
     assert [entry["action"] for entry in about_keys] == ["KEY_ADDED", "KEY_ROTATED"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import asyncpg
 import httpx
 import pytest
 
+from app.chain import checkpoints
 from app.cli.verify import FILE, verify_by_service
 from app.cli.verify_database import kept_head, verify_database
 from app.cli.verify_request import Request
@@ -35,6 +35,7 @@ from signing.looks import remember_told
 from signing.memory import Memory
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.starting import wal_folder
 from tests.app.witness import Witness
 from tests.conftest import Database, fresh_database
 
@@ -77,8 +78,7 @@ async def cut(superuser: asyncpg.Connection) -> None:
 
 def forget_checkpoints(settings: Settings) -> None:
     """Take away what the node keeps beside its WAL, as somebody who owns the machine too could."""
-    (folder,) = settings.wal_dir.glob("*/checkpoints")
-    shutil.rmtree(folder)
+    (wal_folder(settings) / checkpoints.NAME).unlink()
 
 
 async def by_rows(database: Database, heads: list[TreeHead], keyring: Keyring | None) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import aiohttp
 import asyncpg
 import pytest
 
+from app.chain.checkpoints import CheckpointJournal
+from tests.app.starting import forget_checkpoint
 from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load, Sent, http_session
@@ -194,12 +196,10 @@ async def test_a_checkpoint_that_a_kill_kept_from_the_wal_folder_is_there_after_
     await verified_by_service(url, book.tenants())
     assert await child.terminate() == 0
     # As if it had died between storing the checkpoint in Postgres and keeping it.
-    checkpoint = wal_folder(data_dir) / "checkpoints" / "acme"
-    kept = checkpoint.read_bytes()
-    checkpoint.unlink()
+    kept = forget_checkpoint(wal_folder(data_dir), "acme")
     child = await launch(data_dir, database.service_url, **SETTINGS)
     await verified_by_service(await child.ready(), book.tenants())
-    assert checkpoint.read_bytes() == kept
+    assert CheckpointJournal(wal_folder(data_dir)).load("acme") == kept
     await child.terminate()
 
 
