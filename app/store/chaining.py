@@ -10,6 +10,7 @@ import asyncpg
 
 from ledger.chain.conflict import Event
 from ledger.errors import ChainDamagedError
+from ledger.hlc import Hlc
 from ledger.verification import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ SELECT n.tenant_id, n.sent, count(l.seq) AS stored
   FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS n(tenant_id, first_seq, last_seq, sent)
   LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = n.tenant_id AND l.seq BETWEEN n.first_seq AND n.last_seq
  GROUP BY n.tenant_id, n.sent ORDER BY n.sent = count(l.seq), n.tenant_id LIMIT 1
+"""
+
+
+_ENTRIES_BY_HLC = """
+SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
+  FROM unnest($2::bigint[], $3::bigint[], $4::text[]) AS hlc(physical, logical, node)
+  JOIN scheduler.scheduler_log l ON l.tenant_id = $1
+       AND l.hlc_physical = hlc.physical AND l.hlc_logical = hlc.logical AND l.hlc_node = hlc.node
+ WHERE seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
 """
 
 
@@ -232,13 +242,8 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
 
 async def find_entries(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:
     """Entries of the tenant by HLC, those of ``t_hlcs`` that stand in its chain: at or below the head."""
-    rows = await connection.fetch(
-        "SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND t_hlc = ANY($2::text[])"
-        "   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)",
-        tenant_id,
-        t_hlcs,
-    )
+    parts = zip(*map(Hlc.parse, t_hlcs), strict=True) if t_hlcs else ((), (), ())
+    rows = await connection.fetch(_ENTRIES_BY_HLC, tenant_id, *map(list, parts))
     return {t_hlc: ChainedEntry(seq, link, prev, Event(t_hlc, *rest)) for seq, link, prev, t_hlc, *rest in rows}
 
 

@@ -111,9 +111,8 @@ scheduler_log = Table(
         name="scheduler_log_prev_chain_link",
         postgresql_nulls_not_distinct=True,
     ),
-    UniqueConstraint("tenant_id", "t_hlc", name="scheduler_log_t_hlc", postgresql_nulls_not_distinct=True),
+    UniqueConstraint("tenant_id", "hlc_physical", "hlc_logical", "hlc_node", name="scheduler_log_hlc"),
     CheckConstraint("seq >= 1", name="scheduler_log_seq"),
-    Index("scheduler_log_hlc", "tenant_id", "hlc_physical", "hlc_logical", "hlc_node"),
     Index("scheduler_log_job", "tenant_id", "job_id", "seq"),
     postgresql_partition_by="HASH (tenant_id)",
 )
@@ -184,8 +183,6 @@ checkpoint_timestamp = Table(
     UniqueConstraint("tenant_id", "authority", "tree_size", name="checkpoint_timestamp_once"),
 )
 
-_NEWEST_FIRST = (text("created_physical DESC"), text("created_logical DESC"), text("created_node DESC"))
-
 jobs = Table(
     "jobs",
     metadata,
@@ -198,9 +195,9 @@ jobs = Table(
     _number("last_seq"),
     Column("seqs", ARRAY(BigInteger), nullable=False),
     _time("updated_at", now=True),
-    Index("jobs_newest", "tenant_id", *_NEWEST_FIRST, "job_id"),
-    Index("jobs_newest_by_status", "tenant_id", "status", *_NEWEST_FIRST, "job_id"),
-    postgresql_with={"fillfactor": 70},
+    Index("jobs_newest", "tenant_id", "created_physical", "created_logical"),
+    Index("jobs_newest_by_status", "tenant_id", "status", "created_physical", "created_logical"),
+    postgresql_with={"fillfactor": 90},
 )
 
 follower_positions = Table(

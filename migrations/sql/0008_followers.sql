@@ -9,8 +9,9 @@ CREATE TABLE scheduler.follower_positions (
 
 -- A job names the entries that count; until now its row was a copy of what they say. The follower makes all rows again.
 TRUNCATE scheduler.jobs;
-ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE bigint[] USING '{}';
+ALTER TABLE scheduler.jobs ALTER COLUMN state DROP NOT NULL, ALTER COLUMN state TYPE bigint[] USING NULL;
 ALTER TABLE scheduler.jobs RENAME COLUMN state TO seqs;
+ALTER TABLE scheduler.jobs ALTER COLUMN seqs SET NOT NULL;
 
 REVOKE ALL ON scheduler.follower_positions FROM PUBLIC;
 GRANT SELECT, INSERT, UPDATE ON scheduler.follower_positions TO tallystick_service;
@@ -32,3 +33,15 @@ REVOKE ALL ON FUNCTION scheduler.follow_again() FROM PUBLIC;
 
 CREATE TRIGGER followed_again AFTER TRUNCATE ON scheduler.jobs
     FOR EACH STATEMENT EXECUTE FUNCTION scheduler.follow_again();
+
+-- Lists go through the index from its newer end, where it grows; a page is put in order within one (physical, logical).
+DROP INDEX scheduler.jobs_newest, scheduler.jobs_newest_by_status;
+CREATE INDEX jobs_newest ON scheduler.jobs (tenant_id, created_physical, created_logical);
+CREATE INDEX jobs_newest_by_status ON scheduler.jobs (tenant_id, status, created_physical, created_logical);
+ALTER TABLE scheduler.jobs SET (fillfactor = 90);
+
+-- An HLC is unique by its parts, which ranges of time are found by too: one index instead of two.
+DROP INDEX scheduler.scheduler_log_hlc;
+ALTER TABLE scheduler.scheduler_log
+    DROP CONSTRAINT scheduler_log_t_hlc,
+    ADD CONSTRAINT scheduler_log_hlc UNIQUE (tenant_id, hlc_physical, hlc_logical, hlc_node);

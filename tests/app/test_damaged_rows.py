@@ -309,8 +309,8 @@ GUARDS = {
         "CREATE OR REPLACE FUNCTION scheduler.refuse_change() RETURNS trigger LANGUAGE plpgsql AS"
         " 'BEGIN RETURN NULL; END'"
     ),
-    "constraint scheduler_log_t_hlc of scheduler_log is missing": (
-        "ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT scheduler_log_t_hlc"
+    "constraint scheduler_log_hlc of scheduler_log is missing": (
+        "ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT scheduler_log_hlc"
     ),
     "constraint chain_heads_pkey of chain_heads is missing": (
         "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT chain_heads_pkey"

@@ -287,6 +287,10 @@ DROP TRIGGER followed_again ON scheduler.jobs;
 DROP FUNCTION scheduler.follow_again();
 DROP TABLE scheduler.follower_positions;
 REVOKE DELETE ON scheduler.jobs FROM tallystick_service;
+ALTER TABLE scheduler.scheduler_log
+    DROP CONSTRAINT scheduler_log_hlc,
+    ADD CONSTRAINT scheduler_log_t_hlc UNIQUE NULLS NOT DISTINCT (tenant_id, t_hlc);
+CREATE INDEX scheduler_log_hlc ON scheduler.scheduler_log (tenant_id, hlc_physical, hlc_logical, hlc_node);
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;
 ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE json USING '{}';
 UPDATE scheduler.alembic_version SET version_num = '0007'

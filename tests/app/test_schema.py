@@ -211,7 +211,7 @@ async def test_a_tenant_has_one_first_entry(service: asyncpg.Connection) -> None
     [
         {"seq": 1},
         {"prev_chain_link": link(1)},
-        {"t_hlc": "1700000000000:1:node"},
+        {"hlc_physical": 1_700_000_000_000, "hlc_logical": 1, "hlc_node": "node"},
     ],
     ids=["seq", "previous link", "HLC"],
 )

@@ -386,7 +386,7 @@ async def test_records_that_are_in_the_chain_already_are_found_there_not_chained
     )
     changed_control(make_settings(), chained_lsn=chained_lsn, signed_lsn=0)
     await superuser.execute("DELETE FROM scheduler.idempotency")
-    proxy.cut_before("FROM scheduler.scheduler_log WHERE tenant_id = $1 AND t_hlc = ANY")
+    proxy.cut_before("AS hlc(physical, logical, node)")
     async with run_node(url=proxy.url) as service:
         again = asyncio.create_task(service.submitter.submit(created("acme", 40), key=key("k")))
         await until(lambda: service.node.chained.lsn >= keyed.lsn, "the position is where it was")

@@ -198,7 +198,7 @@ async def test_borders_are_multiples_open_at_both_ends_and_a_forged_seq_costs_on
 ) -> None:
     await connection.execute("ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT scheduler_log_seq")
     for seq in (-30, 2**62):
-        fields = {"t_hlc": f"'{seq}:0:n'", "prev_chain_link": f"'{seq}'"}
+        fields = {"t_hlc": f"'{seq}:0:n'", "hlc_physical": str(abs(seq)), "prev_chain_link": f"'{seq}'"}
         await copy_row(connection, 30, {"seq": str(seq), **fields})
     with parse_place(database.service_url).open() as opened:
         pieces = opened.pieces(["acme"], rows_a_piece=25)
