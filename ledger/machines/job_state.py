@@ -1,7 +1,7 @@
 """The merged state of one job: its parts, and the entries that they come from.
 
 Every part names the seq of its entry, the last in its order, so of two entries that say the same one stays. Folding the
-entries of ``seqs_of(state)`` alone gives ``state`` again: a table of jobs need keep no more than these.
+entries of ``seqs_of(state)`` alone gives all that is shown of a job: a table of jobs need keep no more than these.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class JobState(NamedTuple):
 
 
 def seqs_of(state: JobState) -> list[int]:
-    """Seqs of the entries that ``state`` comes from, ascending: folding these alone gives it again."""
-    ranks = [*state.accepted.values(), *state.ack.values(), *state.others.values()]
+    """Seqs of the entries that ``state`` comes from, ascending: folding these alone gives it again, but for its
+    workflows. Those may be thousands, nothing that is shown of a job follows from one, and the log has them."""
+    ranks: list[tuple[Any, ...]] = [*state.accepted.values(), *state.ack.values(), *state.others.values()]
     ranks += [rank for rank in (state.cancel, state.run) if rank is not None]
     ranks += [fact.rank for fact in (state.end, state.refused) if fact is not None]
     ranks += [fact.rank for fact in state.progress.values()]
-    ranks += [fact.rank for facts in state.workflow.values() for fact in facts.values()]
     ranks += [state.created.order] if state.created is not None else []
     return sorted({state.last_seq, state.last_hlc_seq, state.fence_seq, *(rank[-1] for rank in ranks)})
 
