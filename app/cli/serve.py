@@ -50,7 +50,7 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
       tally dev
       TALLY_DATA_DIR=/srv/tally TALLY_PORT=9000 tally dev
     """
-    from app.store.schema_version import is_newest
+    from app.store.schema import is_newest
 
     stop = StopWhileStarting()
     settings = load_settings()

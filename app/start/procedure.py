@@ -47,11 +47,11 @@ from app.pending.quarantine import TenantDamage
 from app.start.checks import chain_holds, check_chain
 from app.start.claims import check_chained
 from app.start.wal import FoundWal, find_wal, to_its_end
-from app.store import chaining, schema_guards
+from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
-from app.store.schema_version import check_schema
+from app.store.schema import check_schema
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import ACTIONS, SystemAction
@@ -177,7 +177,6 @@ async def _start_locked(
 ) -> StartedNode:
     # 2. the database
     await check_schema(connection)
-    await schema_guards.check(connection)
     who = await _claim_job_ids(connection, settings, who)
     async with connection.transaction():
         position = await chaining.read_position(connection, who.node_id)

@@ -45,11 +45,11 @@ from app.start import procedure
 from app.start.checks import check_chain
 from app.start.claims import check_chained
 from app.start.wal import find_wal
-from app.store import chaining, schema_guards
+from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
-from app.store.schema_version import check_schema
+from app.store.schema import check_schema
 from ledger.errors import StartRefusedError
 from ledger.hlc import Clock
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
@@ -342,7 +342,6 @@ async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked
         connection = await procedure.connect(database_url, procedure.CONNECT_WAIT_S)
         try:
             await check_schema(connection)
-            await schema_guards.check(connection)
             yield _Locked(who, settings.wal_dir / who.node_id, connection)
         except DATABASE_FAULTS as error:
             raise procedure.went_away(error) from error

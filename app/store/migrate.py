@@ -8,7 +8,6 @@ place for what a newer one recorded.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import asyncpg
 import structlog
@@ -22,25 +21,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
-from app.store.schema_version import MIGRATIONS, SERVER_VERSION_MIN, check_server, newest_revision
-from app.store.tables import LOG_PARTITIONS, SCHEMA, metadata
+from app.store.schema import MIGRATIONS, SCHEMA, SERVER_VERSION_MIN, check_server, newest_revision
 from ledger.errors import StartRefusedError
 
 log = structlog.get_logger()
 
 _LOCK = 0x7A11_5C4E_3A
 """Key of the advisory lock, one for each database."""
-_PARTITIONS = frozenset(f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS))
-
-COMPARED: dict[str, Any] = {
-    "include_schemas": True,
-    "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
-    "include_object": lambda _, name, kind, *__: kind != "table" or name not in _PARTITIONS,
-    "version_table_schema": SCHEMA,
-    "compare_type": True,
-    "compare_server_default": True,
-}
-"""What of a database is compared with the declared tables, by ``alembic check`` too: all of our schema."""
 
 
 def migrate(url: str) -> None:
@@ -81,7 +68,7 @@ def run_in_transaction(url: str) -> None:
 
 def print_statements() -> None:
     """Print what Alembic was asked for as SQL for psql; called by ``migrations/env.py``."""
-    context.configure(dialect_name="postgresql", target_metadata=metadata, version_table_schema=SCHEMA)
+    context.configure(dialect_name="postgresql", version_table_schema=SCHEMA)
     with context.begin_transaction():
         script = context.get_context().impl
         script.static_output(_OFFLINE)
@@ -136,7 +123,7 @@ def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:
     check_server(version_num, encoding)
     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     # 2. The schema, where Alembic keeps its version too; not for those who only look.
-    context.configure(connection=connection, target_metadata=metadata, **COMPARED)
+    context.configure(connection=connection, version_table_schema=SCHEMA)
     migration = context.get_context()
     is_missing = connection.execute(text("SELECT to_regnamespace(:name) IS NULL"), {"name": SCHEMA}).scalar()
     if is_missing and not migration.opts.get("dont_mutate"):

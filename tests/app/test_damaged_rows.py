@@ -305,21 +305,31 @@ GUARDS = {
     "trigger append_only_table of batch_snapshot is missing or disabled": (
         "DROP TRIGGER append_only_table ON scheduler.batch_snapshot"
     ),
-    "trigger append_only_rows of scheduler_log is missing or disabled": (
+    "function refuse_change of scheduler is LANGUAGE plpgsql AS BEGIN RETURN NULL; END, not": (
         "CREATE OR REPLACE FUNCTION scheduler.refuse_change() RETURNS trigger LANGUAGE plpgsql AS"
         " 'BEGIN RETURN NULL; END'"
     ),
     "constraint scheduler_log_hlc of scheduler_log is missing": (
         "ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT scheduler_log_hlc"
     ),
+    "constraint chain_heads_link of chain_heads is CHECK": (
+        "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT chain_heads_link,"
+        " ADD CONSTRAINT chain_heads_link CHECK (head_seq >= 0)"
+    ),
+    "trigger erased_for_good of subject_keys is missing or disabled": (
+        "DROP TRIGGER erased_for_good ON scheduler.subject_keys"
+    ),
+    "unique subject_keys_living of subject_keys is missing": "DROP INDEX scheduler.subject_keys_living",
     "constraint chain_heads_pkey of chain_heads is missing": (
         "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT chain_heads_pkey"
     ),
-    "column merkle_head.root_hash is not NOT NULL": "ALTER TABLE scheduler.merkle_head ALTER root_hash DROP NOT NULL",
-    "column scheduler_log.hlc_logical is of type text": (
+    'column root_hash of merkle_head is text COLLATE "C", not text COLLATE "C" NOT NULL': (
+        "ALTER TABLE scheduler.merkle_head ALTER root_hash DROP NOT NULL"
+    ),
+    "column hlc_logical of scheduler_log is text NOT NULL, not bigint NOT NULL": (
         "ALTER TABLE scheduler.scheduler_log ALTER hlc_logical TYPE text"
     ),
-    "scheduler_log has 7 partitions": (
+    "partition scheduler_log_p0 of scheduler_log is missing": (
         "ALTER TABLE scheduler.scheduler_log DETACH PARTITION scheduler.scheduler_log_p0"
     ),
     "synchronous_commit is off": (

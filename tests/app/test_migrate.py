@@ -21,7 +21,7 @@ from app.dev.cluster import DATABASE, OWNER, SERVICE, SERVICE_GROUP
 from app.dev.embedded import EmbeddedPostgres
 from app.main import listening, running
 from app.store.migrate import downgrade, migrate
-from app.store.schema_version import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
+from app.store.schema import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
 from tests.app.roles import run_roles_sql
 from tests.conftest import Database
@@ -133,7 +133,7 @@ def test_a_server_that_is_too_old_or_not_utf8_is_refused(version_num: int, encod
 async def test_neither_a_migration_nor_a_start_accepts_a_server_that_is_too_old(
     empty_database: Database, database: Database, service: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.store.schema_version.SERVER_VERSION_MIN", 99)
+    monkeypatch.setattr("app.store.schema.SERVER_VERSION_MIN", 99)
     with pytest.raises(StartRefusedError, match="99 or newer is needed, and this server is 18"):
         await asyncio.to_thread(migrate, empty_database.owner_url)
     with pytest.raises(StartRefusedError, match="99 or newer is needed, and this server is 18"):

@@ -1,0 +1,141 @@
+"""Which schema this version knows, and whether a database has it.
+
+``migrations/sql`` makes the schema and is all that is written by hand. ``migrations/catalog.sql`` asks a database what
+it has; ``migrations/schema.txt`` is what one answers that was just migrated. The revision says which migrations ran,
+the comparison whether somebody with the right to has since changed what they made.
+
+Asked at every start, so without Alembic, which takes a third of a second to load: revisions are numbered, and their
+files named after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+import app
+from ledger.errors import StartRefusedError
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+SCHEMA = "scheduler"
+MIGRATIONS = Path(app.__file__).parent.parent / "migrations"
+SERVER_VERSION_MIN = 15
+"""Oldest PostgreSQL: NULLS NOT DISTINCT came with it."""
+FAULTS_NAMED_MAX = 5
+
+
+def check_server(version_num: int, encoding: str) -> None:
+    """Raises StartRefusedError if the server is too old or the database not UTF8.
+
+    ``version_num`` is as in ``server_version_num``, such as 150004.
+    """
+    if version_num < SERVER_VERSION_MIN * 10_000:
+        raise StartRefusedError(
+            f"PostgreSQL {SERVER_VERSION_MIN} or newer is needed, and this server is "
+            f"{version_num // 10_000}: upgrade it, or name another with TALLY_MIGRATE_URL"
+        )
+    if encoding != "UTF8":
+        raise StartRefusedError(
+            f"the database must have encoding UTF8 and has {encoding}: CREATE DATABASE ... ENCODING 'UTF8' "
+            "TEMPLATE template0"
+        )
+
+
+def newest_revision() -> str:
+    """The revision that ``migrate`` brings a database to."""
+    return max(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*_*.py"))
+
+
+async def check_schema(connection: Connection) -> None:
+    """Raises StartRefusedError unless the server is fit and the database has exactly the schema this version knows."""
+    settings = connection.get_settings()
+    check_server(int(connection.get_server_version().major) * 10_000, settings.server_encoding)
+    await _check_revision(connection)
+    await _check_guards(connection)
+
+
+async def is_newest(url: str) -> bool:
+    """Whether the database that ``url`` names has the schema this version knows; False when it has none.
+
+    Raises:
+        StartRefusedError: it cannot be asked.
+    """
+    try:
+        connection = await asyncpg.connect(url)
+        try:
+            return await _revision(connection) == newest_revision()
+        finally:
+            await connection.close()
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StartRefusedError(f"the database could not be asked for its schema: {error}") from error
+
+
+async def catalog(connection: Connection) -> list[str]:
+    """What the database has, in the lines of ``migrations/schema.txt``."""
+    question = (MIGRATIONS / "catalog.sql").read_text(encoding="utf-8")
+    return [row["fact"] for row in await connection.fetch(question)]
+
+
+async def _check_revision(connection: Connection) -> None:
+    known = newest_revision()
+    try:
+        found = await _revision(connection)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StartRefusedError(
+            f"the database login may not read schema {SCHEMA}: make it a member of tallystick_service"
+        ) from error
+    if found == known:
+        return
+    if found is None:
+        raise StartRefusedError(
+            "the database has no schema of ours: run `tally migrate` with the owner's URL in "
+            f"TALLY_MIGRATE_URL (this version knows revision {known})"
+        )
+    raise StartRefusedError(
+        f"the database has schema revision {found} and this version knows {known}: run `tally migrate` if "
+        "the database is older, or a newer Tallystick if it is newer"
+    )
+
+
+async def _revision(connection: Connection) -> str | None:
+    try:
+        found = await connection.fetchval(f"SELECT version_num FROM {SCHEMA}.alembic_version")
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        return None
+    return None if found is None else str(found)
+
+
+async def _check_guards(connection: Connection) -> None:
+    known = _facts((MIGRATIONS / "schema.txt").read_text(encoding="utf-8").splitlines())
+    found = _facts(await catalog(connection))
+    faults = [
+        f"{kind} {name} of {relation} is {found.get((relation, kind, name), 'missing or disabled')}, not {definition}"
+        for (relation, kind, name), definition in known.items()
+        if kind != "index" and found.get((relation, kind, name)) != definition
+    ]
+    if faults:
+        more = f" and {len(faults) - FAULTS_NAMED_MAX} more" if len(faults) > FAULTS_NAMED_MAX else ""
+        raise StartRefusedError(
+            f"the database lacks what guards the ledger: {'; '.join(faults[:FAULTS_NAMED_MAX])}{more}. Somebody "
+            "changed it after it was migrated: run tally verify for every tenant, then put back what "
+            "migrations/schema.txt has"
+        )
+    if await connection.fetchval("SELECT current_setting('synchronous_commit')") == "off":
+        raise StartRefusedError(
+            "synchronous_commit is off for this login or database: a commit would be answered before it is on the "
+            "disk. Set it to on (ALTER ROLE or ALTER DATABASE ... RESET synchronous_commit, or postgresql.conf)"
+        )
+
+
+def _facts(lines: Iterable[str]) -> dict[tuple[str, str, str], str]:
+    """Definitions by relation, kind and name."""
+    facts = {}
+    for line in lines:
+        relation, kind, name, definition = line.split(maxsplit=3)
+        facts[relation, kind, name] = definition
+    return facts
