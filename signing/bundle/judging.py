@@ -1,13 +1,12 @@
 """What a bundle says of itself, judged by the keys of whoever verifies it: the manifest and the checkpoints.
 
-``judged`` is the whole verification of an open bundle. It begins with ``BundleJudge.judge``, has the rows verified by
-``ledger.verification``, and ends with ``BundleJudge.verdict``, which puts both together::
+``judged`` is the whole verification of an open bundle, whose container and digests ``signing.bundle.reader`` checked::
 
-    1. container and digests          signing.bundle.reader
-    2. the manifest's signature       here
-    3. the checkpoints                here
-    4. entries, snapshots, tree       a ``ledger.verification.verdict.Verdict``, by whoever verifies
-    5. all of it together             here
+    1. the manifest's signature
+    2. the checkpoints, and what outsiders said of the log
+    3. what this verifier verified before
+    4. entries, snapshots, tree       ``ledger.verification``
+    5. all of it together
 
 The verdict object is that of a chain with one aspect more, ``bundle``: container, digests and manifest. Where that
 is broken nothing else is looked at. Keys come from the caller alone; those inside a bundle are never used.
@@ -36,14 +35,14 @@ from ledger.verification.comparison import rollback, with_break
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import ASPECTS, Head, Verdict
 from signing.anchors import NOBODY, Outsiders
-from signing.bundle.anchors import judge_anchors
+from signing.bundle.anchors import JudgedAnchor, judge_anchors
 from signing.bundle.manifest import FORM, Manifest
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import Checkpoint, JudgedCheckpoint
 from signing.keys import Keyring
 from signing.looks import Look, compared
 from signing.memory import Memory
-from signing.range_manifest import judge_own_checkpoint
+from signing.range_manifest import Signed, judge_own_checkpoint
 from signing.snapshot import OpenedSnapshot, open_snapshot
 
 BUNDLE: Final = "bundle"
@@ -109,99 +108,6 @@ def tree_head_json(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"origin": checkpoint.origin, "size": checkpoint.size, "root": checkpoint.root.hex()}
 
 
-class BundleJudge:
-    """The verification of one open bundle, around that of its rows. Calls in order: ``judge``, then ``verdict``; or
-    ``broken``, when anything on the way refused the bundle."""
-
-    def __init__(
-        self,
-        reader: BundleReader,
-        keyring: Keyring | None,
-        kept: JudgedCheckpoint | None = None,
-        memory: Memory | None = None,
-        outsiders: Outsiders = NOBODY,
-    ) -> None:
-        """Without ``keyring`` no signature is judged, nothing vouches for what else is found, nothing is remembered."""
-        self._reader = reader
-        self._keyring = keyring
-        self._kept = kept
-        self._memory = memory
-        self._outsiders = outsiders
-        self._look: Look | None = None
-        self._result = BundleVerdict({}, reader.digest, reader.size_bytes, reader.manifest)
-
-    @property
-    def from_seq(self) -> int | None:
-        """Where the rows begin, None when they begin where the chain does."""
-        from_seq = self._reader.manifest.from_seq
-        return from_seq if from_seq > 1 else None
-
-    def judge(self) -> list[TreeHead]:
-        """Judge the manifest's signature and the checkpoints; returns the tree heads that the rows must agree with.
-
-        Raises:
-            BundleInvalidError: one of them does not hold.
-        """
-        # 1. Who signed the manifest.
-        self._signed, self._why, self._result.manifest_keys = FORM.judge(self._reader.envelope, self._keyring)
-        # 2. The checkpoints: the bundle's own, then the one kept elsewhere.
-        self._own = _own_checkpoint(self._reader, self._keyring)
-        self._result.checkpoint = self._own.checkpoint
-        heads, self._undecided = _heads(self._reader.manifest, self._own, self._kept)
-        self._anchors = self._reader.anchors()
-        # 3. What this verifier verified before.
-        manifest = self._reader.manifest
-        if self._memory is not None and self._keyring is not None:
-            note, now = self._reader.checkpoint(), datetime.now(UTC)
-            self._look = Look.at_range(
-                self._memory, manifest.tenant_id, note, self._keyring, now, to_seq=manifest.to_seq
-            )
-            heads += self._look.heads_within(manifest.to_seq)
-        return heads
-
-    def open_snapshot(self, text: str) -> OpenedSnapshot:
-        """A snapshot of this bundle and who signed it, for the verification of the rows; the key is noted.
-
-        Raises:
-            SignatureError: malformed.
-        """
-        opened = open_snapshot(text, self._keyring)
-        self._result.snapshot_keys[opened.claim.key_id] += 1
-        return opened
-
-    def verdict(self, found: Verdict, seconds: float) -> BundleVerdict:
-        """All of it together; ``found`` is what came of the rows, ``seconds`` what all of it took."""
-        result, own, kept = self._result, self._own, self._kept
-        result.verdict = found.to_json(seconds * 1000)
-        if kept is not None and kept.unknown is None and kept.checkpoint[:2] == own.checkpoint[:2]:
-            result.verdict = compared(result.verdict, kept.checkpoint, own.checkpoint, KEPT)
-        if self._look is not None:
-            result.verdict = self._look.compared_with_own(result.verdict)
-        self._add_anchors()
-        _add_manifest(result.verdict, self._signed, self._why)
-        _add_checkpoints(result.verdict, own, kept, self._keyring, self._undecided)
-        if self._look is not None:
-            result.memory = self._look.told(result.verdict)
-        unjudged = _unjudged(own, kept, self._undecided, self._look)
-        result.not_checked = _left_out(found, result, self._keyring, unjudged)
-        return result
-
-    def _add_anchors(self) -> None:
-        """What outsiders said of the log; what holds and is not so is a break."""
-        own = self._own.checkpoint
-        judged_anchors = judge_anchors(self._anchors, own, self._keyring, self._outsiders)
-        for found, checkpoint in judged_anchors:
-            if found.status == "broken" and checkpoint is not None:
-                root = own.root.hex() if own.size == checkpoint.size else None
-                told = rollback(checkpoint.size, found.detail or "", checkpoint.root.hex(), root)
-                self._result.verdict = with_break(self._result.verdict, told)
-        self._result.verdict["anchors"] = [found._asdict() for found, _ in judged_anchors]
-
-    def broken(self, error: BundleInvalidError, seconds: float) -> BundleVerdict:
-        """The verdict when the bundle itself does not hold, for the reason given."""
-        return _broken(self._result, _kind_of(error), str(error), seconds)
-
-
 async def judged(
     reader: BundleReader,
     keyring: Keyring | None,
@@ -217,27 +123,57 @@ async def judged(
     ``ledger.verification.verify`` over the bundle's rows.
     """
     began_s = time.perf_counter()
-    whole = BundleJudge(reader, keyring, kept, memory, outsiders)
+    manifest = reader.manifest
+    result = BundleVerdict({}, reader.digest, reader.size_bytes, manifest)
+
+    def opened(text: str) -> OpenedSnapshot:
+        snapshot = open_snapshot(text, keyring)
+        result.snapshot_keys[snapshot.claim.key_id] += 1
+        return snapshot
+
     try:
+        # 1. Who signed the manifest.
+        signed = FORM.judge(reader.envelope, keyring)
+        result.manifest_keys = signed.key_ids
+        # 2. The checkpoints: the bundle's own, then the one kept elsewhere.
+        own = _own_checkpoint(reader, keyring)
+        result.checkpoint = own.checkpoint
+        heads, undecided = _heads(manifest, own, kept)
+        anchors = reader.anchors()
+        # 3. What this verifier verified before.
+        look = None
+        if memory is not None and keyring is not None:
+            note, now = reader.checkpoint(), datetime.now(UTC)
+            look = Look.at_range(memory, manifest.tenant_id, note, keyring, now, to_seq=manifest.to_seq)
+            heads += look.heads_within(manifest.to_seq)
+        # 4. The rows.
         found = await verify_rows(
-            tenant_id=reader.manifest.tenant_id,
-            from_seq=whole.from_seq,
-            open_snapshot=whole.open_snapshot,
-            checkpoints=whole.judge(),
+            tenant_id=manifest.tenant_id,
+            from_seq=manifest.from_seq if manifest.from_seq > 1 else None,
+            open_snapshot=opened,
+            checkpoints=heads,
             projection=False,
         )
     except BundleInvalidError as error:
-        return whole.broken(error, time.perf_counter() - began_s)
-    return whole.verdict(found, time.perf_counter() - began_s)
+        return _broken(result, error, time.perf_counter() - began_s)
+    # 5. All of it together.
+    verdict = found.to_json((time.perf_counter() - began_s) * 1000)
+    if kept is not None and kept.unknown is None and kept.checkpoint[:2] == own.checkpoint[:2]:
+        verdict = compared(verdict, kept.checkpoint, own.checkpoint, KEPT)
+    if look is not None:
+        verdict = look.compared_with_own(verdict)
+    result.verdict = _with_anchors(verdict, judge_anchors(anchors, own.checkpoint, keyring, outsiders), own.checkpoint)
+    _add_manifest(result.verdict, signed)
+    _add_checkpoints(result.verdict, own, kept, keyring, undecided)
+    if look is not None:
+        result.memory = look.told(result.verdict)
+    result.not_checked = _left_out(found, result, keyring, _unjudged(own, kept, undecided, look))
+    return result
 
 
 def refused(error: BundleInvalidError, digest: str, size_bytes: int, seconds: float = 0) -> BundleVerdict:
     """The verdict on a file of this SHA-256 and size that cannot be opened as a bundle, for the reason given."""
-    return _broken(BundleVerdict({}, digest, size_bytes), _kind_of(error), str(error), seconds)
-
-
-def _kind_of(error: BundleInvalidError) -> str:
-    return BUNDLE_SIGNATURE if isinstance(error, BundleSignatureError) else BUNDLE
+    return _broken(BundleVerdict({}, digest, size_bytes), error, seconds)
 
 
 def refuse_unless_trusted(name: str, found: BundleVerdict, trusted_by: str = "bundle.trusted_keys") -> None:
@@ -295,11 +231,22 @@ def _heads(
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
-def _add_manifest(verdict: dict[str, Any], signed: str, why: str | None) -> None:
-    verdict["verdicts"] = {BUNDLE: signed, **verdict["verdicts"]}
-    if signed == "unknown_key":
+def _with_anchors(verdict: dict[str, Any], anchors: Sequence[JudgedAnchor], own: Checkpoint) -> dict[str, Any]:
+    """``verdict`` with what outsiders said of the log; what holds and is not so is a break."""
+    for found, checkpoint in anchors:
+        if found.status == "broken" and checkpoint is not None:
+            root = own.root.hex() if own.size == checkpoint.size else None
+            told = rollback(checkpoint.size, found.detail or "", checkpoint.root.hex(), root)
+            verdict = with_break(verdict, told)
+    return {**verdict, "anchors": [found._asdict() for found, _ in anchors]}
+
+
+def _add_manifest(verdict: dict[str, Any], signed: Signed) -> None:
+    verdict["verdicts"] = {BUNDLE: signed.verdict, **verdict["verdicts"]}
+    if signed.verdict == "unknown_key":
         verdict["valid"] = False
-        verdict["first_break"] = verdict["first_break"] or _break(BUNDLE_SIGNATURE, f"the manifest's signature: {why}")
+        why = _break(BUNDLE_SIGNATURE, f"the manifest's signature: {signed.detail}")
+        verdict["first_break"] = verdict["first_break"] or why
 
 
 def _add_checkpoints(
@@ -353,8 +300,10 @@ def _left_out(found: Verdict, result: BundleVerdict, keyring: Keyring | None, un
     return left
 
 
-def _broken(result: BundleVerdict, kind: str, detail: str, seconds: float) -> BundleVerdict:
+def _broken(result: BundleVerdict, error: BundleInvalidError, seconds: float) -> BundleVerdict:
+    """The verdict when the bundle itself does not hold."""
     manifest = result.manifest
+    kind = BUNDLE_SIGNATURE if isinstance(error, BundleSignatureError) else BUNDLE
     result.verdict = {
         "tenant_id": manifest.tenant_id if manifest is not None else None,
         "valid": False,
@@ -363,7 +312,7 @@ def _broken(result: BundleVerdict, kind: str, detail: str, seconds: float) -> Bu
         "to_seq": manifest.to_seq if manifest is not None else 0,
         "head": Head(0, None, None)._asdict(),
         "verdicts": {BUNDLE: "broken"} | dict.fromkeys(ASPECTS, "not_checked"),
-        "first_break": _break(kind, detail),
+        "first_break": _break(kind, str(error)),
         "breaks": {kind: 1},
         "compared_with": None,
         "not_compared": [],
