@@ -15,7 +15,7 @@ from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, anchored
 from signing import remote_signer
 from signing.cosignature import WitnessKey
-from signing.private_file import path_of
+from signing.files import path_of
 
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")

@@ -29,7 +29,8 @@ from benchmarks.verify import Chain, Verified, verify_chain
 from ledger.hlc import Clock
 from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint
-from signing.keys import FileSigner, Keyring
+from signing.key_file import FileSigner
+from signing.keys import Keyring
 
 ROWS = 200_000
 SMALL_ROWS = 100_000

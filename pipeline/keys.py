@@ -12,9 +12,8 @@ import orjson
 
 from ledger.errors import ConfigurationError
 from signing import key_file, remote_signer
-from signing.key_file import FileSigner, Signer
-from signing.keys import Keyring
-from signing.public_key import ED25519
+from signing.key_file import FileSigner
+from signing.keys import ED25519, Keyring, Signer
 
 PIN_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_PIN"
 """Where the PIN of an HSM comes from."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ledger.errors import SignatureError, UnknownKeyError
 from signing import note
 from signing.keys import ED25519, Keyring, PublicKey, Signer
-from signing.note import VerifierKey
+from signing.note import Note, VerifierKey
 from signing.strict import decode_base64
 
 ROOT_BYTES = 32
@@ -65,6 +65,15 @@ def parse(text: str) -> Checkpoint:
     if len(root) != ROOT_BYTES:
         raise SignatureError(f"root hash of the checkpoint has {len(root)} bytes, not {ROOT_BYTES}")
     return Checkpoint(origin, int(size), root)
+
+
+def read(text: str | bytes) -> Checkpoint:
+    """The checkpoint that a note holds, whoever signed it: nobody vouches for it here.
+
+    Raises:
+        SignatureError: malformed.
+    """
+    return parse(note.parse(text).text)
 
 
 def sign_checkpoint(checkpoint: Checkpoint, signer: Signer) -> str:
@@ -116,10 +125,7 @@ def signer_of(text: str | bytes, keyring: Keyring) -> PublicKey:
         UnknownKeyError: none of them did.
         SignatureError: malformed, or a known key's signature does not hold.
     """
-    parsed = note.parse(text)
-    origin = parse(parsed.text).origin
-    named = [key for key in _verifiers(keyring, origin) if key.name == origin]
-    return note.signers_of(parsed, named)[0].public_key
+    return _signers(note.parse(text), keyring)[0].public_key
 
 
 def signed_by(text: str | bytes, keyring: Keyring) -> str:
@@ -131,9 +137,7 @@ def signed_by(text: str | bytes, keyring: Keyring) -> str:
         SignatureError: malformed, or a known key's signature does not hold.
     """
     parsed = note.parse(text)
-    origin = parse(parsed.text).origin
-    named = [key for key in _verifiers(keyring, origin) if key.name == origin]
-    known = {(key.name, key.key_hash) for key in note.signers_of(parsed, named)}
+    known = {(key.name, key.key_hash) for key in _signers(parsed, keyring)}
     lines = [each for each in parsed.signatures if (each.name, each.key_hash) in known]
     return parsed._replace(signatures=tuple(dict.fromkeys(lines))).encode()
 
@@ -151,7 +155,7 @@ def judge_checkpoint(text: str, keyring: Keyring | None) -> JudgedCheckpoint:
     Raises:
         SignatureError: malformed, or a held key is named that did not sign it.
     """
-    parsed = parse(note.parse(text).text)
+    parsed = read(text)
     if keyring is None:
         return JudgedCheckpoint(parsed, None)
     try:
@@ -175,6 +179,12 @@ def open_own(text: str | bytes, log_key: PublicKey, origin: str) -> Checkpoint:
     with contextlib.suppress(UnknownKeyError):
         note.signers_of(parsed, [VerifierKey.of(origin, log_key)])
     return checkpoint
+
+
+def _signers(parsed: Note, keyring: Keyring) -> tuple[VerifierKey, ...]:
+    """The keys of the ring that signed a checkpoint in its log's name, at least one."""
+    origin = parse(parsed.text).origin
+    return note.signers_of(parsed, [key for key in _verifiers(keyring, origin) if key.name == origin])
 
 
 def _verifiers(keyring: Keyring, origin: str) -> tuple[VerifierKey, ...]:

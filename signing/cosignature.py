@@ -13,71 +13,26 @@ seen before, was this one. 0 <= time < 2^63.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import struct
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ledger.errors import InvalidInputError, SignatureError
-from signing.note import KEY_HASH_BYTES, Note, NoteSignature, is_name
-from signing.public_key import PublicKey
-from signing.strict import decode_base64
+from ledger.errors import SignatureError
+from signing.note import COSIGNATURE_TYPE, Note, NoteSignature, VerifierKey
 
-COSIGNATURE_TYPE = 4
 SIGNATURE_BYTES = 64
 TIME_MAX_S = 253_402_300_799
 """Last second of the year 9999; no true cosignature lies beyond."""
 
 _TIME_BYTES = 8
-_VERIFIER_CHARACTERS_MAX = 1024
 
 
-class WitnessKey(NamedTuple):
-    """The public key of a witness under its name; name and hash together identify it."""
+class WitnessKey(VerifierKey):
+    """The public key of a witness under its name."""
 
-    name: str
-    key_hash: bytes
-    public_key: PublicKey
-
-    @classmethod
-    def of(cls, name: str, public_key: PublicKey) -> WitnessKey:
-        """The key of the witness ``name``.
-
-        Raises:
-            InvalidInputError: the name is not allowed, or the key is not Ed25519.
-        """
-        if not is_name(name):
-            raise InvalidInputError(f"witness {name[:100]!r} is empty or holds a space, plus or control character")
-        digest = hashlib.sha256(name.encode() + b"\n" + _typed(public_key)).digest()
-        return cls(name, digest[:KEY_HASH_BYTES], public_key)
-
-    @classmethod
-    def parse(cls, text: str) -> WitnessKey:
-        """The key that ``name+hash+base64`` spells.
-
-        Raises:
-            InvalidInputError: malformed, not of type 4, or the hash is not that of name and key.
-        """
-        name, _, rest = text[:_VERIFIER_CHARACTERS_MAX].partition("+")
-        hash_hex, _, encoded = rest.partition("+")
-        try:
-            typed = decode_base64(encoded, "the key")
-        except SignatureError as error:
-            raise InvalidInputError(f"witness key {text[:200]!r} is malformed: {error}") from error
-        if len(typed) != 33 or typed[0] != COSIGNATURE_TYPE:
-            raise InvalidInputError(
-                f"witness key {text[:200]!r} is not of type {COSIGNATURE_TYPE}, timestamped Ed25519 cosignatures"
-            )
-        key = cls.of(name, PublicKey.of_ed25519(typed[1:]))
-        if key.key_hash.hex() != hash_hex:
-            raise InvalidInputError(f"witness key {text[:200]!r} does not have the hash of its name and key")
-        return key
-
-    def text(self) -> str:
-        """``name+hash+base64``, as ``parse`` takes it."""
-        return f"{self.name}+{self.key_hash.hex()}+{base64.b64encode(_typed(self.public_key)).decode()}"
+    __slots__ = ()
+    KIND = COSIGNATURE_TYPE
 
 
 class Cosignature(NamedTuple):
@@ -113,7 +68,3 @@ def _verified_time(text: str, line: NoteSignature, witness: WitnessKey) -> datet
     if not witness.public_key.made(line.signature[_TIME_BYTES:], signed.encode()):
         raise SignatureError(f"the cosignature by {witness.name}+{witness.key_hash.hex()} does not hold")
     return datetime.fromtimestamp(time_s, UTC)
-
-
-def _typed(public_key: PublicKey) -> bytes:
-    return bytes((COSIGNATURE_TYPE,)) + public_key.ed25519_bytes()

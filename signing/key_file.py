@@ -1,54 +1,23 @@
-"""Private keys in files, and the seam where other signers go.
+"""Private keys in files.
 
-A key file is one unencrypted PKCS #8 block in PEM, kept as ``signing.private_file`` says.
+A key file is one unencrypted PKCS #8 block in PEM, kept as ``signing.files`` says.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from ledger.errors import ConfigurationError, InvalidInputError
-from signing import private_file
-from signing.private_file import path_of
-from signing.public_key import ALGORITHMS, ECDSA_P256, ED25519, PublicKey
+from signing import files
+from signing.files import path_of
+from signing.keys import ALGORITHMS, ECDSA_P256, ED25519, PrivateMaterial, PublicKey, private_of
 
 LOG_KEY_SUFFIX = ".log-key.pem"
-
-PrivateMaterial = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
-
-
-class Signer(Protocol):
-    """What envelopes and notes need of a key; a KMS or HSM signer (securesystemslib) fits behind it."""
-
-    @property
-    def public_key(self) -> PublicKey:
-        """The public half, without a validity window."""
-        ...
-
-    @property
-    def key_id(self) -> str:
-        """Id of the key, as in ``PublicKey``."""
-        ...
-
-    def sign(self, message: bytes) -> bytes:
-        """Signature over ``message``, in the form that ``PublicKey.made`` checks.
-
-        Raises:
-            SigningUnavailableError: the key cannot be reached now.
-        """
-        ...
 
 
 class FileSigner:
@@ -86,23 +55,6 @@ class FileSigner:
         return self._private.sign(message, ec.ECDSA(SHA256()))
 
 
-def private_of(pem: bytes) -> PrivateMaterial:
-    """The key that a PEM private key block holds.
-
-    Raises:
-        InvalidInputError: not such a block, encrypted, or not Ed25519 or P-256.
-    """
-    try:
-        private = load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInputError(f"not an unencrypted PEM private key: {error}") from error
-    if isinstance(private, Ed25519PrivateKey):
-        return private
-    if isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, ec.SECP256R1):
-        return private
-    raise InvalidInputError(f"keys must be Ed25519 or ECDSA P-256, not {type(private).__name__}")
-
-
 def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
     """Make a new key and its file; folders that are missing are made for this user alone.
 
@@ -116,7 +68,7 @@ def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
     path = Path(path)
     private = _new_private(algorithm)
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    private_file.make(path, pem)
+    files.make(path, pem)
     return FileSigner(path, private)
 
 
@@ -134,7 +86,7 @@ def load(uri: str) -> FileSigner:
     """
     path = path_of(uri)
     try:
-        return FileSigner(path, private_of(private_file.read(path)))
+        return FileSigner(path, private_of(files.read(path)))
     except InvalidInputError as error:
         raise ConfigurationError(f"key file {path} cannot be used: {error}") from error
 
@@ -149,7 +101,7 @@ def load_or_generate(uri: str, algorithm: str = ED25519) -> FileSigner:
         ConfigurationError: as ``load`` and ``generate``.
     """
     path = path_of(uri)
-    return private_file.load_or_make(path, lambda: load(uri), lambda: generate(path, algorithm))
+    return files.load_or_make(path, lambda: load(uri), lambda: generate(path, algorithm))
 
 
 def log_signer(signer: FileSigner, *, may_generate: bool = True) -> FileSigner:

@@ -20,8 +20,7 @@ from typing import NamedTuple
 from ledger import canonical
 from ledger.errors import InvalidInputError, SignatureError
 from signing import envelope
-from signing.key_file import Signer
-from signing.public_key import PublicKey
+from signing.keys import PublicKey, Signer
 from signing.strict import parse_json
 
 PAYLOAD_TYPE = "application/vnd.tallystick.key-statement+json"

@@ -13,10 +13,9 @@ from typing import Any, Final, NamedTuple
 from ledger.errors import LedgerError, SignatureError
 from ledger.verification.comparison import rollback, with_checkpoint
 from ledger.verification.tree_check import TreeHead
-from signing.checkpoint import Checkpoint, open_checkpoint, parse, signed_by, signer_of
+from signing.checkpoint import Checkpoint, open_checkpoint, signed_by, signer_of
 from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Seen
-from signing.note import parse as parse_note
 
 _MUST_HOLD: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree")
 
@@ -133,9 +132,7 @@ def remember_told(memory: Memory, looks: Iterable[dict[str, Any] | None]) -> Non
     new = [look for look in told if look["is_new"]]
     try:
         memory.remember(
-            Seen(root_key, parse(parse_note(seen["checkpoint"]).text), seen["checkpoint"], seen["seen_at"])
-            for root_key, seen in kept
-            if seen is not None
+            Seen.of(seen["checkpoint"], root_key, seen["seen_at"]) for root_key, seen in kept if seen is not None
         )
     except LedgerError:
         for look in new:

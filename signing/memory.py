@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,9 +37,9 @@ from ledger import canonical
 from ledger.errors import ConfigurationError, LedgerError, SignatureError
 from signing import note as notes
 from signing.checkpoint import Checkpoint, judge_checkpoint
-from signing.checkpoint import parse as parse_checkpoint
+from signing.checkpoint import read as read_checkpoint
+from signing.files import FILE_MODE, make_folder, whole_file
 from signing.keys import Keyring
-from signing.private_file import FILE_MODE, make_folder, sync_folder
 
 MEMORY: Final = "memory"
 """What ``compared_with`` calls a checkpoint that was remembered."""
@@ -66,14 +65,15 @@ class Seen(NamedTuple):
     """RFC 3339."""
 
     @classmethod
-    def of(cls, note: str, root_key: str, now: datetime) -> Seen:
+    def of(cls, note: str, root_key: str, seen_at: datetime | str) -> Seen:
         """What is to be remembered of a verified ``note``.
 
         Raises:
             SignatureError: it holds no checkpoint.
         """
-        seen_at = now.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return cls(root_key, parse_checkpoint(notes.parse(note).text), note, seen_at)
+        if isinstance(seen_at, datetime):
+            seen_at = seen_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return cls(root_key, read_checkpoint(note), note, seen_at)
 
     @property
     def key_hashes(self) -> frozenset[bytes]:
@@ -246,10 +246,7 @@ def _read(path: Path) -> dict[tuple[str, str], Seen]:
             raise ConfigurationError(f"{path} is of version {content.version}, this program reads {_VERSION}")
         if content.sha256 != _digest(content.logs):
             raise ValueError("its digest is another")
-        logs = [
-            Seen(each.root_key, parse_checkpoint(notes.parse(each.checkpoint).text), each.checkpoint, each.seen_at)
-            for each in content.logs
-        ]
+        logs = [Seen.of(each.checkpoint, each.root_key, each.seen_at) for each in content.logs]
     except ConfigurationError:
         raise
     except (msgspec.MsgspecError, ValueError, LedgerError) as error:
@@ -265,17 +262,8 @@ def _write(path: Path, logs: Mapping[tuple[str, str], Seen]) -> None:
     data = canonical.encode({"logs": _plain(items), "sha256": _digest(items), "version": _VERSION})
     if len(data) > FILE_BYTES_MAX:
         raise ConfigurationError(f"{path} would have more than {FILE_BYTES_MAX} bytes: {_WAY_OUT}")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(temporary, flags, FILE_MODE), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with whole_file(path, FILE_MODE) as file:
+        file.write(data)
 
 
 def _digest(items: list[_Item]) -> str:

@@ -20,7 +20,8 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
 
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from signing.keys import PublicKey, Signer
@@ -31,7 +32,9 @@ SIGNATURES_MAX = 100
 """As golang.org/x/mod has it; the specification asks for 16 or more."""
 
 KEY_HASH_BYTES = 4
-ED25519_TYPE = 1
+VERIFIER_CHARACTERS_MAX = 1024
+ED25519_TYPE, COSIGNATURE_TYPE = 1, 4
+_KINDS = {ED25519_TYPE: "Ed25519", COSIGNATURE_TYPE: "timestamped Ed25519 cosignatures"}
 
 _SIGNATURE_MARK = "— "
 
@@ -59,15 +62,19 @@ class Note(NamedTuple):
         return self.text + "\n" + "".join(signature.line() for signature in self.signatures)
 
 
-class VerifierKey(NamedTuple):
-    """A public key under a name; name and hash together identify it."""
+@dataclass(frozen=True, slots=True)
+class VerifierKey:
+    """A public key under a name, for one kind of signature; name and hash together identify it."""
+
+    KIND: ClassVar[int] = ED25519_TYPE
+    """The first byte of the key as it is spelled and hashed."""
 
     name: str
     key_hash: bytes
     public_key: PublicKey
 
     @classmethod
-    def of(cls, name: str, public_key: PublicKey) -> VerifierKey:
+    def of(cls, name: str, public_key: PublicKey) -> Self:
         """The key of ``name``.
 
         Raises:
@@ -75,23 +82,28 @@ class VerifierKey(NamedTuple):
         """
         if not is_name(name):
             raise InvalidInputError(f"key name {name[:100]!r} is empty or holds a space, plus or control character")
-        return cls(name, _key_hash(name, public_key), public_key)
+        return cls(name, cls.hash_of(name, public_key), public_key)
 
     @classmethod
-    def parse(cls, text: str) -> VerifierKey:
+    def hash_of(cls, name: str, public_key: PublicKey) -> bytes:
+        """What a signature line names the key by, beside its name."""
+        return hashlib.sha256(name.encode() + b"\n" + cls._typed(public_key)).digest()[:KEY_HASH_BYTES]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
         """The key that ``name+hash+base64`` spells.
 
         Raises:
-            InvalidInputError: malformed, not of type Ed25519, or the hash is not that of name and key.
+            InvalidInputError: malformed, of another kind, or the hash is not that of name and key.
         """
-        name, _, rest = text.partition("+")
+        name, _, rest = text[:VERIFIER_CHARACTERS_MAX].partition("+")
         hash_hex, _, encoded = rest.partition("+")
         try:
             typed = decode_base64(encoded, "the key")
         except SignatureError as error:
             raise InvalidInputError(f"verifier key {text[:200]!r} is malformed: {error}") from error
-        if len(typed) != 33 or typed[0] != ED25519_TYPE:
-            raise InvalidInputError(f"verifier key {text[:200]!r} is not of type {ED25519_TYPE}, Ed25519")
+        if len(typed) != 33 or typed[0] != cls.KIND:
+            raise InvalidInputError(f"verifier key {text[:200]!r} is not of type {cls.KIND}, {_KINDS[cls.KIND]}")
         key = cls.of(name, PublicKey.of_ed25519(typed[1:]))
         if key.key_hash.hex() != hash_hex:
             raise InvalidInputError(f"verifier key {text[:200]!r} should have the hash {key.key_hash.hex()}")
@@ -99,8 +111,11 @@ class VerifierKey(NamedTuple):
 
     def text(self) -> str:
         """``name+hash+base64``, as golang.org/x/mod/sumdb/note and C2SP tools read it."""
-        encoded = base64.b64encode(_typed(self.public_key)).decode()
-        return f"{self.name}+{self.key_hash.hex()}+{encoded}"
+        return f"{self.name}+{self.key_hash.hex()}+{base64.b64encode(self._typed(self.public_key)).decode()}"
+
+    @classmethod
+    def _typed(cls, public_key: PublicKey) -> bytes:
+        return bytes((cls.KIND,)) + public_key.ed25519_bytes()
 
 
 def verifier_key(name: str, public_key: PublicKey) -> str:
@@ -194,28 +209,9 @@ def is_signed_by(note: str | bytes, name: str, public_key: PublicKey) -> bool:
     Raises:
         SignatureError: malformed.
     """
-    return (name, _key_hash(name, public_key)) in {(each.name, each.key_hash) for each in parse(note).signatures}
-
-
-def open(note: str | bytes, verifiers: Iterable[VerifierKey | str]) -> str:
-    """The text of ``note``, once one of ``verifiers`` is found to have signed it.
-
-    Raises:
-        UnknownKeyError: none of them signed it.
-        SignatureError: malformed, or a known key's signature does not hold.
-        InvalidInputError: a verifier key is malformed.
-    """
-    parsed = parse(note)
-    signers_of(parsed, verifiers)
-    return parsed.text
-
-
-def _typed(public_key: PublicKey) -> bytes:
-    return bytes((ED25519_TYPE,)) + public_key.ed25519_bytes()
-
-
-def _key_hash(name: str, public_key: PublicKey) -> bytes:
-    return hashlib.sha256(name.encode() + b"\n" + _typed(public_key)).digest()[:KEY_HASH_BYTES]
+    return (name, VerifierKey.hash_of(name, public_key)) in {
+        (each.name, each.key_hash) for each in parse(note).signatures
+    }
 
 
 def is_name(name: str) -> bool:

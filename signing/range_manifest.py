@@ -26,9 +26,9 @@ from ledger.errors import InvalidInputError, LedgerError, SignatureError, Unknow
 from ledger.hlc import Hlc
 from ledger.merkle import verify_consistency
 from ledger.names import NODE_ID, READABLE_TENANT_ID
-from signing import envelope, note
+from signing import envelope
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
-from signing.checkpoint import parse as parse_checkpoint
+from signing.checkpoint import read as read_checkpoint
 from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature
 from signing.keys import Keyring, Signer
 from signing.snapshot import STATEMENT_TYPE
@@ -109,7 +109,7 @@ def judge_own_checkpoint(manifest: RangeManifest, text: str, keyring: Keyring | 
         SignatureError: malformed, of another log, or a held key is named that did not sign it.
         ProofError: the manifest's proof does not lead to it.
     """
-    checkpoint = parse_checkpoint(note.parse(text).text)
+    checkpoint = read_checkpoint(text)
     if checkpoint.origin != manifest.origin:
         raise SignatureError(f"it is of log {checkpoint.origin[:200]!r}, not of {manifest.origin!r}")
     judged = judge_checkpoint(text, keyring)

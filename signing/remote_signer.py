@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
-from signing.public_key import PublicKey
+from signing.keys import PublicKey
 
 SCHEMES = ("awskms", "azurekms", "gcpkms", "hsm", "hv")
 

@@ -43,7 +43,6 @@ from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from signing import checkpoint as checkpoints
-from signing import note
 from signing.anchors import rfc_3339
 from signing.bundle.anchors import ANCHORS_MAX, BundledAnchor, cosignature, timestamp
 from signing.bundle.writer import BundleEnd, BundleWriter
@@ -182,7 +181,7 @@ def _choose(head: chain_reads.HeadRow | None, tenant_id: str, from_seq: int | No
         raise NotFoundError(f"tenant {tenant_id} has no entry that could be exported")
     if head.checkpoint is None:
         raise SigningUnavailableError(f"no checkpoint of {tenant_id} has been signed yet; try again")
-    size = checkpoints.parse(note.parse(head.checkpoint).text).size
+    size = checkpoints.read(head.checkpoint).size
     first, last = from_seq or 1, to_seq if to_seq is not None else head.signed_seq
     if not 1 <= last <= size:
         raise SeqOutOfRangeError(f"to_seq {last} lies beyond the checkpoint, which covers {size} entries", ("to_seq",))
@@ -238,7 +237,7 @@ async def _said_of(connection: Connection, tenant_id: str, size_max: int) -> lis
 def _size_of(text: str) -> int:
     """Size of the tree in a note; 0 where it is none."""
     try:
-        return checkpoints.parse(note.parse(text).text).size
+        return checkpoints.read(text).size
     except SignatureError:
         return 0
 

@@ -19,7 +19,7 @@ from ledger.merkle import tiles
 from ledger.merkle.tiles import TileTree
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker
 from ledger.verification.verdict import Findings
-from signing import checkpoint, note
+from signing import checkpoint
 from signing.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def not_stored(tenant_id: str, what: str) -> ChainBrokenError:
 
 
 def _anchor(kept: str | None) -> Checkpoint | None:
-    return None if kept is None else checkpoint.parse(note.parse(kept).text)
+    return None if kept is None else checkpoint.read(kept)
 
 
 def checked_links(

@@ -25,7 +25,7 @@ import orjson
 
 from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
 from ledger.names import is_readable_tenant
-from signing import checkpoint, note
+from signing import checkpoint
 from signing.checkpoint import Checkpoint
 from wal.segment import store_file, sync_folder, write_fully
 
@@ -78,7 +78,7 @@ class CheckpointJournal:
             SignatureError: it is no checkpoint.
         """
         text = self.load(tenant_id)
-        return None if text is None else checkpoint.parse(note.parse(text).text)
+        return None if text is None else checkpoint.read(text)
 
     def load_all(self) -> dict[str, str]:
         """Newest notes by tenant."""

@@ -31,8 +31,6 @@ from ledger.merkle import tiles
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
-from signing.keys import ED25519
-from signing.note import VerifierKey
 
 if TYPE_CHECKING:
     import asyncpg
@@ -78,7 +76,7 @@ class CosignatureInbox:
             try:
                 # 1. ours
                 checkpoint = checkpoints.open_checkpoint(text, keyring, origin=origin)
-                signed = _signed_by_log(notes.parse(text), keyring, origin)
+                signed = notes.parse(checkpoints.signed_by(text, keyring))
                 # 2. of our tree
                 await _require_same_tree(connection, tenant_id, head.checkpoint, checkpoint)
                 # 3. cosigned by someone registered
@@ -106,7 +104,7 @@ class CosignatureInbox:
 async def _require_same_tree(
     connection: Connection, tenant_id: str, newest_note: str | None, checkpoint: Checkpoint
 ) -> None:
-    newest = checkpoints.parse(notes.parse(newest_note).text).size if newest_note is not None else 0
+    newest = checkpoints.read(newest_note).size if newest_note is not None else 0
     if not 1 <= checkpoint.size <= newest:
         raise CosignatureRefusedError(f"the checkpoint is of size {checkpoint.size}, the log of {newest}")
     stored = await store.read_tiles(connection, tenant_id, tiles.root_tiles(checkpoint.size))
@@ -118,13 +116,6 @@ async def _require_same_tree(
         raise CosignatureRefusedError(
             f"the checkpoint of size {checkpoint.size} has root {checkpoint.root.hex()}, the tree {root.hex()}"
         )
-
-
-def _signed_by_log(note: Note, keyring: Keyring, origin: str) -> Note:
-    """``note``, whose signatures by known keys hold, with those of this log's keys alone."""
-    hashes = {VerifierKey.of(origin, key).key_hash for key in keyring if key.algorithm == ED25519}
-    ours = [line for line in note.signatures if line.name == origin and line.key_hash in hashes]
-    return note._replace(signatures=tuple(ours))
 
 
 async def _insert(

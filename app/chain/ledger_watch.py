@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from app.background.paced import paced
-from app.chain.signed_chain import holds_together, is_in_tree, root_of_chain, tree_agrees
+from app.chain.signed_chain import is_in_tree, root_of_chain, tree_agrees
 from app.store import watching as store
 from app.store.reading import reading
 from app.store.watching import SeenChain
@@ -36,8 +36,8 @@ from ledger import merkle
 from ledger.errors import DatabaseUnavailableError, DatabaseWentBackError, LedgerError
 from ledger.merkle import tiles
 from ledger.names import is_readable_tenant
-from ledger.verification.entry_check import ENTRY_COLUMNS
-from signing import checkpoint, note
+from ledger.verification.entry_check import ENTRY_COLUMNS, holds_together
+from signing import checkpoint
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
 
@@ -335,7 +335,7 @@ def _end_of(chain: SeenChain) -> int:
 
 def _parse(text: str) -> Checkpoint:
     """What a note says that this node keeps itself: where it is kept vouches for it."""
-    return checkpoint.parse(note.parse(text).text)
+    return checkpoint.read(text)
 
 
 def _tiles_of(anchor: Checkpoint) -> set[TileCoordinates]:

@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING
 
 from app.store import notary as notary_store
 from ledger import merkle
-from ledger.errors import LedgerError
 from ledger.merkle import tiles
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker
-from ledger.verification.verdict import Findings
 
 if TYPE_CHECKING:
     from app.store import Connection
     from app.store.notary import TileCoordinates
-    from ledger.verification.entry_check import EntryRow
     from signing.checkpoint import Checkpoint
-
-_SEQ, _PREV = map(ENTRY_COLUMNS.index, ("seq", "prev_chain_link"))
 
 LINKS_A_READ = 10_000
 """Links read at once when a root is computed from the chain."""
@@ -40,14 +34,8 @@ async def tree_agrees(connection: Connection, tenant_id: str, checkpoint: Checkp
 
 def is_in_tree(link: str | None, checkpoint: Checkpoint, stored: Mapping[TileCoordinates, bytes]) -> bool:
     """Whether these tiles prove ``link`` to be the last leaf of the tree that ``checkpoint`` signed."""
-    leaf_index = checkpoint.size - 1
-    try:
-        proof = tiles.inclusion_proof(leaf_index, checkpoint.size, lambda level, index: stored[level, index])
-        leaf_hash = merkle.leaf_hash(bytes.fromhex(link or ""))
-        merkle.verify_inclusion(leaf_index, checkpoint.size, leaf_hash, proof, checkpoint.root)
-    except (LedgerError, KeyError, ValueError, TypeError):
-        return False
-    return True
+    size = checkpoint.size
+    return tiles.has_leaf(size - 1, size, checkpoint.root, link, stored)
 
 
 async def root_of_chain(connection: Connection, tenant_id: str, size: int) -> bytes | None:
@@ -63,10 +51,3 @@ async def root_of_chain(connection: Connection, tenant_id: str, size: int) -> by
         except (ValueError, TypeError):
             return None
     return frontier.root()
-
-
-def holds_together(tenant_id: str, row: EntryRow) -> bool:
-    """Whether the link of a row is that of its columns."""
-    findings = Findings()
-    EntryChecker(tenant_id, findings, first_seq=row[_SEQ], prev_link=row[_PREV]).check([row])
-    return findings.first_break() is None

@@ -33,7 +33,6 @@ from ledger.merkle import tiles
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.note import is_signed_by
-from signing.note import parse as parse_note
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -138,7 +137,7 @@ class TreeFollower:
         The caller holds the tenants' locks. Returns the faults of those that are not kept.
         """
         faults: dict[str, LedgerError] = {}
-        sizes = {name: checkpoint.parse(parse_note(text).text).size for name, text in notes.items()}
+        sizes = {name: checkpoint.read(text).size for name, text in notes.items()}
         for name, size in sizes.items():
             try:
                 await self._check_followed(connection, name, size)
@@ -200,7 +199,7 @@ class TreeFollower:
         if note is None:
             return False
         try:
-            head = checkpoint.parse(parse_note(note).text)
+            head = checkpoint.read(note)
         except LedgerError:
             return False
         return head == Checkpoint(self._origin(tenant_id), tree.size, tree.root())
@@ -236,6 +235,6 @@ class TreeFollower:
         for name, note in unkept.items():
             tenant = self._tenants[name]
             tenant.unkept = None
-            self._own.forget(name, checkpoint.parse(parse_note(note).text).size)
+            self._own.forget(name, checkpoint.read(note).size)
             covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
             tenant.is_kept = covers and is_signed_by(note, self._origin(name), log_key)

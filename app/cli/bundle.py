@@ -21,7 +21,7 @@ from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
 from signing import key_file
 from signing.bundle.reader import BundleReader
-from signing.whole_file import whole_file
+from signing.files import whole_file
 
 bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
 

@@ -18,8 +18,9 @@ from console.outcome import fail, out, print_json
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
 from signing import key_statement
+from signing.key_file import generate, load
 from signing.key_history import revoked_facts
-from signing.keys import PublicKey, generate, load
+from signing.keys import PublicKey
 
 RootKey = Annotated[
     Path | None,

@@ -113,9 +113,9 @@ async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
 
     from app.privacy import rotation
     from app.store.faults import DATABASE_FAULTS
-    from signing import master_key
+    from signing import data_keys
 
-    old, new = master_key.load(old_uri), master_key.load_or_generate(new_uri)
+    old, new = data_keys.load(old_uri), data_keys.load_or_generate(new_uri)
     try:
         connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
         try:

@@ -21,9 +21,8 @@ from app.store.chain_reader import PostgresChainReader, consistent_reader
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
-from signing import note
 from signing.anchors import as_of
-from signing.key_entries import named_keys, without_trust
+from signing.key_history import named_keys, without_trust
 from signing.keys import Keyring
 from signing.looks import Look
 from signing.snapshot import open_snapshot
@@ -68,10 +67,7 @@ def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> T
 
 
 def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoint.Checkpoint:
-    if keyring is None:
-        found = tree_checkpoint.parse(note.parse(text).text)
-    else:
-        found = tree_checkpoint.open_checkpoint(text, keyring)
+    found = tree_checkpoint.read(text) if keyring is None else tree_checkpoint.open_checkpoint(text, keyring)
     if not found.origin.endswith(f"/{tenant}"):
         raise SignatureError(f"the checkpoint is of log {found.origin!r}, not of tenant {tenant}")
     return found

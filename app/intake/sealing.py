@@ -25,7 +25,7 @@ from app.privacy.knowledge import PrivacyKnowledge
 from ledger import canonical, private_fields
 from ledger.errors import CanonicalError, InvalidEventError, InvalidInputError
 from ledger.private_fields import Declaration, Path
-from signing.data_key import DataKey
+from signing.data_keys import DataKey
 
 SUBJECT_CHARACTERS_MAX = 256
 

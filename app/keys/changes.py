@@ -48,7 +48,7 @@ from ledger.machines.events import SystemAction
 from signing import key_file, key_statement, remote_signer
 from signing.key_file import FileSigner
 from signing.key_history import KeyHistory, revoked_facts
-from signing.public_key import ED25519
+from signing.keys import ED25519
 
 if TYPE_CHECKING:
     import asyncpg

@@ -23,9 +23,9 @@ import structlog
 from app.store import keys as store
 from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
 from ledger.hlc import Hlc
-from signing.key_file import FileSigner, Signer
+from signing.key_file import FileSigner
 from signing.key_history import time_of
-from signing.public_key import PublicKey
+from signing.keys import PublicKey, Signer
 
 if TYPE_CHECKING:
     from app.keys.node_keys import NodeKeys

@@ -38,8 +38,9 @@ from app.node import identity
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
 from ledger.hlc import Clock, Hlc
 from signing import key_file, remote_signer
-from signing.keys import FileSigner, Keyring, PublicKey, Signer
-from signing.private_file import path_of
+from signing.files import path_of
+from signing.key_file import FileSigner
+from signing.keys import Keyring, PublicKey, Signer
 from wal.segment import store_file, sync_folder
 
 NAME = "keys"

@@ -34,10 +34,8 @@ from ledger.errors import DatabaseUnavailableError, SigningUnavailableError, Wal
 from ledger.hlc import Hlc
 from ledger.machines.events import SystemAction
 from signing import key_statement
-from signing.key_entries import SUBJECT_PREFIX
-from signing.key_file import Signer
-from signing.key_history import KeyHistory, added_facts, root_facts, rotated_facts
-from signing.public_key import PublicKey
+from signing.key_history import SUBJECT_PREFIX, KeyHistory, added_facts, root_facts, rotated_facts
+from signing.keys import PublicKey, Signer
 
 if TYPE_CHECKING:
     import asyncpg

@@ -39,12 +39,11 @@ from ledger import merkle
 from ledger.errors import LedgerError, SignatureError
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.merkle import tiles
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow, holds_together
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import Findings
-from signing import checkpoint, note
-from signing.key_entries import event_of, holds_together
-from signing.key_history import KeyEvent, KeyHistory, WaitingKey, history_of, time_of
+from signing import checkpoint
+from signing.key_history import KeyEvent, KeyHistory, WaitingKey, event_of, history_of, time_of
 from signing.key_statement import Anchor
 from signing.keys import ED25519, Keyring, PublicKey
 from signing.note import VerifierKey, verifier_key
@@ -206,7 +205,7 @@ class KeyChain:
 
     def _kept(self) -> Checkpoint | None:
         text = self.load_checkpoint(SYSTEM_TENANT)
-        return None if text is None else checkpoint.parse(note.parse(text).text)
+        return None if text is None else checkpoint.read(text)
 
     def _found(self, fault: str | None) -> None:
         if fault != self.fault:
@@ -278,22 +277,12 @@ class KeyChain:
         rows = [
             row
             for row in await store.list_entries(connection)
-            if self._proved.size < row[_SEQ] <= kept.size and holds_together(row)
+            if self._proved.size < row[_SEQ] <= kept.size and holds_together(SYSTEM_TENANT, row)
         ]
         wanted = {each for row in rows for each in tiles.inclusion_tiles(row[_SEQ] - 1, kept.size)}
         stored = await notary_store.read_tiles(connection, SYSTEM_TENANT, wanted)
-        proved = [row for row in rows if _is_in_tree(row, kept, stored)]
+        proved = [row for row in rows if tiles.has_leaf(row[_SEQ] - 1, kept.size, kept.root, row[_LINK], stored)]
         return [event for event in map(event_of, proved) if event is not None]
-
-
-def _is_in_tree(row: EntryRow, kept: Checkpoint, stored: dict[tiles.TileCoordinates, bytes]) -> bool:
-    try:
-        index = row[_SEQ] - 1
-        proof = tiles.inclusion_proof(index, kept.size, lambda level, at: stored[level, at])
-        merkle.verify_inclusion(index, kept.size, merkle.leaf_hash(bytes.fromhex(row[_LINK])), proof, kept.root)
-    except (LedgerError, KeyError, ValueError, TypeError):
-        return False
-    return True
 
 
 def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> PublishedKey:

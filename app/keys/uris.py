@@ -18,8 +18,8 @@ import structlog
 from app.config import Settings
 from ledger.errors import ConfigurationError, InvalidInputError
 from signing import key_file, remote_signer
+from signing.files import path_of
 from signing.key_file import FileSigner
-from signing.private_file import path_of
 
 LOG_KEY_NAME = "log-key"
 """What the file of a log key is called that stands beside no key file, without its suffix."""

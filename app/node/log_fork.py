@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from ledger.errors import StartRefusedError
-from signing.key_entries import FORK_PREFIX
+from signing.key_history import FORK_PREFIX
 from wal.segment import store_file, sync_folder
 
 NAME: Final = "fork.json"

@@ -25,9 +25,8 @@ from app.store import privacy as store
 from app.store.reading import reading
 from ledger import canonical
 from ledger.errors import ConfigurationError, PrivacyDamagedError, PrivacyUnavailableError, PrivateValueError
-from signing import master_key
-from signing.data_key import DataKey, new_key_id, new_secret
-from signing.master_key import MasterKey
+from signing import data_keys
+from signing.data_keys import DataKey, MasterKey, new_key_id, new_secret
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -91,7 +90,7 @@ class SubjectKeys:
                 )
             self.trust(asked_s)
             try:
-                master = master_key.load_or_generate(self._uri)
+                master = data_keys.load_or_generate(self._uri)
             except ConfigurationError as error:
                 raise PrivacyUnavailableError(f"privacy.master_key_uri: {error}") from error
             secret = self._secret or new_secret()
@@ -104,7 +103,7 @@ class SubjectKeys:
         if self._master is not None and self._master.master_key_id == state.master_key_id:
             return
         try:
-            master = master_key.load(self._uri)
+            master = data_keys.load(self._uri)
             if master.master_key_id != state.master_key_id:
                 raise ConfigurationError(
                     f"{master.path} holds master key {master.master_key_id}, and the keys of this ledger are wrapped "

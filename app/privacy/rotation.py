@@ -15,7 +15,7 @@ from ledger.errors import PrivacyUnavailableError
 
 if TYPE_CHECKING:
     from app.store import Connection
-    from signing.master_key import MasterKey
+    from signing.data_keys import MasterKey
 
 
 async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) -> int:

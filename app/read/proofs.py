@@ -14,7 +14,6 @@ from ledger.errors import ChainDamagedError, ProofError, SeqOutOfRangeError, Sig
 from ledger.merkle import HASH_BYTES, tiles
 from ledger.positions import Seq, leaf_index_of
 from signing import checkpoint as checkpoints
-from signing import note
 
 if TYPE_CHECKING:
     import asyncpg
@@ -102,7 +101,7 @@ def newest_checkpoint(tenant_id: str, note_text: str | None) -> checkpoints.Chec
     if note_text is None:
         return None
     try:
-        return checkpoints.parse(note.parse(note_text).text)
+        return checkpoints.read(note_text)
     except SignatureError as error:
         raise ChainDamagedError(tenant_id, f"the stored checkpoint is none: {error}") from error
 

@@ -17,7 +17,7 @@ from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError
 from ledger.machines.jobs import JobState
 from ledger.private_fields import Path, SealedValue
-from signing.data_key import DataKey
+from signing.data_keys import DataKey
 
 log = structlog.get_logger()
 

@@ -55,7 +55,6 @@ from ledger.hlc import Clock
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.positions import Lsn
 from signing import checkpoint as checkpoints_format
-from signing import note
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
@@ -189,7 +188,7 @@ async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tup
         try:
             await check_chain(locked.connection, tenant_id, heads.get(tenant_id), text, name, log_signer)
         except StartRefusedError as error:
-            kept = checkpoints_format.parse(note.parse(text).text)
+            kept = checkpoints_format.read(text)
             lacking.append((SignedHead(tenant_id, kept.size, kept.root.hex()), error))
     return lacking
 
@@ -307,7 +306,7 @@ async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, re
 def _kept_origin(folder: Path) -> str | None:
     """The log that the checkpoints beside the WAL are of, None when there is none."""
     for tenant_id, text in CheckpointJournal(folder).load_all().items():
-        return checkpoints_format.parse(note.parse(text).text).origin.removesuffix(f"/{tenant_id}")
+        return checkpoints_format.read(text).origin.removesuffix(f"/{tenant_id}")
     return None
 
 

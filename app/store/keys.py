@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
-from signing.key_entries import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
-from signing.public_key import PublicKey
+from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
+from signing.keys import PublicKey
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from ledger import merkle
-from ledger.errors import InvalidInputError, ProofError
+from ledger.errors import InvalidInputError, LedgerError, ProofError
 from ledger.merkle import HASH_BYTES
 
 TILE_HEIGHT = 8
@@ -147,6 +147,17 @@ def inclusion_proof(index: int, size: int, get_tile: GetTile) -> list[bytes]:
         ProofError: a tile is too narrow.
     """
     return [_range_hash(each, get_tile) for each in _inclusion_ranges(index, size)]
+
+
+def has_leaf(index: int, size: int, root: bytes, link: str | None, tiles: Mapping[TileCoordinates, bytes]) -> bool:
+    """Whether ``tiles``, what is stored as ``inclusion_tiles``, prove that leaf ``index`` of the tree of this size and
+    root is this chain link, in hex; whatever else stands in the place of any of them proves nothing."""
+    try:
+        proof = inclusion_proof(index, size, lambda level, at: tiles[level, at])
+        merkle.verify_inclusion(index, size, merkle.leaf_hash(bytes.fromhex(link or "")), proof, root)
+    except (LedgerError, KeyError, ValueError, TypeError):
+        return False
+    return True
 
 
 def consistency_tiles(first: int, second: int) -> set[TileCoordinates]:

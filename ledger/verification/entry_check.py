@@ -303,3 +303,11 @@ def _spelt(hashes: list[bytes]) -> str:
 def _raw(link: str | None) -> bytes | None:
     """The bytes that ``link`` spells, None when it is not 64 lowercase hex digits."""
     return bytes.fromhex(link) if isinstance(link, str) and _LINK.fullmatch(link) else None
+
+
+def holds_together(tenant_id: str, row: EntryRow) -> bool:
+    """Whether a row is, by itself, an entry of the tenant's chain: its link is that of its columns."""
+    seq, prev_link = (row[ENTRY_COLUMNS.index(name)] for name in ("seq", "prev_chain_link"))
+    findings = Findings()
+    EntryChecker(tenant_id, findings, first_seq=seq, prev_link=prev_link).check([row])
+    return findings.first_break() is None

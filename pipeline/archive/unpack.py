@@ -16,8 +16,8 @@ from pipeline.archive.judging import verify_tenant
 from pipeline.archive.reader import TenantArchive
 from pipeline.archive.store import ArchiveStore
 from signing.bundle.writer import BundleEnd, BundleWriter
+from signing.files import whole_file
 from signing.keys import Keyring, Signer
-from signing.whole_file import whole_file
 
 
 class Unpacked(NamedTuple):

@@ -33,13 +33,12 @@ from pipeline.keys import Signers
 from pipeline.places.protocol import Sealed
 from pipeline.source import open_pieces
 from signing import checkpoint as checkpoints
-from signing import note
 from signing.bundle.reader import digest_of
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint
+from signing.files import whole_file
 from signing.keys import Keyring
-from signing.whole_file import whole_file
 
 NODE_ID: Final = "diff"
 """What these bundles name as the node that exported them: none did."""
@@ -128,7 +127,7 @@ class Endings:
 
     def _head(self, sealed: Sealed) -> Checkpoint:
         try:
-            return checkpoints.parse(note.parse(sealed.checkpoint).text)
+            return checkpoints.read(sealed.checkpoint)
         except SignatureError as error:
             raise ChainDamagedError(self._chain.tenant_id, f"its checkpoint cannot be read, {error}") from error
 

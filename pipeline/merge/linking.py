@@ -25,8 +25,8 @@ from pipeline.keys import Signers
 from pipeline.merge.deciding import Placed, decode_placed
 from signing.bundle.own_chain import OwnChainBundle, OwnEntry
 from signing.bundle.reader import BundleReader
+from signing.files import whole_file
 from signing.keys import Keyring
-from signing.whole_file import whole_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

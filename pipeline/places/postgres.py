@@ -32,7 +32,7 @@ from pipeline.places.protocol import (
     Times,
     cut,
 )
-from signing.key_entries import named_keys, without_trust
+from signing.key_history import named_keys, without_trust
 from signing.keys import Keyring
 
 TIMED_ROWS_MAX: Final = 4 * ROWS_A_PIECE

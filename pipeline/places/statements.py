@@ -13,7 +13,7 @@ from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import INTEGERS
 from pipeline.places.protocol import SEQ_MAX, SEQ_MIN, Piece, Times
-from signing.key_entries import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
+from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"

@@ -24,9 +24,9 @@ from ledger.errors import BundleInvalidError, CanonicalError, ProofError, Signat
 from ledger.merkle import verify_consistency
 from ledger.verification.tree_check import Anchor
 from ledger.verification.verdict import Anchored
-from signing import note as notes
 from signing.anchors import WITNESS, Outsiders, as_of, judge_cosignature, judge_timestamp
-from signing.checkpoint import Checkpoint, open_checkpoint, parse
+from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.checkpoint import read as read_checkpoint
 from signing.keys import Keyring
 from signing.range_manifest import CONSISTENCY_HASHES_MAX, Hash
 from signing.strict import decode_base64
@@ -108,7 +108,7 @@ def _stated(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ou
     name = bundled.by.partition("+")[0] if bundled.kind == WITNESS else bundled.by
     unjudged = Anchor(bundled.kind, name, bundled.time, 0, b"", "not_checked")
     try:
-        size = parse(notes.parse(bundled.checkpoint).text).size
+        size = read_checkpoint(bundled.checkpoint).size
         stated = datetime.fromisoformat(bundled.time).astimezone(UTC)
         response = decode_base64(bundled.response, "the time stamp")
     except (SignatureError, ValueError, OverflowError) as error:

@@ -20,7 +20,7 @@ from app.privacy import rotation
 from app.privacy.keys import SubjectKeys
 from app.store import privacy as store
 from ledger.errors import PrivacyUnavailableError
-from signing import master_key
+from signing import data_keys
 from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from tests.app.bundles import exit_code
@@ -257,7 +257,7 @@ async def test_another_master_key_takes_over_and_the_old_one_can_go(
         wrapped = await superuser.fetchval(
             "SELECT wrapped_key FROM scheduler.subject_keys WHERE wrapped_key IS NOT NULL"
         )
-        old, new = master_key.load(str(old_file)), master_key.generate(str(tmp_path / "new.key"))
+        old, new = data_keys.load(str(old_file)), data_keys.generate(str(tmp_path / "new.key"))
         with pytest.raises(PrivacyUnavailableError, match="wrapped by master key"):
             await rotation.rotate_master(superuser, new, old)
         assert await rotation.rotate_master(superuser, old, new) == 1

@@ -13,7 +13,7 @@ from app.keys import node_keys
 from app.keys.node_keys import KeyBounds
 from ledger.hlc import Hlc
 from signing import key_file
-from signing.public_key import PublicKey
+from signing.keys import PublicKey
 
 ROOT = "0123456789abcdef"
 END = datetime(2026, 1, 1, tzinfo=UTC)

@@ -20,10 +20,9 @@ from app.chain.notary import TURNS_AT_ONCE_MAX
 from app.service import Service
 from ledger.errors import SigningUnavailableError
 from signing.checkpoint import Checkpoint, open_checkpoint, parse
-from signing.keys import Keyring
+from signing.keys import Keyring, PublicKey
 from signing.note import VerifierKey
 from signing.note import parse as parse_note
-from signing.public_key import PublicKey
 from signing.snapshot import open_snapshot
 from tests.app.admitting import admit_service
 from tests.app.chains import Chains, until

@@ -18,8 +18,7 @@ from securesystemslib.signer import SSlibKey
 from app.config import Settings
 from ledger.errors import ConfigurationError, SigningUnavailableError
 from signing import remote_signer
-from signing.keys import Keyring
-from signing.public_key import material_of
+from signing.keys import Keyring, material_of
 from signing.snapshot import open_snapshot
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer

@@ -21,7 +21,7 @@ from app.start.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.store import keys as key_store
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
 from signing import key_file
-from signing.key_entries import event_of
+from signing.key_history import event_of
 from tests.app.admitting import admit_by_hand, admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode

@@ -34,7 +34,8 @@ from ledger.verification import (
 )
 from ledger.verification.projection_check import stored_form
 from ledger.verification.snapshot import SnapshotClaim
-from signing.keys import FileSigner, Keyring
+from signing.key_file import FileSigner
+from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
 
 Row = dict[str, Any]

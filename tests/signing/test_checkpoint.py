@@ -10,7 +10,8 @@ from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from signing import note
 from signing.checkpoint import SIZE_MAX, Checkpoint, body, open_checkpoint, parse, sign_checkpoint
-from signing.keys import FileSigner, Keyring, PublicKey
+from signing.key_file import FileSigner
+from signing.keys import Keyring, PublicKey
 from signing.note import Note
 
 ORIGIN = "log.example/acme"

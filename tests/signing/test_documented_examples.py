@@ -10,7 +10,7 @@ from ledger import canonical, private_fields
 from signing import envelope, key_statement
 from signing.checkpoint import open_checkpoint
 from signing.cosignature import WitnessKey, cosignatures_of
-from signing.data_key import DataKey
+from signing.data_keys import DataKey
 from signing.keys import Keyring
 from signing.note import VerifierKey, parse
 from signing.snapshot import open_snapshot

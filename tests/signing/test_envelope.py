@@ -17,7 +17,8 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from signing import envelope
-from signing.keys import FileSigner, Keyring, PublicKey
+from signing.key_file import FileSigner
+from signing.keys import Keyring, PublicKey
 
 PAYLOAD = b'{"what": "\xc3\xa9\xf0\x9f\x94\x91"}'
 

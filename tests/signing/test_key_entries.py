@@ -11,9 +11,8 @@ import pytest
 from ledger import canonical
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
 from signing import key_file
-from signing.key_entries import named_keys, without_trust
 from signing.key_file import FileSigner
-from signing.key_history import added_facts, root_facts
+from signing.key_history import added_facts, named_keys, root_facts, without_trust
 from tests.ledger.ledger_in_memory import Ledger
 
 ORIGIN = canonical.encode(

@@ -9,7 +9,8 @@ import pytest
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.hlc import Hlc
 from signing import note
-from signing.keys import ECDSA_P256, KEYS_MAX, FileSigner, Keyring, PublicKey, generate
+from signing.key_file import FileSigner, generate
+from signing.keys import ECDSA_P256, KEYS_MAX, Keyring, PublicKey
 
 JUNE = datetime(2026, 6, 1, tzinfo=UTC)
 JULY = datetime(2026, 7, 1, tzinfo=UTC)

@@ -18,7 +18,8 @@ from ledger.errors import InvalidInputError, SignatureError
 from ledger.hlc import Hlc
 from ledger.verification.snapshot import SnapshotClaim
 from signing import envelope
-from signing.keys import FileSigner, Keyring, PublicKey
+from signing.key_file import FileSigner
+from signing.keys import Keyring, PublicKey
 from signing.snapshot import open_snapshot, sign_snapshot, statement
 
 HLC_MS = 1704931200000

@@ -1,7 +1,7 @@
-"""Files that hold a secret: made whole and for one user, read only where no other user can.
+"""Files that appear under their name only once they are whole, and those that hold a secret.
 
-Such a file appears whole or not at all, mode 0600: written and fsynced under another name, linked into place (which
-never overwrites), folder fsynced. A file that group or others can reach is refused, and no rights are ever changed.
+Written and fsynced under another name, then renamed, folder fsynced. A file with a secret has mode 0600 and is linked
+into place, which never overwrites; where group or others can reach it, it is refused, and no rights are ever changed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ledger.errors import ConfigurationError
@@ -79,21 +80,49 @@ def make(path: Path, content: bytes) -> None:
     """
     try:
         make_folder(path.parent)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            with os.fdopen(os.open(temporary, flags, FILE_MODE), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        with _unfinished(path, FILE_MODE) as (temporary, file):
+            file.write(content)
+            _sync(file)
             os.link(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
     except FileExistsError as error:
         raise ConfigurationError(f"key file {path} exists already; it was left as it is") from error
     except OSError as error:
         raise ConfigurationError(f"key file {path} cannot be made: {error.strerror}") from error
+
+
+@contextmanager
+def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file that takes the name ``path`` when the context ends well, durable, and is gone when it does not; ``mode``
+    as far as the umask leaves it."""
+    try:
+        with _unfinished(path, mode) as (temporary, file):
+            yield file
+            _sync(file)
+            temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        # What a write or fsync raises names no file.
+        if error.errno is not None and error.filename is None:
+            raise OSError(error.errno, f"{error.strerror}; nothing of it is kept", str(path)) from error
+        raise
+
+
+@contextmanager
+def _unfinished(path: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file beside ``path``, which is gone under that name when the context ends."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+            yield temporary, file
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def load_or_make(path: Path, load: Callable[[], Key], make: Callable[[], Key]) -> Key:
