@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from wal.scan import WINDOW_BYTES, end_of_data
-from wal.segment import FILE_MODE, UNNAMED_SUFFIX, Segment, sync_folder, write_fully
+from wal.segment import NEW_FILE, UNNAMED_SUFFIX, Segment, opened, sync_folder, write_fully
 
 
 def set_aside(folder: Path, segment: Segment, prefix: str) -> str:
@@ -21,11 +21,8 @@ def copy_tail(folder: Path, segment: Segment, offset: int, prefix: str) -> str:
     """Keep the bytes from ``offset`` on in a file of their own, durably; its name."""
     aside = _free_name(folder, segment, offset, prefix)
     unfinished = aside.with_name(aside.name + UNNAMED_SUFFIX)
-    source = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(segment.path) as source:
         copy_range(source, unfinished, offset, end_of_data(source, offset))
-    finally:
-        os.close(source)
     os.rename(unfinished, aside)
     sync_folder(folder)
     return aside.name
@@ -33,16 +30,13 @@ def copy_tail(folder: Path, segment: Segment, offset: int, prefix: str) -> str:
 
 def copy_range(source: int, target: Path, start: int, end: int, rest: bytes = b"") -> None:
     """Make the file ``target`` of the bytes from ``start`` to ``end`` of an open file, then ``rest``, and sync it."""
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    try:
+    with opened(target, NEW_FILE) as descriptor:
         for at in range(start, end, WINDOW_BYTES):
             data = os.pread(source, min(WINDOW_BYTES, end - at), at)
             write_fully(descriptor, (data,), at - start)
         if rest:
             write_fully(descriptor, (rest,), end - start)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _free_name(folder: Path, segment: Segment, offset: int, prefix: str) -> Path:

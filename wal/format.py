@@ -190,6 +190,11 @@ def encode_record(lsn: Lsn, hlc: bytes, record_type: int, payload: bytes) -> byt
     return CRC.pack(crc32(payload, crc32(tail))) + tail + payload
 
 
+def batch_of(first_lsn: Lsn, last_lsn: Lsn, hlc: bytes, body: bytes) -> BatchRecord:
+    """What announces ``body``, the records from ``first_lsn`` to ``last_lsn``, whose packed HLC is ``hlc``."""
+    return BatchRecord(first_lsn, last_lsn, hlc, len(body), crc32(body))
+
+
 def encode_batch(batch: BatchRecord) -> bytes:
     """The BATCH record that opens a batch."""
     payload = struct.pack(">QQII", batch.first_lsn, batch.last_lsn, batch.body_bytes, batch.body_crc32)

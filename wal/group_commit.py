@@ -28,7 +28,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from zlib import crc32
 
 from ledger.errors import (
     InvalidInputError,
@@ -44,7 +43,7 @@ from wal.format import (
     BATCH_BODY_BYTES_LIMIT,
     RECORD_BYTES_LIMIT,
     RECORD_HEADER_BYTES,
-    BatchRecord,
+    batch_of,
     encode_records,
 )
 from wal.guard import CHECK_INTERVAL_S
@@ -299,7 +298,7 @@ class GroupCommit:
         log = self._log
         last_lsn = Lsn(log.next_lsn + len(records) - 1)
         body = encode_records(log.next_lsn, self._node_hash, records)
-        log.append(BatchRecord(log.next_lsn, last_lsn, records[-1][0].pack(), len(body), crc32(body)), body)
+        log.append(batch_of(log.next_lsn, last_lsn, records[-1][0].pack(), body), body)
         started = time.perf_counter()
         log.sync()
         sync_s = time.perf_counter() - started

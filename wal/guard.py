@@ -56,15 +56,29 @@ class FolderGuard:
                 del self._segments[name]
                 self._retired.discard(name)
             elif found.get(name) != inode:
-                raise gone(self._folder / name)
+                raise _gone(self._folder / name)
         if self._lock_inode is not None and found.get(LOCK_NAME) != self._lock_inode:
-            raise gone(self._folder / LOCK_NAME)
+            raise _gone(self._folder / LOCK_NAME)
         if self._has_control and CONTROL_NAME not in found:
-            raise gone(self._folder / CONTROL_NAME)
+            raise _gone(self._folder / CONTROL_NAME)
         self._has_control = CONTROL_NAME in found
 
 
-def gone(path: Path) -> WalError:
+def check_named(path: Path, inode: int) -> None:
+    """Return when the file of this inode still has its name.
+
+    Raises:
+        WalError: it was removed, renamed or replaced.
+    """
+    try:
+        is_named = os.stat(path).st_ino == inode
+    except OSError:
+        is_named = False
+    if not is_named:
+        raise _gone(path)
+
+
+def _gone(path: Path) -> WalError:
     """What is said of a file that is not where the writer has it."""
     return WalError(f"{path} was removed, renamed or replaced under the writer; put it back before the next start")
 

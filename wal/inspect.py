@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ledger.chain.record import decode as decode_event
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
-from ledger.hlc import unpack16
+from ledger.hlc import Hlc, unpack16
 from ledger.machines.events import ACTIONS, BATCH_RECORD_TYPE
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control
-from wal.format import (
-    BATCH_RECORD_BYTES,
-    HLC_AT,
-    RECORD,
-    RECORD_HEADER_BYTES,
-    SEGMENT_HEADER_BYTES,
-    BatchRecord,
-    FormatError,
-    decode_batch,
-)
+from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError
 from wal.lock import LOCK_NAME
-from wal.scan import Damage, end_of_data, find_bad_record, find_batch
-from wal.segment import Segment, list_segments, read_header
+from wal.reader import Record, records_of
+from wal.scan import Batch, Damage, batch_at, find_batch
+from wal.segment import Segment, list_segments, opened, read_header
 from wal.survey import Survey, survey
+
+Seen = TypeVar("Seen")
 
 SETTLE_S = 0.05
 """How long damage must stand unchanged before it counts."""
@@ -165,17 +162,29 @@ def _report(folder: Path) -> WalReport:
 
 def _settled_survey(folder: Path, node_id: str, control: Control | None, known: Lsn) -> Survey:
     """A survey whose finding, if any, is not a batch in flight or a segment just removed."""
+
+    def look() -> Survey | None:
+        try:
+            return survey(folder, node_id, control, known)
+        except FileNotFoundError:
+            return None
+
+    # A look that failed is like no other, so the next one counts.
+    found = _settled(look, lambda found: object() if found is None else found.finding)
+    return survey(folder, node_id, control, known) if found is None else found
+
+
+def _settled(look: Callable[[], Seen], wrong: Callable[[Seen], object]) -> Seen:
+    """What ``look`` gives, once nothing is ``wrong`` with it, or the same is when looked at again."""
     before: object = None
     for _ in range(SETTLE_ATTEMPTS):
-        try:
-            found = survey(folder, node_id, control, known)
-        except FileNotFoundError:
-            continue
-        if found.finding is None or found.finding == before:
+        seen = look()
+        what = wrong(seen)
+        if what is None or what == before:
             break
-        before = found.finding
+        before = what
         time.sleep(SETTLE_S)
-    return found
+    return seen
 
 
 def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, object]]:
@@ -183,87 +192,62 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, object]]
         read_header(segment)
     except FormatError as error:
         yield {"segment": segment.name, "offset": 0, "error": str(error)}
-    descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(segment.path) as descriptor:
         offset: int | None = SEGMENT_HEADER_BYTES
         above_lsn = Lsn(segment.base_lsn - 1)
         while offset is not None:
-            batch, damage = _settled_batch(descriptor, offset, Lsn(above_lsn + 1), node_id)
-            if batch is not None:
-                yield from _items(segment, descriptor, node_id, offset, batch, damage)
-                above_lsn = batch.last_lsn
-                offset += BATCH_RECORD_BYTES + batch.body_bytes
-            elif damage is None:
+            look = partial(batch_at, descriptor, offset, None, node_id)
+            found = _settled(look, lambda found: found if isinstance(found, Damage) else None)
+            if found is None:
                 return
+            damage = found if isinstance(found, Damage) else None
+            batch = found if isinstance(found, Batch) else _sound_part(descriptor, found)
+            if batch is not None:
+                yield from _items(segment, node_id, batch)
+                offset, above_lsn = batch.end, batch.record.last_lsn
             if damage is not None:
                 yield {"segment": segment.name, "offset": damage.offset, "error": damage.reason}
                 offset = find_batch(descriptor, damage.offset + 1, above_lsn, node_id)
-    finally:
-        os.close(descriptor)
 
 
-def _settled_batch(
-    descriptor: int, offset: int, next_lsn: Lsn, node_id: str
-) -> tuple[BatchRecord | None, Damage | None]:
-    """What the BATCH record at ``offset`` announces and what is wrong there; neither at the end of the segment."""
-    before = None
-    for _ in range(SETTLE_ATTEMPTS):
-        batch, damage = _read_batch(descriptor, offset, next_lsn, node_id)
-        if damage is None or damage == before:
-            break
-        before = damage
-        time.sleep(SETTLE_S)
-    return batch, damage
+def _sound_part(descriptor: int, damage: Damage) -> Batch | None:
+    """A damaged batch up to its first bad record; None where the BATCH record is the bad one."""
+    if damage.batch is None:
+        return None
+    body_at = damage.batch_offset + BATCH_RECORD_BYTES
+    return Batch(damage.batch_offset, damage.batch, os.pread(descriptor, damage.offset - body_at, body_at))
 
 
-def _read_batch(descriptor: int, offset: int, next_lsn: Lsn, node_id: str) -> tuple[BatchRecord | None, Damage | None]:
-    data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
-    try:
-        batch = decode_batch(data, 0, len(data))
-    except FormatError as error:
-        if end_of_data(descriptor, offset) == offset:
-            return None, None
-        return None, Damage(offset, next_lsn, str(error), offset)
-    return batch, find_bad_record(descriptor, offset, batch, node_id)
+def _items(segment: Segment, node_id: str, batch: Batch) -> Iterator[dict[str, object]]:
+    """The BATCH record of a batch and its records, as far as they are sound."""
+    offset, announced, body = batch
+    physical_ms, logical, _ = unpack16(announced.hlc)
+    opening = Record(announced.first_lsn, segment.epoch, Hlc(physical_ms, logical, node_id), BATCH_RECORD_TYPE, b"")
+    range_ = {"first_lsn": announced.first_lsn, "last_lsn": announced.last_lsn}
+    yield _item(segment, offset, opening, BATCH_RECORD_BYTES) | range_
+    offset += BATCH_RECORD_BYTES
+    for record in records_of(body, segment.epoch, node_id):
+        yield _item(segment, offset, record, record.length) | _payload_item(record.payload)
+        offset += record.length
 
 
-def _items(
-    segment: Segment, descriptor: int, node_id: str, offset: int, batch: BatchRecord, damage: Damage | None
-) -> Iterator[dict[str, object]]:
-    """The BATCH record at ``offset`` and the sound records behind it."""
-    size = BATCH_RECORD_BYTES + batch.body_bytes
-    data = os.pread(descriptor, size if damage is None else max(damage.offset - offset, BATCH_RECORD_BYTES), offset)
-    at = 0
-    while at < len(data):
-        _, length, lsn, _, _, _, _, kind = RECORD.unpack_from(data, at)
-        physical_ms, logical, _ = unpack16(data[at : at + RECORD_HEADER_BYTES][HLC_AT])
-        item: dict[str, object] = {
-            "segment": segment.name,
-            "offset": offset + at,
-            "lsn": lsn,
-            "epoch": segment.epoch,
-            "hlc": f"{physical_ms}:{logical}:{node_id}",
-            "type": kind,
-            "action": "BATCH" if kind == BATCH_RECORD_TYPE else ACTIONS.get(kind, ""),
-            "length": length,
-        }
-        if kind == BATCH_RECORD_TYPE:
-            yield item | {"first_lsn": batch.first_lsn, "last_lsn": batch.last_lsn}
-        else:
-            yield item | _payload_item(data[at + RECORD_HEADER_BYTES : at + length])
-        at += length
+def _item(segment: Segment, offset: int, record: Record, length: int) -> dict[str, object]:
+    return {
+        "segment": segment.name,
+        "offset": offset,
+        "lsn": record.lsn,
+        "epoch": record.epoch,
+        "hlc": record.hlc.text(),
+        "type": record.type,
+        "action": "BATCH" if record.type == BATCH_RECORD_TYPE else ACTIONS.get(record.type, ""),
+        "length": length,
+    }
 
 
 def _payload_item(payload: bytes) -> dict[str, object]:
-    try:
+    with suppress(InvalidInputError, UnicodeDecodeError):
         event = decode_event(payload)
         return {"tenant_id": event.tenant_id, "job_id": event.job_id, "payload": event.payload.decode()}
-    except (InvalidInputError, UnicodeDecodeError):
-        return _plain_payload_item(payload)
-
-
-def _plain_payload_item(payload: bytes) -> dict[str, object]:
-    try:
+    with suppress(UnicodeDecodeError):
         return {"payload": payload.decode()}
-    except UnicodeDecodeError:
-        return {"payload_hex": payload.hex()}
+    return {"payload_hex": payload.hex()}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ledger.positions import Epoch, Lsn
 from wal.format import SEGMENT_HEADER_BYTES, BatchRecord, SegmentHeader, encode_batch
-from wal.guard import FolderGuard, gone
+from wal.guard import FolderGuard, check_named
 from wal.segment import create_segment, segment_name, write_fully
 from wal.spare import Spare
 
@@ -107,7 +107,7 @@ class Log:
             WalError: the segment has lost its name; what was synced into it would not be found.
         """
         os.fdatasync(self._descriptor)
-        self._check_named()
+        check_named(self._path, self._inode)
         self.durable_lsn = self.written_lsn
 
     def rotate(self) -> None:
@@ -161,11 +161,3 @@ class Log:
             os.fsync(self._descriptor)
         os.close(self._descriptor)
         self._descriptor = -1
-
-    def _check_named(self) -> None:
-        try:
-            is_named = os.stat(self._path).st_ino == self._inode
-        except OSError:
-            is_named = False
-        if not is_named:
-            raise gone(self._path)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
-from ledger.positions import Epoch, Lsn
-from wal.format import (
-    BATCH_RECORD_BYTES,
-    RECORD,
-    RECORD_HEADER_BYTES,
-    SEGMENT_HEADER_BYTES,
-    BatchRecord,
-    FormatError,
-    decode_batch,
-)
-from wal.scan import end_of_data, find_bad_record
-from wal.segment import Segment, list_segments, read_header
+from ledger.positions import NO_EPOCH, Epoch, Lsn
+from wal.format import RECORD, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, FormatError, SegmentHeader
+from wal.scan import Batch, Damage, batch_at
+from wal.segment import Segment, list_segments, misplaced, opened, read_header
 
 
 class Record(NamedTuple):
@@ -31,6 +22,11 @@ class Record(NamedTuple):
     hlc: Hlc
     type: int
     payload: bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole record."""
+        return RECORD_HEADER_BYTES + len(self.payload)
 
 
 def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None) -> Iterator[Record]:
@@ -51,77 +47,54 @@ def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None)
             f"LSN {from_lsn} is no longer in {folder}; its oldest segment begins with {segments[0].base_lsn}"
         )
     begun = max((at for at, segment in enumerate(segments) if segment.base_lsn <= from_lsn), default=0)
-    last_lsn = None
+    last_lsn = before = None
     for segment in segments[begun:]:
-        for record in _read_segment(segment, from_lsn, node_id, last_lsn):
-            yield record
-            last_lsn = record.lsn
-            if last_lsn == upto_lsn:
-                return
+        before = _header(segment, node_id, before, last_lsn)
+        for batch in batches(segment, node_id, from_lsn):
+            for record in records_of(batch.body, segment.epoch, node_id):
+                if record.lsn >= from_lsn:
+                    yield record
+                    last_lsn = record.lsn
+                    if last_lsn == upto_lsn:
+                        return
     if upto_lsn is not None:
         raise WalError(f"LSN {upto_lsn} is not in {folder}")
 
 
-def _read_segment(segment: Segment, from_lsn: Lsn, node_id: str, last_lsn: Lsn | None) -> Iterator[Record]:
+def _header(segment: Segment, node_id: str, before: SegmentHeader | None, last_lsn: Lsn | None) -> SegmentHeader:
+    """The header of a segment that may follow the one of ``before``, which goes up to ``last_lsn``."""
     try:
         header = read_header(segment)
     except FormatError as error:
         raise WalCorruptError(segment.name, 0, str(error)) from error
-    if header.node_id != node_id:
-        raise WalCorruptError(segment.name, 0, f"the segment belongs to node {header.node_id}, not {node_id}")
-    if last_lsn is not None and header.previous_lsn != last_lsn:
-        reason = f"the segment follows LSN {header.previous_lsn}, but {last_lsn} is the one before it"
+    wal_id, epoch = (None, NO_EPOCH) if before is None else (before.wal_id, before.epoch)
+    reason = misplaced(header, node_id=node_id, wal_id=wal_id, epoch=epoch, last_lsn=last_lsn)
+    if reason is not None:
         raise WalCorruptError(segment.name, 0, reason)
-    descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        offset = SEGMENT_HEADER_BYTES
-        next_lsn = header.base_lsn
-        while (batch := read_batch(segment, descriptor, offset, next_lsn)) is not None:
-            if batch.last_lsn >= from_lsn:
-                yield from _records(segment, read_body(segment, descriptor, offset, batch, node_id), from_lsn, node_id)
-            offset += BATCH_RECORD_BYTES + batch.body_bytes
-            next_lsn = Lsn(batch.last_lsn + 1)
-    finally:
-        os.close(descriptor)
+    return header
 
 
-def read_batch(segment: Segment, descriptor: int, offset: int, next_lsn: Lsn) -> BatchRecord | None:
-    """The BATCH record at ``offset``, None at the end of the segment.
+def batches(segment: Segment, node_id: str, from_lsn: Lsn) -> Iterator[Batch]:
+    """The batches of a segment that end with ``from_lsn`` or later, every record of them checked.
 
     Raises:
-        WalCorruptError: something else stands there.
+        WalCorruptError: one is damaged, or the BATCH record of one before them.
     """
-    data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
-    if not data:
-        return None
-    try:
-        batch = decode_batch(data, 0, len(data))
-    except FormatError as error:
-        if end_of_data(descriptor, offset) == offset:
-            return None
-        raise WalCorruptError(segment.name, offset, str(error)) from error
-    if batch.first_lsn != next_lsn:
-        raise WalCorruptError(segment.name, offset, f"LSN {batch.first_lsn} stands where {next_lsn} should")
-    return batch
+    with opened(segment.path) as descriptor:
+        offset, next_lsn = SEGMENT_HEADER_BYTES, segment.base_lsn
+        while (found := batch_at(descriptor, offset, next_lsn, node_id, from_lsn)) is not None:
+            if isinstance(found, Damage):
+                raise WalCorruptError(segment.name, found.offset, found.reason)
+            if found.body:
+                yield found
+            offset, next_lsn = found.end, Lsn(found.record.last_lsn + 1)
 
 
-def read_body(segment: Segment, descriptor: int, offset: int, batch: BatchRecord, node_id: str) -> bytes:
-    """The records of the batch at ``offset``, every one checked.
-
-    Raises:
-        WalCorruptError: one is damaged.
-    """
-    damage = find_bad_record(descriptor, offset, batch, node_id)
-    if damage is not None:
-        raise WalCorruptError(segment.name, damage.offset, damage.reason)
-    return os.pread(descriptor, batch.body_bytes, offset + BATCH_RECORD_BYTES)
-
-
-def _records(segment: Segment, body: bytes, from_lsn: Lsn, node_id: str) -> Iterator[Record]:
+def records_of(body: bytes, epoch: Epoch, node_id: str) -> Iterator[Record]:
+    """The records in the body of a batch, or in the sound beginning of one."""
     at = 0
     while at < len(body):
         _, length, lsn, physical_ms, logical, _, _, kind = RECORD.unpack_from(body, at)
-        if lsn >= from_lsn:
-            hlc = Hlc(physical_ms, logical, node_id)
-            yield Record(Lsn(lsn), segment.epoch, hlc, kind, body[at + RECORD_HEADER_BYTES : at + length])
+        payload = body[at + RECORD_HEADER_BYTES : at + length]
+        yield Record(Lsn(lsn), epoch, Hlc(physical_ms, logical, node_id), kind, payload)
         at += length

@@ -1,8 +1,9 @@
-"""Reading one segment from its first byte to its last sound batch, in bounded memory, changing nothing.
+"""Reading one segment, in bounded memory, changing nothing.
 
-The scan checks the CRC of every BATCH record, that each batch begins where the one before it ended,
-and the CRC of every body. Only a body that fails, and the last one, are walked record by record.
-The announced range of every other batch is held to by the BATCH record after it.
+``batch_at`` reads one batch and checks every record of it: recovery, readers, truncation and dumps all read so.
+``scan_segment`` passes over a whole segment: it checks the CRC of every BATCH record, that each batch begins where the
+one before it ended, and the CRC of every body. The record by record walk is left to what ends that pass, and to the
+last batch. The announced range of every other batch is held to by the BATCH record after it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from zlib import crc32
 
 from ledger.hlc import node_hash
 from ledger.machines.events import BATCH_RECORD_TYPE
-from ledger.positions import Lsn
+from ledger.positions import BEFORE_FIRST, Lsn
 from wal.format import (
     BATCH,
     BATCH_BODY_BYTES_LIMIT,
     BATCH_RECORD_BYTES,
     CRC_BYTES,
+    HLC_AT,
     LSN_LIMIT,
     PENDING,
     RECORD_HEADER_BYTES,
@@ -32,11 +34,24 @@ from wal.format import (
 )
 
 WINDOW_BYTES = 4 << 20
-"""What is read at once. A scan holds one of these and, for a damaged or last batch, its body."""
+"""What is read at once. A scan holds one of these and, of a batch that is longer, damaged or the last, its body."""
 
 _ZEROS = bytes(WINDOW_BYTES)
 _BATCH_LENGTH = BATCH_RECORD_BYTES.to_bytes(4, "big")
 _LENGTH_AT = 4
+
+
+class Batch(NamedTuple):
+    """One batch whose BATCH record stands at ``offset``; ``body`` is its records, each checked."""
+
+    offset: int
+    record: BatchRecord
+    body: bytes
+
+    @property
+    def end(self) -> int:
+        """Where the next batch begins."""
+        return self.offset + BATCH_RECORD_BYTES + self.record.body_bytes
 
 
 class Damage(NamedTuple):
@@ -68,10 +83,50 @@ class SegmentScan(NamedTuple):
 
     end: int
     last_lsn: Lsn
-    batches: int
     last_batch_offset: int | None
     highest_hlc: bytes | None
     damage: Damage | None
+
+
+def batch_at(
+    descriptor: int, offset: int, next_lsn: Lsn | None, node_id: str, from_lsn: Lsn = BEFORE_FIRST
+) -> Batch | Damage | None:
+    """The batch at ``offset``, or what is wrong there; None at the end of the segment.
+
+    It must begin with ``next_lsn``, if that is known. Of a batch that ends below ``from_lsn`` the records are not read:
+    its body is empty.
+    """
+    data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
+    try:
+        record = decode_batch(data, 0, len(data))
+        if next_lsn not in (None, record.first_lsn):
+            raise FormatError(f"a batch begins with LSN {record.first_lsn} where {next_lsn} should be")
+    except FormatError as error:
+        is_end = end_of_data(descriptor, offset) == offset
+        return None if is_end else Damage(offset, next_lsn or BEFORE_FIRST, str(error), offset)
+    if record.last_lsn < from_lsn:
+        return Batch(offset, record, b"")
+    batch = Batch(offset, record, os.pread(descriptor, record.body_bytes, offset + BATCH_RECORD_BYTES))
+    return _bad_record(batch, node_id) or batch
+
+
+def _bad_record(batch: Batch, node_id: str) -> Damage | None:
+    """Walk a batch record by record; None when it is all it announces to be."""
+    offset, announced, body = batch
+    at = 0
+    lsn = announced.first_lsn
+    sound_hlc = None
+    try:
+        while lsn <= announced.last_lsn:
+            length = check_record(body, at, lsn=lsn, node_id=node_id, available=len(body) - at)
+            sound_hlc = body[at + HLC_AT.start : at + HLC_AT.stop]
+            at += length
+            lsn = Lsn(lsn + 1)
+    except FormatError as error:
+        return Damage(offset + BATCH_RECORD_BYTES + at, lsn, str(error), offset, announced, sound_hlc)
+    if at != announced.body_bytes or sound_hlc != announced.hlc or crc32(body) != announced.body_crc32:
+        return Damage(offset, announced.first_lsn, "the BATCH record disagrees with its records", offset)
+    return None
 
 
 def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
@@ -82,46 +137,44 @@ def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
     """
     window = memoryview(bytearray(WINDOW_BYTES))
     offset = SEGMENT_HEADER_BYTES
-    batches = 0
-    last_offset: int | None = None
+    last: tuple[int, Lsn] | None = None
     damage: Damage | None = None
     while filled := os.preadv(descriptor, (window,), offset):
         run = _sound_run(window[:filled], next_lsn)
-        if run.batches == 0:
+        if not run.end:
             # Longer than the window, or damaged, or the end.
-            batch, damage = _check_batch(descriptor, offset, next_lsn, node_id)
-            if batch is None:
+            found = batch_at(descriptor, offset, next_lsn, node_id)
+            if not isinstance(found, Batch):
+                damage = found
                 break
-            run = _Run(1, 0, BATCH_RECORD_BYTES + batch.body_bytes, Lsn(batch.last_lsn + 1))
-        batches += run.batches
-        last_offset = offset + run.last_at
+            run = _Run(found.end - offset, Lsn(found.record.last_lsn + 1), 0, next_lsn)
+        last = offset + run.last_at, run.first_lsn
         offset += run.end
         next_lsn = run.next_lsn
-    if last_offset is None:
-        return SegmentScan(offset, Lsn(next_lsn - 1), batches, None, None, damage)
-    last = decode_batch(os.pread(descriptor, BATCH_RECORD_BYTES, last_offset), 0, BATCH_RECORD_BYTES)
-    if damage is None:
-        damage = find_bad_record(descriptor, last_offset, last, node_id)
-        if damage is not None:
-            return SegmentScan(last_offset, Lsn(last.first_lsn - 1), batches - 1, None, None, damage)
-    return SegmentScan(offset, Lsn(next_lsn - 1), batches, last_offset, last.hlc, damage)
+    if last is None:
+        return SegmentScan(offset, Lsn(next_lsn - 1), None, None, damage)
+    last_offset, first_lsn = last
+    found = batch_at(descriptor, last_offset, first_lsn, node_id)
+    if isinstance(found, Batch):
+        return SegmentScan(offset, Lsn(next_lsn - 1), last_offset, found.record.hlc, damage)
+    return SegmentScan(last_offset, Lsn(first_lsn - 1), None, None, found)
 
 
 class _Run(NamedTuple):
-    """Sound batches one behind the other: the last begins at ``last_at``, the run ends at ``end``."""
+    """Sound batches one behind the other, up to ``end``: the last begins at ``last_at``, with ``first_lsn``."""
 
-    batches: int
-    last_at: int
     end: int
     next_lsn: Lsn
+    last_at: int
+    first_lsn: Lsn
 
 
 def _sound_run(data: memoryview, first_lsn: Lsn) -> _Run:
     """The sound batches that lie whole in ``data``, from its start on.
 
-    Asks of each what ``_check_batch`` asks, in the order that is fastest for a batch that passes.
+    Asks of each what ``decode_batch`` asks, in the order that is fastest for a batch that passes.
     """
-    at = last_at = batches = 0
+    at = last_at = 0
     next_lsn: int = first_lsn
     end = len(data)
     unpack = BATCH.unpack_from
@@ -140,53 +193,9 @@ def _sound_run(data: memoryview, first_lsn: Lsn) -> _Run:
             or state != PENDING
         ):
             break
-        batches += 1
-        last_at = at
-        at = behind
-        next_lsn = last + 1
-    return _Run(batches, last_at, at, Lsn(next_lsn))
-
-
-def _check_batch(descriptor: int, offset: int, next_lsn: Lsn, node_id: str) -> tuple[BatchRecord | None, Damage | None]:
-    """The batch at ``offset`` when it is sound, else what is wrong with it; neither at the end of the segment."""
-    data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
-    try:
-        batch = decode_batch(data, 0, len(data))
-        if batch.first_lsn != next_lsn:
-            raise FormatError(f"a batch begins with LSN {batch.first_lsn} where {next_lsn} should be")
-    except FormatError as error:
-        if end_of_data(descriptor, offset) == offset:
-            return None, None
-        return None, Damage(offset, next_lsn, str(error), offset)
-    crc = 0
-    left = batch.body_bytes
-    at = offset + BATCH_RECORD_BYTES
-    while left and (part := os.pread(descriptor, min(left, WINDOW_BYTES), at)):
-        crc = crc32(part, crc)
-        left -= len(part)
-        at += len(part)
-    if left or crc != batch.body_crc32:
-        return None, find_bad_record(descriptor, offset, batch, node_id)
-    return batch, None
-
-
-def find_bad_record(descriptor: int, offset: int, batch: BatchRecord, node_id: str) -> Damage | None:
-    """Walk the batch at ``offset`` record by record; None when it is all it announces to be."""
-    body = os.pread(descriptor, batch.body_bytes, offset + BATCH_RECORD_BYTES)
-    at = 0
-    lsn = batch.first_lsn
-    sound_hlc = None
-    try:
-        while lsn <= batch.last_lsn:
-            length = check_record(body, at, lsn=lsn, node_id=node_id, available=len(body) - at)
-            sound_hlc = body[at + 16 : at + 32]
-            at += length
-            lsn = Lsn(lsn + 1)
-    except FormatError as error:
-        return Damage(offset + BATCH_RECORD_BYTES + at, lsn, str(error), offset, batch, sound_hlc)
-    if at != batch.body_bytes or sound_hlc != batch.hlc or crc32(body) != batch.body_crc32:
-        return Damage(offset, batch.first_lsn, "the BATCH record disagrees with its records", offset)
-    return None
+        last_at, at = at, behind
+        first_lsn, next_lsn = first, last + 1
+    return _Run(at, Lsn(next_lsn), last_at, first_lsn)
 
 
 def find_batch(descriptor: int, offset: int, above_lsn: Lsn, node_id: str) -> int | None:

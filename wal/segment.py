@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from ledger.errors import WalError
-from ledger.positions import Epoch, Lsn
+from ledger.positions import NO_EPOCH, Epoch, Lsn
 from wal.format import (
     SEGMENT_HEADER_BYTES,
     FormatError,
@@ -27,6 +28,8 @@ from wal.format import (
 SPARE_NAME = "spare"
 UNNAMED_SUFFIX = ".tmp"
 FILE_MODE = 0o600
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+"""Flags to open a file that is written from its start."""
 FOLDER_MODE = 0o700
 _NAME = re.compile(r"([0-9]{20})-([1-9][0-9]{0,18})\.wal")
 
@@ -74,6 +77,25 @@ def read_header(segment: Segment) -> SegmentHeader:
     return header
 
 
+def misplaced(
+    header: SegmentHeader, *, node_id: str, wal_id: str | None, epoch: Epoch = NO_EPOCH, last_lsn: Lsn | None = None
+) -> str | None:
+    """Why a segment with this sound header is none of this log, or cannot follow one of ``epoch`` with which the log
+    goes up to ``last_lsn``; None when it can. What is None, or no epoch, is not compared.
+    """
+    if header.node_id != node_id:
+        return f"the segment belongs to node {header.node_id}, not to {node_id}"
+    if wal_id not in (None, header.wal_id):
+        return f"the segment belongs to WAL {header.wal_id}, not to {wal_id}"
+    if header.epoch < epoch:
+        return f"the epoch goes down from {epoch} to {header.epoch}"
+    if last_lsn not in (None, header.previous_lsn):
+        return f"the segment follows LSN {header.previous_lsn}, but {last_lsn} is the one before it"
+    if header.epoch == epoch and header.base_lsn != header.previous_lsn + 1:
+        return f"the segment begins with LSN {header.base_lsn} where {header.previous_lsn + 1} should stand"
+    return None
+
+
 def create_segment(folder: Path, header: SegmentHeader, *, prepared: bool = False) -> int:
     """Make a segment, its header and name synced, and return its descriptor, open for writing.
 
@@ -107,6 +129,16 @@ def remove_unnamed(folder: Path) -> None:
         path.unlink()
 
 
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor of the file, to read from unless ``flags`` say otherwise."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_fully(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
     """Write all of ``parts`` one after the other at ``offset``: one system call, more when it falls short.
 
@@ -127,21 +159,15 @@ def write_fully(descriptor: int, parts: Sequence[bytes | memoryview], offset: in
 
 def sync_folder(folder: Path) -> None:
     """Make the names in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def store_file(path: Path, data: bytes) -> None:
     """Put ``data`` into ``path`` so that a crash leaves either the old file or the new one, whole."""
     temporary = path.with_name(path.name + UNNAMED_SUFFIX)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    try:
+    with opened(temporary, NEW_FILE) as descriptor:
         write_fully(descriptor, (data,), 0)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     os.rename(temporary, path)
     sync_folder(path.parent)

@@ -14,8 +14,8 @@ import os
 import threading
 from pathlib import Path
 
-from wal.guard import gone
-from wal.segment import FILE_MODE, SPARE_NAME, write_fully
+from wal.guard import check_named
+from wal.segment import NEW_FILE, SPARE_NAME, opened, write_fully
 
 STEP_BYTES = 1 << 20
 """Zeros synced at once: small, so that batches synced meanwhile do not wait long behind them."""
@@ -45,8 +45,8 @@ class Spare:
         Raises:
             WalError: it was removed, renamed or replaced.
         """
-        if self._ready and _inode_at(self._path) != self._inode:
-            raise gone(self._path)
+        if self._ready:
+            check_named(self._path, self._inode)
 
     def prepare(self) -> None:
         """Begin to make the spare, if that was not begun since the last was taken."""
@@ -72,27 +72,16 @@ class Spare:
 
     def _fill(self) -> None:
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-            try:
+            with opened(self._path, NEW_FILE) as descriptor:
                 for start in range(0, self._size_bytes, STEP_BYTES):
                     if self._stopped.is_set():
                         return
                     write_fully(descriptor, (_ZEROS[: self._size_bytes - start],), start)
                     os.fdatasync(descriptor)
                 self._inode = os.fstat(descriptor).st_ino
-            finally:
-                os.close(descriptor)
         except OSError:
             # Done without: the writer goes on in segments that grow, and the space is given back.
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
             return
         self._ready = True
-
-
-def _inode_at(path: Path) -> int | None:
-    """Inode of the file there, None when there is none."""
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return None

@@ -14,7 +14,6 @@ missing segments and epochs that go down are corruption: no crash makes them.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +22,10 @@ from ledger.hlc import Hlc, unpack16
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal import history
 from wal.control import Control
-from wal.format import FormatError, SegmentHeader
+from wal.format import FormatError
 from wal.history import History
 from wal.scan import Damage, find_batch, scan_segment
-from wal.segment import Segment, list_segments, read_header
+from wal.segment import Segment, list_segments, misplaced, opened, read_header
 
 
 class Finding(NamedTuple):
@@ -41,13 +40,33 @@ class Finding(NamedTuple):
     corruption: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """What recovery cut: everything from byte ``offset`` of ``segment`` on.
+
+    The cut LSNs are ``first_lsn`` to ``last_lsn``; ``last_lsn`` is None when not even the BATCH record was
+    whole. ``copies`` are the files that keep what was cut.
+    """
+
+    segment: str
+    offset: int
+    reason: str
+    cut_bytes: int
+    first_lsn: Lsn
+    last_lsn: Lsn | None
+    copies: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Survey:
     """One log as it stands. ``last_lsn`` is that of its last sound record, 0 for an empty log.
 
+    ``first_lsn`` is the oldest LSN still there; of an empty log that was recovered the next one, so a caller that has
+    chained less than ``first_lsn - 1`` has lost records. ``wal_id`` is None when there is no control file either.
     ``end`` and ``last_batch_offset`` are places in ``last_segment``, the last one with a sound header.
     ``highest_hlc`` counts what a torn batch announced, too: nobody must be given that time again.
     ``epoch_ends`` has the last LSN of the log at the end of each epoch, ``history`` the first of each that left any.
+    ``finding`` is what was wrong, ``cut`` what recovery took away because of it.
     """
 
     node_id: str
@@ -64,6 +83,7 @@ class Survey:
     end: int = 0
     last_batch_offset: int | None = None
     finding: Finding | None = None
+    cut: TornTail | None = None
 
     def saw_records(self, segment: Segment) -> None:
         """``segment`` holds at least one."""
@@ -110,14 +130,17 @@ def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Dam
     except FormatError as error:
         result.last_epoch = max(result.last_epoch, segment.epoch)
         return Damage(0, next_lsn, str(error), 0), None
-    misplaced = _misplaced(result, header, first)
-    if misplaced is not None:
-        return Damage(0, next_lsn, misplaced, 0), "no crash does that"
-    descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    reason = misplaced(
+        header,
+        node_id=result.node_id,
+        wal_id=result.wal_id,
+        epoch=result.last_epoch,
+        last_lsn=None if first else result.last_lsn,
+    )
+    if reason is not None:
+        return Damage(0, next_lsn, reason, 0), "no crash does that"
+    with opened(segment.path) as descriptor:
         scan = scan_segment(descriptor, header.base_lsn, result.node_id)
-    finally:
-        os.close(descriptor)
     written_by = history.epoch_of(known, header.base_lsn) if scan.last_lsn >= header.base_lsn else None
     if written_by not in (None, header.epoch):
         reason = f"the segment is of epoch {header.epoch}, but by the control file epoch {written_by} wrote its records"
@@ -138,23 +161,6 @@ def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Dam
     return scan.damage, None
 
 
-def _misplaced(result: Survey, header: SegmentHeader, first: bool) -> str | None:
-    """Why a segment with this sound header cannot follow what was read so far."""
-    if header.node_id != result.node_id:
-        return f"the segment belongs to node {header.node_id}, not to {result.node_id}"
-    if result.wal_id is not None and header.wal_id != result.wal_id:
-        return f"the segment belongs to WAL {header.wal_id}, not to {result.wal_id}"
-    if first:
-        return None
-    if header.epoch < result.last_epoch:
-        return f"the epoch goes down from {result.last_epoch} to {header.epoch}"
-    if header.previous_lsn != result.last_lsn:
-        return f"the segment follows LSN {header.previous_lsn}, but {result.last_lsn} is the one before it"
-    if header.epoch == result.last_epoch and header.base_lsn != header.previous_lsn + 1:
-        return f"the segment begins with LSN {header.base_lsn} where {header.previous_lsn + 1} should stand"
-    return None
-
-
 def _proof_of_sync(
     result: Survey, segment: Segment, damage: Damage, later: tuple[Segment, ...], known_durable_lsn: Lsn
 ) -> str | None:
@@ -163,11 +169,8 @@ def _proof_of_sync(
         return f"segment {later[0].name} was begun later, so this one had been synced"
     if damage.lsn <= known_durable_lsn:
         return f"LSN {known_durable_lsn} is known to be durable"
-    descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(segment.path) as descriptor:
         behind = find_batch(descriptor, damage.offset + 1, result.last_lsn, result.node_id)
-    finally:
-        os.close(descriptor)
     if behind is not None:
         return f"the batch at byte {behind} was written later, so this had been synced"
     return None

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from zlib import crc32
 
 from ledger.errors import WalError
-from ledger.positions import Lsn
+from ledger.positions import Epoch, Lsn
 from wal import control as control_file
 from wal.aside import copy_range, copy_tail, set_aside
-from wal.format import BATCH_RECORD_BYTES, HLC_AT, RECORD, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch
-from wal.reader import read_batch, read_body
-from wal.segment import UNNAMED_SUFFIX, Segment, list_segments, sync_folder
+from wal.format import batch_of, encode_batch
+from wal.reader import batches, records_of
+from wal.scan import Batch
+from wal.segment import UNNAMED_SUFFIX, Segment, list_segments, opened, sync_folder
 
 CUT_PREFIX = "cut-"
 
@@ -64,33 +64,21 @@ def truncate(folder: Path, node_id: str, last_lsn: Lsn) -> tuple[str, ...]:
 
 
 def _shorten(folder: Path, segment: Segment, node_id: str, last_lsn: Lsn) -> list[str]:
-    descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        offset, next_lsn = SEGMENT_HEADER_BYTES, segment.base_lsn
-        while (batch := read_batch(segment, descriptor, offset, next_lsn)) and batch.last_lsn <= last_lsn:
-            offset += BATCH_RECORD_BYTES + batch.body_bytes
-            next_lsn = Lsn(batch.last_lsn + 1)
-        if batch is None:
-            return []
-        aside = copy_tail(folder, segment, offset, CUT_PREFIX)
-        rest = _first_of(batch, read_body(segment, descriptor, offset, batch, node_id), last_lsn)
+    for batch in batches(segment, node_id, Lsn(last_lsn + 1)):
+        aside = copy_tail(folder, segment, batch.offset, CUT_PREFIX)
         unnamed = segment.path.with_name(segment.name + UNNAMED_SUFFIX)
-        copy_range(descriptor, unnamed, 0, offset, rest)
+        with opened(segment.path) as source:
+            copy_range(source, unnamed, 0, batch.offset, _first_of(batch, segment.epoch, node_id, last_lsn))
         os.rename(unnamed, segment.path)
         sync_folder(folder)
         return [aside]
-    finally:
-        os.close(descriptor)
+    return []
 
 
-def _first_of(batch: BatchRecord, body: bytes, last_lsn: Lsn) -> bytes:
+def _first_of(batch: Batch, epoch: Epoch, node_id: str, last_lsn: Lsn) -> bytes:
     """The batch with its records up to ``last_lsn`` alone; nothing when that is none of them."""
-    end = 0
-    hlc = b""
-    for _ in range(batch.first_lsn, last_lsn + 1):
-        hlc = body[end:][HLC_AT]
-        end += RECORD.unpack_from(body, end)[1]
-    if end == 0:
+    left = [record for record in records_of(batch.body, epoch, node_id) if record.lsn <= last_lsn]
+    if not left:
         return b""
-    left = body[:end]
-    return encode_batch(BatchRecord(batch.first_lsn, last_lsn, hlc, len(left), crc32(left))) + left
+    body = batch.body[: sum(record.length for record in left)]
+    return encode_batch(batch_of(left[0].lsn, last_lsn, left[-1].hlc.pack(), body)) + body

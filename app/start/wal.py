@@ -31,7 +31,7 @@ from wal import reader as wal_reader
 from wal import recovery as wal_recovery
 from wal.control import Control
 from wal.history import History
-from wal.recovery import Recovered
+from wal.survey import Survey
 
 Value = TypeVar("Value")
 
@@ -48,7 +48,7 @@ class FoundWal:
     """The control file, None when there is none or it was given up."""
     is_given_up: bool
     """Whether the folder held another WAL than Postgres knows; it was set aside, and a new one begins."""
-    recovered: Recovered
+    recovered: Survey
     chained_lsn: int
     kept_lsn: int
     """Last LSN that is held here or chained."""
@@ -172,7 +172,7 @@ async def find_wal(
 
 
 def _list_waiting(
-    folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Recovered, chained_lsn: int
+    folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Survey, chained_lsn: int
 ) -> None:
     """Name the records one by one that waited for a lock, of which only the first is listed."""
     waiting = {tenant_id: damage for tenant_id, damage in held.items() if damage.from_lsn is not None}
@@ -191,7 +191,7 @@ def _list_waiting(
 
 
 def _give_up_held(
-    held: dict[str, TenantDamage], recovered: Recovered, node_id: str, *, accept_lost_wal: bool
+    held: dict[str, TenantDamage], recovered: Survey, node_id: str, *, accept_lost_wal: bool
 ) -> list[lost_wal.LsnRange]:
     """The ranges of records held back that are in the WAL no more, given up when the operator accepts that."""
     found = range(recovered.first_lsn, recovered.last_lsn + 1)

@@ -16,8 +16,9 @@ from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_batch
 from wal import control
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, BatchRecord, encode_batch, encode_record
 from wal.history import EpochStart
-from wal.recovery import Recovered, recover
+from wal.recovery import recover
 from wal.scan import WINDOW_BYTES
+from wal.survey import Survey
 
 # 14 records: 8 in a first segment, 6 in a second; the last batch holds 12 to 14.
 FIRST = [[1], [2, 3, 4], [5, 6, 7, 8]]
@@ -54,7 +55,7 @@ def batch_boundaries(batches: list[list[int]]) -> list[int]:
     return ends
 
 
-def append_again(folder: Path, recovered: Recovered) -> None:
+def append_again(folder: Path, recovered: Survey) -> None:
     """A repaired log takes new records, and the next recovery finds all of them and nothing wrong."""
     with LogWriter(folder, epoch=recovered.last_epoch + 1, next_lsn=recovered.last_lsn + 1) as log:
         log.batches([1, 2])
@@ -74,18 +75,9 @@ def test_a_sound_log_is_recovered_whole(tmp_path: Path) -> None:
     small_log(tmp_path)
     before = snapshot(tmp_path)
     found = recover(tmp_path, NODE, 14)
-    assert found == Recovered(
-        last_lsn=14,
-        last_epoch=1,
-        highest_hlc=hlc_of(14),
-        cut=None,
-        epoch_ends={Epoch(1): Lsn(14)},
-        history=(EpochStart(Epoch(1), Lsn(1)),),
-        wal_id=WAL_ID,
-        first_lsn=1,
-        segments=2,
-        records=14,
-    )
+    assert (found.first_lsn, found.last_lsn, found.last_epoch, found.segments, found.records) == (1, 14, 1, 2, 14)
+    assert (found.highest_hlc, found.wal_id, found.cut) == (hlc_of(14), WAL_ID, None)
+    assert (found.epoch_ends, found.history) == ({1: 14}, (EpochStart(Epoch(1), Lsn(1)),))
     assert snapshot(tmp_path) == before
     assert lsns_in(tmp_path) == list(range(1, 15))
 
