@@ -37,7 +37,6 @@ from ledger.errors import (
     SeqOutOfRangeError,
     SignatureError,
     SigningUnavailableError,
-    TenantNotFoundError,
 )
 from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
@@ -109,7 +108,8 @@ class BundleExporter:
             NotReadyError: the service stops, or too many exports are under way.
             DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
         """
-        await self._require(tenant_id)
+        async with reading(self._pool) as connection:
+            await chain_reads.require_tenant(connection, tenant_id)
         await self._sign_now(tenant_id)
         keys = await self._keyring(tenant_id)
         writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
@@ -132,11 +132,6 @@ class BundleExporter:
             rest = writer.finish(end, self._signer())
             while (last := await asyncio.to_thread(_next, rest)) is not None:
                 yield last
-
-    async def _require(self, tenant_id: str) -> None:
-        async with reading(self._pool) as connection:
-            if not await chain_reads.tenant_exists(connection, tenant_id):
-                raise TenantNotFoundError(f"there is no tenant {tenant_id}")
 
     async def _entries(
         self, connection: Connection, tenant_id: str, chosen: _Range, writer: BundleWriter
@@ -174,9 +169,7 @@ def _next(pieces: Iterator[bytes]) -> bytes | None:
     return next(pieces, None)
 
 
-def _choose(head: chain_reads.HeadRow | None, tenant_id: str, from_seq: int | None, to_seq: int | None) -> _Range:
-    if head is None:
-        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_seq: int | None) -> _Range:
     if head.head_seq == 0:
         raise NotFoundError(f"tenant {tenant_id} has no entry that could be exported")
     if head.checkpoint is None:

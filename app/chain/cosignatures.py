@@ -25,7 +25,6 @@ from ledger.errors import (
     CosignatureRefusedError,
     ProofError,
     SignatureError,
-    TenantNotFoundError,
 )
 from ledger.merkle import tiles
 from signing import checkpoint as checkpoints
@@ -71,8 +70,6 @@ class CosignatureInbox:
         keyring, origin = await self._keyring(), self._origin(tenant_id)
         async with reading(self._pool) as connection:
             head = await chain_reads.head(connection, tenant_id)
-            if head is None:
-                raise TenantNotFoundError(f"there is no tenant {tenant_id}")
             try:
                 # 1. ours
                 checkpoint = checkpoints.open_checkpoint(text, keyring, origin=origin)

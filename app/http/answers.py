@@ -1,14 +1,15 @@
 """Shapes of answers, for OpenAPI; routers build the same shapes as plain values, which is faster.
 
-That both agree is proved by running every operation against its description.
+What is answered as it was read has no shape of its own: ``answer_like`` makes it of the row. That answers agree with
+their shapes is proved by running every operation against its description.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import orjson
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 from starlette.responses import Response
 
 from app.http.fields import HexHash, HlcText, JobId
@@ -24,8 +25,16 @@ Level = Literal["NONE", "LOCAL", "REGIONAL", "GLOBAL"]
 
 
 def json_bytes(value: object) -> bytes:
-    """``value`` as the JSON of an answer."""
-    return orjson.dumps(value, option=_JSON_OPTIONS)
+    """``value`` as the JSON of an answer: a hash as hex, a row as an object."""
+    return orjson.dumps(value, _plain, _JSON_OPTIONS)
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    raise TypeError
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -37,6 +46,19 @@ class Answer(BaseModel):
     """An answer has its members and no others."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+def answer_like(name: str, says: str, row: type, **members: Any) -> type[Answer]:
+    """The shape of an answer that has the fields of ``row``, a named tuple, and of those that ``members`` has these."""
+    shown: dict[Any, Any] = {bytes: HexHash, list[bytes]: list[HexHash]}
+    kinds = {field: shown.get(kind, kind) for field, kind in get_type_hints(row).items()} | members
+    fields: dict[str, Any] = {field: (kind, ...) for field, kind in kinds.items()}
+    return create_model(name, __base__=Answer, __doc__=says, **fields)
+
+
+def list_of(name: str, says: str, item: Any) -> type[Answer]:
+    """The shape of a page of a list."""
+    return create_model(name, __base__=Answer, __doc__=says, items=(list[item], ...), next_cursor=(str | None, ...))
 
 
 class Problem(BaseModel):
@@ -98,15 +120,6 @@ class BatchAnswer(Answer):
     last_at: TimeOfHlc
     job_ids: list[JobId]
     session: str
-
-
-class StatsAnswer(Answer):
-    """What became of stats reports: waiting to be written, or dropped. ``sample_rate`` is the share that was kept while
-    they came, 0 when none was even looked at."""
-
-    accepted: int
-    dropped: int
-    sample_rate: float
 
 
 class ConsistencyAnswer(Answer):

@@ -10,23 +10,9 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from app.http import (
-    anchors,
-    bundles,
-    chain,
-    docs,
-    events,
-    jobs,
-    keys,
-    log,
-    node,
-    privacy,
-    service,
-    snapshots,
-    stats,
-    tenants,
-)
+from app.http import bundles, chain, docs, events, jobs, keys, log, privacy, service, snapshots, stats
 from app.http.answers import Problem
+from app.http.body import SCHEMA_REF
 from app.http.middleware import Observed
 from app.http.problems import (
     KINDS,
@@ -36,12 +22,11 @@ from app.http.problems import (
     respond_to_invalid_parameters,
 )
 from app.http.requests import EVENT_LINE, EVENT_REQUEST, STATS_REPORT
-from app.http.routing import SCHEMA_REF
 from app.parts import Parts
 from ledger.errors import LedgerError
 
 TITLE = "Tallystick"
-ROUTERS = (jobs, events, stats, chain, snapshots, bundles, tenants, privacy, keys, log, anchors, node, service, docs)
+ROUTERS = (jobs, events, stats, chain, snapshots, bundles, privacy, keys, log, service, docs)
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Depends
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
@@ -22,6 +23,9 @@ FREE_BYTES = 64 * 1024
 """So long a body is always taken: clients that send large ones, or never end them, must not lock out the others."""
 HELD_BYTES = "held_body_bytes"
 """Where the scope of a request says how many bytes of the room it holds, until it is answered."""
+SCHEMA_REF = "#/components/schemas/{model}"
+COMMAND_BYTES_MAX = 128 * 1024
+"""Longest body of a request that is neither events nor files; the bounds of its fields are lower."""
 
 
 async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
@@ -68,11 +72,28 @@ def parse(adapter: TypeAdapter[Any], body: bytes, tags: frozenset[str] = frozens
     return value
 
 
-async def read_json(
-    request: Request, adapter: TypeAdapter[Any], bytes_max: int, tags: frozenset[str] = frozenset()
-) -> Any:
-    """The value of a JSON body; see ``read_body`` and ``parse``."""
-    return parse(adapter, await read_body(request, JSON_MEDIA_TYPE, bytes_max), tags)
+class JsonBody:
+    """The JSON body of a request that changes something, read as ``model``: a dependency that its route describes."""
+
+    def __init__(self, model: Any) -> None:
+        self._adapter: TypeAdapter[Any] = TypeAdapter(model)
+        self.description = body_of(self._adapter)
+
+    async def __call__(self, request: Request) -> Any:
+        """What the caller wants, checked; refused unread while this node takes no writes."""
+        parts_of(request).check_writable()
+        return parse(self._adapter, await read_body(request, JSON_MEDIA_TYPE, COMMAND_BYTES_MAX))
+
+
+def json_body(model: Any) -> Any:
+    """``JsonBody`` as an endpoint asks for it."""
+    return Depends(JsonBody(model))
+
+
+def body_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """Describes a JSON body that the endpoint reads by itself."""
+    schema = adapter.json_schema(ref_template=SCHEMA_REF)
+    return {"required": True, "content": {JSON_MEDIA_TYPE: {"schema": schema}}}
 
 
 def _check_media_type(content_type: str, media_type: str) -> None:

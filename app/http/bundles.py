@@ -11,19 +11,18 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from app.http.answers import json_answer
-from app.http.body import read_json
+from app.http.body import json_body
 from app.http.chain_answers import ImportAnswer
 from app.http.disconnect import while_connected
 from app.http.multipart import MEDIA_TYPE as MULTIPART
 from app.http.multipart import uploaded
-from app.http.requests import EXPORT_REQUEST
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
-from app.parts import parts_of
+from app.http.requests import ExportRequest
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.parts import PartsDep
 from ledger.errors import LedgerError
 
-router = APIRouter(route_class=StrictRoute, tags=["bundles"])
+router = APIRouter(route_class=StrictRoute, tags=["bundles"], responses=PROBLEM_RESPONSE)
 
-BODY_BYTES_MAX = 4096
 MEDIA_TYPE = "application/x-tar"
 _BUNDLE = {
     "description": "A bundle; without its end it is none, and nothing in it counts",
@@ -63,17 +62,11 @@ class StreamedBundle(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-@router.post(
-    "/v1/bundles/export",
-    response_class=Response,
-    responses={200: _BUNDLE, **PROBLEM_RESPONSE},
-    openapi_extra={"requestBody": body_of(EXPORT_REQUEST)},
-)
-async def export_bundle(request: Request) -> Response:
+@router.post("/v1/bundles/export", response_class=Response, responses={200: _BUNDLE})
+async def export_bundle(
+    request: Request, parts: PartsDep, wanted: Annotated[ExportRequest, json_body(ExportRequest)]
+) -> Response:
     """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file."""
-    parts = parts_of(request)
-    parts.check_writable()
-    wanted = await read_json(request, EXPORT_REQUEST, BODY_BYTES_MAX)
     pieces = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
     async with while_connected(request):
         await anext(pieces)
@@ -83,16 +76,15 @@ async def export_bundle(request: Request) -> Response:
 @router.post(
     "/v1/bundles/import",
     response_model=ImportAnswer,
-    responses=PROBLEM_RESPONSE,
     openapi_extra={"requestBody": {"required": True, "content": {MULTIPART: {"schema": _FILES}}}},
 )
 async def import_bundles(
     request: Request,
+    parts: PartsDep,
     dry_run: Annotated[bool, Query(description="Say what would come of it, and store nothing.")] = False,
 ) -> Response:
     """Verify the bundles, all of them, then merge them into the chains of their tenants; what is there already is not
     added again. With `dry_run` nothing is stored. Cut short, the same call again goes on where it was."""
-    parts = parts_of(request)
     parts.check_writable()
     await parts.importer.check_trusting()
     async with uploaded(request, parts.staging) as upload:

@@ -1,4 +1,4 @@
-"""``/v1/chain``: verify, head, entries, Merkle proofs."""
+"""``/v1/chain`` and ``/v1/tenants``: verify, head, entries, Merkle proofs; whose chains there are."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.http import cursor as cursors
 from app.http.answers import json_answer
-from app.http.body import read_json
+from app.http.body import json_body
 from app.http.chain_answers import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
     EntryList,
     HeadAnswer,
     InclusionAnswer,
+    TenantList,
     VerdictAnswer,
 )
 from app.http.disconnect import while_connected
-from app.http.fields import CursorText, Limit, ReadableTenantId, SeqNumber
-from app.http.requests import ACKNOWLEDGE_REQUEST
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
-from app.parts import PartsDep, parts_of
+from app.http.fields import CursorQuery, CursorText, Limit, ReadableTenantId, SeqNumber
+from app.http.lists import Cursors, number_position, page, text_position
+from app.http.requests import AcknowledgeRequest
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.parts import PartsDep
 from app.read import proofs
 from app.store import chain_reads
 from app.store.reading import reading
 from app.store.whole import whole
 from ledger import rfc3339
-from ledger.errors import DatabaseUnavailableError, InvalidInputError, TenantNotFoundError
+from ledger.errors import DatabaseUnavailableError, InvalidInputError
 from ledger.machines.events import SystemAction
 
-router = APIRouter(route_class=StrictRoute, tags=["chain"])
-
-ACKNOWLEDGE_BYTES_MAX = 8192
+router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RESPONSE)
 
 TenantQuery = Annotated[ReadableTenantId, Query()]
 
+_ENTRIES = Cursors("entries", number_position)
+_TENANTS = Cursors("tenants", text_position)
 
-@router.get("/v1/chain/verify", responses={200: {"model": VerdictAnswer}, **PROBLEM_RESPONSE})
+
+@router.get("/v1/chain/verify", response_model=VerdictAnswer)
 async def verify_chain(
     request: Request,
     parts: PartsDep,
@@ -61,19 +63,14 @@ async def verify_chain(
     return json_answer(verification.to_json())
 
 
-@router.post(
-    "/v1/chain/acknowledge",
-    responses={200: {"model": AcknowledgeAnswer}, **PROBLEM_RESPONSE},
-    openapi_extra={"requestBody": body_of(ACKNOWLEDGE_REQUEST)},
-)
-async def acknowledge_breaks(request: Request) -> Response:
+@router.post("/v1/chain/acknowledge", response_model=AcknowledgeAnswer)
+async def acknowledge_breaks(
+    parts: PartsDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
+) -> Response:
     """Say that somebody has seen breaks that this node's verification found: of one kind and seq, or all of the tenant.
 
     Each is an entry of `_system`. `/readyz` and the metrics tell of it no longer, unless what stands there changes.
     """
-    parts = parts_of(request)
-    parts.check_writable()
-    wanted = await read_json(request, ACKNOWLEDGE_REQUEST, ACKNOWLEDGE_BYTES_MAX)
     tenant_id, seen = wanted["tenant_id"], []
     for each in parts.breaks.wanted(tenant_id, wanted.get("kind"), wanted.get("seq")):
         said = {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
@@ -92,13 +89,11 @@ async def acknowledge_breaks(request: Request) -> Response:
 router.add_api_route("/chain/verify", verify_chain, include_in_schema=False)
 
 
-@router.get("/v1/chain/head", responses={200: {"model": HeadAnswer}, **PROBLEM_RESPONSE})
+@router.get("/v1/chain/head", response_model=HeadAnswer)
 async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
     """End of the tenant's chain, and of its Merkle tree."""
     async with reading(parts.pool) as connection:
         head = await chain_reads.head(connection, tenant_id)
-    if head is None:
-        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     whole(tenant_id, head, ("head_chain_link", "head_hlc", "root_hash", "checkpoint"))
     tree = None
     if head.root_hash is not None:
@@ -118,7 +113,7 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
     )
 
 
-@router.get("/v1/chain/entries", responses={200: {"model": EntryList}, **PROBLEM_RESPONSE})
+@router.get("/v1/chain/entries", response_model=EntryList)
 async def list_entries(
     parts: PartsDep,
     tenant_id: TenantQuery,
@@ -127,17 +122,16 @@ async def list_entries(
     cursor: Annotated[CursorText | None, Query(description="Goes on where a page ended; wins over from_seq.")] = None,
 ) -> Response:
     """Entries in seq order, every column as stored."""
-    start = cursors.decode_number("entries", tenant_id, cursor) or from_seq
+    (start,) = _ENTRIES.at(tenant_id, cursor) or (from_seq,)
     async with reading(parts.pool) as connection:
         entries, more = await chain_reads.list_entries(connection, tenant_id, start, limit)
-        if not entries and not await chain_reads.tenant_exists(connection, tenant_id):
-            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-    following = cursors.encode("entries", tenant_id, entries[-1].seq + 1) if more else None
+        if not entries:
+            await chain_reads.require_tenant(connection, tenant_id)
     items = [{**entry._asdict(), "at": rfc3339.time_of(entry.t_hlc)} for entry in entries]
-    return json_answer({"items": items, "next_cursor": following})
+    return page(items, _ENTRIES.next(tenant_id, (entries[-1].seq + 1,)) if more else None)
 
 
-@router.get("/v1/chain/proof/inclusion", responses={200: {"model": InclusionAnswer}, **PROBLEM_RESPONSE})
+@router.get("/v1/chain/proof/inclusion", response_model=InclusionAnswer)
 async def prove_inclusion(
     parts: PartsDep,
     tenant_id: TenantQuery,
@@ -146,19 +140,10 @@ async def prove_inclusion(
 ) -> Response:
     """Prove that an entry stands in the tree; of the newest checkpoint when no size is given."""
     with parts.mending(tenant_id):
-        proof = await proofs.inclusion(parts.pool, tenant_id, seq, tree_size)
-    return json_answer(
-        {
-            "leaf_index": proof.leaf_index,
-            "tree_size": proof.tree_size,
-            "leaf_hash": proof.leaf_hash.hex(),
-            "root_hash": proof.root_hash.hex(),
-            "hashes": [one.hex() for one in proof.hashes],
-        }
-    )
+        return json_answer(await proofs.inclusion(parts.pool, tenant_id, seq, tree_size))
 
 
-@router.get("/v1/chain/proof/consistency", responses={200: {"model": ConsistencyProofAnswer}, **PROBLEM_RESPONSE})
+@router.get("/v1/chain/proof/consistency", response_model=ConsistencyProofAnswer)
 async def prove_consistency(
     parts: PartsDep,
     tenant_id: TenantQuery,
@@ -167,13 +152,14 @@ async def prove_consistency(
 ) -> Response:
     """Prove that the tree of ``second`` leaves, or of the newest checkpoint, begins with that of ``first``."""
     with parts.mending(tenant_id):
-        proof = await proofs.consistency(parts.pool, tenant_id, first, second)
-    return json_answer(
-        {
-            "first": proof.first,
-            "second": proof.second,
-            "first_root": proof.first_root.hex(),
-            "second_root": proof.second_root.hex(),
-            "hashes": [one.hex() for one in proof.hashes],
-        }
-    )
+        return json_answer(await proofs.consistency(parts.pool, tenant_id, first, second))
+
+
+@router.get("/v1/tenants", response_model=TenantList)
+async def list_tenants(parts: PartsDep, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None) -> Response:
+    """The tenants that have a chain, by name, `_system` among them."""
+    (after,) = _TENANTS.at("", cursor) or ("",)
+    async with reading(parts.pool) as connection:
+        found = await chain_reads.list_tenants(connection, after, limit + 1)
+    following = _TENANTS.next("", (found[limit - 1],)) if len(found) > limit else None
+    return page([{"tenant_id": tenant} for tenant in found[:limit]], following)

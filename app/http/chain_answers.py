@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from app.http.answers import Answer, TimeOfHlc
+from app.http.answers import Answer, TimeOfHlc, answer_like, list_of
 from app.http.fields import HexHash, HlcText
+from app.read.proofs import ConsistencyProof, InclusionProof
+from app.store.chain_reads import ListedEntry, SnapshotRow
 
 
 class TreeAnswer(Answer):
@@ -30,53 +32,27 @@ class HeadAnswer(Answer):
     tree: TreeAnswer | None
 
 
-class EntryAnswer(Answer):
-    """One entry, every column; ``payload`` and ``origin`` are strings of the stored bytes."""
-
-    id: int
-    tenant_id: str
-    seq: int
-    t_hlc: str
-    at: TimeOfHlc
-    hlc_physical: int
-    hlc_logical: int
-    hlc_node: str
-    job_id: str
-    action: str
-    link_version: int
-    prev_chain_link: str | None
-    chain_link: str
-    payload_digest: str
-    payload: str
-    origin: str | None
-    created_at: datetime
+EntryAnswer = answer_like(
+    "EntryAnswer",
+    "One entry, every column; `payload` and `origin` are strings of the stored bytes.",
+    ListedEntry,
+    at=TimeOfHlc,
+)
 
 
-class EntryList(Answer):
-    """Entries in seq order."""
-
-    items: list[EntryAnswer]
-    next_cursor: str | None
+EntryList = list_of("EntryList", "Entries in seq order.", EntryAnswer)
 
 
-class InclusionAnswer(Answer):
-    """Proof (RFC 9162) that a leaf stands in the tree of ``tree_size`` leaves."""
-
-    leaf_index: int
-    tree_size: int
-    leaf_hash: HexHash
-    root_hash: HexHash
-    hashes: list[HexHash]
+InclusionAnswer = answer_like(
+    "InclusionAnswer", "Proof (RFC 9162) that a leaf stands in the tree of `tree_size` leaves.", InclusionProof
+)
 
 
-class ConsistencyProofAnswer(Answer):
-    """Proof (RFC 9162) that the tree of ``second`` leaves begins with the tree of ``first``."""
-
-    first: int
-    second: int
-    first_root: HexHash
-    second_root: HexHash
-    hashes: list[HexHash]
+ConsistencyProofAnswer = answer_like(
+    "ConsistencyProofAnswer",
+    "Proof (RFC 9162) that the tree of `second` leaves begins with the tree of `first`.",
+    ConsistencyProof,
+)
 
 
 class AddedCosignature(Answer):
@@ -105,11 +81,7 @@ class CosignatureAnswer(Answer):
     note: str
 
 
-class CosignatureList(Answer):
-    """Cosignatures, newest first."""
-
-    items: list[CosignatureAnswer]
-    next_cursor: str | None
+CosignatureList = list_of("CosignatureList", "Cosignatures, newest first.", CosignatureAnswer)
 
 
 class BreakAnswer(Answer):
@@ -152,11 +124,7 @@ class TimestampAnswer(Answer):
     response: str
 
 
-class TimestampList(Answer):
-    """Time stamps, newest first."""
-
-    items: list[TimestampAnswer]
-    next_cursor: str | None
+TimestampList = list_of("TimestampList", "Time stamps, newest first.", TimestampAnswer)
 
 
 class VerdictAnswer(Answer):
@@ -184,27 +152,7 @@ class TenantAnswer(Answer):
     tenant_id: str
 
 
-class TenantList(Answer):
-    """Tenants by name."""
-
-    items: list[TenantAnswer]
-    next_cursor: str | None
-
-
-class ListedSnapshot(Answer):
-    """One signed batch of entries."""
-
-    id: int
-    tenant_id: str
-    from_seq: int
-    to_seq: int
-    snapshot_hlc: HlcText
-    snapshot_at: TimeOfHlc
-    from_chain_link: HexHash
-    to_chain_link: HexHash
-    entry_count: int
-    merkle_root: HexHash
-    created_at: datetime
+TenantList = list_of("TenantList", "Tenants by name.", TenantAnswer)
 
 
 class EnvelopeSignature(Answer):
@@ -222,10 +170,21 @@ class Envelope(Answer):
     signatures: list[EnvelopeSignature]
 
 
-class SnapshotAnswer(ListedSnapshot):
-    """One signed batch of entries with its DSSE envelope."""
-
-    dsse_envelope: Envelope
+_SHOWN_SNAPSHOT = {
+    "snapshot_hlc": HlcText,
+    "snapshot_at": TimeOfHlc,
+    "from_chain_link": HexHash,
+    "to_chain_link": HexHash,
+    "merkle_root": HexHash,
+}
+ListedSnapshot = answer_like("ListedSnapshot", "One signed batch of entries.", SnapshotRow, **_SHOWN_SNAPSHOT)
+SnapshotAnswer = answer_like(
+    "SnapshotAnswer",
+    "One signed batch of entries with its DSSE envelope.",
+    SnapshotRow,
+    **_SHOWN_SNAPSHOT,
+    dsse_envelope=Envelope,
+)
 
 
 class AcknowledgedBreak(Answer):
@@ -244,11 +203,7 @@ class AcknowledgeAnswer(Answer):
     acknowledged: list[AcknowledgedBreak]
 
 
-class SnapshotList(Answer):
-    """Snapshots, newest first."""
-
-    items: list[ListedSnapshot]
-    next_cursor: str | None
+SnapshotList = list_of("SnapshotList", "Snapshots, newest first.", ListedSnapshot)
 
 
 class ConflictAnswer(Answer):

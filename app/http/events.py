@@ -24,7 +24,7 @@ from app.http.fields import Level
 from app.http.members import check_unique, is_unique
 from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
 from app.http.requests import EVENT_LINE, EVENT_TAGS
-from app.http.routing import IDEMPOTENCY_KEY_PARAMETER, PROBLEM_RESPONSE, SESSION_PARAMETER, WRITE_HEADERS, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, WRITE_HEADERS, WRITE_PARAMETERS, StrictRoute
 from app.http.writing import (
     Route,
     draft_of,
@@ -41,7 +41,7 @@ from ledger import canonical, rfc3339
 from ledger.errors import InvalidEventError, InvalidInputError
 from ledger.machines.events import Durability
 
-router = APIRouter(route_class=StrictRoute, tags=["events"])
+router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
 
 LINES_MAX = 100_000
 """Most events in one request."""
@@ -54,13 +54,6 @@ _FLAT = bytes.maketrans(b"123456789E", b"000000000e")
 _SUSPECTS = (b"0" * 16, b"0e000", rb"\u0000", b"NaN", b"Infinity")
 """What a text contains, its digits made 0, if it holds a value without canonical form (nesting aside)."""
 
-_ANSWERED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "model": BatchAnswer,
-        "headers": WRITE_HEADERS,
-    },
-    **PROBLEM_RESPONSE,
-}
 _BODY = {
     "required": True,
     "content": {
@@ -74,8 +67,9 @@ _BODY = {
 
 @router.post(
     "/v1/events",
-    responses=_ANSWERED,
-    openapi_extra={"requestBody": _BODY, "parameters": [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]},
+    response_model=BatchAnswer,
+    responses={200: {"headers": WRITE_HEADERS}},
+    openapi_extra={"requestBody": _BODY, "parameters": WRITE_PARAMETERS},
 )
 async def submit_events(
     request: Request, durability: Annotated[Level | None, Query(description=_LEVEL)] = None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from ledger import hlc, names, rfc3339
@@ -45,6 +45,7 @@ ReadableTenantId = Annotated[
     str, Field(pattern=READABLE_TENANT_PATTERN, description="Whose: a tenant, or _system.", examples=["acme"])
 ]
 """A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
+ReadableTenantPath = Annotated[ReadableTenantId, Path()]
 JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN, examples=["use1-1704931200000-gate42-00001"])]
 HlcText = Annotated[str, Field(pattern=HLC_PATTERN, examples=["1704931200000:1:node-7f3a"])]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]

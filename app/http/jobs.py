@@ -5,58 +5,56 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator, TypeAdapter
 
-from app.http import cursor as cursors
 from app.http.answers import EventAnswer, JobAnswer, JobEventList, JobList, JobStatus, json_answer
-from app.http.body import JSON_MEDIA_TYPE, parse, read_body
+from app.http.body import JSON_MEDIA_TYPE, body_of, parse, read_body
 from app.http.fields import (
     JOB_ID_PATTERN,
     CursorQuery,
     Limit,
     Moment,
     ReadableTenantId,
+    WholeNumber,
+    in_lower_case,
     in_upper_case,
     moment,
 )
-from app.http.promises import PromiseDep
+from app.http.lists import Cursors, hlc_position, page
 from app.http.requests import CANCEL_REQUEST, EVENT_REQUEST, EVENT_TAGS, JOB_REQUEST
 from app.http.routing import (
-    IDEMPOTENCY_KEY_PARAMETER,
     PROBLEM_RESPONSE,
     SESSION_PARAMETER,
     WRITE_HEADERS,
+    WRITE_PARAMETERS,
     LeanRoute,
     StrictRoute,
-    body_of,
 )
 from app.http.writing import Route, draft_of, receipt_answer, request_key, session_tokens
 from app.parts import PartsDep, parts_of
 from app.pending.requests import Draft
-from app.read.jobs import Page
+from app.read.consistency import Promise, ReadLevel
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from ledger.machines.events import JOB_EVENTS, EventType
 
-router = APIRouter(route_class=StrictRoute, tags=["jobs"])
-submissions = APIRouter(route_class=LeanRoute, tags=["jobs"])
+router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
+submissions = APIRouter(route_class=LeanRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 
-_ANSWERED: dict[int | str, dict[str, Any]] = {
-    201: {
-        "model": EventAnswer,
-        "headers": {
-            **WRITE_HEADERS,
-            "Location": {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."},
-        },
-    },
-    **PROBLEM_RESPONSE,
+STALENESS_MS_MAX = 86_400_000
+
+_LOCATION = {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."}
+_TAKEN: dict[int | str, dict[str, Any]] = {
+    201: {"model": EventAnswer, "headers": {**WRITE_HEADERS, "Location": _LOCATION}}
 }
-_HEADERS = [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]
+_JOBS = Cursors("jobs", hlc_position)
+_EVENTS = Cursors("events", hlc_position)
 
 _JOB_ID = re.compile(JOB_ID_PATTERN)
 
 JobIdPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="The job.")]
+TenantQuery = Annotated[ReadableTenantId, Query()]
 
 
 class Submission(NamedTuple):
@@ -67,6 +65,12 @@ class Submission(NamedTuple):
     model: TypeAdapter[Any]
     key_route: Route
     event: EventType | None
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What its route says of itself."""
+        extra = {"requestBody": body_of(self.model), "parameters": WRITE_PARAMETERS}
+        return {"status_code": 201, "responses": _TAKEN, "openapi_extra": extra}
 
     def draft_of(self, body: bytes, job_id: str | None) -> Draft:
         """The event that ``body`` describes.
@@ -84,34 +88,19 @@ CANCELLATION = Submission(
 )
 
 
-@submissions.post(
-    CREATION.path,
-    status_code=201,
-    responses=_ANSWERED,
-    openapi_extra={"requestBody": body_of(JOB_REQUEST), "parameters": _HEADERS},
-)
+@submissions.post(CREATION.path, **CREATION.described)
 async def submit_job(request: Request) -> Response:
     """Record that a job exists. Without ``job_id`` the node makes one."""
     return await _submit(request, CREATION, None)
 
 
-@submissions.post(
-    REPORT.path,
-    status_code=201,
-    responses=_ANSWERED,
-    openapi_extra={"requestBody": body_of(EVENT_REQUEST), "parameters": _HEADERS},
-)
+@submissions.post(REPORT.path, **REPORT.described)
 async def report_event(request: Request, job_id: JobIdPath) -> Response:
     """Record what happened to a job."""
     return await _submit(request, REPORT, job_id)
 
 
-@submissions.post(
-    CANCELLATION.path,
-    status_code=201,
-    responses=_ANSWERED,
-    openapi_extra={"requestBody": body_of(CANCEL_REQUEST), "parameters": _HEADERS},
-)
+@submissions.post(CANCELLATION.path, **CANCELLATION.described)
 async def cancel_job(request: Request, job_id: JobIdPath) -> Response:
     """Record that somebody wants the job to stop."""
     return await _submit(request, CANCELLATION, job_id)
@@ -135,7 +124,37 @@ async def _submit(request: Request, submission: Submission, job_id: str | None) 
     return receipt_answer(parts.sessions, receipt)
 
 
-@router.get("/v1/jobs/{job_id}", responses={200: {"model": JobAnswer}, **PROBLEM_RESPONSE})
+def promise_of(
+    request: Request,
+    parts: PartsDep,
+    consistency: Annotated[
+        ReadLevel, BeforeValidator(in_lower_case), Query(description="How fresh the answer must be.")
+    ] = ReadLevel.SESSION,
+    max_staleness_ms: Annotated[
+        WholeNumber | None, Query(ge=0, le=STALENESS_MS_MAX, description="Needed with bounded_staleness.")
+    ] = None,
+    tally_session: Annotated[
+        str | None,
+        Header(description=SESSION_PARAMETER["description"], json_schema_extra=SESSION_PARAMETER["schema"]),
+    ] = None,
+) -> Promise:
+    """The promise that ``request`` asks a read for; the clock learns of the times of its session.
+
+    Raises:
+        InvalidInputError: a token is malformed, or a bound is missing.
+        ClockSkewError: the time of a token lies too far ahead.
+    """
+    if consistency is ReadLevel.BOUNDED_STALENESS and max_staleness_ms is None:
+        raise InvalidInputError("max_staleness_ms: needed with bounded_staleness", ("max_staleness_ms",))
+    tokens = session_tokens(request)
+    parts.consistency.receive(tokens)
+    return Promise(consistency, tokens, max_staleness_ms or 0)
+
+
+PromiseDep = Annotated[Promise, Depends(promise_of)]
+
+
+@router.get("/v1/jobs/{job_id}", response_model=JobAnswer)
 async def read_job(
     parts: PartsDep,
     promise: PromiseDep,
@@ -150,11 +169,11 @@ async def read_job(
     return json_answer(await parts.job_reader.read(tenant_id, job_id, promise, at))
 
 
-@router.get("/v1/jobs", responses={200: {"model": JobList}, **PROBLEM_RESPONSE})
+@router.get("/v1/jobs", response_model=JobList)
 async def list_jobs(
     parts: PartsDep,
     promise: PromiseDep,
-    tenant_id: Annotated[ReadableTenantId, Query()],
+    tenant_id: TenantQuery,
     status: Annotated[JobStatus | None, BeforeValidator(in_upper_case), Query(description="In either case.")] = None,
     since: Annotated[Moment | None, Query(description="Created then or later: an HLC or a time.")] = None,
     until: Annotated[Moment | None, Query(description="Created before: an HLC or a time.")] = None,
@@ -163,29 +182,26 @@ async def list_jobs(
 ) -> Response:
     """Jobs of a tenant, newest first."""
     scope = "/".join((tenant_id, status or "", since or "", until or ""))
-    after = cursors.decode_hlc("jobs", scope, cursor)
+    after = _JOBS.at(scope, cursor)
     first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
-    return _page("jobs", scope, await parts.job_reader.list(tenant_id, promise, status, first, after or end, limit))
+    found = await parts.job_reader.list(tenant_id, promise, status, first, after or end, limit)
+    return page(found.items, _JOBS.next(scope, found.last) if found.last else None, consistency=found.consistency)
 
 
-@router.get("/v1/jobs/{job_id}/events", responses={200: {"model": JobEventList}, **PROBLEM_RESPONSE})
+@router.get("/v1/jobs/{job_id}/events", response_model=JobEventList)
 async def list_job_events(
     parts: PartsDep,
     promise: PromiseDep,
     job_id: JobIdPath,
-    tenant_id: Annotated[ReadableTenantId, Query()],
+    tenant_id: TenantQuery,
     limit: Annotated[Limit, Query()] = 100,
     cursor: CursorQuery = None,
 ) -> Response:
     """Chained events of a job in HLC order."""
     scope = f"{tenant_id}/{job_id}"
-    after = cursors.decode_hlc("events", scope, cursor)
-    return _page("events", scope, await parts.job_reader.list_events(tenant_id, job_id, promise, after, limit))
-
-
-def _page(name: str, scope: str, page: Page) -> Response:
-    following = None if page.last is None else cursors.encode(name, scope, *page.last)
-    return json_answer({"items": page.items, "next_cursor": following, "consistency": page.consistency})
+    after = _EVENTS.at(scope, cursor)
+    found = await parts.job_reader.list_events(tenant_id, job_id, promise, after, limit)
+    return page(found.items, _EVENTS.next(scope, found.last) if found.last else None, consistency=found.consistency)
 
 
 # In front: routes are tried in order, and of all requests most are these.

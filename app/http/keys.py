@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from app.http.answers import json_answer
-from app.http.body import read_json
+from app.http.body import json_body
 from app.http.fields import ReadableTenantId
 from app.http.node_answers import KeyAnswer, KeyList, RotationAnswer
-from app.http.requests import ADMIT_REQUEST, REVOKE_REQUEST, ROTATE_REQUEST
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
+from app.http.requests import AdmitRequest, RevokeRequest, RotateRequest
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.keys.trust import PublishedKey
-from app.parts import Parts, PartsDep, parts_of
+from app.parts import Parts, PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
 from ledger.hlc import Hlc
 from signing.key_history import WaitingKey
 
-router = APIRouter(route_class=StrictRoute, tags=["keys"])
+router = APIRouter(route_class=StrictRoute, tags=["keys"], responses=PROBLEM_RESPONSE)
 
 TENANTS_MAX = 1000
 """Most tenants whose log keys one answer lists; ask by ``tenant_id`` for others."""
 WAITING_MAX = 100
 """Most keys listed that nobody has admitted, the newest."""
-BODY_BYTES_MAX = 16 * 1024
 
 KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="First 16 hex of SHA-256 of the public key's SPKI.")]
 
 
-@router.get("/v1/keys", responses={200: {"model": KeyList}, **PROBLEM_RESPONSE})
+@router.get("/v1/keys", response_model=KeyList)
 async def list_keys(
     parts: PartsDep,
     tenant_id: Annotated[ReadableTenantId | None, Query(description="Whose log keys; all, when left out.")] = None,
@@ -50,47 +49,29 @@ async def list_keys(
     )
 
 
-@router.post(
-    "/v1/keys/rotate",
-    status_code=201,
-    responses={201: {"model": RotationAnswer}, **PROBLEM_RESPONSE},
-    openapi_extra={"requestBody": body_of(ROTATE_REQUEST)},
-)
-async def rotate_key(request: Request) -> Response:
+@router.post("/v1/keys/rotate", status_code=201, response_model=RotationAnswer)
+async def rotate_key(parts: PartsDep, wanted: Annotated[RotateRequest, json_body(RotateRequest)]) -> Response:
     """Let a new key of this node sign from now on. What the old one signed stays valid; it signs nothing later."""
-    parts = parts_of(request)
-    parts.check_writable()
-    wanted = await read_json(request, ROTATE_REQUEST, BODY_BYTES_MAX)
     new_id, old_id = await parts.key_changes.rotate(wanted.get("new_key_uri"), log_key=wanted.get("log_key", False))
     found = await _by_id(parts)
     return json_answer({"key": found[new_id], "previous": found[old_id]}, 201)
 
 
-@router.post(
-    "/v1/keys/{key_id}/revoke",
-    responses={200: {"model": KeyAnswer}, **PROBLEM_RESPONSE},
-    openapi_extra={"requestBody": body_of(REVOKE_REQUEST)},
-)
-async def revoke_key(request: Request, key_id: KeyId) -> Response:
+@router.post("/v1/keys/{key_id}/revoke", response_model=KeyAnswer)
+async def revoke_key(
+    parts: PartsDep, key_id: KeyId, wanted: Annotated[RevokeRequest, json_body(RevokeRequest)]
+) -> Response:
     """Let nothing count that the key signed from an HLC on, now when none is given. A key in use is rotated first."""
-    parts = parts_of(request)
-    parts.check_writable()
-    wanted = await read_json(request, REVOKE_REQUEST, BODY_BYTES_MAX)
     from_hlc = Hlc.parse(wanted["from_hlc"]) if "from_hlc" in wanted else None
     await parts.key_changes.revoke(key_id, from_hlc, wanted.get("reason"), wanted.get("statement"))
     return json_answer((await _by_id(parts))[key_id])
 
 
-@router.post(
-    "/v1/keys/{key_id}/admit",
-    responses={200: {"model": KeyAnswer}, **PROBLEM_RESPONSE},
-    openapi_extra={"requestBody": body_of(ADMIT_REQUEST)},
-)
-async def admit_key(request: Request, key_id: KeyId) -> Response:
+@router.post("/v1/keys/{key_id}/admit", response_model=KeyAnswer)
+async def admit_key(
+    parts: PartsDep, key_id: KeyId, wanted: Annotated[AdmitRequest, json_body(AdmitRequest)]
+) -> Response:
     """Let a key count that a node introduced, with the word of this node's key or with a statement made elsewhere."""
-    parts = parts_of(request)
-    parts.check_writable()
-    wanted = await read_json(request, ADMIT_REQUEST, BODY_BYTES_MAX)
     await parts.key_changes.admit(key_id, wanted.get("statement"))
     return json_answer((await _by_id(parts))[key_id])
 
@@ -102,16 +83,8 @@ async def _by_id(parts: Parts) -> dict[str, dict[str, Any]]:
 
 
 def _answer(item: PublishedKey) -> dict[str, Any]:
-    return {
-        **item.key.to_json(),
-        "node_id": item.node_id,
-        "signs_snapshots": item.signs_snapshots,
-        "signs_checkpoints": item.signs_checkpoints,
-        "revocation_reason": item.revocation_reason,
-        "admitted": True,
-        "admitted_by": item.admitted_by,
-        "introduced_by": item.introduced_by._asdict() if item.introduced_by is not None else None,
-    }
+    said = item._asdict()
+    return {**said.pop("key").to_json(), **said, "admitted": True}
 
 
 def _waiting_answer(item: WaitingKey) -> dict[str, Any]:

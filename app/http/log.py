@@ -1,4 +1,5 @@
-"""``/v1/log/{tenant_id}``: a tenant's log as C2SP tlog-tiles has it. Checkpoint, hash tiles, entry bundles.
+"""``/v1/log/{tenant_id}``: a tenant's log as C2SP tlog-tiles has it. Checkpoint, hash tiles, entry bundles; and what
+witnesses and authorities said of its checkpoints.
 
 A tile path is ``tile/<level>/<index>[.p/<width>]``, one of a bundle ``tile/entries/<index>[.p/<width>]``; the index is
 written in groups of three digits, all but the last with an ``x`` in front: 1234067 is ``x001/x234/067``. What such a
@@ -8,24 +9,34 @@ and a refusal may not.
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import gzip
 import re
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.http.body import TEXT_MEDIA_TYPE
-from app.http.fields import READABLE_TENANT_PATTERN
+from app.http.answers import json_answer
+from app.http.body import TEXT_MEDIA_TYPE, read_body
+from app.http.chain_answers import CosignatureList, CosignedAnswer, TimestampList
+from app.http.fields import CursorQuery, Limit, ReadableTenantPath
+from app.http.lists import NewestFirst, page
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import PartsDep
 from app.read import cosigned, log_tiles
+from app.store import anchors
 from ledger.errors import ChainDamagedError, KeyConflictError, NotFoundError, SignatureError, UnknownKeyError
 from ledger.merkle.tiles import TILE_WIDTH
+from signing.anchors import RFC_3161
 from signing.checkpoint import open_checkpoint
 
-router = APIRouter(route_class=StrictRoute, tags=["log"])
+router = APIRouter(route_class=StrictRoute, tags=["log"], responses=PROBLEM_RESPONSE)
 
 TILE_LEVEL_MAX = 63
+NOTE_BYTES_MAX = 16 * 1024
+"""Longest note taken: room for every cosignature that a note may have."""
 _LEVEL = re.compile(r"(?P<level>0|[1-9][0-9]?)/(?P<rest>.*)", re.ASCII)
 _INDEX = re.compile(r"(?P<index>(?:x[0-9]{3}/){0,5}[0-9]{3})(?:\.p/(?P<width>[1-9][0-9]{0,2}))?", re.ASCII)
 _GZIP = re.compile(r"(?:x-)?gzip|\*", re.ASCII)
@@ -41,13 +52,14 @@ _NAME = (
     "Which: its number in groups of three digits as C2SP tlog-tiles has it, with .p/ and a width where it is not full."
 )
 _TILE = "Which: its level, /, and its number in groups of three digits, with .p/ and a width where it is not full."
-TenantPath = Annotated[str, Path(pattern=READABLE_TENANT_PATTERN, description="Whose: a tenant, or _system.")]
+_COSIGNATURES = NewestFirst("cosignatures", anchors.list_cosignatures, lambda row: row.id)
+_TIMESTAMPS = NewestFirst("anchors", anchors.list_timestamps, lambda row: row.id)
 
 
-@router.get("/v1/log/{tenant_id}/checkpoint", response_class=Response, responses={200: _TEXT, **PROBLEM_RESPONSE})
+@router.get("/v1/log/{tenant_id}/checkpoint", response_class=Response, responses={200: _TEXT})
 async def read_checkpoint(
     parts: PartsDep,
-    tenant_id: TenantPath,
+    tenant_id: ReadableTenantPath,
     is_cosigned: Annotated[
         Literal["true", "false"], Query(alias="cosigned", description="Only one that a witness has cosigned.")
     ] = "false",
@@ -72,13 +84,9 @@ async def read_checkpoint(
     return Response(note, headers=_NOT_KEPT, media_type=TEXT_MEDIA_TYPE)
 
 
-@router.get(
-    "/v1/log/{tenant_id}/tile/entries/{bundle:path}",
-    response_class=Response,
-    responses={200: _ENTRIES, **PROBLEM_RESPONSE},
-)
+@router.get("/v1/log/{tenant_id}/tile/entries/{bundle:path}", response_class=Response, responses={200: _ENTRIES})
 async def read_entry_bundle(
-    request: Request, parts: PartsDep, tenant_id: TenantPath, bundle: Annotated[str, Path(description=_NAME)]
+    request: Request, parts: PartsDep, tenant_id: ReadableTenantPath, bundle: Annotated[str, Path(description=_NAME)]
 ) -> Response:
     """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
     entries = await log_tiles.entry_bundle(parts.pool, tenant_id, *_parse_index(bundle))
@@ -89,16 +97,72 @@ async def read_entry_bundle(
     return Response(entries, headers=headers, media_type="application/octet-stream")
 
 
-@router.get(
-    "/v1/log/{tenant_id}/tile/{tile:path}", response_class=Response, responses={200: _HASHES, **PROBLEM_RESPONSE}
-)
-async def read_tile(parts: PartsDep, tenant_id: TenantPath, tile: Annotated[str, Path(description=_TILE)]) -> Response:
+@router.get("/v1/log/{tenant_id}/tile/{tile:path}", response_class=Response, responses={200: _HASHES})
+async def read_tile(
+    parts: PartsDep, tenant_id: ReadableTenantPath, tile: Annotated[str, Path(description=_TILE)]
+) -> Response:
     """One tile of hashes, full, or partial when its path ends in ``.p/<width>``."""
     match = _LEVEL.fullmatch(tile)
     if match is None or int(match["level"]) > TILE_LEVEL_MAX:
         raise NotFoundError("not the path of a hash tile")
     hashes = await log_tiles.hash_tile(parts.pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
     return Response(hashes, headers=_FOREVER, media_type="application/octet-stream")
+
+
+@router.post(
+    "/v1/log/{tenant_id}/cosignatures",
+    status_code=201,
+    response_model=CosignedAnswer,
+    openapi_extra={"requestBody": {"required": True, "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}},
+)
+async def add_cosignatures(request: Request, parts: PartsDep, tenant_id: ReadableTenantPath) -> Response:
+    """Take a checkpoint of this log, as C2SP signed note, that registered witnesses have cosigned."""
+    parts.check_writable()
+    note = await read_body(request, TEXT_MEDIA_TYPE, NOTE_BYTES_MAX)
+    checkpoint, added = await parts.cosignatures.take(tenant_id, note, datetime.now(UTC))
+    items = [{"witness": each.witness.text(), "time": each.time} for each in added]
+    tree = {"tenant_id": tenant_id, "tree_size": checkpoint.size, "root_hash": checkpoint.root}
+    return json_answer({**tree, "added": items}, 201)
+
+
+@router.get("/v1/log/{tenant_id}/cosignatures", response_model=CosignatureList)
+async def list_cosignatures(
+    parts: PartsDep, tenant_id: ReadableTenantPath, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
+) -> Response:
+    """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
+    rows, following = await _COSIGNATURES.read(parts.pool, tenant_id, cursor, limit)
+    statuses = await asyncio.to_thread(lambda: [cosigned.status_of(row, parts.witnesses) for row in rows])
+    items = [
+        {
+            "tree_size": row.tree_size,
+            "witness": row.witness,
+            "time": row.cosigned_at,
+            "status": status,
+            "note": row.note,
+        }
+        for row, status in zip(rows, statuses, strict=True)
+    ]
+    return page(items, following)
+
+
+@router.get("/v1/log/{tenant_id}/anchors", response_model=TimestampList)
+async def list_anchors(
+    parts: PartsDep, tenant_id: ReadableTenantPath, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
+) -> Response:
+    """Time stamps (RFC 3161) on the tenant's checkpoints, newest first, as they came: whoever holds the CA judges."""
+    rows, following = await _TIMESTAMPS.read(parts.pool, tenant_id, cursor, limit)
+    items = [
+        {
+            "kind": RFC_3161,
+            "tree_size": row.tree_size,
+            "authority": row.authority,
+            "time": row.generated_at,
+            "checkpoint": row.note,
+            "response": base64.b64encode(row.response).decode(),
+        }
+        for row in rows
+    ]
+    return page(items, following)
 
 
 def _parse_index(path: str) -> tuple[int, int]:

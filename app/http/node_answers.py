@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from app.http.answers import Answer, TimeOfHlc
+from app.http.answers import Answer, TimeOfHlc, answer_like
 from app.http.fields import HexHash, HlcText
+from app.intake.privacy_changes import Declared, Erased
 
 
 class KeyEntry(Answer):
@@ -100,26 +101,24 @@ class NodeAnswer(Answer):
     failure: str | None
 
 
-class PrivacyAnswer(Answer):
-    """A tenant's private fields, and the entry of its chain that says so."""
+PrivacyAnswer = answer_like(
+    "PrivacyAnswer",
+    "A tenant's private fields, and the entry of its chain that says so.",
+    Declared,
+    tenant_id=str,
+    declared_at=datetime | None,
+    covers=str,
+    other_nodes_within_s=float,
+)
 
-    tenant_id: str
-    fields: list[str]
-    subject: str | None
-    seq: int | None
-    declared_at: datetime | None
-    covers: str
-    other_nodes_within_s: float
 
-
-class ErasureAnswer(Answer):
-    """The newest erasure of a subject, and the entry of the tenant's chain that says so."""
-
-    tenant_id: str
-    key_ids: list[str]
-    seq: int
-    erased_at: datetime
-    other_nodes_within_s: float
+ErasureAnswer = answer_like(
+    "ErasureAnswer",
+    "The newest erasure of a subject, and the entry of the tenant's chain that says so.",
+    Erased,
+    tenant_id=str,
+    other_nodes_within_s=float,
+)
 
 
 class LiveAnswer(Answer):

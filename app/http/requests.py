@@ -274,14 +274,6 @@ def _by_type(variants: list[Any]) -> TypeAdapter[Any]:
 
 JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(JobRequest)
 CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(CancelRequest)
-SNAPSHOT_REQUEST: TypeAdapter[Any] = TypeAdapter(SnapshotRequest)
-ACKNOWLEDGE_REQUEST: TypeAdapter[Any] = TypeAdapter(AcknowledgeRequest)
-ROTATE_REQUEST: TypeAdapter[Any] = TypeAdapter(RotateRequest)
-ADMIT_REQUEST: TypeAdapter[Any] = TypeAdapter(AdmitRequest)
-REVOKE_REQUEST: TypeAdapter[Any] = TypeAdapter(RevokeRequest)
-EXPORT_REQUEST: TypeAdapter[Any] = TypeAdapter(ExportRequest)
-PRIVACY_REQUEST: TypeAdapter[Any] = TypeAdapter(PrivacyRequest)
-ERASURE_REQUEST: TypeAdapter[Any] = TypeAdapter(ErasureRequest)
 STATS_REPORT: TypeAdapter[Any] = TypeAdapter(StatsReport)
 EVENT_REQUEST = _by_type(_variants(_ABOUT_A_JOB, "Request", durability=Level))
 """Body of ``POST /v1/jobs/{job_id}/events``: the job stands in the path."""

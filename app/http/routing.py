@@ -16,24 +16,23 @@ from typing import Any
 
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.access.rights import RIGHTS, Right
+from app.http.body import JsonBody
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.http.problems import PROBLEM_MEDIA_TYPE
 from ledger.errors import InvalidInputError
 
-SCHEMA_REF = "#/components/schemas/{model}"
 PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
     "default": {
         "description": "A problem (RFC 9457)",
         "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
 }
-"""Every operation may be answered with a problem."""
+"""Every operation may be answered with a problem: for ``responses`` of a router."""
 
 IDEMPOTENCY_KEY_PARAMETER: dict[str, Any] = {
     "name": "Idempotency-Key",
@@ -50,7 +49,7 @@ SESSION_PARAMETER: dict[str, Any] = {
     "schema": {"type": "string", "pattern": SESSION_PATTERN, "maxLength": 4096},
 }
 
-
+WRITE_PARAMETERS = [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]
 WRITE_HEADERS: dict[str, Any] = {
     "Tally-Session": {"schema": {"type": "string"}, "description": "Show it to a read that is to see this write."},
     "Idempotent-Replay": {
@@ -98,7 +97,13 @@ class RightedRoute(APIRoute):
 
 
 class StrictRoute(RightedRoute):
-    """A route that knows its query parameters, and takes each at most once."""
+    """A route that knows its query parameters, takes each at most once, and describes the ``JsonBody`` it asks for."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        super().__init__(path, endpoint, **described)
+        for part in self.dependant.dependencies:
+            if isinstance(part.call, JsonBody):
+                self.openapi_extra = {"requestBody": part.call.description}
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The framework's handler behind a look at the query."""
@@ -154,9 +159,3 @@ def _check_query(request: Request, known: frozenset[str]) -> None:
         if name in seen:
             raise InvalidInputError(f"{name}: given more than once", (name,))
         seen.add(name)
-
-
-def body_of(adapter: TypeAdapter[Any], media_type: str = "application/json") -> dict[str, Any]:
-    """Describes a body that the endpoint reads by itself."""
-    schema = adapter.json_schema(ref_template=SCHEMA_REF)
-    return {"required": True, "content": {media_type: {"schema": schema}}}

@@ -1,4 +1,4 @@
-"""``/livez``, ``/readyz``, ``/metrics``: for those who run the service."""
+"""``/v1/node``, ``/livez``, ``/readyz``, ``/metrics``: who this node is and how it does, for those who run it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from fastapi import APIRouter, Query, Response
 from app import metrics
 from app.http.answers import json_answer
 from app.http.body import TEXT_MEDIA_TYPE
-from app.http.node_answers import LiveAnswer, ReadyAnswer
+from app.http.node_answers import LiveAnswer, NodeAnswer, ReadyAnswer
 from app.http.problems import NOT_READY, problem_response
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute
 from app.parts import Parts, PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
+from ledger import rfc3339
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
 
-router = APIRouter(route_class=StrictRoute, tags=["service"])
+router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_RESPONSE)
 
 DATABASE_CHECK_TIMEOUT_S = 2.0
 EXCLUDED_CHARACTERS_MAX = 200
@@ -29,13 +30,46 @@ _TEXT = {
 }
 
 
-@router.get("/livez", responses={200: {"model": LiveAnswer}, **PROBLEM_RESPONSE})
+@router.get("/v1/node", response_model=NodeAnswer)
+async def read_node(parts: PartsDep) -> Response:
+    """This node. Positions are read from the last to the first, so each is at least the next."""
+    node, settings = parts.node, parts.settings
+    chained_lsn, commit_lsn, durable_lsn = node.chained.lsn, node.committed.lsn, node.durable.lsn
+    return json_answer(
+        {
+            "node_id": node.node_id,
+            "region": node.region,
+            "gate": node.gate,
+            "epoch": node.epoch,
+            "wal_id": node.wal_id,
+            "ack_mode": settings.wal.ack_mode,
+            "topology": {"postgres_survives": settings.topology.postgres_survives, "safekeepers": 0},
+            "positions": {
+                "written_lsn": node.written_lsn(),
+                "durable_lsn": durable_lsn,
+                "commit_lsn": commit_lsn,
+                "chained_lsn": chained_lsn,
+            },
+            "clock": {
+                "last_hlc": node.clock.last.text(),
+                "last_at": rfc3339.text_of(node.clock.last.physical_ms),
+                "offset_ms": node.clock.offset_ms(node.wall.now_ms()),
+                "max_clock_skew_ms": node.clock.max_clock_skew_ms,
+                "ticks": node.clock.ticks,
+                "skew_rejections": node.clock.skew_rejections,
+            },
+            "failure": None if node.failure is None else str(node.failure),
+        }
+    )
+
+
+@router.get("/livez", response_model=LiveAnswer)
 async def read_liveness() -> Response:
     """The process runs and answers."""
     return json_answer({"status": "live"})
 
 
-@router.get("/readyz", responses={200: {"model": ReadyAnswer}, **PROBLEM_RESPONSE})
+@router.get("/readyz", response_model=ReadyAnswer)
 async def read_readiness(
     parts: PartsDep,
     exclude: Annotated[
@@ -66,7 +100,7 @@ async def read_readiness(
     return json_answer({"status": "ready", "checks": checks})
 
 
-@router.get("/metrics", response_class=Response, responses={200: _TEXT, **PROBLEM_RESPONSE})
+@router.get("/metrics", response_class=Response, responses={200: _TEXT})
 async def read_metrics(parts: PartsDep) -> Response:
     """Metrics in the text format of Prometheus."""
     return Response(parts.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})

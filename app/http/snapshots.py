@@ -5,45 +5,37 @@ from __future__ import annotations
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 
-from app.http import cursor as cursors
 from app.http.answers import json_answer
-from app.http.body import JSON_MEDIA_TYPE, parse, read_body
+from app.http.body import json_body
 from app.http.chain_answers import SnapshotAnswer, SnapshotList
 from app.http.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId, WholeNumber
-from app.http.requests import SNAPSHOT_REQUEST
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, body_of
-from app.parts import PartsDep, parts_of
+from app.http.lists import NewestFirst, page
+from app.http.requests import SnapshotRequest
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.parts import PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
 from ledger import rfc3339
-from ledger.errors import NotFoundError, TenantNotFoundError
+from ledger.errors import NotFoundError
 
-router = APIRouter(route_class=StrictRoute, tags=["snapshots"])
+router = APIRouter(route_class=StrictRoute, tags=["snapshots"], responses=PROBLEM_RESPONSE)
 
-BODY_BYTES_MAX = 4096
+_SNAPSHOTS = NewestFirst("snapshots", chain_reads.list_snapshots, lambda row: row.from_seq)
 
 
 @router.post(
     "/v1/snapshots",
     status_code=201,
-    responses={
-        201: {"model": SnapshotAnswer},
-        200: {"model": SnapshotAnswer, "description": "Everything was signed already; the newest snapshot"},
-        **PROBLEM_RESPONSE,
-    },
-    openapi_extra={"requestBody": body_of(SNAPSHOT_REQUEST)},
+    response_model=SnapshotAnswer,
+    responses={200: {"model": SnapshotAnswer, "description": "Everything was signed already; the newest snapshot"}},
 )
-async def sign_snapshot(request: Request) -> Response:
+async def sign_snapshot(parts: PartsDep, wanted: Annotated[SnapshotRequest, json_body(SnapshotRequest)]) -> Response:
     """Sign everything chained so far; answers the newest snapshot."""
-    parts = parts_of(request)
-    parts.check_writable()
-    body = await read_body(request, JSON_MEDIA_TYPE, BODY_BYTES_MAX)
-    tenant_id = parse(SNAPSHOT_REQUEST, body)["tenant_id"]
+    tenant_id = wanted["tenant_id"]
     async with reading(parts.pool) as connection:
-        if not await chain_reads.tenant_exists(connection, tenant_id):
-            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+        await chain_reads.require_tenant(connection, tenant_id)
     signed = await parts.notary.sign_now(tenant_id)
     async with reading(parts.pool) as connection:
         newest = await chain_reads.newest_snapshot(connection, tenant_id)
@@ -52,7 +44,7 @@ async def sign_snapshot(request: Request) -> Response:
     return json_answer(_with_envelope(*newest), 201 if signed else 200)
 
 
-@router.get("/v1/snapshots", responses={200: {"model": SnapshotList}, **PROBLEM_RESPONSE})
+@router.get("/v1/snapshots", response_model=SnapshotList)
 async def list_snapshots(
     parts: PartsDep,
     tenant_id: Annotated[ReadableTenantId, Query()],
@@ -60,17 +52,11 @@ async def list_snapshots(
     cursor: CursorQuery = None,
 ) -> Response:
     """Snapshots of a tenant, newest first."""
-    below = cursors.decode_number("snapshots", tenant_id, cursor) or TREE_SIZE_MAX
-    async with reading(parts.pool) as connection:
-        found = await chain_reads.list_snapshots(connection, tenant_id, below, limit + 1)
-        if not found and not await chain_reads.tenant_exists(connection, tenant_id):
-            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-    page = found[:limit]
-    following = cursors.encode("snapshots", tenant_id, page[-1].from_seq) if len(found) > limit else None
-    return json_answer({"items": [_shown(row) for row in page], "next_cursor": following})
+    rows, following = await _SNAPSHOTS.read(parts.pool, tenant_id, cursor, limit)
+    return page([_shown(row) for row in rows], following)
 
 
-@router.get("/v1/snapshots/{snapshot_id}", responses={200: {"model": SnapshotAnswer}, **PROBLEM_RESPONSE})
+@router.get("/v1/snapshots/{snapshot_id}", response_model=SnapshotAnswer)
 async def read_snapshot(
     parts: PartsDep, snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX, description="Its id in lists.")]
 ) -> Response:

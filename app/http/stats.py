@@ -22,7 +22,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from app.http.answers import StatsAnswer, json_answer
+from app.http.answers import answer_like, json_answer
 from app.http.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
 from app.http.members import check_unique, is_unique
 from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
@@ -35,7 +35,7 @@ from app.stats.share import LoopShare
 from ledger import canonical, rfc3339
 from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError
 
-router = APIRouter(route_class=LeanRoute, tags=["stats"])
+router = APIRouter(route_class=LeanRoute, tags=["stats"], responses=PROBLEM_RESPONSE)
 
 LINES_MAX = 10_000
 """Most reports in one request."""
@@ -62,19 +62,18 @@ _BODY = {
 
 
 class StatsReceipt(NamedTuple):
-    """What became of the reports of a request: ``StatsAnswer`` as values."""
+    """What became of stats reports: waiting to be written, or dropped. ``sample_rate`` is the share that was kept while
+    they came, 0 when none was even looked at."""
 
     accepted: int
     dropped: int
     sample_rate: float
 
 
-@router.post(
-    "/v1/stats",
-    status_code=202,
-    responses={202: {"model": StatsAnswer}, **PROBLEM_RESPONSE},
-    openapi_extra={"requestBody": _BODY},
-)
+_ANSWER = answer_like("StatsAnswer", str(StatsReceipt.__doc__), StatsReceipt)
+
+
+@router.post("/v1/stats", status_code=202, response_model=_ANSWER, openapi_extra={"requestBody": _BODY})
 async def report_stats(request: Request) -> Response:
     """Report how jobs are doing. Never in the ledger: counted, sampled under pressure, kept for a while in files."""
     parts = parts_of(request)
@@ -88,11 +87,11 @@ async def report_stats(request: Request) -> Response:
         if not is_mine:
             dropped = 1 if one else body.count(b"\n") + (not body.endswith(b"\n"))
             parts.metrics.stats_dropped("busy", dropped)
-            return json_answer(StatsReceipt(0, dropped, 0.0)._asdict(), 202)
+            return json_answer(StatsReceipt(0, dropped, 0.0), 202)
         with parts.stats.checking.charged():
             lines = [body] if one else _lines_of(body)
         receipt = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, parts.stats, parts.metrics)
-    return json_answer(receipt._asdict(), 202)
+    return json_answer(receipt, 202)
 
 
 async def take(

@@ -7,12 +7,12 @@ served, since one bad line of a known key spoils the whole note for its reader.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from app.read.proofs import newest_checkpoint
 from app.store import anchors, chain_reads
 from app.store.reading import reading
-from ledger.errors import ChainDamagedError, NotFoundError, SignatureError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, NotFoundError, SignatureError
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
@@ -29,13 +29,6 @@ SIZES_MAX = 16
 """Cosigned sizes that are looked at for the newest of which a cosignature holds."""
 
 
-class ListedCosignature(NamedTuple):
-    """A stored cosignature and whether it holds: ``ok``, ``broken``, or ``unknown_key`` when nobody registered it."""
-
-    row: CosignatureRow
-    status: str
-
-
 async def newest(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]) -> str:
     """The newest checkpoint, with the cosignatures there are on it.
 
@@ -46,8 +39,6 @@ async def newest(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: 
     """
     async with reading(pool) as connection:
         head = await chain_reads.head(connection, tenant_id)
-        if head is None:
-            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
         if head.checkpoint is None:
             raise NotFoundError(f"no checkpoint of {tenant_id} has been signed yet; try again soon")
         signed = newest_checkpoint(tenant_id, head.checkpoint)
@@ -67,8 +58,7 @@ async def newest_cosigned(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, wi
         NotFoundError: none has been cosigned.
     """
     async with reading(pool) as connection:
-        if not await chain_reads.tenant_exists(connection, tenant_id):
-            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+        await chain_reads.require_tenant(connection, tenant_id)
         names = _names(witnesses)
         for size in await anchors.newest_cosigned_sizes(connection, tenant_id, names, SIZES_MAX):
             rows = await anchors.cosignatures_of_size(connection, tenant_id, size, names, ROWS_A_SIZE_MAX)
@@ -89,11 +79,11 @@ def held(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> Cosignature | 
     return found if (size, found.time) == (row.tree_size, row.cosigned_at) else None
 
 
-def listed(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> ListedCosignature:
-    """``row`` and whether its cosignature holds."""
+def status_of(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> str:
+    """Whether the cosignature holds: ``ok``, ``broken``, or ``unknown_key`` when nobody registered its witness."""
     if row.witness not in _names(witnesses):
-        return ListedCosignature(row, "unknown_key")
-    return ListedCosignature(row, "broken" if held(row, witnesses) is None else "ok")
+        return "unknown_key"
+    return "broken" if held(row, witnesses) is None else "ok"
 
 
 def _names(witnesses: Iterable[WitnessKey]) -> list[str]:

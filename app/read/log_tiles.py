@@ -17,7 +17,7 @@ from app.read.proofs import checkpoint_size
 from app.store import chain_reads
 from app.store.notary import read_links, read_tiles
 from app.store.reading import reading
-from ledger.errors import ChainDamagedError, NotFoundError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, NotFoundError
 from ledger.merkle import HASH_BYTES, leaf_hash
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.positions import LeafIndex, seq_of
@@ -67,8 +67,6 @@ async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index
 
 async def _require_covered(connection: Connection, tenant_id: str, level: int, index: int, width: int) -> None:
     head = await chain_reads.head(connection, tenant_id)
-    if head is None:
-        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     size = checkpoint_size(tenant_id, head.checkpoint) or 0
     if index * TILE_WIDTH + width > size >> level * TILE_HEIGHT:
         raise NotFoundError(f"the newest checkpoint of {tenant_id}, of size {size}, does not reach that far")

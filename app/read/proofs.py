@@ -10,7 +10,7 @@ from app.store import chain_reads
 from app.store.notary import read_tiles
 from app.store.reading import reading
 from ledger import merkle
-from ledger.errors import ChainDamagedError, ProofError, SeqOutOfRangeError, SignatureError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, ProofError, SeqOutOfRangeError, SignatureError
 from ledger.merkle import HASH_BYTES, tiles
 from ledger.positions import Seq, leaf_index_of
 from signing import checkpoint as checkpoints
@@ -117,8 +117,6 @@ async def _size(
 ) -> tuple[int, checkpoints.Checkpoint]:
     """The tree size asked for, else the newest checkpoint's, once it is known to be there, and that checkpoint."""
     head = await chain_reads.head(connection, tenant_id)
-    if head is None:
-        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     signed = newest_checkpoint(tenant_id, head.checkpoint)
     if signed is None:
         raise SeqOutOfRangeError(f"there is no checkpoint of {tenant_id} yet; try again soon", (name,))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.store.reads import PAGE_BYTES_MAX
 from app.store.times import columns, told
 from app.store.whole import whole
-from ledger.errors import ChainDamagedError
+from ledger.errors import ChainDamagedError, TenantNotFoundError
 
 if TYPE_CHECKING:
     from asyncpg import Record
@@ -92,15 +92,26 @@ SELECT {_ENTRY_COLUMNS}, found FROM page WHERE number <= $3 AND bytes_before < $
 """
 
 
-async def head(connection: Connection, tenant_id: str) -> HeadRow | None:
-    """End of the tenant's chain; None when there is no such tenant."""
+async def head(connection: Connection, tenant_id: str) -> HeadRow:
+    """End of the tenant's chain.
+
+    Raises:
+        TenantNotFoundError: there is no such tenant.
+    """
     row = await connection.fetchrow(_HEAD, tenant_id)
-    return HeadRow(*row) if row else None
+    if row is None:
+        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+    return HeadRow(*row)
 
 
-async def tenant_exists(connection: Connection, tenant_id: str) -> bool:
-    """Whether anything was ever written for the tenant."""
-    return bool(await connection.fetchval("SELECT true FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id))
+async def require_tenant(connection: Connection, tenant_id: str) -> None:
+    """Return if anything was ever written for the tenant.
+
+    Raises:
+        TenantNotFoundError: nothing was.
+    """
+    if not await connection.fetchval("SELECT true FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id):
+        raise TenantNotFoundError(f"there is no tenant {tenant_id}")
 
 
 async def list_tenants(connection: Connection, after: str, limit: int) -> list[str]:
