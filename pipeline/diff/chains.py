@@ -20,7 +20,7 @@ from pipeline.places import OpenPlace, Piece, PieceReader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.places.protocol import Session, Where
+    from pipeline.places.protocol import ReaderOf, Where
 
 NO_TREE: Final = StoredTree(0, "")
 
@@ -46,7 +46,7 @@ class Side:
         self.by_rows = by_rows
         self._stack = ExitStack()
         self._where: Where | None = None
-        self._session: Session | None = None
+        self._session: ReaderOf | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +59,7 @@ class Side:
         if self._session is None or piece.where != self._where:
             self._stack.close()
             self._where, self._session = piece.where, self._stack.enter_context(piece.where.session())
-        return self._session.reader(piece)
+        return self._session(piece)
 
     def chains(self, tenants: list[str]) -> dict[str, Chain]:
         """The chains of these tenants that are here, each asked for with a few reads for many."""

@@ -5,9 +5,10 @@ Files are compared with the manifests that the driver read. Who signed those is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pyarrow as pa
@@ -23,7 +24,6 @@ from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, ba
 from pipeline.archive.reader import TenantArchive, check_month, tenants_of
 from pipeline.archive.store import ArchiveStore
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
-from pipeline.places.dsn import Dsn
 from pipeline.places.protocol import (
     EVER,
     ROWS_A_PIECE,
@@ -33,8 +33,8 @@ from pipeline.places.protocol import (
     OpenPlace,
     Piece,
     PieceReader,
+    ReaderOf,
     Sealed,
-    Session,
     Times,
 )
 from signing.keys import Keyring
@@ -60,7 +60,7 @@ class ArchivePlace:
         """
         yield OpenArchive(ArchiveStore(self.url), keyring)
 
-    def planned(self, hold: Callable[[Dsn], str]) -> AbstractContextManager[OpenPlace]:
+    def planned(self) -> AbstractContextManager[OpenPlace]:
         """As ``open``: nothing of it changes."""
         return self.open()
 
@@ -76,23 +76,12 @@ class FileOfArchive:
     to_seq: int | None
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> Iterator[ReaderOf]:
         """Nothing is held between pieces."""
-        yield ArchiveSession(self)
+        yield partial(ArchivePieceReader, self)
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveSession:
-    """Reads the piece that a file is."""
-
-    where: FileOfArchive
-
-    def reader(self, piece: Piece) -> PieceReader:
-        """A reader of ``piece``."""
-        return ArchivePieceReader(self.where, piece)
-
-
-class ArchivePieceReader:
+class ArchivePieceReader(PieceReader):
     """Reads one file of an archive."""
 
     def __init__(self, where: FileOfArchive, piece: Piece) -> None:
@@ -132,18 +121,6 @@ class ArchivePieceReader:
                 batch = batch.filter(touches)
                 if batch.num_rows:
                     yield _as(SNAPSHOT_SCHEMA, batch, SNAPSHOT_COLUMNS)
-
-    def tiles(self, level: int, first: int, last: int) -> None:
-        """None: archives hold no tiles."""
-        return None
-
-    def followed_seq(self) -> int:
-        """0: there are no job states that could follow."""
-        return 0
-
-    def jobs(self) -> None:
-        """None: archives hold no job states; they follow from the entries."""
-        return None
 
 
 class OpenArchive:

@@ -6,9 +6,10 @@ signed the manifest is not judged here. A file MUST be found under the same path
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,6 @@ import pyarrow as pa
 from ledger.errors import BundleInvalidError, InvalidInputError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batch_of
-from pipeline.places.dsn import Dsn
 from pipeline.places.protocol import (
     EVER,
     ROWS_A_PIECE,
@@ -26,8 +26,8 @@ from pipeline.places.protocol import (
     OpenPlace,
     Piece,
     PieceReader,
+    ReaderOf,
     Sealed,
-    Session,
     Times,
 )
 from signing.bundle.reader import BundleReader, Scanned
@@ -63,7 +63,7 @@ class BundlePlace:
         with bundle as reader:
             yield OpenBundle(self.path, reader)
 
-    def planned(self, hold: Callable[[Dsn], str]) -> AbstractContextManager[OpenPlace]:
+    def planned(self) -> AbstractContextManager[OpenPlace]:
         """As ``open``: nothing of it changes."""
         return self.open()
 
@@ -78,37 +78,24 @@ class BundleFile:
     to_seq: int | None
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> Iterator[ReaderOf]:
         """The file, open."""
-        with BundleReader.reopen(self.path, self.scanned) as reader:
-            yield BundleSession(reader, self.from_seq, self.to_seq)
+        with BundleReader.reopen(self.path, self.scanned) as bundle:
+            yield partial(BundlePieceReader, bundle, self)
 
 
-@dataclass(frozen=True, slots=True)
-class BundleSession:
-    """Reads pieces of one open file."""
-
-    bundle: BundleReader
-    from_seq: int | None
-    to_seq: int | None
-
-    def reader(self, piece: Piece) -> PieceReader:
-        """A reader of ``piece``."""
-        return BundlePieceReader(self, piece)
-
-
-class BundlePieceReader:
+class BundlePieceReader(PieceReader):
     """Reads one piece of a bundle."""
 
-    def __init__(self, session: BundleSession, piece: Piece) -> None:
-        self._session, self._piece = session, piece
+    def __init__(self, bundle: BundleReader, where: BundleFile, piece: Piece) -> None:
+        self._bundle, self._where, self._piece = bundle, where, piece
 
     def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
         """The rows of its parts as they stand, also where their seqs are not those that the manifest promises."""
-        bundle, (low, high), wanted = self._session.bundle, self._piece.times, list(columns)
+        bundle, (low, high), wanted = self._bundle, self._piece.times, list(columns)
         for number in bundle.parts_of(self._piece.from_seq, self._piece.to_seq):
             raw = bundle.read_part(number)
-            for rows in bundle.part_batches(number, raw, self._session.from_seq, self._session.to_seq):
+            for rows in bundle.part_batches(number, raw, self._where.from_seq, self._where.to_seq):
                 if self._piece.times != EVER:
                     rows = [
                         row
@@ -122,7 +109,7 @@ class BundlePieceReader:
         """The snapshots that touch it."""
         first, last = self._piece.bounds
         batch: list[tuple[Any, ...]] = []
-        for row in self._session.bundle.snapshot_rows():
+        for row in self._bundle.snapshot_rows():
             if row[FROM_SEQ] <= last and row[TO_SEQ] >= first:
                 batch.append(row)
             if len(batch) == SNAPSHOTS_A_BATCH:
@@ -130,18 +117,6 @@ class BundlePieceReader:
                 batch = []
         if batch:
             yield batch_of(batch, SNAPSHOT_SCHEMA)
-
-    def tiles(self, level: int, first: int, last: int) -> None:
-        """None: bundles hold no tiles."""
-        return None
-
-    def followed_seq(self) -> int:
-        """0: there are no job states that could follow."""
-        return 0
-
-    def jobs(self) -> None:
-        """None: bundles hold no job states; they follow from the entries."""
-        return None
 
 
 class OpenBundle:

@@ -6,9 +6,10 @@ snapshot into a transaction of its own. So all pieces, and what the driver itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -27,8 +28,8 @@ from pipeline.places.protocol import (
     Judgement,
     Piece,
     PieceReader,
+    ReaderOf,
     Sealed,
-    Session,
     Times,
     cut,
 )
@@ -52,25 +53,14 @@ class PostgresState:
     """What ``statements.Types`` says."""
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> Iterator[ReaderOf]:
         """A transaction in this state."""
         with connected(self.dsn) as connection:
             connection.begin(self.snapshot_id)
-            yield PostgresSession(connection, dict(self.altered))
+            yield partial(PostgresPieceReader, connection, dict(self.altered))
 
 
-class PostgresSession:
-    """Reads pieces through one connection."""
-
-    def __init__(self, connection: Connection, types: statements.Types) -> None:
-        self._connection, self._types = connection, types
-
-    def reader(self, piece: Piece) -> PieceReader:
-        """A reader of ``piece``."""
-        return PostgresPieceReader(self._connection, self._types, piece)
-
-
-class PostgresPieceReader:
+class PostgresPieceReader(PieceReader):
     """Reads one piece; one thing at a time, so an iterator is to be finished before the next is begun."""
 
     def __init__(self, connection: Connection, types: statements.Types, piece: Piece) -> None:
@@ -122,20 +112,12 @@ class PostgresPlace:
             snapshot_id = str(connection.value(statements.EXPORT_SNAPSHOT))
             yield OpenPostgres(connection, state_of(connection, self.dsn, snapshot_id))
 
-    def planned(self, hold: Callable[[Dsn], str]) -> AbstractContextManager[OpenPostgres]:
-        """In a state that ``hold`` has held."""
-        return self.join(hold(self.dsn))
-
     @contextmanager
-    def join(self, snapshot_id: str | None) -> Iterator[OpenPostgres]:
-        """In the state that somebody else holds, or with None in that of the moment, which no task will share.
-
-        Raises:
-            DatabaseUnavailableError: PostgreSQL does not answer, or that state is gone.
-        """
+    def planned(self) -> Iterator[OpenPostgres]:
+        """In the state of the moment, which no task will share; raises as ``open``."""
         with connected(self.dsn) as connection:
-            connection.begin(snapshot_id)
-            yield OpenPostgres(connection, state_of(connection, self.dsn, snapshot_id))
+            connection.begin(None)
+            yield OpenPostgres(connection, state_of(connection, self.dsn, None))
 
 
 class OpenPostgres:
@@ -149,12 +131,6 @@ class OpenPostgres:
         self.state = state
         self._types = dict(state.altered)
         self._facts: dict[str, Facts] = {}
-
-    @property
-    def snapshot_id(self) -> str:
-        """The id of the snapshot it shows."""
-        assert self.state.snapshot_id is not None
-        return self.state.snapshot_id
 
     def tenants(self) -> list[str]:
         """Every tenant that any table names."""
@@ -231,10 +207,12 @@ class OpenPostgres:
         return wanted
 
     def _cut(self, whole: Piece, occupied: Sequence[int], rows_a_piece: int) -> list[Piece]:
+        last = self._facts[whole.tenant_id].last
+        last_seq = 0 if last is None else last.seq
+        if self.state.snapshot_id is None and whole.to_seq is None:
+            whole = replace(whole, to_seq=last_seq)
         if not occupied:
             return [whole]
-        last = self._facts[whole.tenant_id].last
-        last_seq = last.seq if last is not None else occupied[-1]
         pieces = cut(whole, occupied, last_seq if whole.to_seq is None else min(whole.to_seq, last_seq), rows_a_piece)
         if whole.times == EVER:
             return pieces

@@ -21,8 +21,6 @@ from signing.keys import Keyring
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.places.dsn import Dsn
-
 ROWS_A_PIECE: Final = 65_536
 """Entries of one piece: those under one tile of level 1 of the Merkle tree."""
 BATCH_ROWS_MAX: Final = 10_000
@@ -74,7 +72,10 @@ Judgement = tuple[dict[str, Judged], dict[str, ArchiveInvalidError]]
 
 
 class PieceReader(Protocol):
-    """Reads one piece, inside a task. Batches are not empty, and bounded in rows and bytes."""
+    """Reads one piece, inside a task. Batches are not empty, and bounded in rows and bytes.
+
+    What is written out here is that of copies of ledgers, which hold entries and snapshots and nothing else.
+    """
 
     def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
         """The piece's entries by seq, in order of storage where seqs repeat.
@@ -90,26 +91,26 @@ class PieceReader(Protocol):
 
     def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
         """Stored tiles ``first..last`` of a level, those there are; None when this form of a ledger stores none."""
+        return None
 
     def followed_seq(self) -> int:
         """How far the stored jobs follow the tenant's chain; 0 where none are stored."""
+        return 0
 
     def jobs(self) -> Iterator[pa.RecordBatch] | None:
         """``JOB_COLUMNS`` of all stored jobs of the tenant by job id; None when this form of a ledger stores none."""
+        return None
+
+
+ReaderOf = Callable[["Piece"], PieceReader]
+"""Gives the reader of a piece, good until the next is asked for."""
 
 
 class Where(Protocol):
     """The place of a piece as a task sees it: a plain value, which tells no password."""
 
-    def session(self) -> AbstractContextManager[Session]:
-        """What pieces of this place are read through: one connection, or nothing at all."""
-
-
-class Session(Protocol):
-    """Reads pieces one after another."""
-
-    def reader(self, piece: Piece) -> PieceReader:
-        """A reader of ``piece``, until the next is asked for."""
+    def session(self) -> AbstractContextManager[ReaderOf]:
+        """Read pieces of this place, through one connection or file where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +200,9 @@ class Place(Protocol):
         With ``keyring`` a manifest is refused before it is parsed that a key of it is named for and did not sign.
         """
 
-    def planned(self, hold: Callable[[Dsn], str]) -> AbstractContextManager[OpenPlace]:
-        """As ``open``, for a planner that ends before tasks run: ``hold`` has somebody hold the state of a database
-        meanwhile, and gives the id of its snapshot."""
+    def planned(self) -> AbstractContextManager[OpenPlace]:
+        """As ``open``, for a planner that ends before tasks run: these see the state of the moment. No piece reaches
+        beyond the last entry that there is now."""
 
 
 def cut(

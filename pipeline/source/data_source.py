@@ -20,14 +20,12 @@ evaluated by Spark, on all that the options leave.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from pipeline.places.protocol import ROWS_A_PIECE, OpenPlace, Place
 from pipeline.source.frames import ddl, entry_rows, in_tasks, open_pieces
-from pipeline.source.holder import IDLE_S, hold, holder_of
 from pipeline.source.options import columns_of, number_of, places_of, refuse_unknown, tenants_of, times_of
 from pipeline.source.stream import LedgerStreamReader, PiecePartition
 
@@ -41,9 +39,6 @@ FORMAT: Final = "tallystick"
 
 class TallystickSource(DataSource):
     """Entries of a ledger, wherever it is."""
-
-    holder_address: ClassVar[str | None] = None
-    """Where the driver holds snapshots; said by the class that ``register`` makes."""
 
     @classmethod
     def name(cls) -> str:
@@ -60,20 +55,23 @@ class TallystickSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads all that there is when the query is planned."""
-        return LedgerReader(self.options, schema, self.holder_address)
+        return LedgerReader(self.options, schema)
 
 
 class LedgerReader(DataSourceReader):
-    """One read of a ledger, all of it in the state that it had when it was planned."""
+    """One read of a ledger: the entries that it had when it was planned.
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, holder_address: str | None) -> None:
+    Spark plans in a process that has ended when tasks run, so no transaction of its own is left to share. None is
+    needed: entries never change, and a read ends with the last one that was there.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         refuse_unknown(options)
         self._places, self._tenants = places_of(options), tenants_of(options)
         self._from_seq, self._to_seq = number_of(options, "from_seq"), number_of(options, "to_seq")
         self._times = times_of(options)
         self._rows_a_piece = number_of(options, "rows_a_piece") or ROWS_A_PIECE
         self._columns = columns_of(schema)
-        self._holder_address = holder_address
 
     def partitions(self) -> list[InputPartition]:
         """One for each piece, or for several small ones."""
@@ -85,7 +83,7 @@ class LedgerReader(DataSourceReader):
             yield from entry_rows(piece, reader, self._columns)
 
     def _partitions_of(self, place: Place) -> list[InputPartition]:
-        with place.planned(partial(hold, self._holder_address)) as opened:
+        with place.planned() as opened:
             return self._pieces_of(opened)
 
     def _pieces_of(self, opened: OpenPlace) -> list[InputPartition]:
@@ -102,14 +100,6 @@ class LedgerReader(DataSourceReader):
         return [PiecePartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
 
 
-def register(spark: SparkSession, *, hold_s: float = IDLE_S) -> None:
-    """Make ``spark.read.format("tallystick")`` known to this session.
-
-    What a ``load`` shows is the state of the database when it is first used. This process holds that state until no job
-    of the session has run for ``hold_s`` seconds, or Spark ends; a DataFrame used later says to load it again.
-    """
-
-    class Registered(TallystickSource):
-        holder_address = holder_of(spark, hold_s).address
-
-    spark.dataSource.register(Registered)
+def register(spark: SparkSession) -> None:
+    """Make ``spark.read.format("tallystick")`` known to this session."""
+    spark.dataSource.register(TallystickSource)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.arrow import ddl_of, schema_of
-from pipeline.places.protocol import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, Session, Times, Where
+from pipeline.places.protocol import EVER, ROWS_A_PIECE, OpenPlace, Piece, PieceReader, ReaderOf, Times, Where
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,10 +116,10 @@ def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[l
 def open_pieces(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, PieceReader]]:
     """Each piece with its reader, good until the next; connections are used again, and closed at the end."""
     held: Where | None = None
-    session: Session | None = None
+    reader_of: ReaderOf | None = None
     with ExitStack() as stack:
         for piece in pieces:
-            if session is None or piece.where != held:
+            if reader_of is None or piece.where != held:
                 stack.close()
-                held, session = piece.where, stack.enter_context(piece.where.session())
-            yield piece, session.reader(piece)
+                held, reader_of = piece.where, stack.enter_context(piece.where.session())
+            yield piece, reader_of(piece)

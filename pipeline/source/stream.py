@@ -107,7 +107,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {tenant: end_of(opened.facts(tenant)) for tenant in tenants}
 
     def _opened(self) -> AbstractContextManager[OpenPostgres]:
-        return PostgresPlace(self._dsn).join(None)
+        return PostgresPlace(self._dsn).planned()
 
 
 def next_offset(start: Mapping[str, int], ends: Mapping[str, int], rows_max: int | None) -> Offset:

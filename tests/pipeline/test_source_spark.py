@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -15,17 +12,16 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from ledger.errors import ConfigurationError, DatabaseUnavailableError, DatabaseWentBackError, LedgerError
+from ledger.errors import DatabaseWentBackError, LedgerError
 from ledger.verification import ENTRY_COLUMNS, Head
 from pipeline.gateway import told
-from pipeline.places.dsn import Dsn
 from pipeline.places.protocol import Facts
-from pipeline.source.data_source import LedgerReader, TallystickSource, register
-from pipeline.source.holder import SnapshotHolder, hold, holder_of
+from pipeline.source.data_source import LedgerReader, register
 from pipeline.source.stream import end_of, next_offset
 from tests.app.bundles import bundle_of
 from tests.app.chain_builder import insert
 from tests.app.chains import until
+from tests.app.test_tamper import copy_row
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import build
 
@@ -36,19 +32,10 @@ KEYS = StructType([StructField("tenant_id", StringType()), StructField("seq", Lo
 
 
 @pytest.fixture
-def notebook(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session that knows the Data Source; nothing is held afterwards."""
+def notebook(spark: SparkSession) -> SparkSession:
+    """A session that knows the Data Source."""
     register(spark)
-    yield spark
-    holder_of(spark).close()
-
-
-@pytest.fixture
-def holder() -> Iterator[SnapshotHolder]:
-    """What holds snapshots, of a session that never ends by itself."""
-    held = SnapshotHolder(lambda: True)
-    yield held
-    held.close()
+    return spark
 
 
 @pytest.fixture
@@ -126,7 +113,6 @@ async def test_one_load_used_with_a_filter_and_without_gives_all_its_rows_each_t
     ],
 )
 async def test_what_an_option_leaves_out_is_not_read(
-    holder: SnapshotHolder,
     connection: asyncpg.Connection,
     database: Database,
     options: dict[str, str],
@@ -134,7 +120,7 @@ async def test_what_an_option_leaves_out_is_not_read(
     partitions: int,
 ) -> None:
     options = {"dsn": database.service_url, "rows_a_piece": ROWS_A_PIECE, **options}
-    reader = LedgerReader(options, KEYS, holder.address)
+    reader = LedgerReader(options, KEYS)
     planned = reader.partitions()
     assert len(planned) == partitions
     assert read_by(reader, planned) == expected
@@ -148,16 +134,16 @@ def read_by(reader: LedgerReader, partitions: list[InputPartition]) -> list[tupl
 async def test_a_load_stays_in_its_state_and_the_next_one_sees_what_came_since(
     notebook: SparkSession, connection: asyncpg.Connection, database: Database
 ) -> None:
+    await connection.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('empty', 0)")
     ledger = load(notebook, database, "tenant_id string, seq bigint")
     assert ledger.count() == 100
+    await until(lambda: no_backends(connection), "no connection is held")
+    for seq in (61, 62):
+        await copy_row(connection, 30, {"seq": str(seq), "hlc_node": f"'{seq}'", "prev_chain_link": f"'{seq}'"})
+    await connection.execute("UPDATE scheduler.scheduler_log SET tenant_id = 'empty', seq = 1 WHERE seq = 62")
     await insert(connection, build(5, tenant_id="gamma"))
     assert ledger.count() == 100
-    assert load(notebook, database, "tenant_id string, seq bigint").count() == 105
-    assert await backends(connection) == 2
-    holder_of(notebook).close()
-    await until(lambda: no_backends(connection), "the connections are closed")
-    with pytest.raises(Exception, match="load the DataFrame again"):
-        ledger.count()
+    assert load(notebook, database, "tenant_id string, seq bigint").count() == 107
 
 
 async def no_backends(connection: asyncpg.Connection) -> bool:
@@ -170,7 +156,7 @@ def test_a_bundle_is_read_too_and_several_at_once(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{ledger.tenant_id}.tar")
         paths[-1].write_bytes(bundle_of(ledger))
     options = {"bundle": ",".join(map(str, paths)), "tenant": "acme,beta", "from_seq": "39"}
-    reader = LedgerReader(options, KEYS, None)
+    reader = LedgerReader(options, KEYS)
     assert read_by(reader, reader.partitions()) == [*between("acme", 39, 60), *between("beta", 39, 40)]
 
 
@@ -190,9 +176,9 @@ def test_a_bundle_is_read_too_and_several_at_once(tmp_path: Path) -> None:
         ({"bundle": __file__, "to_time": "2026-01-01"}, "option to_time must be a time such as"),
     ],
 )
-def test_options_that_name_nothing_are_refused(holder: SnapshotHolder, options: dict[str, str], said: str) -> None:
+def test_options_that_name_nothing_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(LedgerError, match=said) as raised:
-        LedgerReader(options, KEYS, holder.address).partitions()
+        LedgerReader(options, KEYS).partitions()
     assert "hidden" not in str(raised.value)
 
 
@@ -200,39 +186,6 @@ def test_a_column_that_entries_lack_is_refused_in_one_line_by_spark_too(notebook
     with pytest.raises(Exception, match="no column tenant") as raised:
         notebook.read.format("tallystick").option("bundle", __file__).schema("tenant string").load().count()
     assert told(raised.value)[0].startswith("an entry has no column tenant string: tenant_id string, seq bigint,")
-
-
-# --- snapshots held -------------------------------------------------------------------------------
-
-
-async def test_without_register_nobody_holds_a_snapshot_and_that_is_said(database: Database) -> None:
-    dsn = Dsn(database.service_url)
-    for address in (TallystickSource.holder_address, "/nowhere/socket"):
-        with pytest.raises(ConfigurationError, match=r"call [a-z_.]+\(spark\)") as raised:
-            hold(address, dsn)
-        module, name = re.findall(r"call ([a-z_.]+)\.([a-z_]+)\(spark\)", str(raised.value))[0]
-        assert getattr(importlib.import_module(module), name) is register
-
-
-async def test_snapshots_are_let_go_when_no_job_runs_when_many_are_held_and_when_spark_has_ended(
-    connection: asyncpg.Connection, database: Database
-) -> None:
-    busy: list[bool | None] = [True]
-    holder = SnapshotHolder(lambda: busy[0], idle_s=0.0, held_max=2)
-    dsn = Dsn(database.service_url)
-    assert len({hold(holder.address, dsn) for _ in range(3)}) == 3
-    assert await backends(connection) == 2
-    busy[0] = False
-    await until(lambda: no_backends(connection), "an idle snapshot is let go")
-    assert holder.is_alive
-    with pytest.raises(DatabaseUnavailableError, match="does not answer"):
-        hold(holder.address, Dsn(database.service_url.replace("127.0.0.1", "127.0.0.2")))
-    busy[0] = True
-    hold(holder.address, dsn)
-    busy[0] = None
-    await until(lambda: not holder.is_alive, "it ends with Spark")
-    assert await no_backends(connection)
-    assert not Path(holder.address).parent.exists()
 
 
 # --- a stream -------------------------------------------------------------------------------------
