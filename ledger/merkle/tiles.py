@@ -175,28 +175,6 @@ def consistency_proof(first: int, second: int, get_tile: GetTile) -> list[bytes]
     return [_range_hash(each, get_tile) for each in _consistency_ranges(first, second)]
 
 
-def first_difference(size: int, get_tile: GetTile, get_other: GetTile) -> int | None:
-    """Index of the first of ``size`` leaves in which two trees differ, None when they do not.
-
-    Asks each for O(log size) tiles: those of the roots, and on the way down to the leaf.
-
-    Raises:
-        ProofError: a tile is too narrow.
-    """
-
-    def differ(node: _Node) -> bool:
-        return _node_hash(node, get_tile) != _node_hash(node, get_other)
-
-    found = next((node for node in _perfect_subtrees((0, size)) if differ(node)), None)
-    if found is None:
-        return None
-    level, index = found
-    while level:
-        level, index = level - 1, index * 2
-        index += 0 if differ((level, index)) else 1
-    return index
-
-
 def _levels(size: int) -> int:
     """Tile levels that have a hash in a tree of ``size`` leaves."""
     return -(-size.bit_length() // TILE_HEIGHT)

@@ -1,4 +1,4 @@
-"""The whole of a comparison: tenant by tenant by what is stored of their trees, then the sets of events of the rest."""
+"""The whole of a comparison: tenant by tenant by the links of their chains, then the sets of events of the rest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ledger.errors import InvalidInputError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode
-from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_TENANT
-from pipeline.diff.chains import Chain, Meeting, Side, forked_log, meet
-from pipeline.diff.events import conflicts, differences, events, range_ms
+from pipeline.diff.chains import Chain, Meeting, Side, forked_log, meet, overlap, parting
+from pipeline.diff.events import conflicts, differences, events
+from pipeline.diff.links import first_differences
 from pipeline.diff.repair import GAP_MAX, SeqRange, WrittenBundle, cover, write_bundles
 from pipeline.keys import Signers
 from pipeline.places import OpenPlace, Piece
@@ -35,7 +35,7 @@ class TenantDiff:
 
     tenant_id: str
     compared: str
-    """``merkle`` when their trees said it all, ``hlc-ranges`` when sets of events were compared."""
+    """``merkle`` when their links said it all, ``hlc-ranges`` when sets of events were compared."""
     only_in: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
     """Events that only this side has."""
     first_difference: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ def diff(
         a: the one, open until this returns.
         b: the other.
         tenants: those to compare; all that one of them has when there are none.
-        by_rows: do not believe stored trees and digests: compute them from the rows.
+        by_rows: do not believe stored links and digests: compute them from the rows.
         output: a folder; ``to-a`` and ``to-b`` are made in it, and may hold nothing before.
         signers: who signs the bundles; needed with ``output``.
         stage: shows the work.
@@ -125,7 +125,6 @@ def diff(
         NotFoundError: one is an archive of nothing.
         TenantNotFoundError: neither has a tenant that was named.
         InvalidInputError: ``to-a`` or ``to-b`` holds something already, or there are no ``signers``.
-        ProofError: a stored tree lacks tiles.
         ChainDamagedError: rows of which a bundle was to be made do not hold.
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
@@ -136,14 +135,14 @@ def diff(
         _refuse_used(output)
         if signers is None:
             raise InvalidInputError("bundles need a key to be signed with")
-    with Side(spark, a, by_rows=by_rows) as side_a, Side(spark, b, by_rows=by_rows) as side_b:
+    with Side(a) as side_a, Side(b) as side_b:
         names = _names(a, b, tenants)
         chains = {"a": side_a.chains(names), "b": side_b.chains(names)}
-        with stage("comparing trees"):
-            found, apart = _by_trees(names, chains)
+        with stage("comparing chains"):
+            found, apart = _by_links(chains, _met(spark, a, b, chains, by_rows=by_rows), names)
         if apart:
             with stage("comparing events"):
-                _by_events(spark, {"a": side_a, "b": side_b}, chains, apart)
+                _by_events(spark, a, b, apart, by_rows=by_rows)
         tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
         written: list[WrittenBundle] = []
         if output is not None and signers is not None:
@@ -181,7 +180,21 @@ def _names(a: OpenPlace, b: OpenPlace, wanted: Collection[str]) -> list[str]:
     return sorted(set(wanted) or held)
 
 
-def _by_trees(names: Sequence[str], chains: Chains) -> tuple[list[TenantDiff], Apart]:
+def _met(spark: SparkSession, a: OpenPlace, b: OpenPlace, chains: Chains, *, by_rows: bool) -> dict[str, Meeting]:
+    """What the two chains of each tenant that both have are to one another."""
+    pairs = {name: (chain, chains["b"][name]) for name, chain in chains["a"].items() if name in chains["b"]}
+    whole = {
+        name: last
+        for name, pair in pairs.items()
+        if by_rows and all(chain.has_beginning for chain in pair) and (last := overlap(*pair)) is not None
+    }
+    differ = first_differences(spark, a, b, whole) if whole else {}
+    return {
+        name: parting(whole[name], differ.get(name)) if name in whole else meet(*pair) for name, pair in pairs.items()
+    }
+
+
+def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) -> tuple[list[TenantDiff], Apart]:
     found: list[TenantDiff] = []
     apart: Apart = {}
     for name in names:
@@ -195,7 +208,7 @@ def _by_trees(names: Sequence[str], chains: Chains) -> tuple[list[TenantDiff], A
                 _note_rest(tenant, side, chain, [])
                 found.append(tenant)
             continue
-        meeting = meet(a, b)
+        meeting = met[name]
         if meeting.first_difference is not None:
             seq = meeting.first_difference
             tenant.first_difference = {"seq": seq, "a": a.link_at(seq), "b": b.link_at(seq)}
@@ -232,19 +245,12 @@ def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: Sequence[SeqRa
     tenant.missing[side] = cover(rests)
 
 
-def _by_events(spark: SparkSession, sides: Mapping[str, Side], chains: Chains, apart: Apart) -> None:
+def _by_events(spark: SparkSession, a: OpenPlace, b: OpenPlace, apart: Apart, *, by_rows: bool) -> None:
     from pyspark import StorageLevel
     from pyspark.sql import functions
 
-    common = {name: common for name, (_, common) in apart.items()}
-    lengths = {name: _range_ms([chains[side][name] for side in SIDES], common[name]) for name in apart}
-    of = {
-        name: events(spark, _pieces(side.place, common), lengths, common, by_rows=side.by_rows).persist(
-            StorageLevel.DISK_ONLY
-        )
-        for name, side in sides.items()
-    }
-    found = differences(of["a"], of["b"]).persist(StorageLevel.DISK_ONLY)
+    of_a, of_b = (events(spark, _pieces(place, apart), by_rows=by_rows) for place in (a, b))
+    found = differences(of_a, of_b).persist(StorageLevel.DISK_ONLY)
     stretch = functions.floor(found.seq / GAP_MAX)
     summary = found.groupBy("tenant_id", "side", stretch.alias("stretch")).agg(
         functions.min("seq"), functions.max("seq"), functions.count("seq")
@@ -257,8 +263,7 @@ def _by_events(spark: SparkSession, sides: Mapping[str, Side], chains: Chains, a
         apart[tenant_id][0].missing[side] = cover(missing)
     if any(all(tenant.missing.values()) for tenant, _ in apart.values()):
         _note_conflicts(conflicts(found), apart)
-    for frame in (found, *of.values()):
-        frame.unpersist()
+    found.unpersist()
 
 
 def _note_conflicts(found: DataFrame, apart: Apart) -> None:
@@ -268,29 +273,12 @@ def _note_conflicts(found: DataFrame, apart: Apart) -> None:
         apart[row.tenant_id][0].conflicts.append({"hlc": row.hlc, "seq_a": row.seq_a, "seq_b": row.seq_b})
 
 
-def _pieces(place: OpenPlace, after_seq: Mapping[str, int]) -> list[Piece]:
+def _pieces(place: OpenPlace, apart: Apart) -> list[Piece]:
     """The pieces of these tenants behind what is known to be the same."""
-    pieces = place.pieces([name for name, common in after_seq.items() if not common])
-    for name, common in after_seq.items():
-        if common:
-            pieces += place.pieces([name], from_seq=common + 1)
-    return pieces
-
-
-def _range_ms(chains: Sequence[Chain], common: int) -> int:
-    times = [
-        _physical_ms(hlc)
-        for chain in chains
-        for hlc in (chain.hlc_at(max(chain.first_seq, common + 1)), chain.last_hlc)
-    ]
-    return range_ms(min(times), max(times), max(chain.entry_count for chain in chains) - common)
-
-
-def _physical_ms(hlc: str | None) -> int:
-    try:
-        return 0 if hlc is None else Hlc.parse(hlc).physical_ms
-    except InvalidInputError:
-        return 0
+    names: dict[int, list[str]] = {}
+    for name, (_, common) in apart.items():
+        names.setdefault(common, []).append(name)
+    return [piece for common, some in names.items() for piece in place.pieces(some, from_seq=common + 1)]
 
 
 def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signers: Signers) -> list[WrittenBundle]:

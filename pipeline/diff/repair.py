@@ -95,6 +95,8 @@ class Endings:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._sealed = {each.to_seq: each for each in chain.side.place.sealed(chain.tenant_id)}
+        self._tree = merkle.Frontier()
+        """Over the entries that ``_of_rows`` has passed."""
 
     def reach(self, to_seq: int) -> int:
         """The seq to end at for a range that is to hold ``to_seq``: there or behind it if possible, else the last."""
@@ -104,26 +106,40 @@ class Endings:
         return min((end for end in ends if end >= to_seq), default=max(ends))
 
     def ending(self, to_seq: int) -> Ending:
-        """The end at a seq that ``reach`` gave.
+        """The end at a seq that ``reach`` gave; asked for in ascending order.
 
         Raises:
             ChainDamagedError: the tree does not lead to the checkpoint.
         """
         sealed = self._sealed.get(to_seq) or self._sealed[None]
         head, proof = self._head(sealed), sealed.consistency
-        tile_at, leaf_at = divmod(to_seq - 1, tiles.TILE_WIDTH)
         try:
             if sealed.to_seq is None:
                 proof = tiles.consistency_proof(to_seq, head.size, self._chain.tile)
-            root = tiles.root_at(to_seq, self._chain.tile)
+                root, leaf = self._of_tiles(to_seq)
+            else:
+                root, leaf = self._of_rows(to_seq)
             merkle.verify_consistency(to_seq, head.size, root, head.root, list(proof))
-            leaf = self._chain.tile(0, tile_at)[leaf_at * HASH_BYTES :][:HASH_BYTES]
         except ProofError as error:
             raise ChainDamagedError(
                 self._chain.tenant_id, f"its tree does not lead to its checkpoint, {error}"
             ) from error
         log_origin = head.origin.removesuffix(f"/{self._chain.tenant_id}")
         return Ending(to_seq, log_origin, root, leaf, sealed.checkpoint, proof)
+
+    def _of_tiles(self, to_seq: int) -> tuple[bytes, bytes]:
+        """Root and last leaf of the stored tree up to ``to_seq``."""
+        tile_at, leaf_at = divmod(to_seq - 1, tiles.TILE_WIDTH)
+        leaf = self._chain.tile(0, tile_at)[leaf_at * HASH_BYTES :][:HASH_BYTES]
+        return tiles.root_at(to_seq, self._chain.tile), leaf
+
+    def _of_rows(self, to_seq: int) -> tuple[bytes, bytes]:
+        """The same of the tree that the links up to ``to_seq`` make."""
+        leaf = b""
+        for leaves in self._chain.leaves(self._tree.size + 1, to_seq):
+            self._tree.extend(leaves)
+            leaf = leaves[-1]
+        return self._tree.root(), leaf
 
     def _head(self, sealed: Sealed) -> Checkpoint:
         try:

@@ -13,7 +13,6 @@ from ledger.merkle.tiles import (
     TileTree,
     consistency_proof,
     consistency_tiles,
-    first_difference,
     inclusion_proof,
     inclusion_tiles,
     right_edge,
@@ -248,25 +247,3 @@ def test_a_stored_tile_that_is_too_narrow_is_named() -> None:
     shelf.tiles[0, 1] = shelf.tiles[0, 1][:-32]
     with pytest.raises(ProofError, match="tile 1 of level 0 holds 43 hashes, 44 needed"):
         root_at(300, shelf.get)
-
-
-# --- two trees ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 700, 65_537])
-def test_the_first_leaf_in_which_two_trees_differ_is_found_with_few_tiles(large: Shelf, size: int) -> None:
-    assert first_difference(size, large.get, large.get) is None
-    for wrong in {0, size // 3, size - 1}:
-        other = Shelf()
-        tree = TileTree(0, {})
-        rest = [leaf_hash(b"else") for _ in LEAVES[wrong:size]]
-        tree.append_leaf_hashes([*LEAVES[:wrong], *rest])
-        other.tiles = tree.changed
-
-        assert first_difference(size, large.get, other.get) == wrong
-        assert len(other.asked) <= 6
-
-
-def test_a_tree_that_lacks_a_tile_is_compared_with_none(large: Shelf) -> None:
-    with pytest.raises(ProofError):
-        first_difference(300, large.get, lambda level, index: b"")

@@ -1,8 +1,9 @@
-"""The pure parts of a comparison: trees made of rows, ids of events, and ranges that cover what is missing."""
+"""The parts of a comparison that need no Spark: where chains part, ids of events, ranges that cover what is missing."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,49 +11,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.chain.conflict import Event, conflict_hlc
-from ledger.merkle import leaf_hash
-from ledger.merkle.tiles import TILE_WIDTH, TileTree
-from pipeline.diff.blocks import Leaf, RowTiles, blocks_of, joined
-from pipeline.diff.events import event_id, range_ms
+from pipeline.diff.chains import Meeting, Side, meet
+from pipeline.diff.events import event_id
 from pipeline.diff.repair import SeqRange, cover
+from pipeline.places import parse_place
+from tests.app.bundles import bundle_of, store
+from tests.ledger.ledger_in_memory import Ledger, build
 
 DIGEST = "0a" * 32
-LEAVES: list[Leaf] = [(seq, leaf_hash(seq.to_bytes(4, "big"))) for seq in range(1, 1301)]
 
 
-# --- trees of rows --------------------------------------------------------------------------------
+# --- where chains part ----------------------------------------------------------------------------
 
 
-def tiles_of(leaves: list[Leaf], cuts: list[int], size: int) -> RowTiles:
-    """The tiles that tasks make which read ``leaves`` in pieces that end at ``cuts``."""
-    borders = [0, *sorted(cuts), len(leaves)]
-    rows = [
-        row
-        for start, end in itertools.pairwise(borders)
-        for batch in blocks_of(leaves[start:end])
-        for row in zip(*batch.to_pydict().values(), strict=True)
-        if row[0] < size // TILE_WIDTH
-    ]
-    return RowTiles(size, joined(size // TILE_WIDTH, rows), lambda low, high: leaves[low - 1 : high])
+def met(folder: Path, one: Ledger, other: Ledger) -> Meeting:
+    places = (parse_place(str(store(folder, bundle_of(each), f"{at}.tar"))) for at, each in enumerate((one, other)))
+    with next(places).open() as a, next(places).open() as b, Side(a) as side_a, Side(b) as side_b:
+        return meet(side_a.chains(["acme"])["acme"], side_b.chains(["acme"])["acme"])
 
 
-@given(st.integers(1, 1300), st.lists(st.integers(0, 1300), max_size=5))
-def test_tiles_made_of_rows_in_any_pieces_are_those_of_the_tree(size: int, cuts: list[int]) -> None:
-    tree = TileTree(0, {})
-    tree.append_leaf_hashes([leaf for _, leaf in LEAVES[:size]])
-    made = tiles_of(LEAVES[:size], [cut for cut in cuts if cut <= size], size)
+@pytest.mark.parametrize("links_at_once", [1, 7, 10_000])
+@pytest.mark.parametrize("seq", [1, 2, 61, 99])
+def test_the_first_entry_in_which_two_chains_differ_is_found_by_halving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seq: int, links_at_once: int
+) -> None:
+    monkeypatch.setattr("pipeline.diff.chains.LINKS_AT_ONCE", links_at_once)
+    rewritten = build(120)
+    rewritten.entry(seq)["payload"] = '{"type":"Rewritten"}'
+    rewritten.relink()
+    rewritten.store_head()
+    rewritten.store_tree()
+    assert met(tmp_path, build(99), rewritten) == Meeting(seq - 1, False, seq)
 
-    assert {(level, index): made.tile(level, index) for level, index in tree.changed} == tree.changed
 
-
-def test_a_missing_row_changes_its_block_alone_and_the_first_of_two_rows_counts() -> None:
-    whole = tiles_of(LEAVES, [], 1300)
-    lacking = tiles_of([leaf for leaf in LEAVES if leaf[0] != 300], [100, 290], 1300)
-    doubled = tiles_of(sorted([*LEAVES, (300, bytes(31) + b"x")], key=lambda leaf: leaf[0]), [300], 1300)
-
-    blocks = [(each.tile(1, 0)[at : at + 32]) for each in (whole, lacking) for at in range(0, 160, 32)]
-    assert [at for at in range(5) if blocks[at] != blocks[at + 5]] == [1]
-    assert doubled.tile(1, 0) == whole.tile(1, 0)
+def test_chains_of_which_one_goes_on_where_the_other_ends_are_one(tmp_path: Path) -> None:
+    assert met(tmp_path, build(99), build(120)) == met(tmp_path, build(120), build(99)) == Meeting(99, True, None)
 
 
 # --- ids of events --------------------------------------------------------------------------------
@@ -88,11 +81,6 @@ def test_events_that_differ_in_anything_have_other_ids(other: tuple[Any, ...]) -
 
 def test_a_row_that_no_event_can_be_made_of_has_an_id_all_the_same() -> None:
     assert len({event_id((1, None, None, -1, None, None, None, None)), event_id((1, "x", 5, 2**70, b"", 1, 2, 3))}) == 2
-
-
-@given(st.integers(0, 2**42), st.integers(0, 2**40), st.integers(0, 10**9))
-def test_the_time_of_a_range_is_at_least_a_millisecond(first_ms: int, lasted_ms: int, entries: int) -> None:
-    assert range_ms(first_ms, first_ms + lasted_ms, entries) >= 1
 
 
 # --- ranges that cover ----------------------------------------------------------------------------
