@@ -2,6 +2,7 @@
 
 Rows up to the end of the last snapshot never change, so tasks need no common snapshot of the database: one that does
 change is found by its links. What must agree with one another is read in one transaction, ``Ledger.at_one_time``.
+Values are put into statements as literals, as ``pipeline.places.statements`` has it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
 from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS
-from pipeline.archiving import statements
-from pipeline.places import statements as reading
+from pipeline.places import statements
 from pipeline.places.connection import Connection, connected
 from pipeline.places.dsn import Dsn
 from pipeline.places.postgres import PostgresPieceReader, PostgresState, state_of
 from pipeline.places.protocol import Piece
+from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TREES, literal, select_list, tenants_in, wanted
 from signing.keys import PublicKey
 
 STRETCH_ROWS: Final = 256
 assert GROUP_ROWS % STRETCH_ROWS == 0
+_STORED_BYTES: Final = "pg_column_size(payload)::bigint + coalesce(pg_column_size(origin), 0)"
 
 
 class SignedEnd(NamedTuple):
@@ -73,8 +76,8 @@ class Ledger:
         """
         place = Dsn.parse(dsn)
         with connected(place) as connection:
-            connection.run(reading.PREPARE_SESSION)
-            connection.run(statements.READ_ONLY)
+            connection.run(statements.PREPARE_SESSION)
+            connection.run("SET default_transaction_read_only = on")
             state = state_of(connection, place, None)
             for (table, column), kind in state.altered:
                 raise ConfigurationError(
@@ -86,11 +89,11 @@ class Ledger:
     @contextmanager
     def at_one_time(self) -> Iterator[None]:
         """Everything read meanwhile is of one state of the database."""
-        self._connection.run(reading.BEGIN)
+        self._connection.run(statements.BEGIN)
         try:
             yield
         finally:
-            self._connection.run(statements.END)
+            self._connection.run("ROLLBACK")
 
     # --- the ledger as a whole ------------------------------------------------------------------------
 
@@ -100,7 +103,7 @@ class Ledger:
         Raises:
             ConfigurationError: the database does not say.
         """
-        rows = self._connection.rows(reading.LOG_ORIGIN)
+        rows = self._connection.rows(statements.LOG_ORIGIN)
         if not rows:
             raise ConfigurationError("the database names no log in scheduler.ledger_identity, so it is no whole ledger")
         return str(rows[0][0])
@@ -108,7 +111,8 @@ class Ledger:
     def published_keys(self) -> list[PublicKey]:
         """Every key that signed for this ledger, by its own word, while it held; rows without a key are left out."""
         keys = []
-        for pem, begin, end, revoked in self._connection.rows(statements.PUBLISHED_KEYS):
+        query = "SELECT public_key_pem, not_before, not_after, revoked_from_hlc FROM scheduler.signing_keys"
+        for pem, begin, end, revoked in self._connection.rows(query):
             with suppress(InvalidInputError):
                 until = None if revoked is None else Hlc.parse(str(revoked))
                 keys.append(PublicKey.of(str(pem), not_before=begin, not_after=end, revoked_from_hlc=until))
@@ -116,19 +120,34 @@ class Ledger:
 
     def signed(self, tenants: Collection[str] | None = None) -> list[SignedEnd]:
         """Every tenant that has a snapshot, by name, or those of these that do."""
-        rows = self._connection.rows(statements.signed(tenants))
+        among = f"({tenants_in(SNAPSHOTS)}) AS wanted" if tenants is None else wanted(tenants)
+        rows = self._connection.rows(f"""
+            SELECT wanted.tenant_id, s.signed_seq,
+                   coalesce((SELECT max(seq) FROM {LOG} l WHERE l.tenant_id = wanted.tenant_id), 0) AS last_seq,
+                   m.tenant_id IS NOT NULL AS has_tree, m.checkpoint
+              FROM {among}
+             CROSS JOIN LATERAL
+                   (SELECT max(to_seq) AS signed_seq FROM {SNAPSHOTS} WHERE tenant_id = wanted.tenant_id) AS s
+              LEFT JOIN {TREES} m ON m.tenant_id = wanted.tenant_id
+             WHERE s.signed_seq IS NOT NULL
+             ORDER BY wanted.tenant_id COLLATE "C"
+        """)
         return [SignedEnd(*row) for row in rows if is_readable_tenant(row[0])]
 
     def unsigned(self) -> dict[str, int]:
         """The last seq of every tenant that has entries and no snapshot at all."""
-        rows = self._connection.rows(statements.UNSIGNED)
+        rows = self._connection.rows(f"""
+            SELECT h.tenant_id, h.head_seq FROM {HEADS} h
+             WHERE h.head_seq > 0 AND NOT EXISTS (SELECT FROM {SNAPSHOTS} s WHERE s.tenant_id = h.tenant_id)
+             ORDER BY h.tenant_id COLLATE "C"
+        """)
         return {tenant_id: last_seq for tenant_id, last_seq in rows if is_readable_tenant(tenant_id)}
 
     # --- one tenant -----------------------------------------------------------------------------------
 
     def checkpoint(self, tenant_id: str) -> str | None:
         """The newest signed note of the tenant's log."""
-        rows = self._connection.rows(reading.checkpoint(tenant_id))
+        rows = self._connection.rows(statements.checkpoint(tenant_id))
         return rows[0][0] if rows else None
 
     def tile(self, tenant_id: str, level: int, index: int) -> bytes:
@@ -137,22 +156,25 @@ class Ledger:
 
     def snapshot_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
         """Where the last snapshot ends that ends in the range; None when none does."""
-        end: int | None = self._connection.value(statements.snapshot_end(tenant_id, from_seq, to_seq))
-        return end
+        return self._snapshot_end("max", tenant_id, f"to_seq BETWEEN {from_seq:d} AND {to_seq:d}")
 
     def next_snapshot_end(self, tenant_id: str, seq: int) -> int | None:
         """Where the first snapshot ends that ends at ``seq`` or behind it."""
-        end: int | None = self._connection.value(statements.next_snapshot_end(tenant_id, seq))
-        return end
+        return self._snapshot_end("min", tenant_id, f"to_seq >= {seq:d}")
 
     def entry_before(self, tenant_id: str, seq: int) -> LastRow:
         """The entry right before ``seq``."""
-        rows = self._connection.rows(statements.links(tenant_id, seq - 1))
+        rows = self._connection.rows(
+            f"SELECT chain_link, link_version::bigint FROM {_entries(tenant_id, seq - 1, seq - 1)}"
+        )
         return LastRow(*rows[0]) if rows else LastRow(None, None)
 
     def first_at_or_after(self, tenant_id: str, from_seq: int, to_seq: int, physical_ms: int) -> tuple[int, int] | None:
         """Seq and hlc_physical of the first entry of the range whose hlc_physical is at least so much."""
-        rows = self._connection.rows(statements.first_at_or_after(tenant_id, from_seq, to_seq, physical_ms))
+        rows = self._connection.rows(
+            f"SELECT seq, hlc_physical FROM {_entries(tenant_id, from_seq, to_seq)} AND hlc_physical >= {physical_ms:d}"
+            " ORDER BY seq LIMIT 1"
+        )
         return (rows[0][0], rows[0][1]) if rows else None
 
     def stretches(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[Stretch]:
@@ -160,13 +182,11 @@ class Ledger:
 
         Where guards are gone and a column is NULL in all of a stretch, so is what is said of it.
         """
-        for row in self._connection.rows(statements.stretches(tenant_id, from_seq, to_seq, STRETCH_ROWS)):
-            stretch = Stretch(*row)
-            if row[2] is None or row[2] <= FILE_STORED_BYTES:
+        for stretch in self._stretches(tenant_id, from_seq, to_seq, STRETCH_ROWS):
+            if stretch.stored_bytes is None or stretch.stored_bytes <= FILE_STORED_BYTES:
                 yield stretch
             else:
-                each = self._connection.rows(statements.one_by_one(tenant_id, stretch.from_seq, stretch.to_seq))
-                yield from (Stretch(*row) for row in each)
+                yield from self._stretches(tenant_id, stretch.from_seq, stretch.to_seq, 1)
 
     # --- rows -----------------------------------------------------------------------------------------
 
@@ -178,8 +198,29 @@ class Ledger:
 
     def snapshots(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
         """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots that end in the range."""
-        return self._connection.batches(statements.snapshots(tenant_id, from_seq, to_seq))
+        return self._connection.batches(
+            f"SELECT {select_list({}, SNAPSHOTS, SNAPSHOT_COLUMNS)} FROM {SNAPSHOTS} s"
+            f" WHERE s.tenant_id = {literal(tenant_id)} AND s.to_seq BETWEEN {from_seq:d} AND {to_seq:d}"
+            " ORDER BY s.from_seq"
+        )
+
+    def _snapshot_end(self, which: str, tenant_id: str, where: str) -> int | None:
+        end: int | None = self._connection.value(
+            f"SELECT {which}(to_seq) FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)} AND {where}"
+        )
+        return end
+
+    def _stretches(self, tenant_id: str, from_seq: int, to_seq: int, rows: int) -> Iterator[Stretch]:
+        found = self._connection.rows(
+            f"SELECT min(seq), max(seq), sum({_STORED_BYTES})::bigint, max(hlc_physical)"
+            f" FROM {_entries(tenant_id, from_seq, to_seq)} GROUP BY (seq - 1) / {rows:d} ORDER BY 1"
+        )
+        return (Stretch(*row) for row in found)
 
     def _reader(self, tenant_id: str, from_seq: int, to_seq: int) -> PostgresPieceReader:
         piece = Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self._state)
         return PostgresPieceReader(self._connection, {}, piece)
+
+
+def _entries(tenant_id: str, from_seq: int, to_seq: int) -> str:
+    return f"{LOG} WHERE tenant_id = {literal(tenant_id)} AND seq BETWEEN {from_seq:d} AND {to_seq:d}"
