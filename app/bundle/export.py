@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import aclosing, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,8 @@ import structlog
 
 from app.background.slots import Slots
 from app.store import anchors as anchors_store
-from app.store import bundles, chain_reads
+from app.store import chain_reads
+from app.store.chain_reader import PostgresChainReader
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
 from ledger.errors import (
@@ -120,15 +121,14 @@ class BundleExporter:
             ):
                 chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
                 end = await _end(connection, tenant_id, chosen, keys)
-                pieces = self._entries(connection, tenant_id, chosen, writer)
-                # A row of the first part that is broken is answered with a problem, not with a bundle cut short.
-                first = await anext(pieces, b"")
-                yield b""
-                yield first
-                async for piece in pieces:
-                    yield piece
-                async for rows in bundles.snapshots(connection, tenant_id, chosen.from_seq, chosen.to_seq):
-                    _add_snapshots(tenant_id, writer, rows)
+                async with aclosing(self._entries(connection, tenant_id, chosen, writer)) as pieces:
+                    # A row of the first part that is broken is answered with a problem, not with a bundle cut short.
+                    first = await anext(pieces, b"")
+                    yield b""
+                    yield first
+                    async for piece in pieces:
+                        yield piece
+                await _add_snapshots(PostgresChainReader(connection, tenant_id), chosen, writer)
             rest = writer.finish(end, self._signer())
             while (last := await asyncio.to_thread(_next, rest)) is not None:
                 yield last
@@ -144,25 +144,33 @@ class BundleExporter:
             checker.check(rows)
             return writer.add_entries(rows) if findings.first_break() is None else b""
 
-        async for rows in bundles.entries(connection, tenant_id, chosen.from_seq, chosen.to_seq):
-            if self._node.shutting_down:
-                raise NotReadyError("the service stops; ask for the bundle again")
-            piece = await asyncio.to_thread(take, rows)
-            _refuse_broken(tenant_id, findings)
-            if piece:
-                yield piece
+        reader = PostgresChainReader(connection, tenant_id)
+        async with aclosing(reader.entries(chosen.from_seq, chosen.to_seq)) as batches:
+            async for rows in batches:
+                if self._node.shutting_down:
+                    raise NotReadyError("the service stops; ask for the bundle again")
+                piece = await asyncio.to_thread(take, rows)
+                _refuse_broken(tenant_id, findings)
+                if piece:
+                    yield piece
         if checker.last_seq != chosen.to_seq:
             findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
             _refuse_broken(tenant_id, findings)
 
 
-def _add_snapshots(tenant_id: str, writer: BundleWriter, rows: Sequence[Sequence[Any]]) -> None:
-    for row in rows:
-        try:
-            writer.add_snapshots((row,))
-        except (LedgerError, TypeError, ValueError) as error:
-            reason = f"it is exported no further, its snapshot from seq {row[0]} to {row[1]} cannot be read: {error}"
-            raise ChainDamagedError(tenant_id, reason) from error
+async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: BundleWriter) -> None:
+    """Those wholly in the range; one that says no range is in none."""
+    async with aclosing(reader.snapshots(chosen.from_seq, chosen.to_seq)) as batches:
+        async for rows in batches:
+            for row in rows:
+                from_seq, to_seq, *_ = row
+                if from_seq is None or to_seq is None:
+                    continue
+                try:
+                    writer.add_snapshots((row,))
+                except (LedgerError, TypeError, ValueError) as error:
+                    reason = f"its snapshot from seq {from_seq} to {to_seq} cannot be read: {error}"
+                    raise ChainDamagedError(reader.tenant_id, f"it is exported no further, {reason}") from error
 
 
 def _next(pieces: Iterator[bytes]) -> bytes | None:
@@ -214,7 +222,7 @@ class _Said(NamedTuple):
 async def _said_of(connection: Connection, tenant_id: str, size_max: int) -> list[_Said]:
     """The newest statement of each outsider. One that is of no checkpoint, or of a larger one, is as if it were not
     there: whoever can write to the table can put it there."""
-    cosigned = await anchors_store.newest_cosignatures_of_all(connection, tenant_id, ANCHORS_A_KIND_MAX)
+    cosigned = await anchors_store.newest_cosignatures(connection, tenant_id, limit=ANCHORS_A_KIND_MAX)
     stamped = await anchors_store.newest_timestamps(connection, tenant_id, ANCHORS_A_KIND_MAX)
     said = [
         _Said(_size_of(row.note), partial(cosignature, row.witness, row.note, rfc_3339(row.cosigned_at)))

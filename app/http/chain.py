@@ -27,7 +27,7 @@ from app.parts import PartsDep
 from app.read import proofs
 from app.store import chain_reads
 from app.store.reading import reading
-from app.store.whole import whole
+from app.store.rows import whole
 from ledger import rfc3339
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
 from ledger.machines.events import SystemAction

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +25,7 @@ import msgspec
 import structlog
 
 from app.background.paced import paced
-from app.store.chain_reader import list_tenants
+from app.store.chain_reads import list_tenants
 from app.store.reading import reading
 from app.store.watching import read_end
 from ledger import merkle
@@ -36,7 +36,7 @@ from wal.segment import store_file
 
 if TYPE_CHECKING:
     from app.read.verification import ChainVerifier
-    from app.store.chain_reader import PostgresChainReader
+    from app.store.chain_reader import Batches, PostgresChainReader
     from app.store.reading import Pool
     from signing.checkpoint import Checkpoint
 
@@ -200,7 +200,7 @@ class _GrowingTree:
         """``reader``, whose entries grow the tree as they pass."""
         entries = reader.entries
 
-        async def passing(from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        async def passing(from_seq: int | None, to_seq: int | None) -> Batches:
             async for rows in entries(from_seq, to_seq):
                 self._take(rows)
                 yield rows

@@ -18,7 +18,8 @@ import structlog
 from app.background.slots import Slots
 from app.read.checking import verified
 from app.read.verified_positions import Position, VerifiedPositions
-from app.store.chain_reader import consistent_reader, list_tenants
+from app.store.chain_reader import consistent_reader
+from app.store.chain_reads import list_tenants
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.times import clamped_columns
+from app.store.rows import clamped_columns, fetch_as
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -22,94 +22,6 @@ class CosignatureRow(NamedTuple):
     cosigned_at: datetime
     note: str
     created_at: datetime
-
-
-_COSIGNATURE_COLUMNS = clamped_columns(CosignatureRow._fields, ("cosigned_at", "created_at"))
-
-
-async def insert_cosignature(
-    connection: Connection, tenant_id: str, witness: str, tree_size: int, cosigned_at: datetime, note: str
-) -> bool:
-    """Add a cosignature; False when this witness has cosigned a larger tree before, or this one then or later."""
-    added = await connection.fetchval(
-        """
-        INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note)
-        SELECT $1, $2, $3, $4, $5
-         WHERE NOT EXISTS (SELECT FROM scheduler.checkpoint_cosignature
-                            WHERE tenant_id = $1 AND witness = $2 AND (tree_size, cosigned_at) >= ($3, $4))
-            ON CONFLICT DO NOTHING
-        RETURNING true
-        """,
-        tenant_id,
-        witness,
-        tree_size,
-        cosigned_at,
-        note,
-    )
-    return bool(added)
-
-
-async def cosignatures_of_size(
-    connection: Connection, tenant_id: str, tree_size: int, witnesses: Sequence[str], limit: int
-) -> list[CosignatureRow]:
-    """Cosignatures of these witnesses on the checkpoint of that size, the newest first."""
-    rows = await connection.fetch(
-        f"SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature"
-        " WHERE tenant_id = $1 AND tree_size = $2 AND witness = ANY($3::text[]) ORDER BY id DESC LIMIT $4",
-        tenant_id,
-        tree_size,
-        witnesses,
-        limit,
-    )
-    return [CosignatureRow(*row) for row in rows]
-
-
-async def newest_cosigned_sizes(
-    connection: Connection, tenant_id: str, witnesses: Sequence[str], limit: int
-) -> list[int]:
-    """The largest sizes that any of these witnesses has cosigned, the largest first."""
-    rows = await connection.fetch(
-        "SELECT DISTINCT tree_size FROM scheduler.checkpoint_cosignature"
-        " WHERE tenant_id = $1 AND witness = ANY($2::text[]) ORDER BY tree_size DESC LIMIT $3",
-        tenant_id,
-        witnesses,
-        limit,
-    )
-    return [row["tree_size"] for row in rows]
-
-
-async def newest_cosignatures(connection: Connection, tenant_id: str, witnesses: Sequence[str]) -> list[CosignatureRow]:
-    """The newest cosignature of each of these witnesses."""
-    rows = await connection.fetch(
-        f"SELECT DISTINCT ON (witness) {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature"
-        " WHERE tenant_id = $1 AND witness = ANY($2::text[]) ORDER BY witness, tree_size DESC, cosigned_at DESC",
-        tenant_id,
-        witnesses,
-    )
-    return [CosignatureRow(*row) for row in rows]
-
-
-async def newest_cosignatures_of_all(connection: Connection, tenant_id: str, limit: int) -> list[CosignatureRow]:
-    """The newest cosignature of each witness, of up to ``limit``."""
-    rows = await connection.fetch(
-        f"SELECT DISTINCT ON (witness) {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature"
-        " WHERE tenant_id = $1 ORDER BY witness, tree_size DESC, cosigned_at DESC LIMIT $2",
-        tenant_id,
-        limit,
-    )
-    return [CosignatureRow(*row) for row in rows]
-
-
-async def list_cosignatures(connection: Connection, tenant_id: str, below_id: int, limit: int) -> list[CosignatureRow]:
-    """Up to ``limit`` cosignatures, the newest first, from below ``below_id``."""
-    rows = await connection.fetch(
-        f"SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature"
-        " WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3",
-        tenant_id,
-        below_id,
-        limit,
-    )
-    return [CosignatureRow(*row) for row in rows]
 
 
 class TimestampRow(NamedTuple):
@@ -129,31 +41,94 @@ class DueNote(NamedTuple):
     """A checkpoint that an authority is to stamp."""
 
     tenant_id: str
-    note: str
+    checkpoint: str
 
 
-_TIMESTAMP_COLUMNS = clamped_columns(TimestampRow._fields, ("generated_at", "created_at"))
+_COSIGNATURE_COLUMNS = clamped_columns(CosignatureRow, ("cosigned_at", "created_at"))
+_TIMESTAMP_COLUMNS = clamped_columns(TimestampRow, ("generated_at", "created_at"))
+
+_INSERT_COSIGNATURE = """
+INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note)
+SELECT $1, $2, $3, $4, $5
+ WHERE NOT EXISTS (SELECT FROM scheduler.checkpoint_cosignature
+                    WHERE tenant_id = $1 AND witness = $2 AND (tree_size, cosigned_at) >= ($3, $4))
+    ON CONFLICT DO NOTHING
+RETURNING true
+"""
+_COSIGNATURES = f"""
+SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
+ WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
+"""
+_COSIGNATURES_OF_SIZE = f"""
+SELECT {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
+ WHERE tenant_id = $1 AND tree_size = $2 AND witness = ANY($3::text[]) ORDER BY id DESC LIMIT $4
+"""
+_COSIGNED_SIZES = """
+SELECT DISTINCT tree_size FROM scheduler.checkpoint_cosignature
+ WHERE tenant_id = $1 AND witness = ANY($2::text[]) ORDER BY tree_size DESC LIMIT $3
+"""
+_NEWEST_COSIGNATURES = f"""
+SELECT DISTINCT ON (witness) {_COSIGNATURE_COLUMNS} FROM scheduler.checkpoint_cosignature
+ WHERE tenant_id = $1 AND ($2::text[] IS NULL OR witness = ANY($2))
+ ORDER BY witness, tree_size DESC, cosigned_at DESC LIMIT $3
+"""
+_INSERT_TIMESTAMP = """
+INSERT INTO scheduler.checkpoint_timestamp (tenant_id, authority, tree_size, generated_at, note, response)
+VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING
+"""
+_TIMESTAMPS = f"""
+SELECT {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp
+ WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
+"""
+_NEWEST_TIMESTAMPS = f"""
+SELECT DISTINCT ON (authority) {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp
+ WHERE tenant_id = $1 ORDER BY authority, tree_size DESC LIMIT $2
+"""
+_DUE_FOR_TIMESTAMP = """
+SELECT m.tenant_id, m.checkpoint
+  FROM scheduler.merkle_head m
+  LEFT JOIN LATERAL (SELECT tree_size, created_at FROM scheduler.checkpoint_timestamp t
+                      WHERE t.tenant_id = m.tenant_id AND t.authority = $1
+                      ORDER BY tree_size DESC LIMIT 1) t ON true
+ WHERE m.checkpoint IS NOT NULL AND m.tree_size > coalesce(t.tree_size, 0)
+   AND (t.created_at IS NULL OR t.created_at <= now() - $2::interval)
+ ORDER BY t.created_at NULLS FIRST, m.tenant_id
+ LIMIT $3
+"""
 
 
-async def due_for_timestamp(connection: Connection, authority: str, interval: timedelta, limit: int) -> list[DueNote]:
-    """Newest checkpoints of tenants that grew since this authority's last stamp, which is at least ``interval`` old."""
-    rows = await connection.fetch(
-        """
-        SELECT m.tenant_id, m.checkpoint
-          FROM scheduler.merkle_head m
-          LEFT JOIN LATERAL (SELECT tree_size, created_at FROM scheduler.checkpoint_timestamp t
-                              WHERE t.tenant_id = m.tenant_id AND t.authority = $1
-                              ORDER BY tree_size DESC LIMIT 1) t ON true
-         WHERE m.checkpoint IS NOT NULL AND m.tree_size > coalesce(t.tree_size, 0)
-           AND (t.created_at IS NULL OR t.created_at <= now() - $2::interval)
-         ORDER BY t.created_at NULLS FIRST, m.tenant_id
-         LIMIT $3
-        """,
-        authority,
-        interval,
-        limit,
-    )
-    return [DueNote(*row) for row in rows]
+async def insert_cosignature(
+    connection: Connection, tenant_id: str, witness: str, tree_size: int, cosigned_at: datetime, note: str
+) -> bool:
+    """Add a cosignature; False when this witness has cosigned a larger tree before, or this one then or later."""
+    return bool(await connection.fetchval(_INSERT_COSIGNATURE, tenant_id, witness, tree_size, cosigned_at, note))
+
+
+async def list_cosignatures(connection: Connection, tenant_id: str, below_id: int, limit: int) -> list[CosignatureRow]:
+    """Up to ``limit`` cosignatures, the newest first, from below ``below_id``."""
+    return await fetch_as(connection, CosignatureRow, _COSIGNATURES, tenant_id, below_id, limit)
+
+
+async def cosignatures_of_size(
+    connection: Connection, tenant_id: str, tree_size: int, witnesses: Sequence[str], limit: int
+) -> list[CosignatureRow]:
+    """Cosignatures of these witnesses on the checkpoint of that size, the newest first."""
+    return await fetch_as(connection, CosignatureRow, _COSIGNATURES_OF_SIZE, tenant_id, tree_size, witnesses, limit)
+
+
+async def newest_cosigned_sizes(
+    connection: Connection, tenant_id: str, witnesses: Sequence[str], limit: int
+) -> list[int]:
+    """The largest sizes that any of these witnesses has cosigned, the largest first."""
+    rows = await connection.fetch(_COSIGNED_SIZES, tenant_id, witnesses, limit)
+    return [row["tree_size"] for row in rows]
+
+
+async def newest_cosignatures(
+    connection: Connection, tenant_id: str, witnesses: Sequence[str] | None = None, limit: int | None = None
+) -> list[CosignatureRow]:
+    """The newest cosignature of each of these witnesses, or of each there is, of up to ``limit``."""
+    return await fetch_as(connection, CosignatureRow, _NEWEST_COSIGNATURES, tenant_id, witnesses, limit)
 
 
 async def insert_timestamp(
@@ -167,39 +142,19 @@ async def insert_timestamp(
     response: bytes,
 ) -> None:
     """Add a time stamp, unless another node of this ledger has one of that tree by that authority."""
-    await connection.execute(
-        """
-        INSERT INTO scheduler.checkpoint_timestamp (tenant_id, authority, tree_size, generated_at, note, response)
-        VALUES ($1, $2, $3, $4, $5, $6)
-            ON CONFLICT DO NOTHING
-        """,
-        tenant_id,
-        authority,
-        tree_size,
-        generated_at,
-        note,
-        response,
-    )
-
-
-async def newest_timestamps(connection: Connection, tenant_id: str, limit: int) -> list[TimestampRow]:
-    """The newest time stamp by each authority, of up to ``limit``."""
-    rows = await connection.fetch(
-        f"SELECT DISTINCT ON (authority) {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp"
-        " WHERE tenant_id = $1 ORDER BY authority, tree_size DESC LIMIT $2",
-        tenant_id,
-        limit,
-    )
-    return [TimestampRow(*row) for row in rows]
+    await connection.execute(_INSERT_TIMESTAMP, tenant_id, authority, tree_size, generated_at, note, response)
 
 
 async def list_timestamps(connection: Connection, tenant_id: str, below_id: int, limit: int) -> list[TimestampRow]:
     """Up to ``limit`` time stamps, the newest first, from below ``below_id``."""
-    rows = await connection.fetch(
-        f"SELECT {_TIMESTAMP_COLUMNS} FROM scheduler.checkpoint_timestamp"
-        " WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3",
-        tenant_id,
-        below_id,
-        limit,
-    )
-    return [TimestampRow(*row) for row in rows]
+    return await fetch_as(connection, TimestampRow, _TIMESTAMPS, tenant_id, below_id, limit)
+
+
+async def newest_timestamps(connection: Connection, tenant_id: str, limit: int) -> list[TimestampRow]:
+    """The newest time stamp by each authority, of up to ``limit``."""
+    return await fetch_as(connection, TimestampRow, _NEWEST_TIMESTAMPS, tenant_id, limit)
+
+
+async def due_for_timestamp(connection: Connection, authority: str, interval: timedelta, limit: int) -> list[DueNote]:
+    """Newest checkpoints of tenants that grew since this authority's last stamp, which is at least ``interval`` old."""
+    return await fetch_as(connection, DueNote, _DUE_FOR_TIMESTAMP, authority, interval, limit)

@@ -13,10 +13,10 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.background.turns import turns
-from app.store.fetches import FIRST_ROWS, rows_after
 from ledger.errors import InvalidInputError
 from ledger.verification import (
     ENTRY_COLUMNS,
@@ -38,6 +38,11 @@ check looks at again. With 1000 every row takes a quarter longer."""
 FOLDED_A_BATCH = 250
 """The same, where each entry is folded into the state of its job."""
 SNAPSHOTS_A_BATCH = 50
+FIRST_ROWS = 16
+"""Rows of the first fetch, before anything is known of them."""
+FETCH_BYTES = 16 << 20
+"""What the rows of one fetch may take in memory, if they are as long as those before: PostgreSQL counts rows, not
+bytes. Where long rows follow short ones, one fetch is larger."""
 FETCH_TIMEOUT_S = 600.0
 """Longest wait for one batch; sorting a long chain by job comes before the first."""
 
@@ -104,6 +109,8 @@ class JobRange(NamedTuple):
         return " AND job_id >= $2 AND job_id < $3" if self.below_id is not None else _LAST_RANGE
 
 
+Batches = AsyncGenerator[Sequence[Sequence[Any]]]
+"""Rows, some at a time. While it is not at its end, its connection is in use: whoever stops before MUST close it."""
 _LAST_RANGE = " AND (job_id >= $2 OR job_id IS NULL)"
 ALL_JOBS = JobRange(None, None)
 
@@ -143,21 +150,21 @@ class PostgresChainReader:
             rows = await self._connection.fetch(_TILES, self.tenant_id, level, first, last, timeout=FETCH_TIMEOUT_S)
         return {row[0]: row[1] for row in rows}
 
-    def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    def entries(self, from_seq: int | None, to_seq: int | None) -> Batches:
         """Batches of entries by seq."""
         bounds = _bounds(from_seq, to_seq)
         return self._in_turns(_PAYLOAD, ENTRIES_A_BATCH, _ENTRIES, *bounds)
 
-    def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    def snapshots(self, from_seq: int, to_seq: int | None) -> Batches:
         """Batches of snapshots by ``from_seq``."""
         bounds = _bounds(from_seq, to_seq)
         return self._batches(_ENVELOPE, SNAPSHOTS_A_BATCH, _SNAPSHOTS, *bounds)
 
-    def jobs(self, part: JobRange = ALL_JOBS) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    def jobs(self, part: JobRange = ALL_JOBS) -> Batches:
         """Batches of stored jobs by job id, none where the job table has not followed the chain."""
         return self._in_turns(_SEQS, FOLDED_A_BATCH, _JOBS.format(part=part.condition), *part.bounds)
 
-    def entries_by_job(self, part: JobRange = ALL_JOBS) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    def entries_by_job(self, part: JobRange = ALL_JOBS) -> Batches:
         """Batches of the entries that the job table has followed, by job id and seq."""
         return self._in_turns(
             _FOLDED_PAYLOAD, FOLDED_A_BATCH, _ENTRIES_BY_JOB.format(part=part.condition), *part.bounds
@@ -180,24 +187,20 @@ class PostgresChainReader:
             row = await self._connection.fetchrow(query, self.tenant_id, timeout=FETCH_TIMEOUT_S)
         return tuple(row) if row is not None else None
 
-    async def _in_turns(
-        self, text_column: int, rows_max: int, query: str, *bounds: int | str
-    ) -> AsyncIterator[Sequence[Sequence[Any]]]:
+    async def _in_turns(self, text_column: int, rows_max: int, query: str, *bounds: int | str) -> Batches:
         """The rows of ``query``, few at a time where what is in ``text_column`` is long."""
         async with aclosing(self._batches(text_column, rows_max, query, *bounds)) as batches:
             async for rows in batches:
                 for turn in turns([len(row[text_column] or "") for row in rows]):
                     yield rows[turn.start : turn.stop]
 
-    async def _batches(
-        self, text_column: int, rows_max: int, query: str, *bounds: int | str
-    ) -> AsyncGenerator[Sequence[Sequence[Any]]]:
+    async def _batches(self, text_column: int, rows_max: int, query: str, *bounds: int | str) -> Batches:
         async with self._lock:
             cursor = await self._connection.cursor(query, self.tenant_id, *bounds)
         ahead = asyncio.ensure_future(self._fetch(cursor, FIRST_ROWS))
         try:
             while rows := await ahead:
-                ahead = asyncio.ensure_future(self._fetch(cursor, rows_after(rows, text_column, rows_max)))
+                ahead = asyncio.ensure_future(self._fetch(cursor, _rows_after(rows, text_column, rows_max)))
                 # The request leaves now, so that Postgres works while the caller does.
                 await asyncio.sleep(0)
                 yield rows
@@ -226,10 +229,10 @@ async def consistent_reader(
         yield PostgresChainReader(connection, tenant_id)
 
 
-async def list_tenants(connection: Connection) -> list[str]:
-    """Every tenant that has a head, in byte order."""
-    rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads ORDER BY tenant_id")
-    return [row[0] for row in rows]
+def _rows_after(rows: Sequence[Sequence[Any]], text_column: int, rows_max: int) -> int:
+    """How many rows to fetch after ``rows``, the last that came; all columns but ``text_column`` are short."""
+    size = sum(getsizeof(row[text_column]) for row in rows)
+    return max(1, min(rows_max, FETCH_BYTES * len(rows) // size))
 
 
 def _bounds(from_seq: int | None, to_seq: int | None) -> tuple[int, int]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.reads import PAGE_BYTES_MAX
-from app.store.times import columns, told
-from app.store.whole import whole
+from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
+from app.store.rows import columns, fetch_as, fetch_one_as, told, whole
 from ledger.errors import ChainDamagedError, TenantNotFoundError
 
 if TYPE_CHECKING:
@@ -76,20 +75,21 @@ SELECT h.head_seq, h.head_chain_link, h.head_hlc, {told("h.updated_at")},
  WHERE h.tenant_id = $1
 """
 
-_ENTRY_COLUMNS = ", ".join(ListedEntry._fields)
-_SNAPSHOT_COLUMNS = columns(SnapshotRow._fields, ("created_at",))
-
-_ENTRIES = f"""
-WITH page AS (
-    SELECT {_ENTRY_COLUMNS}, row_number() OVER ordered AS number, count(*) OVER () AS found,
-           sum(coalesce(octet_length(payload::text), 0)) OVER ordered - coalesce(octet_length(payload::text), 0)
-               AS bytes_before
-      FROM (SELECT {columns(ListedEntry._fields, ("created_at",))} FROM scheduler.scheduler_log
-             WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3 + 1) AS listed
-    WINDOW ordered AS (ORDER BY seq)
-)
-SELECT {_ENTRY_COLUMNS}, found FROM page WHERE number <= $3 AND bytes_before < $4 ORDER BY number
+_LISTED_ENTRIES = f"""
+SELECT {columns(ListedEntry, ("created_at",))}, {PAYLOAD_BYTES}
+  FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3 + 1
 """
+_ENTRIES = f"""
+SELECT {columns(ListedEntry)}, found FROM {page_of(_LISTED_ENTRIES, "seq", limit="$3")} AS page ORDER BY number
+"""
+_TENANTS = "SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id > $1 ORDER BY tenant_id LIMIT $2"
+_SNAPSHOTS = f"""
+SELECT {columns(SnapshotRow, ("created_at",))} FROM scheduler.batch_snapshot
+ WHERE tenant_id = $1 AND from_seq < $2 ORDER BY from_seq DESC LIMIT $3
+"""
+_SNAPSHOT = f"SELECT {columns(SnapshotRow, ('created_at',))}, dsse_envelope FROM scheduler.batch_snapshot"
+_SNAPSHOT_OF_ID = f"{_SNAPSHOT} WHERE id = $1"
+_NEWEST_SNAPSHOT = f"{_SNAPSHOT} WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1"
 
 
 async def head(connection: Connection, tenant_id: str) -> HeadRow:
@@ -98,10 +98,10 @@ async def head(connection: Connection, tenant_id: str) -> HeadRow:
     Raises:
         TenantNotFoundError: there is no such tenant.
     """
-    row = await connection.fetchrow(_HEAD, tenant_id)
+    row = await fetch_one_as(connection, HeadRow, _HEAD, tenant_id)
     if row is None:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-    return HeadRow(*row)
+    return row
 
 
 async def require_tenant(connection: Connection, tenant_id: str) -> None:
@@ -114,51 +114,34 @@ async def require_tenant(connection: Connection, tenant_id: str) -> None:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
 
 
-async def list_tenants(connection: Connection, after: str, limit: int) -> list[str]:
-    """Up to ``limit`` tenants by name, those behind ``after``, ``_system`` among them."""
-    rows = await connection.fetch(
-        "SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id > $1 ORDER BY tenant_id LIMIT $2", after, limit
-    )
-    return [row["tenant_id"] for row in rows]
+async def list_tenants(connection: Connection, after: str = "", limit: int | None = None) -> list[str]:
+    """Up to ``limit`` tenants in byte order, those behind ``after``, ``_system`` among them."""
+    return [row["tenant_id"] for row in await connection.fetch(_TENANTS, after, limit)]
 
 
 async def list_entries(
     connection: Connection, tenant_id: str, from_seq: int, limit: int
 ) -> tuple[list[ListedEntry], bool]:
     """Entries from ``from_seq`` on in seq order, and whether more follow."""
-    rows = await connection.fetch(_ENTRIES, tenant_id, from_seq, limit, PAGE_BYTES_MAX)
-    entries = [whole(tenant_id, ListedEntry(*list(row)[:-1]), ("prev_chain_link", "origin")) for row in rows]
-    return entries, bool(rows) and rows[-1]["found"] > len(rows)
+    may_be_null = ("prev_chain_link", "origin")
+    return await fetch_page(connection, ListedEntry, _ENTRIES, tenant_id, from_seq, limit, nullable=may_be_null)
 
 
 async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq: int, limit: int) -> list[SnapshotRow]:
     """Up to ``limit`` snapshots of the tenant, newest first, from below ``below_from_seq``."""
-    rows = await connection.fetch(
-        f"SELECT {_SNAPSHOT_COLUMNS} FROM scheduler.batch_snapshot"
-        " WHERE tenant_id = $1 AND from_seq < $2"
-        " ORDER BY from_seq DESC LIMIT $3",
-        tenant_id,
-        below_from_seq,
-        limit,
-    )
-    return [whole(tenant_id, SnapshotRow(*row)) for row in rows]
+    found = await fetch_as(connection, SnapshotRow, _SNAPSHOTS, tenant_id, below_from_seq, limit)
+    return [whole(tenant_id, row) for row in found]
 
 
 async def snapshot(connection: Connection, snapshot_id: int) -> tuple[SnapshotRow, str] | None:
     """One snapshot and its DSSE envelope as stored."""
-    row = await connection.fetchrow(
-        f"SELECT {_SNAPSHOT_COLUMNS}, dsse_envelope FROM scheduler.batch_snapshot WHERE id = $1", snapshot_id
-    )
+    row = await connection.fetchrow(_SNAPSHOT_OF_ID, snapshot_id)
     return _with_envelope(row) if row else None
 
 
 async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[SnapshotRow, str] | None:
     """The tenant's last snapshot and its DSSE envelope as stored."""
-    row = await connection.fetchrow(
-        f"SELECT {_SNAPSHOT_COLUMNS}, dsse_envelope FROM scheduler.batch_snapshot"
-        " WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1",
-        tenant_id,
-    )
+    row = await connection.fetchrow(_NEWEST_SNAPSHOT, tenant_id)
     return _with_envelope(row) if row else None
 
 

@@ -12,7 +12,7 @@ from app.store import idempotency, job_table
 from app.store.idempotency import ChainedLine
 from app.store.reading import reading
 from app.store.reads import find_refusal
-from app.store.whole import whole
+from app.store.rows import whole
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
 from ledger.machines.job_state import creation_of

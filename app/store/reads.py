@@ -1,8 +1,4 @@
-"""SQL of reads about jobs: states, lists, events, and how far the chain has come for a session.
-
-Pages are bounded twice: by rows, and by the bytes of their JSON (``PAGE_BYTES_MAX``), so a list of large jobs
-is cut short rather than built whole.
-"""
+"""SQL of reads about jobs: states, lists, events, and how far the chain has come for a session."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import orjson
 
 from app.store.job_table import JobParts, count_named, entries_named, jobs_query
-from app.store.whole import whole
+from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
+from app.store.rows import columns, fetch_as, whole
 from ledger.machines.jobs import ABOUT_JOBS
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
 
@@ -21,9 +18,6 @@ if TYPE_CHECKING:
     import asyncpg
 
     from app.store import Connection
-
-PAGE_BYTES_MAX = 4 << 20
-"""A page ends after the row that brings its JSON to this many bytes."""
 
 CreatedHlc = tuple[int, int, str]
 """HLC parts of a job's creation, its place in the list of jobs."""
@@ -105,45 +99,35 @@ _NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
 _OLDEST: CreatedHlc = (-1, -1, "")
 
 # A page is cut by the bytes of the payloads that make its jobs, before these are put together.
+_LISTED_JOBS = """
+SELECT j.*, size.bytes
+  FROM (SELECT * FROM scheduler.jobs
+         WHERE tenant_id = $1 AND (created_physical, created_logical, created_node) < ($2, $3, $4)
+           AND (created_physical, created_logical, created_node) >= ($6, $7, $8) {only}
+         ORDER BY created_physical DESC, created_logical DESC, created_node DESC
+         LIMIT $5 + 1) AS j
+ CROSS JOIN LATERAL (SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes FROM scheduler.scheduler_log l
+                      WHERE l.tenant_id = $1 AND l.seq = ANY(j.seqs)) AS size
+"""
 _JOBS = f"""
-WITH page AS (
-    SELECT listed.*, row_number() OVER newest AS number, count(*) OVER () AS found,
-           sum(bytes) OVER newest - bytes AS bytes_before
-      FROM (SELECT * FROM scheduler.jobs
-             WHERE tenant_id = $1 AND (created_physical, created_logical, created_node) < ($2, $3, $4)
-               AND (created_physical, created_logical, created_node) >= ($7, $8, $9) {{only}}
-             ORDER BY created_physical DESC, created_logical DESC, created_node DESC
-             LIMIT $5 + 1) AS listed
-     CROSS JOIN LATERAL (SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes FROM scheduler.scheduler_log l
-                          WHERE l.tenant_id = $1 AND l.seq = ANY(listed.seqs)) AS size
-    WINDOW newest AS (ORDER BY created_physical DESC, created_logical DESC, created_node DESC)
-)
 SELECT page.tenant_id, page.job_id, {count_named("page")} AS named,
        followed.entries AS followed, NULL AS unfollowed,
        created_physical, created_logical, created_node, found
-  FROM page CROSS JOIN LATERAL ({entries_named("page")}) AS followed
- WHERE number <= $5 AND bytes_before < $6 ORDER BY number
+  FROM {page_of(_LISTED_JOBS, "created_physical DESC, created_logical DESC, created_node DESC", limit="$5")} AS page
+ CROSS JOIN LATERAL ({entries_named("page")}) AS followed
+ ORDER BY number
 """
 _ALL_JOBS = _JOBS.format(only="")
-_JOBS_OF_STATUS = _JOBS.format(only="AND status = $10")
+_JOBS_OF_STATUS = _JOBS.format(only="AND status = $9")
 
-_EVENT_COLUMNS = "seq, t_hlc, hlc_physical, hlc_logical, hlc_node, action, payload, payload_digest, chain_link"
-
+_LISTED_EVENTS = f"""
+SELECT {columns(EventRow)}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND job_id = $2 AND (hlc_physical, hlc_logical, hlc_node) > ($3, $4, $5)
+ ORDER BY hlc_physical, hlc_logical, hlc_node LIMIT $6 + 1
+"""
 _EVENTS = f"""
-WITH page AS (
-    SELECT {_EVENT_COLUMNS},
-           row_number() OVER ordered AS number, count(*) OVER () AS found,
-           sum(coalesce(octet_length(payload::text), 0)) OVER ordered - coalesce(octet_length(payload::text), 0)
-               AS bytes_before
-      FROM (SELECT {_EVENT_COLUMNS} FROM scheduler.scheduler_log
-             WHERE tenant_id = $1 AND job_id = $2
-               AND (hlc_physical, hlc_logical, hlc_node) > ($3, $4, $5)
-             ORDER BY hlc_physical, hlc_logical, hlc_node
-             LIMIT $6 + 1) AS listed
-    WINDOW ordered AS (ORDER BY hlc_physical, hlc_logical, hlc_node)
-)
-SELECT {_EVENT_COLUMNS}, found
-  FROM page WHERE number <= $6 AND bytes_before < $7 ORDER BY number
+SELECT {columns(EventRow)}, found
+  FROM {page_of(_LISTED_EVENTS, "hlc_physical, hlc_logical, hlc_node", limit="$6")} AS page ORDER BY number
 """
 
 _TENANTS_OF_JOB = """
@@ -155,16 +139,19 @@ SELECT h.tenant_id
  LIMIT 2
 """
 
+_JOB_EXISTS = """
+SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = ANY($3::text[]))
+"""
+
 _CREATIONS = f"""
-SELECT {_EVENT_COLUMNS} FROM scheduler.scheduler_log
+SELECT {columns(EventRow)} FROM scheduler.scheduler_log
  WHERE tenant_id = $1 AND seq = ANY($3::bigint[]) AND job_id = $2 AND action = 'ENQUEUE' ORDER BY seq
 """
 
 
 async def positions(connection: Connection, tokens: Sequence[tuple[str, int]]) -> list[TokenPosition]:
     """How far the chain has come for each (node, epoch), in their order."""
-    rows = await connection.fetch(_POSITIONS, *_columns(tokens))
-    return [TokenPosition(*row) for row in rows]
+    return await fetch_as(connection, TokenPosition, _POSITIONS, *_columns(tokens))
 
 
 async def seen(connection: Connection, tokens: Sequence[tuple[str, int]], node_id: str) -> Seen:
@@ -214,7 +201,7 @@ async def list_jobs(
     A job whose creation is not in the chain has no place in this order and is not listed.
     """
     query, only = (_ALL_JOBS, ()) if status is None else (_JOBS_OF_STATUS, (status,))
-    bounds = (*(below or _NEWEST), limit, PAGE_BYTES_MAX, *(since or _OLDEST))
+    bounds = (*(below or _NEWEST), limit, *(since or _OLDEST))
     rows = await connection.fetch(query, tenant_id, *bounds, *only)
     if not rows:
         return JobPage([], None, False)
@@ -230,14 +217,13 @@ async def list_job_events(
     connection: Connection, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
 ) -> tuple[list[EventRow], bool]:
     """Events of a job in HLC order, from above ``after``, and whether more follow."""
-    rows = await connection.fetch(_EVENTS, tenant_id, job_id, *(after or _OLDEST), limit, PAGE_BYTES_MAX)
-    return [whole(tenant_id, EventRow(*list(row)[:-1])) for row in rows], bool(rows) and rows[-1]["found"] > len(rows)
+    return await fetch_page(connection, EventRow, _EVENTS, tenant_id, job_id, *(after or _OLDEST), limit)
 
 
 async def creations(connection: Connection, tenant_id: str, job_id: str, seqs: Sequence[int]) -> list[EventRow]:
     """Creations of a job that have these seqs, ascending."""
-    rows = await connection.fetch(_CREATIONS, tenant_id, job_id, seqs)
-    return [whole(tenant_id, EventRow(*row)) for row in rows]
+    found = await fetch_as(connection, EventRow, _CREATIONS, tenant_id, job_id, seqs)
+    return [whole(tenant_id, row) for row in found]
 
 
 async def tenants_of_job(connection: Connection, job_id: str) -> list[str]:
@@ -251,12 +237,4 @@ async def tenants_of_job(connection: Connection, job_id: str) -> list[str]:
 
 async def job_exists(connection: Connection, tenant_id: str, job_id: str) -> bool:
     """Whether the job has an entry in the chain."""
-    return bool(
-        await connection.fetchval(
-            "SELECT EXISTS (SELECT FROM scheduler.scheduler_log"
-            "                WHERE tenant_id = $1 AND job_id = $2 AND action = ANY($3::text[]))",
-            tenant_id,
-            job_id,
-            list(ABOUT_JOBS),
-        )
-    )
+    return bool(await connection.fetchval(_JOB_EXISTS, tenant_id, job_id, list(ABOUT_JOBS)))

@@ -11,9 +11,7 @@ import pytest
 
 from app.background.turns import BYTES_PER_TURN
 from app.pending.requests import Draft
-from app.store import bundles
-from app.store.chain_reader import PostgresChainReader, consistent_reader
-from app.store.fetches import FETCH_BYTES
+from app.store.chain_reader import FETCH_BYTES, PostgresChainReader, consistent_reader
 from ledger.machines.events import JOB_EVENTS
 from tests.app.chains import Chains
 from tests.app.conftest import RunNode
@@ -48,16 +46,12 @@ Rows = AsyncIterator[Sequence[Sequence[Any]]]
 
 @pytest.mark.parametrize(
     "read",
-    [
-        lambda reader, _: reader.entries(None, None),
-        lambda reader, _: reader.entries_by_job(),
-        lambda _, connection: bundles.entries(connection, "acme", 1, LONG_ROWS + SHORT_ROWS),
-    ],
-    ids=["by seq", "by job", "exported"],
+    [lambda reader: reader.entries(None, None), lambda reader: reader.entries_by_job()],
+    ids=["by seq", "by job"],
 )
 async def test_what_is_held_of_long_rows_is_bounded_in_bytes_and_short_ones_come_by_the_hundred_again(
     superuser: asyncpg.Connection[asyncpg.Record],
-    read: Callable[[PostgresChainReader, asyncpg.Connection[asyncpg.Record]], Rows],
+    read: Callable[[PostgresChainReader], Rows],
 ) -> None:
     await superuser.execute(_INSERT_ENTRIES, LONG_ROWS, SHORT_ROWS, LONG_CHARACTERS)
     await superuser.execute(
@@ -66,7 +60,7 @@ async def test_what_is_held_of_long_rows_is_bounded_in_bytes_and_short_ones_come
     async with consistent_reader(superuser, "acme") as reader:
         tracemalloc.start()
         try:
-            turns = [len(turn) async for turn in read(reader, superuser)]
+            turns = [len(turn) async for turn in read(reader)]
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

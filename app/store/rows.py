@@ -1,0 +1,61 @@
+"""Rows as they are read: what a statement selects is named by the fields of the named tuple that each row becomes.
+
+Somebody may have changed the tables by hand. A reader that shows rows asks that they are whole. PostgreSQL holds years
+from 4713 BC to 294276, Python those from 1 to 9999: a time that somebody put in must not fail what is read beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ledger.errors import ChainDamagedError
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+Row = TypeVar("Row", bound=NamedTuple)
+
+_FIRST, _LAST = "timestamptz '0001-01-02 00:00:00Z'", "timestamptz '9999-12-30 00:00:00Z'"
+
+
+def columns(row: type[NamedTuple], times: Collection[str] = ()) -> str:
+    """SQL that selects the fields of ``row``, those of them that are ``times`` as ``told`` has it."""
+    return ", ".join(told(name) if name in times else name for name in row._fields)
+
+
+def clamped_columns(row: type[NamedTuple], times: Collection[str]) -> str:
+    """As ``columns``, but a time that Python cannot tell becomes the first or last one that it can: for rows whose
+    times are proved by signatures, which then do not hold."""
+    return ", ".join(
+        f"greatest(least({name}, {_LAST}), {_FIRST}) AS {name}" if name in times else name for name in row._fields
+    )
+
+
+def told(column: str) -> str:
+    """SQL of ``column``, under its own name; NULL where Python cannot tell the time."""
+    return f"CASE WHEN {column} BETWEEN {_FIRST} AND {_LAST} THEN {column} END AS {column.rpartition('.')[2]}"
+
+
+async def fetch_as(connection: Connection, row: type[Row], query: str, *arguments: object) -> list[Row]:
+    """The rows of ``query``, which selects the fields of ``row`` in their order."""
+    return [row._make(found) for found in await connection.fetch(query, *arguments)]
+
+
+async def fetch_one_as(connection: Connection, row: type[Row], query: str, *arguments: object) -> Row | None:
+    """As ``fetch_as``, the first row; None when there is none."""
+    found = await connection.fetchrow(query, *arguments)
+    return None if found is None else row._make(found)
+
+
+def whole(tenant_id: str, row: Row, nullable: Collection[str] = ()) -> Row:
+    """``row``, once no column of it is NULL but those that may be.
+
+    Raises:
+        ChainDamagedError: names the column, and the seq where the row has one.
+    """
+    for name, value in row._asdict().items():
+        if value is None and name not in nullable:
+            where = f" of seq {seq}" if (seq := getattr(row, "seq", None)) is not None else ""
+            raise ChainDamagedError(tenant_id, f"column {name}{where} is NULL, or no value it may have")
+    return row
