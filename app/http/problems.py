@@ -50,85 +50,67 @@ class ProblemError(Exception):
         self.kind = kind
 
 
-BACKLOG_FULL = ProblemType("backlog-full", 503, "Too many events wait to be chained")
-BUNDLE_INVALID = ProblemType("bundle-invalid", 422, "The bundle does not hold")
-CHAIN_DAMAGED = ProblemType("chain-damaged", 409, "Stored rows of the tenant are damaged")
-CLOCK_SKEW = ProblemType("clock-skew", 400, "A time lies too far ahead")
-COSIGNATURE_REFUSED = ProblemType("cosignature-refused", 422, "The cosigned checkpoint is not taken")
-DURABILITY_TIMEOUT = ProblemType("durability-timeout", 503, "The level asked for was not reached in time")
-EVENT_REFUSED = ProblemType("event-refused", 422, "The event was recorded as REFUSED")
-FENCED = ProblemType("fenced", 503, "This node may not write any more")
 HEADERS_TOO_LARGE = ProblemType("headers-too-large", 431, "The head of the request is too large")
 HOST_NOT_ALLOWED = ProblemType("host-not-allowed", 421, "The service is not called by this name")
-IDEMPOTENCY_KEY_REUSED = ProblemType("idempotency-key-reused", 422, "The Idempotency-Key belongs to another request")
-IDEMPOTENCY_KEY_UNPROVEN = ProblemType(
-    "idempotency-key-unproven", 409, "Nothing proves what the Idempotency-Key was used for"
-)
 INTERNAL_ERROR = ProblemType("internal-error", 500, "The service failed")
-INVALID_EVENT = ProblemType("invalid-event", 422, "A line is not a valid event")
 INVALID_REQUEST = ProblemType("invalid-request", 422, "The request is not valid")
-JOB_ENDED = ProblemType("job-ended", 409, "The job has ended")
-JOB_EXISTS = ProblemType("job-exists", 409, "The job was created with another spec")
-JOB_NOT_FOUND = ProblemType("job-not-found", 404, "There is no such job")
 MALFORMED_HTTP = ProblemType("malformed-http", 400, "That is not an HTTP request")
-KEY_CONFLICT = ProblemType("key-conflict", 409, "The key is in another state")
 METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", 405, "The method is not allowed here")
 NOT_FOUND = ProblemType("not-found", 404, "There is nothing here")
 NOT_READY = ProblemType("not-ready", 503, "The node is not ready")
 ORIGIN_NOT_ALLOWED = ProblemType("origin-not-allowed", 403, "A page of another origin may change nothing")
 PAYLOAD_TOO_LARGE = ProblemType("payload-too-large", 413, "The request is too large")
-PRIVACY_UNAVAILABLE = ProblemType("privacy-unavailable", 503, "Private fields cannot be encrypted here now")
 REQUEST_TIMEOUT = ProblemType("request-timeout", 408, "The request did not come in time")
-SEQ_OUT_OF_RANGE = ProblemType("seq-out-of-range", 422, "The chain does not reach that far")
-SESSION_NOT_CAUGHT_UP = ProblemType("session-not-caught-up", 503, "The session's writes are not here yet")
-SIGNING_UNAVAILABLE = ProblemType("signing-unavailable", 503, "Nothing can be signed now")
-SUBJECT_NOT_FOUND = ProblemType("subject-not-found", 404, "There is no such subject")
-TENANT_NOT_FOUND = ProblemType("tenant-not-found", 404, "There is no such tenant")
-TOO_STALE = ProblemType("too-stale", 503, "Nothing fresh enough could answer")
 TRANSFER_CODING_UNSUPPORTED = ProblemType("transfer-coding-unsupported", 501, "The transfer coding is not supported")
-UNTRUSTED_KEY = ProblemType("untrusted-key", 422, "The bundle was not signed by a trusted key")
 UNSUPPORTED_MEDIA_TYPE = ProblemType("unsupported-media-type", 415, "The media type is not supported")
-WRITE_LOST = ProblemType("write-lost", 409, "The session's write was lost")
-
-KINDS = sorted(kind for kind in tuple(vars().values()) if isinstance(kind, ProblemType))
-"""Every problem, by name."""
 
 PROBLEMS: Mapping[type[Exception], ProblemType] = {
-    errors.BundleInvalidError: BUNDLE_INVALID,
-    errors.ChainDamagedError: CHAIN_DAMAGED,
-    errors.ClockSkewError: CLOCK_SKEW,
-    errors.CosignatureRefusedError: COSIGNATURE_REFUSED,
+    errors.BundleInvalidError: ProblemType("bundle-invalid", 422, "The bundle does not hold"),
+    errors.ChainDamagedError: ProblemType("chain-damaged", 409, "Stored rows of the tenant are damaged"),
+    errors.ClockSkewError: ProblemType("clock-skew", 400, "A time lies too far ahead"),
+    errors.CosignatureRefusedError: ProblemType("cosignature-refused", 422, "The cosigned checkpoint is not taken"),
     errors.DatabaseUnavailableError: NOT_READY,
     errors.DatabaseWentBackError: NOT_READY,
-    errors.DurabilityTimeoutError: DURABILITY_TIMEOUT,
-    errors.EventRefusedError: EVENT_REFUSED,
-    errors.FencedError: FENCED,
-    errors.IdempotencyReusedError: IDEMPOTENCY_KEY_REUSED,
-    errors.InvalidEventError: INVALID_EVENT,
+    errors.DurabilityTimeoutError: ProblemType(
+        "durability-timeout", 503, "The level asked for was not reached in time"
+    ),
+    errors.EventRefusedError: ProblemType("event-refused", 422, "The event was recorded as REFUSED"),
+    errors.FencedError: ProblemType("fenced", 503, "This node may not write any more"),
+    errors.IdempotencyReusedError: ProblemType(
+        "idempotency-key-reused", 422, "The Idempotency-Key belongs to another request"
+    ),
+    errors.InvalidEventError: ProblemType("invalid-event", 422, "A line is not a valid event"),
     errors.InvalidInputError: INVALID_REQUEST,
-    errors.JobEndedError: JOB_ENDED,
-    errors.JobExistsError: JOB_EXISTS,
-    errors.JobNotFoundError: JOB_NOT_FOUND,
-    errors.KeyConflictError: KEY_CONFLICT,
-    errors.KeyUnprovenError: IDEMPOTENCY_KEY_UNPROVEN,
+    errors.JobEndedError: ProblemType("job-ended", 409, "The job has ended"),
+    errors.JobExistsError: ProblemType("job-exists", 409, "The job was created with another spec"),
+    errors.JobNotFoundError: ProblemType("job-not-found", 404, "There is no such job"),
+    errors.KeyConflictError: ProblemType("key-conflict", 409, "The key is in another state"),
+    errors.KeyUnprovenError: ProblemType(
+        "idempotency-key-unproven", 409, "Nothing proves what the Idempotency-Key was used for"
+    ),
     errors.NotFoundError: NOT_FOUND,
     errors.NotReadyError: NOT_READY,
-    errors.PrivacyUnavailableError: PRIVACY_UNAVAILABLE,
+    errors.PrivacyUnavailableError: ProblemType(
+        "privacy-unavailable", 503, "Private fields cannot be encrypted here now"
+    ),
     errors.RecordTooLargeError: PAYLOAD_TOO_LARGE,
     errors.RequestTooLargeError: PAYLOAD_TOO_LARGE,
-    errors.SeqOutOfRangeError: SEQ_OUT_OF_RANGE,
-    errors.SessionNotCaughtUpError: SESSION_NOT_CAUGHT_UP,
-    errors.SigningUnavailableError: SIGNING_UNAVAILABLE,
-    errors.SubjectNotFoundError: SUBJECT_NOT_FOUND,
-    errors.TenantNotFoundError: TENANT_NOT_FOUND,
-    errors.TooStaleError: TOO_STALE,
-    errors.UntrustedKeyError: UNTRUSTED_KEY,
+    errors.SeqOutOfRangeError: ProblemType("seq-out-of-range", 422, "The chain does not reach that far"),
+    errors.SessionNotCaughtUpError: ProblemType("session-not-caught-up", 503, "The session's writes are not here yet"),
+    errors.SigningUnavailableError: ProblemType("signing-unavailable", 503, "Nothing can be signed now"),
+    errors.SubjectNotFoundError: ProblemType("subject-not-found", 404, "There is no such subject"),
+    errors.TenantNotFoundError: ProblemType("tenant-not-found", 404, "There is no such tenant"),
+    errors.TooStaleError: ProblemType("too-stale", 503, "Nothing fresh enough could answer"),
+    errors.UntrustedKeyError: ProblemType("untrusted-key", 422, "The bundle was not signed by a trusted key"),
     errors.UploadTooLargeError: PAYLOAD_TOO_LARGE,
-    errors.WalFullError: BACKLOG_FULL,
+    errors.WalFullError: ProblemType("backlog-full", 503, "Too many events wait to be chained"),
     errors.WalPoisonedError: NOT_READY,
-    errors.WriteLostError: WRITE_LOST,
+    errors.WriteLostError: ProblemType("write-lost", 409, "The session's write was lost"),
 }
-"""Errors that have a problem of their own; a subclass without one takes its nearest base's."""
+"""The problem of each error; a subclass that is not here takes its nearest base's."""
+
+KINDS = sorted({*PROBLEMS.values(), *(kind for kind in tuple(vars().values()) if isinstance(kind, ProblemType))})
+"""Every problem, by name."""
 
 _MEMBERS = ("line", "tenant_id", "job_id", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
 """Attributes of an error that become members of its problem when it has them."""
@@ -145,11 +127,7 @@ def problem_type_of(error: Exception) -> ProblemType:
     """The problem that ``error`` is answered with; ``INTERNAL_ERROR`` when it was not raised on purpose."""
     if isinstance(error, ProblemError):
         return error.kind
-    for base in type(error).__mro__:
-        kind = PROBLEMS.get(base)
-        if kind is not None:
-            return kind
-    return INTERNAL_ERROR
+    return next((PROBLEMS[base] for base in type(error).__mro__ if base in PROBLEMS), INTERNAL_ERROR)
 
 
 def problem_response(

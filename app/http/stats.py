@@ -20,20 +20,18 @@ from typing import Any, NamedTuple
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import ValidationError
 
 from app.http.answers import answer_like, json_answer
 from app.http.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
-from app.http.members import check_unique, is_unique
-from app.http.problems import PAYLOAD_TOO_LARGE, ProblemError, dotted, invalid
+from app.http.lines import LineModel, at_line
 from app.http.requests import STATS_REPORT
 from app.http.routing import PROBLEM_RESPONSE, LeanRoute
 from app.metrics import Metrics
 from app.parts import parts_of
 from app.stats.intake import Chunk, StatsIntake
 from app.stats.share import LoopShare
-from ledger import canonical, rfc3339
-from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError
+from ledger import rfc3339
+from ledger.errors import ClockSkewError, InvalidInputError
 
 router = APIRouter(route_class=LeanRoute, tags=["stats"], responses=PROBLEM_RESPONSE)
 
@@ -46,7 +44,7 @@ BODY_BYTES_MAX = 1 << 20
 LINES_PER_TURN = 50
 """Lines checked or written out before others get as long as that took."""
 
-_validate = STATS_REPORT.validator.validate_json
+_REPORTS = LineModel("report", STATS_REPORT, LINES_MAX)
 _LINE = orjson.OPT_APPEND_NEWLINE
 _REPORT = {"$ref": "#/components/schemas/StatsReport"}
 _BODY = {
@@ -89,7 +87,7 @@ async def report_stats(request: Request) -> Response:
             parts.metrics.stats_dropped("busy", dropped)
             return json_answer(StatsReceipt(0, dropped, 0.0), 202)
         with parts.stats.checking.charged():
-            lines = [body] if one else _lines_of(body)
+            lines = [body] if one else _REPORTS.split(body)
         receipt = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, parts.stats, parts.metrics)
     return json_answer(receipt, 202)
 
@@ -119,23 +117,6 @@ async def take(
     return StatsReceipt(accepted, len(lines) - accepted, 1 / weight)
 
 
-def _lines_of(body: bytes) -> list[bytes]:
-    """The lines of ``body``, unchecked; empty ones are allowed at its end only.
-
-    Raises:
-        InvalidEventError: there is none.
-        ProblemError: too many.
-    """
-    lines = body.split(b"\n", LINES_MAX + 1)
-    while lines and not lines[-1].strip(b" \t\r"):
-        lines.pop()
-    if not lines:
-        raise InvalidEventError("there is no report in the request", 1)
-    if len(lines) > LINES_MAX:
-        raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {LINES_MAX} reports go into one request")
-    return lines
-
-
 async def _reports_of(
     lines: Sequence[bytes], numbers: Sequence[int], one: bool, max_skew_ms: int, checking: LoopShare
 ) -> list[dict[str, Any]]:
@@ -145,9 +126,11 @@ async def _reports_of(
     reports: list[dict[str, Any]] = []
     for first in range(0, len(numbers), LINES_PER_TURN):
         turn = numbers[first : first + LINES_PER_TURN]
+        named = [None] if one else turn
         async with _turn(checking, first + len(turn) == len(numbers)):
-            for number, report in zip(turn, _checked([lines[number - 1] for number in turn], turn, one), strict=True):
-                with _at_line(number, one):
+            checked = _REPORTS.check([lines[number - 1] for number in turn], named, LINE_BYTES_MAX)
+            for number, report in zip(named, checked, strict=True):
+                with at_line(number):
                     report["time"] = _time_of(report, now_ms, max_skew_ms)
                 report["received"] = received
                 reports.append(report)
@@ -162,44 +145,6 @@ async def _turn(checking: LoopShare, is_last: bool) -> AsyncIterator[None]:
         yield
     if not is_last:
         await asyncio.sleep(time.perf_counter() - began_s)
-
-
-def _checked(lines: Sequence[bytes], numbers: Sequence[int], one: bool) -> list[dict[str, Any]]:
-    """The reports of ``lines``: all at once, which finds nothing nearly always; only if it does, one by one."""
-    text = b"\n".join(lines)
-    if max(map(len, lines)) <= LINE_BYTES_MAX and b"\\u0000" not in text:
-        with contextlib.suppress(ValidationError):
-            reports = list(map(_validate, lines))
-            if is_unique(text, reports):
-                return reports
-    return [_checked_line(line, number, one) for number, line in zip(numbers, lines, strict=True)]
-
-
-def _checked_line(line: bytes, number: int, one: bool) -> dict[str, Any]:
-    with _at_line(number, one):
-        if len(line) > LINE_BYTES_MAX:
-            raise InvalidInputError(f"a report may have {LINE_BYTES_MAX} bytes, this has {len(line)}")
-        try:
-            report: dict[str, Any] = STATS_REPORT.validate_json(line)
-        except ValidationError as error:
-            raise invalid(error) from None
-        check_unique(line, report)
-        canonical.encode(report)
-    return report
-
-
-@contextlib.contextmanager
-def _at_line(number: int, one: bool) -> Any:
-    """Whatever is found wrong within is said with the number of its line."""
-    try:
-        yield
-    except InvalidInputError as error:
-        if one:
-            raise
-        place = f"{dotted(error.path)}: " if error.path and not str(error).startswith(dotted(error.path)) else ""
-        raise InvalidEventError(f"line {number}: {place}{error}", number, error.path) from None
-    except ClockSkewError as error:
-        raise ClockSkewError(str(error) if one else f"line {number}: {error}") from None
 
 
 def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
