@@ -18,13 +18,14 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from app.read.checking_process import LENGTH_BYTES, Begin, CheckRange, CompareJobs, Request, framed
+from app.read.checking_process import LENGTH_BYTES, Begin, CheckRange, ComparedJobs, CompareJobs, Request, framed
 from app.store.chain_reader import PostgresChainReader
 from ledger.errors import LedgerError
-from ledger.verification.elsewhere import CheckedRange, ComparedJobs
+from ledger.verification.checks import CheckedRange
+from ledger.verification.projection_check import JobsFound, OnBreak, merged
 from ledger.verification.range_summary import RangeTask
 from ledger.verification.snapshot_check import OpenedRow
-from ledger.verification.verdict import Verdict
+from ledger.verification.verdict import Break, Verdict
 
 PROCESSES_MAX: Final = 2
 REQUESTS_AHEAD: Final = 2
@@ -47,7 +48,7 @@ class CheckingFailedError(LedgerError):
 
 
 class CheckingProcesses:
-    """Checks parts of one ledger, as ``ledger.verification.Elsewhere``."""
+    """Checks parts of one ledger, as ``ledger.verification.Checks``."""
 
     def __init__(self, reader: PostgresChainReader, processes: Sequence[_Asked]) -> None:
         self._reader = reader
@@ -66,23 +67,33 @@ class CheckingProcesses:
         """Check one range by itself."""
         return await self._ask(CheckRange(task, [*snapshots]), _CHECKED_DECODER)
 
-    async def compared_jobs(self) -> AsyncIterator[ComparedJobs]:
+    async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
         """Compare all jobs, some at a time."""
+        left = deque(await self._reader.job_ranges(JOBS_A_REQUEST))
         under_way: deque[asyncio.Future[ComparedJobs]] = deque()
+        compared = merged(())
         try:
-            for part in await self._reader.job_ranges(JOBS_A_REQUEST):
-                if len(under_way) == self.ranges_at_once:
-                    yield await under_way.popleft()
-                under_way.append(asyncio.ensure_future(self._ask(CompareJobs(part), _COMPARED_DECODER)))
-            while under_way:
-                yield await under_way.popleft()
+            while left or under_way:
+                while left and len(under_way) < self.ranges_at_once:
+                    under_way.append(asyncio.ensure_future(self._ask(CompareJobs(left.popleft()), _COMPARED_DECODER)))
+                answer = await under_way.popleft()
+                compared = merged((compared, answer.jobs))
+                _tell(on_break, answer.breaks)
+                _tell(on_candidate, answer.candidates)
         finally:
             for each in under_way:
                 each.cancel()
+        return compared
 
     async def _ask(self, request: Request, decoder: msgspec.msgpack.Decoder[_Answer]) -> _Answer:
         process = min(self._processes, key=lambda each: each.waiting)
         return decoder.decode(await process.ask(framed(request)))
+
+
+def _tell(on_break: OnBreak | None, breaks: Sequence[Break]) -> None:
+    if on_break is not None:
+        for each in breaks:
+            on_break(each)
 
 
 class _Asked:

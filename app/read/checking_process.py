@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import asyncpg
 import msgspec
 
 from app.store.chain_reader import JobRange, PostgresChainReader, consistent_reader
-from ledger.verification.elsewhere import CheckedRange, ComparedJobs
-from ledger.verification.projection_check import compare_jobs
+from ledger.verification.checks import CheckedRange, finished
+from ledger.verification.projection_check import JobsFound, compare_jobs
 from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_summary import RangeTask
 from ledger.verification.snapshot_check import OpenedRow
@@ -45,9 +45,17 @@ class CheckRange(msgspec.Struct, tag=True):
 
 
 class CompareJobs(msgspec.Struct, tag=True):
-    """Compare the jobs of these ids; the answer is ``ComparedJobs``."""
+    """Compare the jobs of these ids; the answer is what was found, and its breaks."""
 
     part: JobRange
+
+
+class ComparedJobs(NamedTuple):
+    """What comparing some of the jobs came to; ``candidates`` are breaks that count if the chain is whole."""
+
+    jobs: JobsFound
+    breaks: list[Break]
+    candidates: list[Break]
 
 
 Request = CheckRange | CompareJobs
@@ -84,17 +92,16 @@ async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedR
     checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
     async for rows in reader.entries(task.from_seq, task.to_seq):
         checker.check(rows)
-    for tiles in checker.tiles():
-        checker.compare_tiles(tiles, await reader.tiles(*tiles))
-    return CheckedRange(checker.finish()._replace(snapshots=[]), breaks)
+    summary = await finished(checker, reader)
+    return CheckedRange(summary._replace(snapshots=[]), breaks)
 
 
 async def _compared(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs:
     breaks: list[Break] = []
     candidates: list[Break] = []
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
-    found, found_if_whole = await compare_jobs(entries, stored, breaks.append, candidates.append)
-    return ComparedJobs(found, breaks, found_if_whole, candidates)
+    jobs = await compare_jobs(entries, stored, breaks.append, candidates.append)
+    return ComparedJobs(jobs, breaks, candidates)
 
 
 def _write(answers: BinaryIO, answer: object) -> None:

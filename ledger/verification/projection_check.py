@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -74,17 +74,29 @@ def stored_form(state: JobState) -> StoredJob:
     return StoredJob(state.job_id, jobs.status(state), physical, logical, node, state.last_seq, seqs)
 
 
-async def check_projection(entries: Rows, stored_jobs: Rows, findings: Findings) -> None:
-    """Compare every stored job with the fold of its entries, and find jobs that only one side has."""
-    # The chain is judged already, so it is known whether what differs from it counts.
-    on_candidate = None if findings.has(*CHAIN_ASPECTS) else findings.on_break
-    conclude(*await compare_jobs(entries, stored_jobs, findings.on_break, on_candidate), findings)
+class JobsFound(NamedTuple):
+    """What comparing jobs came to: breaks, and breaks if the chain itself is whole."""
+
+    found: Found
+    candidates: Found
+
+
+def merged(parts: Iterable[JobsFound]) -> JobsFound:
+    """What comparing some of the jobs each came to, together."""
+    found, candidates = Findings(), Findings()
+    for each in parts:
+        found.merge(each.found)
+        candidates.merge(each.candidates)
+    return JobsFound(found.found(), candidates.found())
 
 
 async def compare_jobs(
-    entries: Rows, stored_jobs: Rows, on_break: OnBreak | None, on_candidate: OnBreak | None
-) -> tuple[Found, Found]:
-    """Compare jobs as ``check_projection`` does; what was found, and what counts if the chain itself is whole."""
+    entries: Rows, stored_jobs: Rows, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None
+) -> JobsFound:
+    """Compare every stored job with the fold of its entries, and find jobs that only one side has.
+
+    The calls are told each break, ``on_candidate`` what counts only if the chain itself is whole.
+    """
     judge = JobJudge(on_break, on_candidate)
     join = _Join(stored_jobs, judge)
     fold: JobFold | None = None
@@ -96,16 +108,16 @@ async def compare_jobs(
     if fold is not None:
         await join.compare([fold.state()])
     await join.finish()
-    return judge.found.found(), judge.candidates.found()
+    return judge.outcome()
 
 
-def conclude(found: Found, candidates: Found, findings: Findings) -> None:
-    """What comparing all jobs came to, once everything else was found; ``candidates`` count in a whole chain."""
+def conclude(jobs: JobsFound, findings: Findings) -> None:
+    """What comparing all jobs came to, once everything else was found; candidates count in a whole chain."""
     findings.begin("projection")
-    findings.merge(found)
+    findings.merge(jobs.found)
     if not findings.has(*CHAIN_ASPECTS):
-        findings.merge(candidates)
-    elif candidates.counts:
+        findings.merge(jobs.candidates)
+    elif jobs.candidates.counts:
         findings.leave_undecided("projection")
 
 
@@ -118,6 +130,10 @@ class JobJudge:
         """Breaks whatever the chain is."""
         self.candidates = Findings(on_candidate)
         """Breaks if the chain itself is whole, since entries that are missing or edited give another fold."""
+
+    def outcome(self) -> JobsFound:
+        """What was found so far."""
+        return JobsFound(self.found.found(), self.candidates.found())
 
     def may_stand(self, job: StoredJob) -> bool:
         """Whether a stored job has an id and a last seq; reports one that does not."""

@@ -28,35 +28,21 @@ TileRange = tuple[int, int, int]
 class RangeChecker:
     """Takes the rows of one range in order; ``finish`` gives what the whole needs of it."""
 
-    def __init__(
-        self,
-        task: RangeTask,
-        snapshots: Sequence[OpenedRow],
-        findings: Findings,
-        entries: EntryChecker | None = None,
-    ) -> None:
+    def __init__(self, task: RangeTask, snapshots: Sequence[OpenedRow], findings: Findings) -> None:
         """
         Args:
             task: the range.
             snapshots: all snapshots that overlap it or begin in it, ordered as they are stored, perhaps more.
             findings: takes what is wrong with the range.
-            entries: has passed all entries before; without one, what the first row names as the one before it is
-                believed, and left to the fold.
         """
         self.task = task
         self._findings = findings
-        self._entries = entries
-        if entries is None and task.from_seq is None:
-            # The first range: what comes first must be the first entry.
+        self._entries: EntryChecker | None = None
+        if task.from_seq is None and task.first_seq == 1:
+            # The first range of a chain: what comes first must be the first entry.
             self._entries = EntryChecker(
-                task.tenant_id,
-                findings,
-                first_seq=task.first_seq,
-                prev_link=None,
-                is_prev_known=task.first_seq == 1,
-                may_be_v1=task.may_be_v1,
+                task.tenant_id, findings, first_seq=1, prev_link=None, may_be_v1=task.may_be_v1
             )
-        self._rows_before = 0 if self._entries is None else self._entries.entries_checked
         self._border: Border | None = None
         self._last_row: Head | None = None
         self._runs: list[PartOfTree] = []
@@ -69,12 +55,6 @@ class RangeChecker:
         self._marks: dict[int, Mark] = {}
         self._tile_breaks: list[tuple[int, TileBreak]] = []
         self._tiles: list[Tile] = []
-
-    @property
-    def end_seq(self) -> int:
-        """The last seq of the range, which has one."""
-        assert self.task.to_seq is not None
-        return self.task.to_seq
 
     def check(self, rows: Sequence[EntryRow]) -> None:
         """The next rows, at least one."""
@@ -152,7 +132,7 @@ class RangeChecker:
         task, entries, tree = self.task, self._entries, self._tree
         return RangeSummary(
             number=task.number,
-            rows=0 if entries is None else entries.entries_checked - self._rows_before,
+            rows=0 if entries is None else entries.entries_checked,
             border=self._border,
             has_entries=bool(self._runs),
             next_seq=task.begin if entries is None else entries.next_seq,

@@ -22,14 +22,14 @@ from ledger import merkle
 from ledger.merkle import HASH_BYTES, Frontier
 from ledger.merkle.subtrees import append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
-from ledger.verification.entry_check import report_duplicate, report_gap, report_prev_link
+from ledger.verification.entry_check import EntryRow, report_duplicate, report_gap, report_prev_link
 from ledger.verification.head_check import check_head, readable_ends
-from ledger.verification.projection_check import conclude
+from ledger.verification.projection_check import JobsFound, conclude
 from ledger.verification.range_summary import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotChecker
 from ledger.verification.tile_check import tile_break
 from ledger.verification.tree_check import Anchor, StoredTree, TreeChecker, TreeHead
-from ledger.verification.verdict import Break, Findings, Found, Head, Verdict, begin_aspects
+from ledger.verification.verdict import Break, Findings, Head, Verdict, begin_aspects
 
 
 class Ends(NamedTuple):
@@ -70,13 +70,6 @@ class Ends(NamedTuple):
         return RangeTask(self.tenant_id, number, from_seq, to_seq, self.first_seq, self.tree_size, self.sizes)
 
 
-class JobsFound(NamedTuple):
-    """What comparing all jobs came to: breaks, and breaks if the chain itself is whole."""
-
-    found: Found
-    candidates: Found
-
-
 class CheckAgain(NamedTuple):
     """Ranges to be checked again, each as its new task says; then the fold is made again."""
 
@@ -114,7 +107,7 @@ def fold(
         return CheckAgain(again)
     chain.close()
     if jobs is not None:
-        conclude(*jobs, chain.findings)
+        conclude(jobs, chain.findings)
     return chain.verdict()
 
 
@@ -158,6 +151,25 @@ class Fold:
         self._tiles = _SharedTiles()
         self._claims: list[Interval] = []
         """What signed claims cover that are not as stored, as far as ranges that follow are concerned."""
+
+    def begin_behind(self, before: EntryRow | None) -> None:
+        """The first range begins behind this entry, None when it is gone; it must still be the one verified before."""
+        seq, expected = self._ends.first_seq - 1, self._ends.expected_prev
+        self._last_link, self._is_link_known = expected, expected is not None
+        if before is not None:
+            version, link = before[7], before[9]
+            if expected not in (None, link):
+                detail = f"seq {seq} is not the entry that was verified before"
+                self.findings.add("link", seq, detail, expected=expected, actual=link)
+            self._last_link, self._is_link_known, self._may_be_v1 = link, True, version == 1
+        elif expected is not None and self._last().seq > seq:
+            self.findings.add("gap", seq, f"seq {seq}, verified before, is missing", expected=seq)
+
+    def task(self, number: int, from_seq: int | None, to_seq: int | None) -> RangeTask:
+        """A range to come, with what is known of those that were added."""
+        task = self._ends.task(number, from_seq, to_seq)
+        claims = tuple(each for each in self._claims if task.overlaps(*each))
+        return task._replace(intervals=claims, may_be_v1=self._may_be_v1)
 
     def wrongly_assumed(self, task: RangeTask, summary: RangeSummary) -> RangeTask | None:
         """How the range that comes next must be checked again before it can be added; None when it need not."""

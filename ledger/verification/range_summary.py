@@ -98,7 +98,7 @@ class RangeSummary(NamedTuple):
     number: int
     rows: int
     border: Border | None
-    """None in the first range, which has nothing before it, and where there are no entries."""
+    """None in the first range of a chain, which has nothing before it, and where there are no entries."""
     has_entries: bool
     """Whether any entry here has its place."""
     next_seq: int

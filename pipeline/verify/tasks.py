@@ -8,7 +8,7 @@ gave, and makes its verdict of it, or says what must be checked again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -21,9 +21,9 @@ from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.machines import job_parts
 from ledger.machines.job_parts import JobParts
 from ledger.verification import ENTRY_COLUMNS
-from ledger.verification.projection_check import FOLD_COLUMNS, JobJudge, StoredJob
+from ledger.verification.projection_check import FOLD_COLUMNS, JobJudge, JobsFound, StoredJob, merged
 from ledger.verification.range_check import RangeChecker, opened_for
-from ledger.verification.range_fold import CheckAgain, Ends, JobsFound, fold
+from ledger.verification.range_fold import CheckAgain, Ends, fold
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.verdict import Break, Findings
 from pipeline.arrow import rows_of
@@ -122,8 +122,7 @@ def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
     batches = reader.jobs()
     if batches is None:
         return
-    nothing = Findings().found()
-    yield TaskRow(tenant_id, JOBS, -1, 0, None, encode((nothing, nothing)))
+    yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(JobJudge().outcome()))
     place = 0
     for batch in batches:
         for row in rows_of(batch):
@@ -193,8 +192,7 @@ class _Comparing:
     def finish(self) -> Iterator[TaskRow]:
         """No job of the tenant follows in this partition."""
         if self._is_any_compared:
-            outcome = (self._judge.found.found(), self._judge.candidates.found())
-            yield TaskRow(self._tenant_id, JOBS, -1, 0, None, encode(outcome))
+            yield TaskRow(self._tenant_id, JOBS, -1, 0, None, encode(self._judge.outcome()))
 
     def _found(self, kind: str, breaks: list[Break]) -> Iterator[TaskRow]:
         for each in breaks:
@@ -231,7 +229,7 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     assert JOBS < REFUSED < SUMMARY, "rows come sorted by kind"
     for kind, of_kind in groupby(rows, key=lambda row: row.kind):
         if kind == JOBS:
-            jobs = _merged([_JOBS_DECODER.decode(row.data) for row in of_kind])
+            jobs = merged(_JOBS_DECODER.decode(row.data) for row in of_kind)
             continue
         if kind == REFUSED:
             # What the lowest range met first is what reading from end to end would have met.
@@ -247,11 +245,3 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
         for each in breaks:
             yield TaskRow(tenant_id, BREAK, -1, 0, None, encode(each))
         yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(outcome))
-
-
-def _merged(jobs: Sequence[JobsFound]) -> JobsFound:
-    found, candidates = Findings(), Findings()
-    for each in jobs:
-        found.merge(each.found)
-        candidates.merge(each.candidates)
-    return JobsFound(found.found(), candidates.found())

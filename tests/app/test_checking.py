@@ -13,7 +13,7 @@ import structlog
 
 from app.read import checking
 from app.store.chain_reader import consistent_reader
-from ledger.verification import Break, in_order, verify
+from ledger.verification import Break, driver, verify
 from tests.app import test_tamper as tamper
 from tests.app.chain_builder import insert
 from tests.app.chains import until
@@ -50,7 +50,7 @@ CASES = [*(case for case in tamper.CASES if case.name in NAMES), FAR, CLAIMED]
 
 @pytest.fixture(autouse=True)
 def _several_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_order, "RANGE_ENTRIES", 16)
+    monkeypatch.setattr(driver, "RANGE_ENTRIES", 16)
     monkeypatch.setattr(checking, "JOBS_A_REQUEST", 3)
     monkeypatch.setattr(checking, "LONG_ENTRIES", 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -11,10 +11,18 @@ from ledger.machines import job_parts
 from ledger.machines.job_parts import JobParts
 from ledger.machines.job_state import JobState
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
-from ledger.verification.elsewhere import CheckedRange, ComparedJobs
-from ledger.verification.projection_check import JOB_COLUMNS, JobJudge, StoredJob, compare_jobs
+from ledger.verification.checks import CheckedRange, finished
+from ledger.verification.projection_check import (
+    JOB_COLUMNS,
+    JobJudge,
+    JobsFound,
+    OnBreak,
+    StoredJob,
+    compare_jobs,
+    merged,
+)
 from ledger.verification.range_check import RangeChecker, opened_for
-from ledger.verification.range_fold import Ends, JobsFound, fold, tasks
+from ledger.verification.range_fold import Ends, fold, tasks
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot
 from ledger.verification.tree_check import Anchor, TreeHead
@@ -98,7 +106,7 @@ class Ranges:
         if with_jobs:
             self._ship(task, parts.take())
         for tiles in checker.tiles():
-            checker.compare_tiles(tiles, self.tiles(*tiles))
+            checker.compare_tiles(tiles, self._tiles(*tiles))
         return checker.finish()
 
     def _is_read(self, task: RangeTask, row: Row) -> bool:
@@ -111,7 +119,7 @@ class Ranges:
         for state in states:
             self.job_parts[state.job_id].append((task.number, job_parts.encode(state)))
 
-    def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
+    def _tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         return {
             index: hashes
             for (its_level, index), hashes in self._ledger.tiles.items()
@@ -129,7 +137,7 @@ class Ranges:
             # A stable sort keeps the parts of one range in their order.
             ordered = sorted(self.job_parts.get(job_id, ()), key=lambda part: part[0])
             judge.compare_all(job_parts.merged([job_parts.decode(data) for _, data in ordered]), stored[job_id])
-        return JobsFound(judge.found.found(), judge.candidates.found())
+        return judge.outcome()
 
 
 def verdict_in_ranges(
@@ -150,36 +158,33 @@ def verdict_in_ranges(
 
 
 class Beside:
-    """Checks ranges by themselves and jobs in two parts, as ``ledger.verification.Elsewhere``."""
+    """Checks ranges by themselves and jobs in two parts, as ``ledger.verification.Checks``."""
 
     def __init__(self, ledger: Ledger, ranges_at_once: int) -> None:
         self.ranges_at_once = ranges_at_once
         self._ledger = ledger
-        self._ranges = Ranges(ledger, Ends(ledger.tenant_id, ledger.head, ledger.tree), None, Random(0))
 
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
         """Check one range by itself."""
         breaks: list[Break] = []
         checker = RangeChecker(task, snapshots, Findings(breaks.append))
-        async for rows in MemoryReader(self._ledger).entries(task.from_seq, task.to_seq):
+        reader = MemoryReader(self._ledger)
+        async for rows in reader.entries(task.from_seq, task.to_seq):
             checker.check(rows)
-        for tiles in checker.tiles():
-            checker.compare_tiles(tiles, self._ranges.tiles(*tiles))
-        return CheckedRange(checker.finish(), breaks)
+        return CheckedRange(await finished(checker, reader), breaks)
 
-    async def compared_jobs(self) -> AsyncIterator[ComparedJobs]:
+    async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
         """Compare the jobs, those with an odd last character first."""
+        parts = []
         for is_odd in (True, False):
             part = Ledger(
                 self._ledger.tenant_id,
                 [row for row in self._ledger.entries if _is_odd(row["job_id"]) == is_odd],
                 jobs=[row for row in self._ledger.jobs if _is_odd(row["job_id"]) == is_odd],
             )
-            breaks: list[Break] = []
-            candidates: list[Break] = []
             reader = MemoryReader(part)
-            found = await compare_jobs(reader.entries_by_job(), reader.jobs(), breaks.append, candidates.append)
-            yield ComparedJobs(found[0], breaks, found[1], candidates)
+            parts.append(await compare_jobs(reader.entries_by_job(), reader.jobs(), on_break, on_candidate))
+        return merged(parts)
 
 
 def _is_odd(job_id: Any) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ledger import merkle
 from ledger.merkle.subtrees import GrowingPart, PartOfTree, append_part, subtrees
-from ledger.verification import Anchor, TreeHead, in_order, verify
+from ledger.verification import Anchor, TreeHead, driver, verify
 from ledger.verification.verdict import Break, Verdict
 from signing.snapshot import open_snapshot
 from tests.ledger.damage import DAMAGE, damage
@@ -104,7 +104,7 @@ def test_ranges_checked_by_themselves_give_the_verdict_of_the_whole(data: st.Dat
     batch_rows = data.draw(st.sampled_from([1, 7, 1000]))
     options |= {"first_seq": first_seq, "projection": projection}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(in_order, "RANGE_ENTRIES", data.draw(st.sampled_from([1, 5, 16, 256, 8192])))
+        patched.setattr(driver, "RANGE_ENTRIES", data.draw(st.sampled_from([1, 5, 16, 256, 8192])))
         assert one_behind_the_other(ledger, batch_rows=batch_rows, **options) == whole
         told: list[Break] = []
         beside = Beside(ledger, data.draw(st.sampled_from([1, 2, 5])))
@@ -123,7 +123,7 @@ def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_d
         whole = verdict_of_the_whole(forged, open_snapshot=OPEN)
         assert whole.breaks == {"snapshot-root": 1 + len(untrue)}
         assert verdict_in_ranges(forged, [11, 31, 45]) == whole
-        monkeypatch.setattr(in_order, "RANGE_ENTRIES", 16)
+        monkeypatch.setattr(driver, "RANGE_ENTRIES", 16)
         assert one_behind_the_other(forged) == whole
         assert one_behind_the_other(forged, elsewhere=Beside(forged, 2)) == whole
 

@@ -15,7 +15,7 @@ from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Anchor, Head, OpenSnapshot, TreeHead, Verdict
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.head_check import check_head, readable_ends
-from ledger.verification.projection_check import check_projection
+from ledger.verification.projection_check import compare_jobs, conclude
 from ledger.verification.snapshot_check import Recomputed, SnapshotChecker, open_row
 from ledger.verification.tile_check import tile_break
 from ledger.verification.tree_check import TreeChecker
@@ -95,7 +95,7 @@ def verdict_of_the_whole(
     check_head(findings, head, last, max(snapshots.highest_seq, tree.size if tree is not None else 0))
     if projection and is_from_start:
         reader = MemoryReader(ledger)
-        asyncio.run(check_projection(reader.entries_by_job(), reader.jobs(), findings))
+        conclude(asyncio.run(compare_jobs(reader.entries_by_job(), reader.jobs())), findings)
     return Verdict(
         tenant_id=ledger.tenant_id,
         entries_checked=len(rows),

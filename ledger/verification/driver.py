@@ -1,0 +1,210 @@
+"""The one driver of a verification: it plans ranges, has them checked, and folds what that came to in their order.
+
+Ranges are planned by seq. Where one turns out to be empty, the next reaches to the entry that comes next, so that a seq
+which somebody made enormous costs one look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, NamedTuple
+
+from ledger.verification.checks import CheckedRange, Checks, InOrder
+from ledger.verification.entry_check import EntryRow
+from ledger.verification.projection_check import CHAIN_ASPECTS, conclude
+from ledger.verification.range_fold import Ends, Fold
+from ledger.verification.range_summary import RangeSummary, RangeTask
+from ledger.verification.reader import ChainReader
+from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
+from ledger.verification.tree_check import Anchor, TreeHead
+from ledger.verification.verdict import Break, Findings, Head, Verdict
+
+RANGE_ENTRIES: Final = 8192
+"""Entries of a range, of which about 200 bytes each are held: 32 tiles of the stored tree, which are read at once."""
+
+
+async def verify(
+    reader: ChainReader,
+    *,
+    tenant_id: str,
+    from_seq: int | None = None,
+    to_seq: int | None = None,
+    expected_prev: str | None = None,
+    expected_snapshot: str | None = None,
+    open_snapshot: OpenSnapshot | None = None,
+    checkpoints: Sequence[TreeHead] = (),
+    anchors: Sequence[Anchor] = (),
+    projection: bool = True,
+    on_break: Callable[[Break], object] | None = None,
+    elsewhere: Checks | None = None,
+) -> Verdict:
+    """Verify entries ``from_seq..to_seq`` of a tenant and all that hangs on them.
+
+    Args:
+        reader: the ledger, in one consistent state.
+        tenant_id: whose; it is bound by every link.
+        from_seq: first entry, from 1, by default the first there is.
+        to_seq: last entry, by default the last there is; a higher one is taken for that.
+        expected_prev: chain link that entry ``from_seq - 1`` had when it was last verified.
+        expected_snapshot: payload digest that the snapshot which ends there had then.
+        open_snapshot: opens envelopes and judges signatures; without it neither is looked at.
+        checkpoints: tree heads kept outside this ledger, which its chain must extend.
+        anchors: what outsiders said of tree heads, kept inside; the chain must extend those too.
+        projection: whether to fold all entries once more and compare job states.
+        on_break: is called with every break as it is found.
+        elsewhere: checks ranges and jobs of a whole chain, where there is anything that can beside this process.
+    """
+    findings = Findings(on_break)
+    # 1. What there is.
+    last = await reader.last_entry() or Head(0, None, None)
+    first = max(from_seq or 1, 1)
+    is_to_end = to_seq is None or to_seq >= last.seq
+    is_whole = first == 1 and is_to_end
+    ends = Ends(
+        tenant_id,
+        await reader.head(),
+        await reader.tree(),
+        checkpoints,
+        anchors,
+        first,
+        are_signatures_judged=open_snapshot is not None,
+        last=last,
+        is_to_end=is_to_end,
+        expected_prev=expected_prev,
+        expected_snapshot=expected_snapshot,
+    )
+    # 2. Entries, and with them snapshots, tree and checkpoints; the head.
+    to_read = None if is_to_end else to_seq
+    checks: Checks = InOrder(reader, None if first == 1 else first, to_read)
+    if elsewhere is not None and is_whole:
+        checks = elsewhere
+    chain = Fold(ends, findings)
+    if first > 1:
+        chain.begin_behind(await _entry_at(reader, first - 1))
+    snapshots = Snapshots(reader.snapshots(first, to_read), open_snapshot, findings)
+    await _fold_ranges(chain, reader, snapshots, checks, first, last.seq if to_read is None else to_read)
+    async for opened in snapshots.rest():
+        chain.add_unreached(opened)
+    chain.close()
+    # 3. The projection.
+    if projection and is_whole:
+        # The chain is judged already, so it is known whether what differs from it counts.
+        on_candidate = None if findings.has(*CHAIN_ASPECTS) else on_break
+        conclude(await checks.compare_jobs(on_break, on_candidate), findings)
+    return chain.verdict()
+
+
+async def _entry_at(reader: ChainReader, seq: int) -> EntryRow | None:
+    found: EntryRow | None = None
+    async for rows in reader.entries(seq, seq):
+        found = rows[0] if found is None else found
+    return found
+
+
+class _Planned(NamedTuple):
+    task: RangeTask
+    snapshots: Sequence[OpenedRow]
+    new_snapshots: Sequence[OpenedRow]
+    """Those that no range before was planned with."""
+    checked: asyncio.Future[CheckedRange]
+
+
+async def _fold_ranges(
+    chain: Fold, reader: ChainReader, snapshots: Snapshots, checks: Checks, first_seq: int, last_seq: int
+) -> None:
+    """Have all entries from ``first_seq`` to ``last_seq`` checked, in one range at least, and fold them."""
+    under_way: deque[_Planned] = deque()
+    number, begin, next_seq, is_next_near = 0, None, first_seq, True
+    try:
+        while under_way or number == 0 or next_seq <= last_seq:
+            # 1. Have as many under way as are of use.
+            while len(under_way) < checks.ranges_at_once and is_next_near and (number == 0 or next_seq <= last_seq):
+                task = chain.task(number, begin, -(-next_seq // RANGE_ENTRIES) * RANGE_ENTRIES)
+                under_way.append(await _plan(task, snapshots, checks))
+                number, begin = number + 1, (task.to_seq or 0) + 1
+                next_seq = begin
+            # 2. Fold the first of them.
+            planned = under_way.popleft()
+            summary = await _checked(planned, chain, checks)
+            chain.add(summary._replace(snapshots=[*planned.new_snapshots]))
+            await asyncio.sleep(0)
+            # 3. Pass over what is empty, once nothing else is under way.
+            is_next_near = is_next_near and summary.last_row is not None
+            if not is_next_near and not under_way:
+                next_seq, is_next_near = await _next_seq(reader, next_seq, last_seq), True
+    finally:
+        for planned in under_way:
+            planned.checked.cancel()
+        await asyncio.gather(*(planned.checked for planned in under_way), return_exceptions=True)
+
+
+async def _plan(task: RangeTask, snapshots: Snapshots, checks: Checks) -> _Planned:
+    assert task.to_seq is not None
+    needed = await snapshots.up_to(task.to_seq)
+    return _Planned(task, needed, snapshots.take(), asyncio.ensure_future(checks.check(task, needed)))
+
+
+async def _checked(planned: _Planned, chain: Fold, checks: Checks) -> RangeSummary:
+    """What checking a range gave, once all that it assumed is so; its breaks are told."""
+    checked = await planned.checked
+    changed = chain.wrongly_assumed(planned.task, checked.summary)
+    if changed is not None:
+        checked = await checks.check(changed, planned.snapshots)
+    if chain.findings.on_break is not None:
+        for each in checked.breaks:
+            chain.findings.on_break(each)
+    chain.findings.merge(checked.summary.found)
+    return checked.summary
+
+
+async def _next_seq(reader: ChainReader, from_seq: int, last_seq: int) -> int:
+    """Seq of the first entry from ``from_seq`` on, one above ``last_seq`` when there is none."""
+    async for rows in reader.entries(from_seq, None):
+        return int(rows[0][0])
+    return last_seq + 1
+
+
+class Snapshots:
+    """Opens the snapshots of a chain as its ranges come to need them."""
+
+    def __init__(
+        self, rows: AsyncIterator[Sequence[SnapshotRow]], open_snapshot: OpenSnapshot | None, findings: Findings
+    ) -> None:
+        self._rows = rows
+        self._open_snapshot = open_snapshot
+        self._findings = findings
+        self._opened: list[OpenedRow] = []
+        """Those that a range to come may need."""
+        self._untaken: list[OpenedRow] = []
+
+    async def up_to(self, to_seq: int) -> list[OpenedRow]:
+        """Those that the next range, which ends at ``to_seq``, overlaps or may overlap."""
+        while not self._opened or self._opened[-1].stored_from <= to_seq:
+            if not await self._read():
+                break
+        needed = self._opened
+        self._opened = [each for each in needed if max(each.stored_from, each.stored_to, each.to_seq) > to_seq]
+        return needed
+
+    async def rest(self) -> AsyncIterator[list[OpenedRow]]:
+        """Those that no range has read, once there is none to come."""
+        while await self._read():
+            self._opened.clear()
+            yield self.take()
+
+    async def _read(self) -> bool:
+        """Open the next of them; False when there are no more."""
+        rows = await anext(self._rows, None)
+        for row in rows or ():
+            if has_place(row, self._findings):
+                self._opened.append(open_row(row, self._open_snapshot, self._findings))
+                self._untaken.append(self._opened[-1])
+                await asyncio.sleep(0)
+        return rows is not None
+
+    def take(self) -> list[OpenedRow]:
+        """Those opened since the last call, in the order they are stored in."""
+        taken, self._untaken = self._untaken, []
+        return taken
