@@ -25,14 +25,13 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
-import orjson
 import structlog
 
 from app.bundle.births import born_in, check_births
@@ -45,10 +44,9 @@ from app.store import node as node_store
 from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
-from app.store.imports import ImportProgress
 from app.store.notary import read_link
 from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries, set_digest
-from ledger.bundle.placing import Decided, decide, note_beginning
+from ledger.bundle.placing import decide, note_beginning
 from ledger.chain import LINK_VERSION, Linker
 from ledger.errors import (
     BundleInvalidError,
@@ -93,6 +91,20 @@ class Imported:
     conflicts: list[Mapping[str, Any]] = field(default_factory=list)
     heads: dict[str, ChainHead] = field(default_factory=dict)
 
+    def with_batch(self, batch: ReadyBatch, jobs_changed: int) -> Imported:
+        """This, and what ``batch`` came to."""
+        decided = batch.decided
+        if decided.conflicts:
+            log.error("hlc_conflict", count=len(decided.conflicts), first=decided.conflicts[0])
+        return replace(
+            self,
+            imported=self.imported + len(decided.placed),
+            duplicates=self.duplicates + decided.duplicates,
+            jobs_changed=self.jobs_changed + jobs_changed,
+            conflicts=[*self.conflicts, *decided.conflicts][:CONFLICTS_LISTED_MAX],
+            heads=self.heads | batch.heads_after,
+        )
+
     def to_json(self, *, dry_run: bool) -> dict[str, Any]:
         """The answer of the interfaces."""
         heads = {tenant: _head_json(tenant, self.heads[tenant]) for tenant in sorted(self.heads)}
@@ -119,12 +131,18 @@ class _Set:
 
     digest: str
     """SHA-256 over the bundles' digests, sorted."""
-    bundles: int
     tenants: frozenset[str]
-    entries: int
     beginnings: Mapping[str, str]
     """First link of each chain of an older link version, by tenant."""
     in_order: Iterator[Incoming]
+    outcome: Imported
+    """What came of it so far."""
+    from_seqs: Mapping[str, int] = field(default_factory=dict)
+    """Head seq of each tenant when the import began."""
+    position: int = 0
+    """Entries that were decided before, as its stored progress claims."""
+    is_tracked: bool = True
+    """Whether its progress is stored: no more once all of it was imported."""
 
 
 class BundleImporter:
@@ -194,10 +212,9 @@ class BundleImporter:
             folder = files[0].path.parent
             spill = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
             sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
-            place = self._pretend if dry_run else self._store
             try:
                 bundles = await self._sorted(files, readers, sorter)
-                outcome = await place(bundles)
+                await (self._pretend if dry_run else self._store)(bundles)
             except ChainDamagedError as error:
                 self._on_damaged(error)
                 raise
@@ -207,11 +224,12 @@ class BundleImporter:
                 raise DatabaseUnavailableError(
                     f"the database does not answer ({type(error).__name__}); import the same bundles again to go on"
                 ) from error
+            outcome = bundles.outcome
             log.info(
                 "bundles_imported",
                 set_digest=bundles.digest,
-                bundles=bundles.bundles,
-                entries=bundles.entries,
+                bundles=outcome.bundles,
+                entries=outcome.entries,
                 imported=outcome.imported,
                 duplicates=outcome.duplicates,
                 conflicts=len(outcome.conflicts),
@@ -256,14 +274,12 @@ class BundleImporter:
                 raise
             except BundleInvalidError as error:
                 raise BundleRefusedError(str(error), file=names.get(reader.digest)) from error
-        digests = [reader.digest for reader in readers]
         return _Set(
-            set_digest(digests),
-            len(readers),
+            set_digest([reader.digest for reader in readers]),
             frozenset(reader.manifest.tenant_id for reader in readers),
-            count,
             beginnings,
             await asyncio.to_thread(sorter.entries),
+            Imported(len(readers), count),
         )
 
     async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, str]) -> None:
@@ -277,7 +293,7 @@ class BundleImporter:
 
     # --- storing ----------------------------------------------------------------------------------
 
-    async def _store(self, bundles: _Set) -> Imported:
+    async def _store(self, bundles: _Set) -> None:
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
             heads = await imports.read_heads(connection, sorted(bundles.tenants))
@@ -288,43 +304,44 @@ class BundleImporter:
             if missing := bundles.tenants - heads.keys():
                 raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
             self._check_heads(heads)
+            outcome = bundles.outcome
+            bundles.from_seqs = {tenant: head.seq for tenant, head in heads.items()}
             progress = await imports.begin(
                 connection,
                 bundles.digest,
-                bundles=bundles.bundles,
-                entries=bundles.entries,
-                from_seqs={tenant: head.seq for tenant, head in heads.items()},
+                bundles=outcome.bundles,
+                entries=outcome.entries,
+                from_seqs=bundles.from_seqs,
                 node_id=self._node.node_id,
             )
-        if progress.has_ended:
-            seqs = {tenant: head.seq for tenant, head in heads.items()}
-            progress = ImportProgress(seqs, 0, 0, 0, 0, (), has_ended=True)
-        counts = progress.imported, progress.duplicates, progress.jobs_changed
-        outcome = Imported(bundles.bundles, bundles.entries, *counts, list(progress.conflicts), heads)
-        batches = self._unstored(bundles, progress, outcome)
+        bundles.is_tracked = not progress.has_ended
+        if bundles.is_tracked:
+            bundles.from_seqs, bundles.position = progress.from_seqs, progress.position
+            outcome.imported, outcome.duplicates = progress.imported, progress.duplicates
+            outcome.jobs_changed, outcome.conflicts = progress.jobs_changed, list(progress.conflicts)
+        outcome.heads = heads
+        batches = self._unstored(bundles)
         entries = await anext(batches, None)
         ready = entries and await self._prepare(entries, heads)
         while ready:
             if self._node.shutting_down:
                 raise NotReadyError("the service stops; import the same bundles again to go on")
-            ready = await self._store_and_prepare(bundles.digest, progress, outcome, ready, batches)
-        return outcome
+            ready = await self._store_and_prepare(bundles, ready, batches)
 
-    async def _unstored(
-        self, bundles: _Set, progress: ImportProgress, outcome: Imported
-    ) -> AsyncIterator[Sequence[Incoming]]:
-        """The entries behind ``progress``, in batches. Each before it is looked up in the chains first; from the batch
+    async def _unstored(self, bundles: _Set) -> AsyncIterator[Sequence[Incoming]]:
+        """The entries behind ``position``, in batches. Each before it is looked up in the chains first; from the batch
         on of which one is missing, the progress is what somebody made of it, and everything is decided again."""
         seen, is_borne_out = 0, True
-        async for batch in _batches(islice(bundles.in_order, progress.position)):
+        async for batch in _batches(islice(bundles.in_order, bundles.position)):
             if is_borne_out and await self._is_chained(batch):
                 seen += len(batch)
                 continue
             if is_borne_out:
                 is_borne_out = False
-                log.error("import_progress_not_borne_out", set_digest=bundles.digest, position=progress.position)
+                log.error("import_progress_not_borne_out", set_digest=bundles.digest, position=bundles.position)
                 async with self._pool.acquire() as connection:
                     await imports.restart(connection, bundles.digest, seen)
+                outcome = bundles.outcome
                 outcome.imported, outcome.duplicates, outcome.jobs_changed, outcome.conflicts = 0, seen, 0, []
             yield batch
         async for batch in _batches(bundles.in_order):
@@ -341,23 +358,12 @@ class BundleImporter:
         except TimeoutError as error:
             raise NotReadyError(f"tenant {tenant_id} could not begin; import the same bundles again") from error
 
-    async def _first(
-        self, batches: AsyncIterator[Sequence[Incoming]], heads: Mapping[str, ChainHead]
-    ) -> ReadyBatch | None:
-        entries = await anext(batches, None)
-        return None if entries is None else await self._prepare(entries, heads)
-
     async def _store_and_prepare(
-        self,
-        set_digest: str,
-        progress: ImportProgress,
-        outcome: Imported,
-        ready: ReadyBatch,
-        batches: AsyncIterator[Sequence[Incoming]],
+        self, bundles: _Set, ready: ReadyBatch, batches: AsyncIterator[Sequence[Incoming]]
     ) -> ReadyBatch | None:
         """Store a batch, and make the next one ready while PostgreSQL does: the heads and entries that this one leaves
         are known. None when there is no other."""
-        storing = asyncio.create_task(self._store_batch(set_digest, progress, outcome, ready))
+        storing = asyncio.create_task(self._store_batch(bundles, ready))
         try:
             entries = await anext(batches, None)
             then = None if entries is None else await self._prepare(entries, ready.heads_after, ready)
@@ -379,16 +385,14 @@ class BundleImporter:
         async with self._pool.acquire() as connection:
             return await decide_and_link(connection, entries, heads, self._linkers, before)
 
-    async def _store_batch(
-        self, set_digest: str, progress: ImportProgress, outcome: Imported, ready: ReadyBatch
-    ) -> ReadyBatch:
+    async def _store_batch(self, bundles: _Set, ready: ReadyBatch) -> ReadyBatch:
         """Store one batch in one transaction; what was stored, which is ``ready`` unless heads are others by now."""
+        before = bundles.outcome
         async with self._pool.acquire() as connection, connection.transaction():
             # 1. nobody else imports this set, and the heads
-            is_tracked = not progress.has_ended
-            if is_tracked:
-                now = await imports.lock(connection, set_digest)
-                if (now.imported, now.duplicates) != (outcome.imported, outcome.duplicates):
+            if bundles.is_tracked:
+                now = await imports.lock(connection, bundles.digest)
+                if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
             heads = await imports.lock_heads(connection, sorted(ready.standing))
             self._check_heads(heads)
@@ -396,26 +400,22 @@ class BundleImporter:
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
                 ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)
             decided, growth = ready.decided, ready.growth
-            changed = await imports.count_untouched(connection, decided.jobs(), progress.from_seqs)
+            changed = await imports.count_untouched(connection, decided.jobs(), bundles.from_seqs)
             # 3. store
             if decided.placed:
                 await chaining.copy_entries(connection, growth.log_rows)
                 await chaining.move_heads(connection, growth.heads())
-            conflicts = _listed(outcome, decided)
-            if is_tracked:
+            after = before.with_batch(ready, changed)
+            if bundles.is_tracked:
                 await imports.advance(
                     connection,
-                    set_digest,
-                    imported=outcome.imported + len(decided.placed),
-                    duplicates=outcome.duplicates + decided.duplicates,
-                    jobs_changed=outcome.jobs_changed + changed,
-                    conflicts=orjson.dumps(conflicts).decode() if len(conflicts) > len(outcome.conflicts) else None,
+                    bundles.digest,
+                    imported=after.imported,
+                    duplicates=after.duplicates,
+                    jobs_changed=after.jobs_changed,
+                    conflicts=after.conflicts if len(after.conflicts) > len(before.conflicts) else None,
                 )
-        outcome.imported += len(decided.placed)
-        outcome.duplicates += decided.duplicates
-        outcome.jobs_changed += changed
-        outcome.conflicts = conflicts
-        outcome.heads |= ready.heads_after
+        bundles.outcome = after
         self._metrics.chain_entries.inc(len(decided.placed))
         self._metrics.imported_entries.inc(len(decided.placed))
         self._on_imported(growth)
@@ -423,26 +423,23 @@ class BundleImporter:
 
     # --- all but storing --------------------------------------------------------------------------
 
-    async def _pretend(self, bundles: _Set) -> Imported:
+    async def _pretend(self, bundles: _Set) -> None:
         """As ``_store``, onto the heads as they are now, and none of it stored."""
-        outcome = Imported(bundles.bundles, bundles.entries)
         touched: set[tuple[str, str]] = set()
         ready: ReadyBatch | None = None
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
             heads = await imports.read_heads(connection, sorted(bundles.tenants))
+            outcome = bundles.outcome
             outcome.heads = {tenant: heads.get(tenant, ChainHead(0, None, None)) for tenant in bundles.tenants}
             async for batch in _batches(bundles.in_order):
                 if self._node.shutting_down:
                     raise NotReadyError("the service stops")
                 ready = await decide_and_link(connection, batch, outcome.heads, self._linkers, ready)
-                touched |= ready.decided.jobs()
-                outcome.conflicts = _listed(outcome, ready.decided)
-                outcome.imported += len(ready.decided.placed)
-                outcome.duplicates += ready.decided.duplicates
-                outcome.heads |= ready.heads_after
-        outcome.jobs_changed = len(touched)
-        return outcome
+                jobs = ready.decided.jobs()
+                outcome = outcome.with_batch(ready, len(jobs - touched))
+                touched |= jobs
+        bundles.outcome = outcome
 
 
 def _by_digest(files: Sequence[StagedFile]) -> list[StagedFile]:
@@ -492,10 +489,3 @@ async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incom
 
     while batch := await asyncio.to_thread(take):
         yield batch
-
-
-def _listed(outcome: Imported, decided: Decided) -> list[Mapping[str, Any]]:
-    """The conflicts so far, and those of this batch."""
-    if decided.conflicts:
-        log.error("hlc_conflict", count=len(decided.conflicts), first=decided.conflicts[0])
-    return [*outcome.conflicts, *decided.conflicts][:CONFLICTS_LISTED_MAX]

@@ -32,15 +32,11 @@ class Copies:
         self._consistency = consistency
         self._replicas = replicas
 
-    def check_whole(self, tenant_id: str, promise: Promise) -> None:
+    def _check_whole(self, tenant_id: str | None, promise: Promise) -> None:
         """Refuse a read of a tenant whose promise covers writes that were passed over when others were chained: it is
-        damaged, or its rows are locked. To be asked before a read, and again once it waited for what is promised.
-
-        Raises:
-            ChainDamagedError, SessionNotCaughtUpError: what the chain shows need not have them.
-        """
+        damaged, or its rows are locked. What the chain shows need not have them."""
         level = promise.level
-        if level is not ReadLevel.STRONG and not (promise.tokens and level is ReadLevel.SESSION):
+        if tenant_id is None or not (level is ReadLevel.STRONG or (promise.tokens and level is ReadLevel.SESSION)):
             return
         if (reason := self._node.damaged.get(tenant_id)) is not None:
             raise ChainDamagedError(tenant_id, reason)
@@ -57,14 +53,22 @@ class Copies:
         """Show ``judge`` the snapshot of ``connection``, whatever it raises."""
         judge(await reads.seen(connection, *self.asked_of(promise)))
 
-    async def read(self, look: Look[Value], promise: Promise) -> tuple[Value, Source]:
-        """What ``look`` reads in a snapshot that keeps ``promise``: a replica's, else the primary's.
+    async def read(self, tenant_id: str | None, look: Look[Value], promise: Promise) -> tuple[Value, Source]:
+        """What ``look`` reads, of one tenant or of all, in a snapshot that keeps ``promise``: a replica's, else the
+        primary's.
 
         A session first waits for this node's own writes: before they are chained no copy has them.
 
         Raises:
             SessionNotCaughtUpError, WriteLostError, TooStaleError, FencedError: the promise cannot be kept.
+            ChainDamagedError: the tenant is quarantined, and the promise covers writes that may be held back.
         """
+        self._check_whole(tenant_id, promise)
+        found = await self._read(look, promise)
+        self._check_whole(tenant_id, promise)  # Again: it waited for what is promised.
+        return found
+
+    async def _read(self, look: Look[Value], promise: Promise) -> tuple[Value, Source]:
         level, wait_s = promise.level, 0.0
         if level in (ReadLevel.SESSION, ReadLevel.STRONG):
             await self._consistency.wait_here(promise.tokens)

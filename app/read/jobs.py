@@ -61,7 +61,6 @@ class JobReader:
             SessionNotCaughtUpError, WriteLostError, TooStaleError, FencedError: the level cannot be kept.
         """
         of_tenant = tenant_id or await self._tenant_of(job_id, promise)
-        self._copies.check_whole(of_tenant, promise)
 
         async def look(pool: Pool, judge: Judge) -> tuple[State, Refusal | None, list[reads.EventRow]]:
             async with reading(pool, snapshot=as_of is not None) as connection:
@@ -81,8 +80,7 @@ class JobReader:
                 found = await reads.creations(connection, of_tenant, job_id, others) if others else []
                 return state, refusal, found
 
-        (state, refusal, others), source = await self._copies.read(look, promise)
-        self._copies.check_whole(of_tenant, promise)
+        (state, refusal, others), source = await self._copies.read(of_tenant, look, promise)
         if state is None and refusal is not None:
             state = jobs.JobState(job_id, (*refusal.hlc,), refusal.seq, 0)
         if state is None:
@@ -114,7 +112,6 @@ class JobReader:
         Raises:
             TenantNotFoundError: there is no such tenant; errors else as ``read``.
         """
-        self._copies.check_whole(tenant_id, promise)
         awaited = _AwaitedEnd(promise)
 
         async def look(pool: Pool, judge: Judge) -> tuple[reads.JobPage, Place] | None:
@@ -130,8 +127,7 @@ class JobReader:
                     return reads.JobPage([], None, False), place
                 return await reads.list_jobs(connection, tenant_id, status, since, below, limit), place
 
-        found, source = await self._copies.read(look, promise)
-        self._copies.check_whole(tenant_id, promise)
+        found, source = await self._copies.read(tenant_id, look, promise)
         if found is None:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
         page, place = found
@@ -148,7 +144,6 @@ class JobReader:
         Raises:
             JobNotFoundError: there is no such job; errors else as ``read``.
         """
-        self._copies.check_whole(tenant_id, promise)
 
         async def look(pool: Pool, judge: Judge) -> tuple[list[reads.EventRow], bool] | None:
             async with reading(pool, snapshot=True) as connection:
@@ -159,8 +154,7 @@ class JobReader:
                     return await reads.list_job_events(connection, tenant_id, refused_job_id(job_id), after, limit)
                 return (events, more) if exists else None
 
-        found, source = await self._copies.read(look, promise)
-        self._copies.check_whole(tenant_id, promise)
+        found, source = await self._copies.read(tenant_id, look, promise)
         if found is None:
             raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}{_behind(source)}")
         events, more = found
@@ -194,7 +188,7 @@ class JobReader:
                 await self._copies.judged(connection, promise, judge)
                 return await reads.tenants_of_job(connection, job_id)
 
-        tenants, source = await self._copies.read(look, promise)
+        tenants, source = await self._copies.read(None, look, promise)
         if not tenants:
             raise JobNotFoundError(f"no tenant has a job {job_id}{_behind(source)}")
         if len(tenants) > 1:

@@ -96,22 +96,7 @@ class ChainVerifier:
             NotReadyError: too many verifications that were asked for are under way.
         """
         async with self._slots.taken():
-            return await self._verify(tenant_id, from_seq, to_seq, None)
-
-    async def again(
-        self,
-        tenant_id: str,
-        from_seq: int | None = None,
-        to_seq: int | None = None,
-        expected_prev: str | None = None,
-        expected_snapshot: str | None = None,
-        over: Callable[[PostgresChainReader], PostgresChainReader] | None = None,
-    ) -> Verification:
-        """Verify a chain or a range of it that was verified before; ``over`` wraps the reader.
-
-        Raises: as ``full``, but never because others verify as well.
-        """
-        return await self._verify(tenant_id, from_seq, to_seq, expected_prev, expected_snapshot, over)
+            return await self.again(tenant_id, from_seq, to_seq)
 
     async def incremental(self, tenant_id: str) -> Verification:
         """Verify what came after the last verified snapshot, and that the entry there is unchanged.
@@ -120,8 +105,8 @@ class ChainVerifier:
         """
         position = self._positions.get(tenant_id)
         if position is None:
-            return await self._verify(tenant_id, None, None, None)
-        return await self._verify(tenant_id, position.seq + 1, None, position.chain_link)
+            return await self.again(tenant_id)
+        return await self.again(tenant_id, position.seq + 1, expected_prev=position.chain_link)
 
     async def incremental_all(self) -> list[Verification]:
         """Verify every tenant incrementally; one that cannot be verified does not keep the others from it.
@@ -151,15 +136,19 @@ class ChainVerifier:
                 log.warning("chain_verification_delayed", error=str(error))
             await asyncio.sleep(interval_s)
 
-    async def _verify(
+    async def again(
         self,
         tenant_id: str,
-        from_seq: int | None,
-        to_seq: int | None,
-        expected_prev: str | None,
+        from_seq: int | None = None,
+        to_seq: int | None = None,
+        expected_prev: str | None = None,
         expected_snapshot: str | None = None,
         over: Callable[[PostgresChainReader], PostgresChainReader] | None = None,
     ) -> Verification:
+        """Verify a chain or a range of it that may have been verified before; ``over`` wraps the reader.
+
+        Raises: as ``full``, but never because others verify as well.
+        """
         began_s = time.perf_counter()
         found: dict[str, Break] = {}
 

@@ -11,28 +11,29 @@ verification begins at seq 1 again, which is safe.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Literal
 
-import orjson
+import msgspec
 import structlog
 
 from wal.segment import store_file
 
 FILE_NAME = "verified.json"
-VERSION = 1
-
-_LINK = re.compile(r"[0-9a-f]{64}")
 
 log = structlog.get_logger()
 
 
-class Position(NamedTuple):
+class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last entry verified and its link."""
 
-    seq: int
-    chain_link: str
+    seq: Annotated[int, msgspec.Meta(ge=1)]
+    chain_link: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class _File(msgspec.Struct):
+    version: Literal[1]
+    tenants: dict[str, Position]
 
 
 def forget(wal_folder: Path) -> None:
@@ -73,26 +74,14 @@ class VerifiedPositions:
         Raises:
             OSError: the disk refuses; the positions in memory stay.
         """
-        tenants = {tenant: position._asdict() for tenant, position in sorted(self._by_tenant.items())}
-        content = orjson.dumps({"version": VERSION, "tenants": tenants})
-        store_file(self._path, content)
+        store_file(self._path, msgspec.json.encode(_File(1, dict(sorted(self._by_tenant.items())))))
 
 
 def _load(path: Path) -> dict[str, Position]:
     try:
-        return _parse(orjson.loads(path.read_bytes()))
+        return msgspec.json.decode(path.read_bytes(), type=_File).tenants
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         log.warning("verified_positions_unreadable", file=str(path), error=repr(error))
         return {}
-
-
-def _parse(content: Any) -> dict[str, Position]:
-    if content["version"] != VERSION:
-        raise ValueError(f"version {content['version']} is not known")
-    positions = {tenant: Position(**fields) for tenant, fields in content["tenants"].items()}
-    for position in positions.values():
-        if not (type(position.seq) is int and position.seq >= 1 and _LINK.fullmatch(position.chain_link)):
-            raise ValueError(f"{position} is no position")
-    return positions

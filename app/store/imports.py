@@ -78,9 +78,15 @@ async def lock(connection: Connection, set_digest: str) -> ImportProgress:
 
 
 async def advance(
-    connection: Connection, set_digest: str, *, imported: int, duplicates: int, jobs_changed: int, conflicts: str | None
+    connection: Connection,
+    set_digest: str,
+    *,
+    imported: int,
+    duplicates: int,
+    jobs_changed: int,
+    conflicts: Sequence[Mapping[str, object]] | None,
 ) -> None:
-    """Move the progress to these counts; ``conflicts`` is the JSON of all, None when none was added."""
+    """Move the progress to these counts; ``conflicts`` are all of them, None when none was added."""
     await connection.execute(
         """
         UPDATE scheduler.bundle_import
@@ -93,7 +99,7 @@ async def advance(
         imported,
         duplicates,
         jobs_changed,
-        conflicts,
+        None if conflicts is None else orjson.dumps(conflicts).decode(),
     )
 
 
