@@ -11,7 +11,7 @@ import structlog
 from app.store import idempotency, job_table
 from app.store.idempotency import ChainedLine
 from app.store.reading import reading
-from app.store.reads import find_refusal
+from app.store.reads import find_refusal, with_refusals
 from app.store.rows import whole
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
@@ -61,7 +61,7 @@ class EdgeLookups:
                 if state is not None:
                     found[job] = _chained_job(state)
                     created.update([job] if state.created is not None else [])
-            for tenant_id, job_id in set(wanted) - created:
+            for tenant_id, job_id in await with_refusals(connection, list(set(wanted) - created)):
                 refusal = await find_refusal(connection, tenant_id, job_id)
                 if refusal is not None and refusal.is_creation:
                     found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)

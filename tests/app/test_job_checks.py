@@ -13,12 +13,13 @@ from app.intake.job_checks import JobChecks
 from app.intake.job_index import JobIndex
 from app.pending.requests import Draft
 from app.service import Service
-from app.store.edge import ChainedJob
+from app.store.edge import ChainedJob, EdgeLookups
 from ledger.errors import DurabilityTimeoutError, InvalidEventError, JobEndedError, JobExistsError
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, completed, created, key
 from tests.app.postgres_proxy import PostgresProxy
+from tests.conftest import Database
 from tests.turns import counted_turns
 
 JOB = "brought-by-the-caller"
@@ -150,3 +151,20 @@ async def test_others_get_their_turn_while_large_creations_are_compared(
     with counted_turns() as turns:
         await checks.check([created("acme", n, job_id=f"j{n}") for n in range(20)], LOCAL, in_lines=True)
     assert turns.count >= 19
+
+
+async def test_the_store_is_asked_for_any_number_of_jobs_in_as_many_statements(database: Database) -> None:
+    asked: list[str] = []
+    async with (
+        asyncpg.create_pool(database.service_url, min_size=1, max_size=1) as pool,
+        pool.acquire() as connection,
+    ):
+        connection.add_query_logger(lambda query: asked.append(query.query))
+        await pool.release(connection)
+        lookups = EdgeLookups(pool)
+        counts = []
+        for jobs in (1, 100):
+            asked.clear()
+            assert await lookups.find_jobs([("acme", f"job-{n}") for n in range(jobs)]) == {}
+            counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
