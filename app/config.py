@@ -30,10 +30,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -41,13 +39,13 @@ from pydantic_settings import (
 )
 
 from app.setting_types import (
+    CommaSeparated,
     DatabaseUrl,
     Duration,
     JobIdPart,
     NodeId,
     Size,
     between,
-    comma_separated,
     host_name,
     key_place,
     listen_address,
@@ -83,7 +81,7 @@ assert parse_size(_BATCH_BYTES_MAX) == BATCH_BODY_BYTES_LIMIT, "the WAL takes no
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
 
 
 class HttpSettings(_Section):
@@ -91,12 +89,7 @@ class HttpSettings(_Section):
     connections it holds and how long a client may stand still."""
 
     listen: Annotated[str, AfterValidator(listen_address)] = "127.0.0.1:8080"
-    hosts: Annotated[
-        list[Annotated[str, AfterValidator(host_name)]],
-        Field(max_length=HOSTS_MAX),
-        NoDecode,
-        BeforeValidator(comma_separated),
-    ] = []
+    hosts: Annotated[CommaSeparated[Annotated[str, AfterValidator(host_name)]], Field(max_length=HOSTS_MAX)] = []
     body_bytes_max: Annotated[Size, sized("1 KiB", "1 GiB")] = 16 << 20
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     header_timeout: Annotated[Duration, between("100ms", "10m")] = timedelta(seconds=10)
@@ -193,13 +186,9 @@ class LogSettings(_Section):
     ``timestamp_authorities`` (RFC 3161) are addresses, or tables of ``url`` and ``ca_file``; in the environment JSON.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
     origin: Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}$")] | None = None
     witnesses: Annotated[
-        list[Annotated[WitnessKey, PlainValidator(witness)]],
-        Field(max_length=WITNESSES_MAX),
-        NoDecode,
-        BeforeValidator(comma_separated),
+        CommaSeparated[Annotated[WitnessKey, PlainValidator(witness)]], Field(max_length=WITNESSES_MAX)
     ] = []
     timestamp_authorities: Annotated[
         list[Annotated[AuthoritySettings, BeforeValidator(_authority)]], Field(max_length=AUTHORITIES_MAX)
@@ -217,10 +206,7 @@ class SigningSettings(_Section):
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
     root_key: Path | None = None
     uris_allowed: Annotated[
-        list[Annotated[str, AfterValidator(key_place)]],
-        Field(max_length=URIS_ALLOWED_MAX),
-        NoDecode,
-        BeforeValidator(comma_separated),
+        CommaSeparated[Annotated[str, AfterValidator(key_place)]], Field(max_length=URIS_ALLOWED_MAX)
     ] = []
     pin: SecretStr | None = None
 
@@ -319,9 +305,7 @@ class Settings(BaseSettings):
     shutdown_grace: Annotated[Duration, between("0s", "10m")] = timedelta(seconds=20)
     database_url: DatabaseUrl | None = None
     migrate_url: DatabaseUrl | None = None
-    database_replica_urls: Annotated[
-        list[DatabaseUrl], Field(max_length=REPLICAS_MAX), NoDecode, BeforeValidator(comma_separated)
-    ] = []
+    database_replica_urls: Annotated[CommaSeparated[DatabaseUrl], Field(max_length=REPLICAS_MAX)] = []
     """Hot standbys of ``database_url`` that reads may go to; in the environment separated by commas."""
     http: HttpSettings = HttpSettings()
     auth: AuthSettings = AuthSettings()
@@ -442,31 +426,26 @@ def _unknown_environment() -> list[str]:
     ]
 
 
+def _section(name: str) -> type[BaseModel] | None:
+    """The section of that name, None when it names none."""
+    field = Settings.model_fields.get(name)
+    kind = None if field is None else field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
 def _is_setting(path: list[str]) -> bool:
-    field = Settings.model_fields.get(path[0])
-    if field is None:
-        return False
-    section = field.annotation
-    if not (isinstance(section, type) and issubclass(section, BaseModel)):
-        return len(path) == 1
-    return len(path) == 1 or (len(path) == 2 and path[1] in section.model_fields)
+    if len(path) == 1:
+        return path[0] in Settings.model_fields
+    section = _section(path[0])
+    return section is not None and len(path) == 2 and path[1] in section.model_fields
 
 
 def _names_near(variable: str) -> list[str]:
     """The settings of the section that ``variable`` points into, else the names at the top."""
     first = variable.upper().removeprefix(ENV_PREFIX).lower().split("__")[0]
-    field = Settings.model_fields.get(first)
-    section = None if field is None else field.annotation
-    if isinstance(section, type) and issubclass(section, BaseModel):
+    if section := _section(first):
         return [f"{ENV_PREFIX}{first}__{name}".upper() for name in section.model_fields]
-    return [
-        f"{ENV_PREFIX}{name}".upper() + ("__…" if _is_section(field) else "")
-        for name, field in Settings.model_fields.items()
-    ]
-
-
-def _is_section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    return [f"{ENV_PREFIX}{name}".upper() + ("__…" if _section(name) else "") for name in Settings.model_fields]
 
 
 def _explain(error: ValidationError) -> list[str]:

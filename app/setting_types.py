@@ -6,16 +6,19 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import NoDecode
 
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, anchored
 from signing import remote_signer
 from signing.cosignature import WitnessKey
 from signing.files import path_of
+
+Item = TypeVar("Item")
 
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?) ?(?P<unit>us|ms|s|m|h|d)")
@@ -110,7 +113,7 @@ def _is_database_url(value: str) -> bool:
     )
 
 
-def comma_separated(value: object) -> object:
+def _comma_separated(value: object) -> object:
     """The list that text stands for in the environment; what is no text as it is."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
@@ -170,6 +173,8 @@ def key_place(value: str) -> str:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+CommaSeparated = Annotated[list[Item], NoDecode, BeforeValidator(_comma_separated)]
+"""A list, in the environment separated by commas."""
 Size = Annotated[int, BeforeValidator(parse_size)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
