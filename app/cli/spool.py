@@ -25,6 +25,7 @@ import msgspec
 import orjson
 
 from ledger.errors import LedgerError
+from wal.segment import store_file
 
 FORMAT: Final = "tallystick.spool.v1"
 FILES_MAX = 10_000
@@ -85,11 +86,9 @@ class Spool:
         Raises:
             SpoolError: it cannot be one, or others could put files into it.
         """
-        try:
+        with self._failures():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.folder.stat()
-        except OSError as error:
-            raise SpoolError(f"spool {self.folder}: {error.strerror}") from error
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise SpoolError(f"spool {self.folder}: others may write to it; chmod go-w {self.folder}")
         if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -115,10 +114,8 @@ class Spool:
         Raises:
             SpoolError: the folder cannot be read.
         """
-        try:
+        with self._failures():
             names = sorted(os.listdir(self.folder))
-        except OSError as error:
-            raise SpoolError(f"spool {self.folder}: {error.strerror}") from error
         found = ((_NAME.fullmatch(name), name) for name in names)
         return [Waiting(match[1], self.folder / name) for match, name in found if match is not None]
 
@@ -169,10 +166,8 @@ class Spool:
         Raises:
             SpoolError: another one holds it for longer than LOCK_WAIT_S, or there is no such folder.
         """
-        try:
+        with self._failures():
             lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise SpoolError(f"spool {self.folder}: {error.strerror}") from error
         try:
             give_up_at = time.monotonic() + LOCK_WAIT_S
             while not _lock(lock):
@@ -184,25 +179,21 @@ class Spool:
             os.close(lock)
 
     def _check_room(self, size_bytes: int) -> None:
-        try:
-            with os.scandir(self.folder) as entries:
-                sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries if _NAME.fullmatch(entry.name)]
-        except OSError as error:
-            raise SpoolError(f"spool {self.folder}: {error.strerror}") from error
+        with self._failures(), os.scandir(self.folder) as entries:
+            sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries if _NAME.fullmatch(entry.name)]
         if len(sizes) >= FILES_MAX or sum(sizes) + size_bytes > BYTES_MAX:
             raise SpoolError(f"spool {self.folder} is full: {len(sizes):,} files, {sum(sizes):,} bytes; send them")
 
     def _write(self, path: Path, content: bytes) -> None:
         """A file that has its name once it is durable, and is readable by its owner alone."""
-        part = path.with_name(f".{path.name}.part")
+        with self._failures():
+            store_file(path, content)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """What the file system refuses, in our words."""
         try:
-            part.unlink(missing_ok=True)
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-            _sync_folder(path.parent)
+            yield
         except OSError as error:
             raise SpoolError(f"spool {self.folder}: {error.strerror}") from error
 
@@ -213,11 +204,3 @@ def _lock(file: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import subprocess
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ledger.errors import StartRefusedError
 
@@ -41,7 +41,7 @@ class Account(NamedTuple):
             StartRefusedError: it failed; the text has what it said.
         """
         try:
-            done = subprocess.run(
+            done: subprocess.CompletedProcess[str] = subprocess.run(
                 command,
                 input=said,
                 stdin=subprocess.DEVNULL if said is None else None,
@@ -49,12 +49,7 @@ class Account(NamedTuple):
                 stderr=subprocess.STDOUT,
                 text=True,
                 timeout=COMMAND_TIMEOUT_S,
-                cwd="/",
-                env=_ENVIRONMENT,
-                umask=0o077,
-                user=self.uid,
-                group=self.gid,
-                extra_groups=self._groups(),
+                **self._surroundings(),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise StartRefusedError(f"{command[0]} could not be run: {error}") from error
@@ -69,13 +64,8 @@ class Account(NamedTuple):
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd="/",
-            env=_ENVIRONMENT,
-            umask=0o077,
-            user=self.uid,
-            group=self.gid,
-            extra_groups=self._groups(),
             start_new_session=True,
+            **self._surroundings(),
         )
 
     def reaches(self, folder: Path) -> bool:
@@ -106,8 +96,16 @@ class Account(NamedTuple):
             return False
         return True
 
-    def _groups(self) -> list[int] | None:
-        return None if self.uid is None else []
+    def _surroundings(self) -> dict[str, Any]:
+        """What a process of the account has around it, whoever starts it."""
+        return {
+            "cwd": "/",
+            "env": _ENVIRONMENT,
+            "umask": 0o077,
+            "user": self.uid,
+            "group": self.gid,
+            "extra_groups": None if self.uid is None else [],
+        }
 
 
 def account_for(cluster: Path) -> Account:

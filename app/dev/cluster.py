@@ -6,7 +6,6 @@ complete, with its roles and its database in it, so there is never half a one.
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import socket
@@ -17,6 +16,7 @@ import msgspec
 
 from app.dev.account import Account, account_for, reachable_binaries, reachable_folder
 from ledger.errors import StartRefusedError
+from wal.segment import store_file, sync_folder
 
 DATABASE = "tallystick"
 SUPERUSER = "postgres"
@@ -103,7 +103,7 @@ def open_cluster(data_dir: Path, programs: Path | None = None) -> Cluster:
     _initdb(binaries, unfinished, account, credentials.superuser)
     _make_roles(binaries, unfinished, account, credentials)
     unfinished.rename(data)
-    _fsync_folder(home)
+    sync_folder(home)
     return Cluster(data, binaries, account, credentials)
 
 
@@ -127,7 +127,7 @@ def read_credentials(data_dir: Path) -> Credentials | None:
 
 def write_credentials(data_dir: Path, credentials: Credentials) -> None:
     """Replace ``credentials.json``; nobody else can read it."""
-    _replace_file(data_dir / "credentials.json", msgspec.json.encode(credentials))
+    store_file(data_dir / "credentials.json", msgspec.json.encode(credentials))
 
 
 def free_port() -> int:
@@ -162,7 +162,7 @@ def _place(data_dir: Path) -> Path:
     inside = data_dir / "cluster"
     home = reachable_folder(inside)
     if home != inside:
-        _replace_file(data_dir / "location", f"{home}\n".encode())
+        store_file(data_dir / "location", f"{home}\n".encode())
     return home
 
 
@@ -213,24 +213,3 @@ def _version(binaries: Path, account: Account) -> int:
     """Major version of the server in ``binaries``."""
     told = account.run([str(binaries / "postgres"), "--version"])
     return int(told.partition(") ")[2].partition(".")[0])
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    """Write ``content``, for our eyes only, so that a crash leaves the old file or the new one, whole."""
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    unfinished.rename(path)
-    _fsync_folder(path.parent)
-
-
-def _fsync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
