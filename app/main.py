@@ -43,7 +43,7 @@ from app.http.plain import PlainWrites
 from app.http.protocol import ProblemProtocol
 from app.intake.privacy_changes import PrivacyChanges
 from app.intake.sealing import Sealing
-from app.node import clock_watch
+from app.node import wall_clock
 from app.node.kept_running import kept_running
 from app.node.session import SessionTokens
 from app.parts import Parts, ReadinessCheck
@@ -135,7 +135,7 @@ async def running(
         parts = _parts(service, started, pool, replicas, knowledge, authorities)
         service.start()
         service.spawn(kept_running(parts.ledger_watch.run))
-        service.spawn(kept_running(partial(clock_watch.watch, service.node.wall, pool)))
+        service.spawn(kept_running(partial(wall_clock.watch, service.node.wall, pool)))
         service.spawn(kept_running(knowledge.run))
         service.spawn(kept_running(parts.privacy_changes.finish))
         if parts.timestamper is not None:

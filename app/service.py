@@ -32,7 +32,7 @@ from app.keys.in_use import KeyInUse
 from app.keys.recording import KeyRecords
 from app.keys.trust import Trust
 from app.metrics import Metrics
-from app.node import log_fork
+from app.node import unrecorded
 from app.node.kept_running import kept_running
 from app.node.state import Node, expire
 from app.pending.backlog import Backlog
@@ -331,7 +331,7 @@ class Service:
                 await self._unless_refused(
                     self.system_entries.record(SystemAction.LOG_FORKED, fork.subject, fork.facts())
                 )
-                log_fork.forget(self._started.folder)
+                unrecorded.FORK.store(self._started.folder, None)
             await self._unless_refused(self.key_records.record_start())
         except ChainDamagedError as error:
             log.error("start_not_recorded", error=str(error))

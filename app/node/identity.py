@@ -6,26 +6,28 @@ cannot have been written here is refused: another identity would begin another W
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Final
 
+import msgspec
+
+from app.node.kept_file import KeptFile
 from ledger.errors import StartRefusedError
 from ledger.names import GATE, NODE_ID
 from wal.control import CONTROL_NAME
-from wal.segment import store_file
-
-NAME = "node.json"
-_GRAMMAR = {"node_id": NODE_ID, "gate": GATE}
 
 
-class Identity(NamedTuple):
+class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``node_id`` is stable and unique; ``gate`` stands in the job ids made here."""
 
-    node_id: str
-    gate: str
+    node_id: Annotated[str, msgspec.Meta(pattern=rf"^({NODE_ID})\Z")]
+    gate: Annotated[str, msgspec.Meta(pattern=rf"^({GATE})\Z")]
+
+
+_FILE: Final[KeptFile[Identity | None]] = KeptFile(
+    "node.json", Identity | None, b"null", "restore it, or remove it and set node_id and gate"
+)
 
 
 def load_or_make(wal_dir: Path, node_id: str | None, gate: str | None) -> Identity:
@@ -34,24 +36,25 @@ def load_or_make(wal_dir: Path, node_id: str | None, gate: str | None) -> Identi
     Raises:
         StartRefusedError: the kept file cannot be read, was altered, or is gone while WALs of nodes are still there.
     """
-    kept = _load(wal_dir / NAME)
+    kept = _FILE.load(wal_dir)
     orphans = _nodes_with_wal(wal_dir) if node_id is None else []
-    if kept and orphans and kept["node_id"] not in orphans:
+    held = f"{wal_dir} holds the WAL of {', '.join(orphans)}"
+    if kept and orphans and kept.node_id not in orphans:
         raise StartRefusedError(
-            f"{wal_dir / NAME} names the node {kept['node_id']}, but {wal_dir} holds the WAL of {', '.join(orphans)}: "
-            "restore the file, or set node_id to the one meant"
+            f"{wal_dir / _FILE.name} names the node {kept.node_id}, but {held}: restore the file, or set node_id to "
+            "the one meant"
         )
     if not kept and orphans:
         raise StartRefusedError(
-            f"{wal_dir} holds the WAL of {', '.join(orphans)}, but {NAME}, which says which of them is this node, is "
-            "gone: set node_id to the one meant, or choose another wal.dir"
+            f"{held}, but {_FILE.name}, which says which of them is this node, is gone: set node_id to the one meant, "
+            "or choose another wal.dir"
         )
     identity = Identity(
-        node_id or kept.get("node_id") or f"node-{secrets.token_hex(4)}",
-        gate or kept.get("gate") or f"gate{secrets.token_hex(3)}",
+        node_id or (kept.node_id if kept else f"node-{secrets.token_hex(4)}"),
+        gate or (kept.gate if kept else f"gate{secrets.token_hex(3)}"),
     )
-    if identity._asdict() != kept:
-        store(wal_dir, identity)
+    if identity != kept:
+        _FILE.store(wal_dir, identity)
     return identity
 
 
@@ -61,25 +64,8 @@ def kept_node_id(wal_dir: Path) -> str | None:
     Raises:
         StartRefusedError: the kept file cannot be read or was altered.
     """
-    return _load(wal_dir / NAME).get("node_id")
-
-
-def _load(path: Path) -> dict[str, str]:
-    try:
-        kept = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (ValueError, OSError) as error:
-        raise StartRefusedError(f"{path} cannot be read: {error}; remove it and set node_id and gate") from error
-    if not isinstance(kept, dict) or kept.keys() != _GRAMMAR.keys():
-        raise StartRefusedError(f"{path} does not hold node_id and gate alone; remove it and set both")
-    for name, grammar in _GRAMMAR.items():
-        if not isinstance(kept[name], str) or re.fullmatch(grammar, kept[name]) is None:
-            raise StartRefusedError(
-                f"{path} holds a {name} that does not match {grammar}, it was altered: restore it, or remove it and "
-                "set node_id and gate"
-            )
-    return kept
+    kept = _FILE.load(wal_dir)
+    return None if kept is None else kept.node_id
 
 
 def _nodes_with_wal(wal_dir: Path) -> list[str]:
@@ -87,12 +73,7 @@ def _nodes_with_wal(wal_dir: Path) -> list[str]:
 
 
 def with_new_gate(wal_dir: Path, identity: Identity) -> Identity:
-    """The same node with another gate: the one it made belongs to somebody else."""
-    renewed = identity._replace(gate=f"gate{secrets.token_hex(3)}")
-    store(wal_dir, renewed)
+    """The same node with another gate, kept from now on: the one it made belongs to somebody else."""
+    renewed = Identity(identity.node_id, f"gate{secrets.token_hex(3)}")
+    _FILE.store(wal_dir, renewed)
     return renewed
-
-
-def store(wal_dir: Path, identity: Identity) -> None:
-    """Keep ``identity``; on return it survives a crash."""
-    store_file(wal_dir / NAME, json.dumps(identity._asdict(), sort_keys=True).encode() + b"\n")

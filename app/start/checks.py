@@ -6,8 +6,8 @@ Nothing here writes to the database; ``set_aside`` alone changes files, and dele
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import asyncpg
 import structlog
 
 from app.chain.signed_chain import root_of_chain, tree_agrees
@@ -20,6 +20,9 @@ from signing.checkpoint import Checkpoint, open_own
 from wal import control as wal_control
 from wal.control import Control
 from wal.segment import sync_folder
+
+if TYPE_CHECKING:
+    from app.store import Connection
 
 log = structlog.get_logger()
 
@@ -107,7 +110,7 @@ def set_aside(folder: Path) -> None:
 
 
 async def check_chain(
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: Connection,
     tenant_id: str,
     head: ChainHead | None,
     note: str,
@@ -147,10 +150,7 @@ async def check_chain(
 
 
 async def chain_holds(
-    connection: asyncpg.Connection[asyncpg.Record],
-    tenant_id: str,
-    head: ChainHead | None,
-    seen: tuple[int, str] | None,
+    connection: Connection, tenant_id: str, head: ChainHead | None, seen: tuple[int, str] | None
 ) -> bool:
     """Whether the tenant's chain has, at or below its head, the entry that this node has ``seen`` (seq and link)."""
     if seen is None:

@@ -25,9 +25,11 @@ import contextlib
 import json
 import secrets
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import asyncpg
 import structlog
@@ -37,10 +39,11 @@ from app.config import Settings
 from app.keys import node_keys
 from app.keys.recording import publish_at_start
 from app.keys.trust import KeyChain
-from app.node import clock_watch, identity, log_fork, lost_wal
+from app.node import identity, wall_clock
 from app.node.identity import Identity
 from app.node.session import SECRET_BYTES
 from app.node.state import Node
+from app.node.unrecorded import FORK, LOST, Fork, LsnRange
 from app.pending import quarantine
 from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
@@ -62,9 +65,14 @@ from wal import lock as wal_lock
 from wal.control import Control
 from wal.segment import sync_folder
 
+if TYPE_CHECKING:
+    from app.store import Connection
+
 CONNECT_WAIT_S = 30.0
 """How long a start waits for Postgres to answer."""
 CONNECT_PAUSE_S = 0.5
+_WENT_AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, ConnectionError)
+"""What a database that answered and then failed looks like, and the files of a node do not."""
 
 log = structlog.get_logger()
 
@@ -95,22 +103,40 @@ class StartedNode:
     log_origin: str
     session_secret: bytes
     """What the session tokens of this ledger are bound with."""
-    lost: list[lost_wal.LsnRange]
+    lost: list[LsnRange]
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
-    fork: log_fork.Fork | None
+    fork: Fork | None
     """A fork of the log that ``_system`` does not record yet."""
     accepted_loss: bool
     """Whether the operator accepted that records of the WAL are lost: then it does not tell what is of this node."""
 
 
-async def connect(url: str, wait_s: float) -> asyncpg.Connection[asyncpg.Record]:
-    """A connection, trying for ``wait_s`` seconds while Postgres does not answer.
+@contextlib.asynccontextmanager
+async def connected(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection to a database that has the schema this version knows, with all that guards it.
+
+    Raises:
+        StartRefusedError: there is none, or it fails before it is left.
+    """
+    connection = await _connect(database_url)
+    try:
+        await check_schema(connection)
+        yield connection
+    except _WENT_AWAY as error:
+        raise went_away(error) from error
+    finally:
+        with contextlib.suppress(*DATABASE_FAULTS):
+            await connection.close(timeout=5)
+
+
+async def _connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
+    """A connection, trying for ``CONNECT_WAIT_S`` while Postgres does not answer.
 
     Raises:
         StartRefusedError: it still does not, or it refuses this user or database.
     """
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + wait_s
+    deadline_s = loop.time() + CONNECT_WAIT_S
     while True:
         try:
             return await asyncpg.connect(url, timeout=5)
@@ -136,17 +162,11 @@ async def start_node(settings: Settings, database_url: str, *, accept_lost_wal: 
     folder = settings.wal_dir / who.node_id
     lock = wal_lock.acquire(folder)
     try:
-        connection = await connect(database_url, CONNECT_WAIT_S)
-        try:
+        async with connected(database_url) as connection:
             started = await _start_locked(settings, who, folder, lock, connection, accept_lost_wal)
             first = next((pending.hlc.physical_ms for pending in started.recovered), None)
             await publish_at_start(connection, started.node, started.key_chain, first)
             return started
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            raise went_away(error) from error
-        finally:
-            with contextlib.suppress(*DATABASE_FAULTS):
-                await connection.close(timeout=5)
     except BaseException:
         lock.release()
         raise
@@ -172,11 +192,10 @@ async def _start_locked(
     who: Identity,
     folder: Path,
     lock: wal_lock.Lock,
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: Connection,
     accept_lost_wal: bool,
 ) -> StartedNode:
     # 2. the database
-    await check_schema(connection)
     who = await _claim_job_ids(connection, settings, who)
     async with connection.transaction():
         position = await chaining.read_position(connection, who.node_id)
@@ -200,7 +219,7 @@ async def _start_locked(
     not_admitted = await _check_keys(connection, key_chain)
 
     # 7. the clock
-    await clock_watch.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
+    await wall_clock.refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
     clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
 
     # 8. a higher epoch
@@ -209,7 +228,7 @@ async def _start_locked(
     # 9. the backlog
     pending = list(wal.unchained())
     lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
-    lost_wal.store(folder, lost)
+    LOST.store(folder, lost)
     quarantine.store(folder, wal.held)
     node = Node(who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged)
     node.durable.advance(wal.last_lsn)
@@ -237,7 +256,7 @@ async def _start_locked(
     )
 
 
-async def _session_secret(connection: asyncpg.Connection[asyncpg.Record]) -> bytes:
+async def _session_secret(connection: Connection) -> bytes:
     """The secret of this ledger's session tokens, which the first start of any node made."""
     secret = await node_store.settle_session_secret(connection, secrets.token_bytes(SECRET_BYTES))
     if type(secret) is not bytes or len(secret) != SECRET_BYTES:
@@ -248,7 +267,7 @@ async def _session_secret(connection: asyncpg.Connection[asyncpg.Record]) -> byt
     return secret
 
 
-async def _check_keys(connection: asyncpg.Connection[asyncpg.Record], key_chain: KeyChain) -> str | None:
+async def _check_keys(connection: Connection, key_chain: KeyChain) -> str | None:
     """Why nothing that the node signs would count, None when its keys are admitted.
 
     Raises:
@@ -266,7 +285,7 @@ async def _check_keys(connection: asyncpg.Connection[asyncpg.Record], key_chain:
     return fault
 
 
-async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: Settings) -> str:
+async def _log_origin(connection: Connection, settings: Settings) -> str:
     """The origin of this ledger's logs, which the first start of any node chose."""
     kept = await node_store.settle_log_origin(
         connection, settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
@@ -279,7 +298,7 @@ async def _log_origin(connection: asyncpg.Connection[asyncpg.Record], settings: 
 
 
 async def _read_heads(
-    connection: asyncpg.Connection[asyncpg.Record], held: dict[str, TenantDamage]
+    connection: Connection, held: dict[str, TenantDamage]
 ) -> tuple[dict[str, ChainHead], dict[str, str]]:
     """Head of every tenant that has a sound one, and why the others are damaged: their head cannot be one, or the
     chain is not mended that an earlier process of this node found damaged. Takes the mended ones without anything
@@ -299,7 +318,7 @@ async def _read_heads(
 
 
 async def _start_clock(
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: Connection,
     settings: Settings,
     wal: FoundWal,
     heads: dict[str, ChainHead],
@@ -331,15 +350,13 @@ async def _start_clock(
     return clock
 
 
-async def take_epoch(
-    connection: asyncpg.Connection[asyncpg.Record], wal: FoundWal, position: WalPosition | None
-) -> Control:
+async def take_epoch(connection: Connection, wal: FoundWal, position: WalPosition | None) -> Control:
     """Take a higher epoch, first in the control file, then in Postgres; the control file as it is stored."""
     known = wal.known
     wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
     wal_id = wal_id or wal_control.new_wal_id()
     epoch = 1 + max(known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
-    lost_wal.store(wal.folder, wal.lost)
+    LOST.store(wal.folder, wal.lost)
     control = Control(
         wal_id=wal_id,
         node_id=wal.node_id,
@@ -374,7 +391,7 @@ async def take_epoch(
     return control
 
 
-async def _claim_job_ids(connection: asyncpg.Connection[asyncpg.Record], settings: Settings, who: Identity) -> Identity:
+async def _claim_job_ids(connection: Connection, settings: Settings, who: Identity) -> Identity:
     while not await node_store.claim_job_ids(connection, settings.region, who.gate, who.node_id):
         if settings.gate is not None:
             raise StartRefusedError(
@@ -385,28 +402,26 @@ async def _claim_job_ids(connection: asyncpg.Connection[asyncpg.Record], setting
     return who
 
 
-async def _unrecorded_fork(
-    connection: asyncpg.Connection[asyncpg.Record], folder: Path, origin: str, pending: list[Pending]
-) -> log_fork.Fork | None:
+async def _unrecorded_fork(connection: Connection, folder: Path, origin: str, pending: list[Pending]) -> Fork | None:
     """The fork to this ``origin`` that neither ``_system`` nor the backlog records. One that ended before the log got
     its new origin never happened."""
-    fork = log_fork.load(folder)
+    fork = FORK.load(folder)
     if fork is None:
         return None
     if fork.to_origin != origin:
         log.warning("log_fork_given_up", to_origin=fork.to_origin, origin=origin)
-        log_fork.forget(folder)
+        FORK.store(folder, None)
         return None
     subject, action = fork.subject, SystemAction.LOG_FORKED
     if any(event.job_id == subject for event in pending) or await node_store.is_recorded(connection, action, subject):
-        log_fork.forget(folder)
+        FORK.store(folder, None)
         return None
     return fork
 
 
 async def _unrecorded(
-    connection: asyncpg.Connection[asyncpg.Record], node_id: str, lost: list[lost_wal.LsnRange], pending: list[Pending]
-) -> list[lost_wal.LsnRange]:
+    connection: Connection, node_id: str, lost: list[LsnRange], pending: list[Pending]
+) -> list[LsnRange]:
     """Which of these ranges neither ``_system`` nor the backlog records."""
     if not lost:
         return []

@@ -34,10 +34,10 @@ from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.keys import node_keys
 from app.metrics import Metrics
-from app.node import identity, log_fork
+from app.node import identity
 from app.node.identity import Identity
-from app.node.log_fork import Fork, SignedHead
 from app.node.state import Node
+from app.node.unrecorded import DIFFERING_LISTED_MAX, FORK, Fork, SignedHead, fork_subject
 from app.pending.backlog import Backlog, Pending
 from app.pending.quarantine import Quarantine
 from app.read import verified_positions
@@ -48,8 +48,6 @@ from app.start.wal import find_wal
 from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainHead
-from app.store.faults import DATABASE_FAULTS
-from app.store.schema import check_schema
 from ledger.errors import StartRefusedError
 from ledger.hlc import Clock
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
@@ -258,10 +256,10 @@ async def fork_log(settings: Settings, database_url: str, reason: str) -> Fork:
     """
     async with _alone(settings, database_url) as locked:
         connection, folder = locked.connection, locked.folder
-        fork = log_fork.load(folder)
+        fork = FORK.load(folder)
         if fork is None or fork.to_origin != await node_store.read_log_origin(connection):
             fork = await _begin_fork(settings, database_url, locked, reason)
-        log_fork.store(folder, fork)
+        FORK.store(folder, fork)
         await node_store.fork_log(connection, fork.from_origin, fork.to_origin)
         CheckpointJournal(folder).set_aside()
         verified_positions.forget(folder)
@@ -276,7 +274,7 @@ async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, re
     origin = await node_store.read_log_origin(connection)
     kept_origin = _kept_origin(locked.folder) or origin
     if kept_origin != origin:
-        if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, log_fork.subject(origin)):
+        if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, fork_subject(origin)):
             raise StartRefusedError(
                 f"this node signed the log {kept_origin}, the ledger is {origin}, and _system records no fork between "
                 "them: it is another ledger; point database_url to the right one"
@@ -299,7 +297,7 @@ async def _begin_fork(settings: Settings, database_url: str, locked: _Locked, re
     to_origin = settings.log.origin or f"tallystick.local/{secrets.token_hex(6)}"
     if to_origin == origin:
         raise StartRefusedError(f"log.origin is {origin} as before; set it to the name that the log is to go on as")
-    listed = lacking[: log_fork.DIFFERING_LISTED_MAX]
+    listed = lacking[:DIFFERING_LISTED_MAX]
     return Fork(origin, to_origin, reason, locked.who.node_id, listed, len(lacking))
 
 
@@ -338,14 +336,7 @@ async def _alone(settings: Settings, database_url: str) -> AsyncIterator[_Locked
     who = identity.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
     lock = wal_lock.acquire(settings.wal_dir / who.node_id)
     try:
-        connection = await procedure.connect(database_url, procedure.CONNECT_WAIT_S)
-        try:
-            await check_schema(connection)
+        async with procedure.connected(database_url) as connection:
             yield _Locked(who, settings.wal_dir / who.node_id, connection)
-        except DATABASE_FAULTS as error:
-            raise procedure.went_away(error) from error
-        finally:
-            with contextlib.suppress(*DATABASE_FAULTS):
-                await connection.close(timeout=5)
     finally:
         lock.release()

@@ -1,7 +1,7 @@
 """The WAL of a starting node: judged against Postgres, recovered, and what is gone from it told (steps 3 to 5).
 
-Ranges that are given up are kept in ``lost.json`` until ``_system`` records them (``app.node.lost_wal``). Records that
-an earlier process could not chain, because the chain of their tenant was damaged, are listed in ``held.json``
+Ranges that are given up are kept in ``lost.json`` until ``_system`` records them (``app.node.unrecorded``). Records
+that an earlier process could not chain, because the chain of their tenant was damaged, are listed in ``held.json``
 (``app.pending.quarantine``) and stay in the WAL.
 """
 
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import structlog
 
-from app.node import lost_wal
+from app.node.unrecorded import LOST, LsnRange
 from app.pending import quarantine
 from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
@@ -54,7 +54,7 @@ class FoundWal:
     """Last LSN that is held here or chained."""
     last_lsn: int
     """Last LSN that was ever known durable: new ones go on above."""
-    lost: list[lost_wal.LsnRange]
+    lost: list[LsnRange]
     held: dict[str, TenantDamage]
     """By tenant, what earlier processes could not chain."""
 
@@ -118,7 +118,7 @@ async def find_wal(
         StartRefusedError, WalCorruptError: WAL and Postgres do not belong together, or records are gone.
     """
     # 3. WAL and Postgres belong together
-    lost, held = lost_wal.load(folder), quarantine.load(folder)
+    lost, held = LOST.load(folder), quarantine.load(folder)
     known, is_damaged = load_control(folder, accept_lost_wal=accept_lost_wal)
     is_given_up = is_damaged or judge_wal(
         node_id, known, position, accept_lost_wal=accept_lost_wal, restoring=restoring
@@ -130,7 +130,7 @@ async def find_wal(
     if is_given_up:
         lost += _ranges(lsn for damage in held.values() for lsn in damage.lsns)
         held.clear()
-        lost_wal.store(folder, lost)
+        LOST.store(folder, lost)
         set_aside(folder)
 
     # 4. recovery
@@ -192,7 +192,7 @@ def _list_waiting(
 
 def _give_up_held(
     held: dict[str, TenantDamage], recovered: Survey, node_id: str, *, accept_lost_wal: bool
-) -> list[lost_wal.LsnRange]:
+) -> list[LsnRange]:
     """The ranges of records held back that are in the WAL no more, given up when the operator accepts that."""
     found = range(recovered.first_lsn, recovered.last_lsn + 1)
     gone = [lsn for damage in held.values() for lsn in damage.lsns if lsn not in found]
@@ -207,9 +207,9 @@ def _give_up_held(
     return _ranges(gone)
 
 
-def _ranges(lsns: Iterable[int]) -> list[lost_wal.LsnRange]:
+def _ranges(lsns: Iterable[int]) -> list[LsnRange]:
     """``lsns`` as ranges, each as long as can be."""
-    ranges: list[lost_wal.LsnRange] = []
+    ranges: list[LsnRange] = []
     for lsn in sorted(lsns):
         if ranges and lsn == ranges[-1][1] + 1:
             ranges[-1] = (ranges[-1][0], lsn)

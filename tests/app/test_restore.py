@@ -15,7 +15,7 @@ import structlog
 
 from app.config import Settings
 from app.main import listening, running
-from app.node import log_fork
+from app.node.unrecorded import FORK, Fork
 from app.service import Service
 from app.start.restore import fork_log, restore_from_bundles, restore_from_wal
 from app.store import keys as key_store
@@ -336,7 +336,7 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
     assert await fork_log(settings, older.service_url, "said twice") == forked
     await assert_refused(run_node, two, older)
     async with run_node(settings, url=older.service_url) as service:
-        await until(lambda: log_fork.load(wal) is None, "the fork is recorded")
+        await until(lambda: FORK.load(wal) is None, "the fork is recorded")
         await until(lambda: kept_size(service, "untouched"), "every tenant has a checkpoint of the new log")
         assert service.notary.origin("acme") == f"{forked.to_origin}/acme"
         # A statement made from now on names the fork, so it says nothing in the ledger that was forked from.
@@ -390,10 +390,10 @@ async def test_a_fork_that_ended_before_the_log_had_its_new_origin_never_happene
     async with run_node(settings) as service:
         await write(service, 1)
         folder = settings.wal_dir / service.node.node_id
-    log_fork.store(folder, log_fork.Fork("a.example/log", "b.example/log", "cut short", "node", [], 1))
+    FORK.store(folder, Fork("a.example/log", "b.example/log", "cut short", "node", [], 1))
     async with run_node(settings) as service:
         await write(service, 2)
-    assert log_fork.load(folder) is None
+    assert FORK.load(folder) is None
     assert await query(database, "SELECT FROM scheduler.scheduler_log WHERE action = 'LOG_FORKED'") == []
 
 

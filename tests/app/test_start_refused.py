@@ -13,7 +13,7 @@ import pytest
 
 from app.chain.checkpoints import NAME, CheckpointJournal
 from app.config import Settings
-from app.node import lost_wal
+from app.node.unrecorded import LOST
 from app.start.procedure import start_node
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
 from signing import key_file
@@ -160,14 +160,14 @@ async def test_a_loss_is_recorded_by_the_next_start_when_a_crash_came_before_its
     # 1. A start after which the process dies at once.
     started = await start_node(settings, database.service_url, accept_lost_wal=True)
     started.lock.release()
-    ((first, last),) = lost_wal.load(wal_folder(settings))
+    ((first, last),) = LOST.load(wal_folder(settings))
     assert [(first, last)] == started.lost
     assert last == last_seen
     # 2. A start that goes well.
     async with run_node(settings, accept_lost_wal=True):
         await until(lambda: recorded_losses(chains), "the loss is recorded")
     async with run_node(settings):
-        assert lost_wal.load(wal_folder(settings)) == []
+        assert LOST.load(wal_folder(settings)) == []
     assert await recorded_losses(chains) == [(first, last)]
 
 
