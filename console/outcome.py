@@ -43,6 +43,15 @@ def print_json(value: object) -> None:
     print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), file=out.file)
 
 
+def tell(value: object, *lines: str, as_json: bool) -> None:
+    """What a command came to: ``value`` as one JSON document, else ``lines`` for people, as they are."""
+    if as_json:
+        print_json(value)
+        return
+    for line in lines:
+        out.print(line, markup=False)
+
+
 def fail(message: str, code: ExitCode = ExitCode.COULD_NOT_RUN) -> CommandExit:
     """Say on standard error why the command ends, and give the exit to raise."""
     err.print("[bold red]error:[/] ", end="")

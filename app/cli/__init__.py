@@ -7,15 +7,24 @@ the command that needs it, so that commands start fast, and those which work off
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NoReturn
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from app.cli.on_demand import EntryPoint, OnDemandGroup
 from console import program
 
 
-class Commands(OnDemandGroup):
+class EntryPoint(NamedTuple):
+    """Where a command is: a function of a module, or a ``typer.Typer`` with commands of its own."""
+
+    module: str
+    attribute: str
+    context_settings: dict[str, Any] | None = None
+
+
+class Commands(TyperGroup):
     """All commands, in the order in which they are listed."""
 
     ENTRY_POINTS: Mapping[str, EntryPoint] = {
@@ -42,6 +51,26 @@ class Commands(OnDemandGroup):
         "witness": EntryPoint("app.cli.witness", "witness"),
         "demo": EntryPoint("app.cli.tamper", "demo"),
     }
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return list(self.ENTRY_POINTS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, None when there is none."""
+        if cmd_name not in self.ENTRY_POINTS:
+            # A misspelt name is answered with those it is near to.
+            self.commands.update(dict.fromkeys(self.ENTRY_POINTS, self))
+            return None
+        entry = self.ENTRY_POINTS[cmd_name]
+        found = getattr(import_module(entry.module), entry.attribute)
+        if isinstance(found, typer.Typer):
+            group = typer.main.get_group(found)
+            group.name = cmd_name
+            return group
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+        alone.command(cmd_name, context_settings=entry.context_settings)(found)
+        return typer.main.get_command(alone)
 
 
 tally = typer.Typer(

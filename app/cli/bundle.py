@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -16,7 +17,7 @@ from app.config import load_settings
 from app.keys import node_keys
 from console.counted import counted
 from console.options import Json
-from console.outcome import err, fail, out, print_json
+from console.outcome import err, fail, tell
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
 from signing import key_file
@@ -80,17 +81,14 @@ def export(
             _export_from_wal(from_wal, tenant, key, file)
         file.flush()
         told = _told(Path(file.name))
-    told = {"file": str(output), **told}
-    if as_json:
-        print_json(told)
-        return
-    out.print(
+    tell(
+        {"file": str(output), **told},
         f"{output}: tenant {tenant}, {counted(told['entry_count'], 'entry', 'entries')} "
         f"(seq {told['from_seq']} to {told['to_seq']}), {counted(told['snapshot_count'], 'snapshot')}, "
         f"{told['bytes']:,} bytes",
-        markup=False,
+        f"SHA-256 {told['sha256']}",
+        as_json=as_json,
     )
-    out.print(f"SHA-256 {told['sha256']}")
 
 
 @bundle.command("import")
@@ -132,10 +130,7 @@ def import_(
             told = client.upload("/v1/bundles/import", files, advance, Import, dry_run="true" if dry_run else None)
         except RequestRefusedError as error:
             raise fail(str(error), _CODES.get(error.kind, ExitCode.COULD_NOT_RUN)) from error
-    if as_json:
-        print_json(told)
-        return
-    _print_import(told)
+    tell(told, *_of_import(told), as_json=as_json)
 
 
 _CODES = {"bundle-invalid": ExitCode.TAMPERED, "untrusted-key": ExitCode.UNKNOWN_KEY}
@@ -146,22 +141,20 @@ def _upload_progress(*, hidden: bool) -> Progress:
     return Progress(*columns, console=err, disable=hidden)
 
 
-def _print_import(told: dict[str, Any]) -> None:
+def _of_import(told: dict[str, Any]) -> Iterator[str]:
     would = "would be " if told["dry_run"] else ""
     read = f"{counted(told['bundles'], 'bundle')}, {counted(told['entries'], 'entry', 'entries')}"
-    out.print(
+    yield (
         f"{read}: {told['imported']:,} {would}imported, "
-        f"{told['duplicates']:,} there already; {counted(told['jobs_changed'], 'job')} {would}changed",
-        markup=False,
+        f"{told['duplicates']:,} there already; {counted(told['jobs_changed'], 'job')} {would}changed"
     )
     for conflict in told["conflicts"]:
-        out.print(
+        yield (
             f"conflict: two events of tenant {conflict['tenant_id']} have HLC {conflict['hlc']}; job "
-            f"{conflict['job_id']} has one, kept under {conflict['conflict_hlc']}",
-            markup=False,
+            f"{conflict['job_id']} has one, kept under {conflict['conflict_hlc']}"
         )
     for tenant, head in told["new_heads"].items():
-        out.print(f"tenant {tenant}: head at seq {head['seq']:,}, link {head['chain_link']}", markup=False)
+        yield f"tenant {tenant}: head at seq {head['seq']:,}, link {head['chain_link']}"
 
 
 def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO) -> None:

@@ -16,15 +16,20 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 import msgspec
 import orjson
 
+from console.outcome import err
 from ledger.errors import LedgerError
+
+Value = TypeVar("Value")
 
 REQUEST_TIMEOUT_S = 60.0
 """Longest time for one request and its whole answer; above ``write.timeout``, so that the service's own answer comes
@@ -117,6 +122,11 @@ def wait_s(attempt: int, retry_after: str | None, jitter: float) -> float:
     backoff: float = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2**attempt) * (0.5 + jitter / 2)
     asked = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0.0
     return max(backoff, min(asked, RETRY_AFTER_MAX_S))
+
+
+def say_wait(error: LedgerError, delay_s: float) -> None:
+    """For ``on_wait``: tell whoever looks at the screen."""
+    err.print(f"trying again in {delay_s:.1f} s: {error}", markup=False)
 
 
 class _CountedFile(io.FileIO):
@@ -242,12 +252,11 @@ class LedgerClient:
             OSError: a file cannot be read.
         """
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=UPLOAD_ANSWER_MAX_S)
-        query = {name: value for name, value in params.items() if value is not None}
         with contextlib.ExitStack() as stack:
             parts = [("file", (file.name, stack.enter_context(_CountedFile(file, advance)), _TAR)) for file in files]
             stack.enter_context(self._failures())
             response = stack.enter_context(
-                self._http.stream("POST", f"{self.url}{path}", params=query, files=parts, timeout=timeout)
+                self._http.stream("POST", f"{self.url}{path}", params=_given(params), files=parts, timeout=timeout)
             )
             reply = _whole(response, time.monotonic() + self._timeout_s)
         if reply.status >= 300:
@@ -290,59 +299,35 @@ class LedgerClient:
         session: str | None = None,
         repeatable: bool,
     ) -> Reply:
-        given = {
-            "Content-Type": None if content is None else content_type,
-            "Idempotency-Key": key,
-            "Tally-Session": session,
-        }
-        headers = {name: value for name, value in given.items() if value is not None}
-        query = {name: value for name, value in (params or {}).items() if value is not None}
+        """The answer of success; what is ``repeatable`` is tried again while that may help and the patience lasts."""
+        kind = None if content is None else content_type
+        headers = _given({"Content-Type": kind, "Idempotency-Key": key, "Tally-Session": session})
+        with self._failures():
+            request = self._http.build_request(
+                method, f"{self.url}{path}", params=_given(params or {}), content=content, headers=headers
+            )
         give_up_at = time.monotonic() + self._patience_s
         attempt = 0
         while True:
-            outcome = self._once(method, path, query, content, headers)
-            if isinstance(outcome, Reply):
-                return outcome
-            error, retry_after, transient = outcome
+            try:
+                with self._failures():
+                    reply = _within(self._timeout_s, partial(self._exchange, request))
+                if reply.status < 300:
+                    return reply
+                error, retry_after = problem_of(self.url, reply), reply.headers.get("Retry-After")
+                is_transient = reply.status in TRANSIENT
+            except UnreachableError as away:
+                error, retry_after, is_transient = away, None, True
             delay = wait_s(attempt, retry_after, random.random())  # noqa: S311 (spreads retries, no secret)
-            if not (repeatable and transient) or time.monotonic() + delay > give_up_at:
+            if not (repeatable and is_transient) or time.monotonic() + delay > give_up_at:
                 raise error
             if self._on_wait is not None:
                 self._on_wait(error, delay)
             time.sleep(delay)
             attempt += 1
 
-    def _once(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str | int],
-        content: bytes | None,
-        headers: Mapping[str, str],
-    ) -> Reply | tuple[LedgerError, str | None, bool]:
-        """The answer, or the error, the Retry-After that came with it, and whether trying again may help."""
-        try:
-            with self._failures():
-                reply = _within(
-                    self._timeout_s, lambda until: self._exchange(method, path, query, content, headers, until)
-                )
-        except UnreachableError as error:
-            return error, None, True
-        if reply.status < 300:
-            return reply
-        return problem_of(self.url, reply), reply.headers.get("Retry-After"), reply.status in TRANSIENT
-
-    def _exchange(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str | int],
-        content: bytes | None,
-        headers: Mapping[str, str],
-        until: float,
-    ) -> Reply:
-        target = f"{self.url}{path}"
-        with self._http.stream(method, target, params=query, content=content, headers=headers) as response:
+    def _exchange(self, request: httpx.Request, until: float) -> Reply:
+        with contextlib.closing(self._http.send(request, stream=True)) as response:
             return _whole(response, until)
 
     @contextlib.contextmanager
@@ -385,20 +370,18 @@ def _within(timeout_s: float, work: Callable[[float], Reply]) -> Reply:
         TimeoutError: it did not return in time.
     """
     until = time.monotonic() + timeout_s
-    done: list[Reply] = []
-    failed: list[BaseException] = []
+    done: Future[Reply] = Future()
 
     def run() -> None:
         try:
-            done.append(work(until))
+            done.set_result(work(until))
         except Exception as error:
-            failed.append(error)
+            done.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise TimeoutError
-    return done[0]
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(timeout_s)
+
+
+def _given(values: Mapping[str, Value | None]) -> dict[str, Value]:
+    """Those of ``values`` that are not None."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 from typing import Any, TypedDict
 
+import msgspec
+
 from app.cli.answers import Event
-from app.cli.client import LedgerClient, RequestRefusedError
+from app.cli.client import LedgerClient, RequestRefusedError, say_wait
 from app.cli.recorded_job import is_refusal
 from app.cli.spool import Kept, Request, Spool, SpoolError, Waiting
 from console.counted import counted
@@ -34,25 +36,18 @@ class _ListedEvents(TypedDict):
     items: list[_ListedEvent]
 
 
-class FlushReport:
+class FlushReport(msgspec.Struct):
     """What was done with a spool."""
 
-    def __init__(self) -> None:
-        self.jobs: set[str] = set()
-        self.events = 0
-        self.refused: list[dict[str, str]] = []
-        self.waiting = 0
-        self.problem: str | None = None
+    jobs: set[str] = set()
+    events: int = 0
+    refused: list[dict[str, str]] = []
+    waiting: int = 0
+    problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``--json`` prints."""
-        return {
-            "jobs": len(self.jobs),
-            "events": self.events,
-            "refused": self.refused,
-            "waiting": self.waiting,
-            "problem": self.problem,
-        }
+        return {**msgspec.structs.asdict(self), "jobs": len(self.jobs)}
 
 
 def flush(url: str, folder: Path, *, as_json: bool) -> bool:
@@ -67,7 +62,7 @@ def flush(url: str, folder: Path, *, as_json: bool) -> bool:
         waiting = spool.waiting()
         report.waiting = len(waiting)
         try:
-            with LedgerClient(url, patience_s=PATIENCE_S, on_wait=_say_wait) as client:
+            with LedgerClient(url, patience_s=PATIENCE_S, on_wait=say_wait) as client:
                 for each in waiting:
                     _send_or_refuse(client, spool, each, report)
                     report.waiting -= 1
@@ -122,10 +117,6 @@ def _types_there(client: LedgerClient, kept: Kept) -> set[str | None]:
             return set()
         raise
     return {item["type"] for item in listed["items"]}
-
-
-def _say_wait(error: LedgerError, delay_s: float) -> None:
-    err.print(f"trying again in {delay_s:.1f} s: {error}", markup=False)
 
 
 def _print(report: FlushReport, folder: Path) -> None:

@@ -14,7 +14,7 @@ from app.cli.answers import Key, Keys, Node, Rotation
 from app.cli.client import LedgerClient
 from app.cli.options import Url
 from console.options import Json
-from console.outcome import fail, out, print_json
+from console.outcome import fail, tell
 from ledger.errors import SignatureError
 from ledger.hlc import Hlc
 from signing import key_statement
@@ -32,6 +32,8 @@ RootKey = Annotated[
         help="Private key that vouches, kept on this machine.",
     ),
 ]
+
+_NEW_LIST = "give those who verify the new list: tally keys list --json"
 
 keys = typer.Typer(no_args_is_help=True, help="Signing keys.")
 
@@ -52,19 +54,18 @@ def new(
       tally keys new signing.pem --algorithm ecdsa-p256 --json
     """
     signer = generate(path, algorithm)
-    if as_json:
-        print_json(
-            {
-                "path": str(path),
-                "key_id": signer.key_id,
-                "algorithm": signer.algorithm,
-                "public_key_pem": signer.public_key_pem,
-            }
-        )
-        return
-    out.print(f"key {signer.key_id} ({signer.algorithm}) is in {path}", markup=False)
-    out.print(f"use it with TALLY_SIGNING__KEY_URI=file:{path.absolute()}", markup=False)
-    out.print(signer.public_key_pem, end="", markup=False)
+    tell(
+        {
+            "path": str(path),
+            "key_id": signer.key_id,
+            "algorithm": signer.algorithm,
+            "public_key_pem": signer.public_key_pem,
+        },
+        f"key {signer.key_id} ({signer.algorithm}) is in {path}",
+        f"use it with TALLY_SIGNING__KEY_URI=file:{path.absolute()}",
+        signer.public_key_pem.removesuffix("\n"),
+        as_json=as_json,
+    )
 
 
 @keys.command("list")
@@ -80,15 +81,10 @@ def list_keys(url: Url, as_json: Json = False) -> None:
     """
     with LedgerClient(url) as client:
         answer = client.get("/v1/keys", Keys)
-    if as_json:
-        print_json(answer)
-        return
-    for key in answer["keys"]:
-        out.print(_told(key, answer["root_key_id"]), markup=False)
-    for key in answer["not_admitted"]:
-        out.print(_told_waiting(key), markup=False)
-    for verifier_key in answer["log_verifier_keys"]:
-        out.print(f"checkpoints: {verifier_key}", markup=False)
+    admitted = [_told(key, answer["root_key_id"]) for key in answer["keys"]]
+    waiting = [_told_waiting(key) for key in answer["not_admitted"]]
+    checkpoints = [f"checkpoints: {verifier_key}" for verifier_key in answer["log_verifier_keys"]]
+    tell(answer, *admitted, *waiting, *checkpoints, as_json=as_json)
 
 
 @keys.command("rotate")
@@ -126,13 +122,14 @@ def rotate(
         body["new_key_uri"] = new_key_uri
     with LedgerClient(url) as client:
         answer = client.post("/v1/keys/rotate", body, Rotation)
-    if as_json:
-        print_json(answer)
-        return
     key, previous = answer["key"], answer["previous"]
-    out.print(f"key {key['key_id']} ({key['algorithm']}) signs now on node {key['node_id']}", markup=False)
-    out.print(f"key {previous['key_id']} counts up to {previous['not_after']}", markup=False)
-    out.print("give those who verify the new list: tally keys list --json", markup=False)
+    tell(
+        answer,
+        f"key {key['key_id']} ({key['algorithm']}) signs now on node {key['node_id']}",
+        f"key {previous['key_id']} counts up to {previous['not_after']}",
+        _NEW_LIST,
+        as_json=as_json,
+    )
 
 
 @keys.command("revoke")
@@ -170,10 +167,7 @@ def revoke(
         key = client.post(
             f"/v1/keys/{quote(key_id, safe='')}/revoke", {n: v for n, v in given.items() if v is not None}, Key
         )
-    if as_json:
-        print_json(key)
-        return
-    out.print(f"key {key['key_id']} is revoked from HLC {key['revoked_from_hlc']} on", markup=False)
+    tell(key, f"key {key['key_id']} is revoked from HLC {key['revoked_from_hlc']} on", as_json=as_json)
 
 
 def _revocation(
@@ -230,18 +224,15 @@ def admit(
         known = [key for key in listed["not_admitted"] if key["is_old_form"]]
         wanted = known if all_known else [_listed(listed, str(key_id))]
         admitted = [_admitted(client, listed, key, root_key) for key in wanted]
-    if as_json:
-        print_json({"admitted": admitted})
-        return
-    for key in admitted:
-        out.print(f"key {key['key_id']} of node {key['node_id']} is admitted by {key['admitted_by']}", markup=False)
-    if not admitted:
-        out.print("no key of an earlier version waits to be admitted")
+    lines = [f"key {key['key_id']} of node {key['node_id']} is admitted by {key['admitted_by']}" for key in admitted]
+    if admitted:
+        lines.append(_NEW_LIST)
+    else:
+        lines.append("no key of an earlier version waits to be admitted")
         for key in listed["not_admitted"]:
             named = f"key {key['key_id']} of node {key['node_id']} came later and waits"
-            out.print(f"{named}; if it is yours: tally keys admit {key['key_id']}", markup=False)
-        return
-    out.print("give those who verify the new list: tally keys list --json", markup=False)
+            lines.append(f"{named}; if it is yours: tally keys admit {key['key_id']}")
+    tell({"admitted": admitted}, *lines, as_json=as_json)
 
 
 def _listed(listed: Mapping[str, Any], key_id: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from app.cli.client import LedgerClient
 from app.cli.options import Tenant, Url
 from app.config import load_settings
 from console.options import Json
-from console.outcome import out, print_json
+from console.outcome import tell
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -64,14 +64,12 @@ def show(tenant: Tenant, url: Url, as_json: Json = False) -> None:
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-        return
-    out.print(f"private fields of tenant {answer['tenant_id']}: {', '.join(answer['fields']) or 'none'}", markup=False)
+    lines = [f"private fields of tenant {answer['tenant_id']}: {', '.join(answer['fields']) or 'none'}"]
     if answer["subject"] is not None:
-        out.print(f"the person is named by {answer['subject']}", markup=False)
+        lines.append(f"the person is named by {answer['subject']}")
     if answer["seq"] is not None:
-        out.print(f"on record at seq {answer['seq']}; {answer['covers']}", markup=False)
+        lines.append(f"on record at seq {answer['seq']}; {answer['covers']}")
+    tell(answer, *lines, as_json=as_json)
 
 
 @privacy.command("rotate-master")
@@ -101,11 +99,12 @@ def rotate_master(
     if url is None:
         raise InvalidInputError("say which database with --dsn or TALLY_DATABASE_URL")
     rewrapped, old_id, new_id = asyncio.run(_rotate(url, old or settings.privacy_master_key_uri, str(new.absolute())))
-    if as_json:
-        print_json({"keys": rewrapped, "old_master_key_id": old_id, "master_key_id": new_id, "path": str(new)})
-        return
-    out.print(f"{rewrapped} keys are wrapped by master key {new_id} in {new}", markup=False)
-    out.print(f"put it in the place of {old_id} on every node, then destroy that and its copies", markup=False)
+    tell(
+        {"keys": rewrapped, "old_master_key_id": old_id, "master_key_id": new_id, "path": str(new)},
+        f"{rewrapped} keys are wrapped by master key {new_id} in {new}",
+        f"put it in the place of {old_id} on every node, then destroy that and its copies",
+        as_json=as_json,
+    )
 
 
 async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
@@ -150,8 +149,5 @@ def erase(
     body = {"subject": subject} if reason is None else {"subject": subject, "reason": reason}
     with LedgerClient(url) as client:
         answer = client.post(f"/v1/tenants/{tenant}/erasures", body, Erasure, repeatable=True)
-    if as_json:
-        print_json(answer)
-        return
-    keys = ", ".join(answer["key_ids"])
-    out.print(f"erased: {keys}, on record at seq {answer['seq']} of tenant {answer['tenant_id']}", markup=False)
+    where = f"on record at seq {answer['seq']} of tenant {answer['tenant_id']}"
+    tell(answer, f"erased: {', '.join(answer['key_ids'])}, {where}", as_json=as_json)

@@ -69,7 +69,8 @@ class RecordedJob:
         self._spool = spool
         self._session: str | None = None
         self._unsent: list[Request] = []
-        self._is_begin_spooled = False
+        self.is_begin_spooled = False
+        """Whether the beginning waits in the spool."""
         self.job_id = "" if spool is None else f"run-{time.time_ns() // 1_000_000:013d}-{self._key[:16]}"
         self.problem: LedgerError | None = None
 
@@ -84,22 +85,27 @@ class RecordedJob:
             "spec": {"command": [_text(part) for part in command], "directory": _text(os.getcwd())},
             "assigned_dcs": [self._place],
         }
+        create = Request(path="/v1/jobs", key=self._named("created"), body=created)
         if self._spool is None:
             with LedgerClient(self._url, patience_s=START_PATIENCE_S) as client:
-                self.job_id = self._send(client, Request(path="/v1/jobs", key=self._named("created"), body=created))
-                self._send(client, self._accepted())
+                self.job_id = self._answered(client, create)["job_id"]
+                self._answered(client, self._accepted())
             return
         created["job_id"] = self.job_id
         created["spec"]["began_at"] = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._unsent = [Request(path="/v1/jobs", key=self._named("created"), body=created), self._accepted()]
+        self._unsent = [create, self._accepted()]
         try:
             self._send_all(START_WAIT_S, [])
         except LedgerError as error:
             if _stops_the_command(error):
                 raise
             self._keep_unsent(error)
-        else:
-            self._check_spool(self._spool)
+            return
+        try:
+            # One that could not be written is found before it is needed.
+            self._spool.prepare()
+        except SpoolError as error:
+            self.problem = error
 
     def end(self, ended: process.Ended) -> RecordedEnd:
         """JobCompleted or JobFailed.
@@ -111,7 +117,7 @@ class RecordedJob:
         if self._spool is None:
             with LedgerClient(self._url, patience_s=END_PATIENCE_S) as client:
                 return RecordedEnd(self._answered(client, event), False)
-        if not self._is_begin_spooled:
+        if not self.is_begin_spooled:
             try:
                 return RecordedEnd(self._send_all(END_WAIT_S, [event]), False)
             except LedgerError as error:
@@ -121,11 +127,6 @@ class RecordedJob:
                     self._keep(self._spool, "begin", self._unsent)
         self._keep(self._spool, "end", [event])
         return RecordedEnd(None, True)
-
-    @property
-    def is_begin_spooled(self) -> bool:
-        """Whether the beginning waits in the spool."""
-        return self._is_begin_spooled
 
     @property
     def is_unrecorded(self) -> bool:
@@ -153,10 +154,6 @@ class RecordedJob:
         return f"run-{self._key}-{step}"
 
     # --- to the ledger ----------------------------------------------------------------------------
-
-    def _send(self, client: LedgerClient, request: Request) -> str:
-        job_id: str = self._answered(client, request)["job_id"]
-        return job_id
 
     def _answered(self, client: LedgerClient, request: Request) -> dict[str, Any]:
         answer: dict[str, Any] = client.post(
@@ -196,14 +193,7 @@ class RecordedJob:
             }
         )
         if part == "begin":
-            self._is_begin_spooled, self._unsent = True, []
-
-    def _check_spool(self, spool: Spool) -> None:
-        """Find a spool that could not be written before it is needed."""
-        try:
-            spool.prepare()
-        except SpoolError as error:
-            self.problem = error
+            self.is_begin_spooled, self._unsent = True, []
 
 
 def _stops_the_command(error: LedgerError) -> bool:

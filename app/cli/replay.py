@@ -13,10 +13,10 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.progress import (
     BarColumn,
@@ -31,28 +31,28 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.answers import Batch
-from app.cli.client import LedgerClient, RequestRefusedError
+from app.cli.client import LedgerClient, RequestRefusedError, say_wait
 from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
 from app.cli.options import Durability, Level, Tenant, Url
 from console.counted import counted
 from console.options import Json
 from console.outcome import err, out, print_json
-from ledger.errors import InvalidInputError, LedgerError
+from ledger.errors import InvalidInputError
 
 PATIENCE_S = 600.0
 """How long one request is repeated while the service, which answered at first, is full or away."""
 
 
-@dataclass(slots=True)
-class ReplaySummary:
+class ReplaySummary(msgspec.Struct):
     """What a replay did; ``already_there`` are events of requests that the ledger had from an earlier run."""
 
     events: int = 0
     added: int = 0
     already_there: int = 0
     requests: int = 0
+    types: Counter[str] = msgspec.field(default_factory=Counter)
     duration_s: float = 0.0
-    types: Counter[str] = field(default_factory=Counter)
+    events_per_second: float | None = None
     first_hlc: str | None = None
     last_hlc: str | None = None
     session: str | None = None
@@ -71,20 +71,7 @@ class ReplaySummary:
 
     def to_json(self, path: Path, tenant: str) -> dict[str, Any]:
         """The document that ``--json`` prints."""
-        return {
-            "file": str(path),
-            "tenant_id": tenant,
-            "events": self.events,
-            "added": self.added,
-            "already_there": self.already_there,
-            "requests": self.requests,
-            "types": dict(self.types),
-            "duration_s": round(self.duration_s, 3),
-            "events_per_second": round(self.events / self.duration_s, 1) if self.duration_s else None,
-            "first_hlc": self.first_hlc,
-            "last_hlc": self.last_hlc,
-            "session": self.session,
-        }
+        return {"file": str(path), "tenant_id": tenant, **msgspec.structs.asdict(self)}
 
 
 class _Rate(ProgressColumn):
@@ -121,7 +108,7 @@ def replay(
         client.get("/v1/node")
     with _progress(hidden=as_json) as progress:
         task = progress.add_task(file.name, total=total)
-        with LedgerClient(url, patience_s=PATIENCE_S, on_wait=_say_wait) as client:
+        with LedgerClient(url, patience_s=PATIENCE_S, on_wait=say_wait) as client:
             summary = _feed(client, source, tenant, durability, lambda events: progress.advance(task, events))
     if as_json:
         print_json(summary.to_json(file, tenant))
@@ -153,7 +140,9 @@ def _feed(
             ) from error
         summary.count(chunk, answer, replayed)
         advance(len(chunk.types))
-    summary.duration_s = time.monotonic() - started
+    took_s = time.monotonic() - started
+    summary.duration_s = round(took_s, 3)
+    summary.events_per_second = round(summary.events / took_s, 1) if took_s else None
     return summary
 
 
@@ -175,15 +164,11 @@ def _progress(*, hidden: bool) -> Progress:
     )
 
 
-def _say_wait(error: LedgerError, delay_s: float) -> None:
-    err.print(f"trying again in {delay_s:.1f} s: {error}", markup=False)
-
-
 def _print(summary: ReplaySummary, file: Path, tenant: str) -> None:
-    rate = summary.events / summary.duration_s if summary.duration_s else 0.0
     out.print(
         f"{counted(summary.events, 'event')} of {file.name} for tenant {tenant} in {summary.duration_s:.1f} s "
-        f"({rate:,.0f} events/s): {summary.added:,} added, {summary.already_there:,} already there",
+        f"({summary.events_per_second or 0:,.0f} events/s): {summary.added:,} added, "
+        f"{summary.already_there:,} already there",
         markup=False,
     )
     table = Table("type", "events")

@@ -22,7 +22,7 @@ from app.config import Settings, load_settings
 from app.logs import configure_logs
 from console.counted import counted
 from console.options import Json
-from console.outcome import CommandExit, err, out, print_json
+from console.outcome import CommandExit, err, tell
 from ledger.errors import InvalidInputError
 
 
@@ -109,14 +109,15 @@ def _from_wal(settings: Settings, url: str, as_json: bool) -> None:
     with Progress(console=err, transient=True, disable=as_json) as progress:
         task = progress.add_task("records", total=None)
         grown = asyncio.run(restore_from_wal(settings, url, lambda records: progress.update(task, completed=records)))
-    if as_json:
-        print_json({"tenants": [each._asdict() for each in grown]})
-        return
-    for each in grown:
-        out.print(
-            f"{each.tenant_id}: {counted(each.entries, 'entry', 'entries')} back, up to seq {each.to_seq}", markup=False
-        )
-    out.print("every chain has all that this node signed; the service can start" if grown else "nothing was missing")
+    tell(
+        {"tenants": [each._asdict() for each in grown]},
+        *(
+            f"{each.tenant_id}: {counted(each.entries, 'entry', 'entries')} back, up to seq {each.to_seq}"
+            for each in grown
+        ),
+        "every chain has all that this node signed; the service can start" if grown else "nothing was missing",
+        as_json=as_json,
+    )
 
 
 def _from_archive(settings: Settings, url: str, places: list[str], keys: Path | None, as_json: bool) -> None:
@@ -154,26 +155,24 @@ def _from_bundles(
 
     restored = asyncio.run(restore_from_bundles(settings, url, files, keys, may_begin_log=is_archive))
     named = [(file.name if is_archive else str(file), each) for file, each in restored]
-    if as_json:
-        print_json({"bundles": [{"file": name, **each._asdict()} for name, each in named]})
-        return
-    for name, each in named:
-        out.print(
+    tell(
+        {"bundles": [{"file": name, **each._asdict()} for name, each in named]},
+        *(
             f"{name}: {counted(each.entries, 'entry', 'entries')} and {counted(each.snapshots, 'snapshot')} back, "
-            f"{each.tenant_id} now ends at seq {each.to_seq}",
-            markup=False,
-        )
+            f"{each.tenant_id} now ends at seq {each.to_seq}"
+            for name, each in named
+        ),
+        as_json=as_json,
+    )
 
 
 def _fork(settings: Settings, url: str, reason: str, as_json: bool) -> None:
     from app.start.restore import fork_log
 
     forked = asyncio.run(fork_log(settings, url, reason))
-    if as_json:
-        print_json(forked.facts())
-        return
-    out.print(
+    tell(
+        forked.facts(),
         f"the log goes on as {forked.to_origin}; it was {forked.from_origin}. {forked.differing_count} tenants lack "
         "entries that had been signed. The next start records this in _system",
-        markup=False,
+        as_json=as_json,
     )

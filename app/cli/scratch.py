@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from app.cli.serve import embedded_postgres
+from app.dev.cluster import free_port
 from ledger.errors import StartRefusedError
 
 START_TIMEOUT_S = 120.0
@@ -48,7 +48,7 @@ def scratch_service(folder: Path) -> Iterator[str]:
     Raises:
         StartRefusedError: it did not become ready; the text has the end of its log.
     """
-    port = _free_port()
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
     environment |= {"TALLY_DATA_DIR": str(folder), "TALLY_PORT": str(port)}
     log_file = folder / "service.log"
@@ -73,13 +73,6 @@ def scratch_service(folder: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, log_file: Path) -> None:

@@ -18,7 +18,7 @@ import uvloop
 from app.config import Settings, load_settings
 from app.logs import configure_logs
 from console.options import Json
-from console.outcome import CommandExit, err, out, print_json
+from console.outcome import CommandExit, err, tell
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 
@@ -97,10 +97,7 @@ def migrate(as_json: Json = False) -> None:
     if settings.migrate_url is None:
         raise ConfigurationError("migrate_url is not set: name the database with its owner in TALLY_MIGRATE_URL")
     migrate(settings.migrate_url)
-    if as_json:
-        print_json({"migrated": True})
-        return
-    out.print("the database has the newest schema")
+    tell({"migrated": True}, "the database has the newest schema", as_json=as_json)
 
 
 def db_url(as_json: Json = False) -> None:
@@ -112,10 +109,7 @@ def db_url(as_json: Json = False) -> None:
       TALLY_DATA_DIR=/srv/tally tally db-url
     """
     url = embedded_postgres(load_settings().data_dir).superuser_url()
-    if as_json:
-        print_json({"url": url})
-        return
-    out.print(url, markup=False)
+    tell({"url": url}, url, as_json=as_json)
 
 
 def embedded_postgres(data_dir: Path) -> EmbeddedPostgres:

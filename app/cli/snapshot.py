@@ -12,7 +12,7 @@ from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Url
 from console.counted import counted
 from console.options import Json
-from console.outcome import CommandExit, err, out, print_json
+from console.outcome import CommandExit, err, print_json, tell
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.machines.events import SYSTEM_TENANT
@@ -94,13 +94,10 @@ def _sign(client: LedgerClient, tenant: str, *, is_patient: bool = True) -> dict
 
 
 def _told(answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-        return
     signed = f"seq {answer['from_seq']} to {answer['to_seq']}, {counted(answer['entry_count'], 'entry', 'entries')}"
     if answer["is_new"]:
-        out.print(f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}", markup=False)
+        came_to = f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}"
     else:
         newest = f"newest is snapshot {answer['id']}, which signs {signed}"
-        out.print(f"tenant {answer['tenant_id']}: nothing new to sign; {newest}", markup=False)
-    out.print(f"Merkle root {answer['merkle_root']}, HLC {answer['snapshot_hlc']}", markup=False)
+        came_to = f"tenant {answer['tenant_id']}: nothing new to sign; {newest}"
+    tell(answer, came_to, f"Merkle root {answer['merkle_root']}, HLC {answer['snapshot_hlc']}", as_json=as_json)

@@ -20,15 +20,18 @@ def print_verdicts(verdicts: Mapping[str, str]) -> None:
     out.print(table)
 
 
-def print_anchors(anchors: Sequence[Mapping[str, Any]]) -> None:
-    """What outsiders said, one line each."""
-    for anchor in anchors:
+def print_findings(
+    verdict: Mapping[str, Any], memory: Mapping[str, Any] | None, not_checked: Sequence[str] = ()
+) -> None:
+    """What was compared and said from outside, what was left out, and where the first break is."""
+    if memory is not None:
+        out.print(f"memory: {memory['says']}", markup=False)
+    for anchor in verdict["anchors"]:
         said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
         out.print(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))), markup=False)
-
-
-def print_first_break(first: Mapping[str, Any] | None) -> None:
-    """Where the first break is, and what stands there; nothing when there is none."""
+    for text in not_checked:
+        out.print(f"not checked: {text}", markup=False)
+    first = verdict["first_break"]
     if first is None:
         return
     place = f"seq {first['seq']}, " if first["seq"] else ""

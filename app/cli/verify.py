@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,7 +13,7 @@ from app.cli import verify_anchors
 from app.cli.answers import Acknowledged, ConsistencyProof, Verdict
 from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
-from app.cli.verdict_text import print_anchors, print_first_break, print_verdicts
+from app.cli.verdict_text import print_findings, print_verdicts
 from app.cli.verify_request import Request
 from console.counted import counted
 from console.incomplete import print_why_incomplete
@@ -135,8 +135,9 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
     """The verdict object of the service on what ``request`` names, and what was compared with it here."""
     tenant, memory = request.tenant, request.memory
     with LedgerClient(url) as client:
+        log = _Log(client, tenant)
         # 1. The log's checkpoint as it is now: before the verdict, which so covers all of it.
-        present, is_any = _present_checkpoint(client, tenant)
+        present, is_any = log.checkpoint()
         # 2. The verdict of the service.
         verdict: dict[str, Any] = client.get(
             "/v1/chain/verify", Verdict, tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
@@ -153,19 +154,16 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         elif is_compared:
             if present is None:
                 raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
-            verdict = _compared(client, request, verdict, present, ring)
+            verdict = _compared(log, request, verdict, present, ring)
         # 4. What was verified before.
         if memory is None:
             return verdict
-        look = Look.at(memory, tenant, present, ring, datetime.now(UTC))
-        return _looked(client, look, verdict, is_any=is_any)
+        return _looked(log, Look.at(memory, tenant, present, ring, datetime.now(UTC)), verdict, is_any=is_any)
 
 
-def _compared(
-    client: LedgerClient, request: Request, verdict: dict[str, Any], present: str, ring: Keyring
-) -> dict[str, Any]:
+def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring) -> dict[str, Any]:
     """``verdict`` with what the caller brought compared with the log, whose checkpoint is ``present``."""
-    tenant, kept, outsiders = request.tenant, request.kept, request.outsiders
+    kept, outsiders = request.kept, request.outsiders
     try:
         now = open_checkpoint(present, ring)
         then = open_checkpoint(kept, ring, origin=now.origin) if kept is not None else None
@@ -174,97 +172,92 @@ def _compared(
         return with_checkpoint(verdict, "unknown_key", FILE)
     # What outsiders said: of this log, and under the kept checkpoint.
     anchors = verify_anchors.served(
-        client, tenant, outsiders, lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin)
+        log.client,
+        log.tenant,
+        outsiders,
+        lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin),
     )
     anchors += verify_anchors.under(kept, outsiders.witnesses) if kept is not None else []
-    verdict = _with_anchors(client, tenant, verdict, anchors, now, outsiders)
+    verdict = _with_anchors(log, verdict, anchors, now, outsiders)
     # The kept checkpoint itself.
-    if then is None:
-        return verdict
-    found = _rollback(client, tenant, then, now)
-    return with_checkpoint(verdict, "ok" if found is None else "broken", FILE, found)
+    return verdict if then is None else log.compared(verdict, then, now, FILE)
 
 
-def _present_checkpoint(client: LedgerClient, tenant: str) -> tuple[str | None, bool]:
-    """The log's checkpoint as it is now, None when no key that counts signed one; and whether there is any."""
-    try:
-        return client.get_text(f"/v1/log/{tenant}/checkpoint"), True
-    except RequestRefusedError as error:
-        if error.kind == "key-conflict":
-            err.print(f"the checkpoint proves nothing: {error}", markup=False)
-            return None, True
-        if error.status != HTTPStatus.NOT_FOUND:
-            raise
-        return None, False
-
-
-def _looked(client: LedgerClient, look: Look, verdict: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
+def _looked(log: _Log, look: Look, verdict: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
     """``verdict`` with what was verified before compared with the log as it is now, and told if it is to be remembered.
 
     ``is_any`` says whether the log has a checkpoint, whoever signed it.
     """
-    tenant = verdict["tenant_id"]
     if look.before and look.now is None and is_any:
         return look.with_verdict(with_checkpoint(verdict, "unknown_key", MEMORY))
     for seen in look.before:
         now = look.now.checkpoint if look.now is not None else seen.checkpoint._replace(size=0, root=EMPTY_ROOT)
-        found = _rollback(client, tenant, seen.checkpoint, now)
-        verdict = with_checkpoint(verdict, "ok" if found is None else "broken", MEMORY, found)
+        verdict = log.compared(verdict, seen.checkpoint, now, MEMORY)
     return look.with_verdict(verdict)
 
 
-def _rollback(client: LedgerClient, tenant: str, then: Checkpoint, now: Checkpoint) -> dict[str, Any] | None:
-    """The break that the log is not what it was at ``then``, None when it is."""
-    try:
-        _check_grown(client, tenant, then, now)
-    except ProofError as error:
-        return rollback(then.size, str(error), then.root.hex(), now.root.hex() if now.size == then.size else None)
-    return None
-
-
 def _with_anchors(
-    client: LedgerClient,
-    tenant: str,
-    verdict: dict[str, Any],
-    anchors: list[Anchor],
-    now: Checkpoint,
-    outsiders: Outsiders,
+    log: _Log, verdict: dict[str, Any], anchors: list[Anchor], now: Checkpoint, outsiders: Outsiders
 ) -> dict[str, Any]:
     """``verdict`` with the outsiders judged here in place of what the service says of such."""
     judged_here = {kind for kind, given in ((WITNESS, outsiders.witnesses), (RFC_3161, outsiders.roots)) if given}
     found = [each for each in verdict["anchors"] if each["kind"] not in judged_here]
     for anchor in anchors:
-        found_break = None
-        if anchor.status == "ok":
-            found_break = _rollback(client, tenant, Checkpoint(now.origin, anchor.size, anchor.root), now)
-        if found_break is not None:
+        status, detail = anchor.status, anchor.detail
+        if status == "ok" and (found_break := log.rollback(Checkpoint(now.origin, anchor.size, anchor.root), now)):
             verdict = with_break(verdict, found_break)
-            found.append(anchor.found("broken", found_break["detail"])._asdict())
-        else:
-            found.append(anchor.found(anchor.status, anchor.detail)._asdict())
+            status, detail = "broken", found_break["detail"]
+        found.append(anchor.found(status, detail)._asdict())
     return {**verdict, "anchors": found}
 
 
-def _check_grown(client: LedgerClient, tenant: str, then: Checkpoint, now: Checkpoint) -> None:
-    """Raises ProofError unless the log at ``now`` is the log at ``then``, with entries added at the end."""
-    if then.size > now.size:
-        raise ProofError(f"the checkpoint holds {then.size} entries, and the log has {now.size}")
-    if then.size == now.size:
-        if then.root != now.root:
-            raise ProofError(f"the first {then.size} entries are not those of the checkpoint")
-        return
-    if then.size == 0:
-        return
-    try:
-        proof = client.get(
-            "/v1/chain/proof/consistency", ConsistencyProof, tenant_id=tenant, first=then.size, second=now.size
-        )
-    except RequestRefusedError as error:
-        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise
-        raise ProofError(f"the log cannot prove that it extends the checkpoint: {error}") from error
-    hashes = [bytes.fromhex(text) for text in proof["hashes"]]
-    verify_consistency(then.size, now.size, then.root, now.root, hashes)
+class _Log(NamedTuple):
+    """A tenant's log, as a service has it."""
+
+    client: LedgerClient
+    tenant: str
+
+    def checkpoint(self) -> tuple[str | None, bool]:
+        """Its checkpoint as it is now, None when no key that counts signed one; and whether there is any."""
+        try:
+            return self.client.get_text(f"/v1/log/{self.tenant}/checkpoint"), True
+        except RequestRefusedError as error:
+            if error.kind == "key-conflict":
+                err.print(f"the checkpoint proves nothing: {error}", markup=False)
+                return None, True
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return None, False
+
+    def compared(self, verdict: dict[str, Any], then: Checkpoint, now: Checkpoint, source: str) -> dict[str, Any]:
+        """``verdict`` with the checkpoint ``then`` that ``source`` holds compared with the log at ``now``."""
+        found = self.rollback(then, now)
+        return with_checkpoint(verdict, "ok" if found is None else "broken", source, found)
+
+    def rollback(self, then: Checkpoint, now: Checkpoint) -> dict[str, Any] | None:
+        """The break that the log at ``now`` is not the log at ``then`` with entries added at the end, None if it is."""
+        try:
+            if then.size > now.size:
+                raise ProofError(f"the checkpoint holds {then.size} entries, and the log has {now.size}")
+            if then.size == now.size and then.root != now.root:
+                raise ProofError(f"the first {then.size} entries are not those of the checkpoint")
+            if 0 < then.size < now.size:
+                verify_consistency(then.size, now.size, then.root, now.root, self._consistency(then.size, now.size))
+        except ProofError as error:
+            return rollback(then.size, str(error), then.root.hex(), now.root.hex() if now.size == then.size else None)
+        return None
+
+    def _consistency(self, first: int, second: int) -> list[bytes]:
+        """The proof of the service that its log of ``second`` entries extends the one of ``first``."""
+        try:
+            proof = self.client.get(
+                "/v1/chain/proof/consistency", ConsistencyProof, tenant_id=self.tenant, first=first, second=second
+            )
+        except RequestRefusedError as error:
+            if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            raise ProofError(f"the log cannot prove that it extends the checkpoint: {error}") from error
+        return [bytes.fromhex(text) for text in proof["hashes"]]
 
 
 # --- straight from PostgreSQL -------------------------------------------------------------------------
@@ -308,7 +301,4 @@ def _print(verdict: dict[str, Any]) -> None:
         out.print("compared with no checkpoint, so a tail cut without trace would not be seen; see --checkpoint")
     else:
         out.print(f"compared with the checkpoint kept by: {verdict['compared_with']}", markup=False)
-    if "memory" in verdict:
-        out.print(f"memory: {verdict['memory']['says']}", markup=False)
-    print_anchors(verdict["anchors"])
-    print_first_break(verdict["first_break"])
+    print_findings(verdict, verdict.get("memory"))

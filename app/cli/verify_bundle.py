@@ -18,7 +18,7 @@ from app.bundle.counting import counts_of
 from app.bundle.report import Against, VerifiedFile
 from app.bundle.verify import verify_file
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
-from app.cli.verdict_text import print_anchors, print_first_break, print_verdicts
+from app.cli.verdict_text import print_findings, print_verdicts
 from console.counted import counted
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, out, print_json
@@ -81,7 +81,7 @@ def verify_bundle(
     if report_to is not None and report_to.suffix not in REPORT_SUFFIXES:
         raise InvalidInputError(f"--report {_readable(report_to)}: a report is Markdown, .md, or JSON, .json")
     keyring = Keyring.load(keys) if keys is not None else None
-    kept = _kept(checkpoint, keyring) if checkpoint is not None else None
+    kept = judge_checkpoint(read_checkpoint(checkpoint), keyring) if checkpoint is not None else None
     memory = memory_of(state, is_off=no_state or keyring is None)
     outsiders = Outsiders.load(witness_key or [], tsa_ca)
     verified = []
@@ -131,10 +131,6 @@ def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:
     return Memory.open(memory.folder)
 
 
-def _kept(path: Path, keyring: Keyring | None) -> JudgedCheckpoint:
-    return judge_checkpoint(read_checkpoint(path), keyring)
-
-
 def _name(path: Path | None) -> str | None:
     return None if path is None else _readable(path)
 
@@ -168,9 +164,4 @@ def _print(file: VerifiedFile) -> None:
             markup=False,
         )
     print_verdicts(verdict["verdicts"])
-    if outcome.memory is not None:
-        out.print(f"memory: {outcome.memory['says']}", markup=False)
-    print_anchors(verdict["anchors"])
-    for text in outcome.not_checked:
-        out.print(f"not checked: {text}", markup=False)
-    print_first_break(verdict["first_break"])
+    print_findings(verdict, outcome.memory, outcome.not_checked)

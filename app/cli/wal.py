@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import orjson
 import typer
 
 from console.options import Json
-from console.outcome import CommandExit, out, print_json
+from console.outcome import CommandExit, tell
 from ledger.exit_code import ExitCode, gravest
 from ledger.printable import printable
 from wal import inspect
@@ -55,22 +56,18 @@ def verify(folder: Folder, as_json: Json = False) -> None:
       tally wal verify /srv/tally/wal/node-7f3a --json
     """
     reports = inspect.verify(folder)
-    if as_json:
-        print_json({"logs": [report.to_json() for report in reports]})
-    else:
-        for report in reports:
-            _print(report)
+    lines = [line for report in reports for line in _told(report)]
+    tell({"logs": [report.to_json() for report in reports]}, *lines, as_json=as_json)
     raise CommandExit(gravest(_CODES[report.verdict] for report in reports))
 
 
-def _print(report: inspect.WalReport) -> None:
-    out.print(
+def _told(report: inspect.WalReport) -> Iterator[str]:
+    yield (
         f"{report.folder}: {report.verdict}, node {report.node_id}, {report.records:,} records in "
-        f"{report.segments} segments, LSN {report.first_lsn} to {report.last_lsn}, epoch {report.last_epoch}",
-        markup=False,
+        f"{report.segments} segments, LSN {report.first_lsn} to {report.last_lsn}, epoch {report.last_epoch}"
     )
     if report.reason is not None:
-        out.print(f"  {report.segment} at byte {report.offset}: {report.reason}", markup=False)
+        yield f"  {report.segment} at byte {report.offset}: {report.reason}"
 
 
 def _line(item: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from app.cli.answers import CosignatureAdded, Cosignatures
 from app.cli.client import LedgerClient
 from app.cli.options import Tenant, Url
 from console.options import Json
-from console.outcome import out, print_json
+from console.outcome import out, print_json, tell
 from ledger.errors import UnknownKeyError
 from signing import note as notes
 from signing.cosignature import WitnessKey, cosignatures_of
@@ -47,11 +47,8 @@ def add(
         raise UnknownKeyError(f"{note} has no cosignature by {key.name}+{key.key_hash.hex()}; nothing was sent")
     with LedgerClient(url) as client:
         answer = client.post_text(f"/v1/log/{tenant}/cosignatures", content, CosignatureAdded)
-    if as_json:
-        print_json(answer)
-        return
     names = ", ".join(WitnessKey.parse(each["witness"]).name for each in answer["added"])
-    out.print(f"checkpoint of size {answer['tree_size']} of tenant {tenant} is cosigned by {names}", markup=False)
+    tell(answer, f"checkpoint of size {answer['tree_size']} of tenant {tenant} is cosigned by {names}", as_json=as_json)
 
 
 @witness.command("list")
