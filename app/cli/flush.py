@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
-from app.cli.answers import Event
+from app.cli.answers import Event, JobEvents
 from app.cli.client import LedgerClient, RequestRefusedError, say_wait
 from app.cli.recorded_job import is_refusal
 from app.cli.spool import Kept, Request, Spool, SpoolError, Waiting
@@ -26,14 +26,6 @@ from ledger.errors import LedgerError
 KEYS_REMEMBERED_MS = 6 * 24 * 3600 * 1000
 """The ledger knows a request again for seven days; a day is left for clocks that differ."""
 PATIENCE_S = 30.0
-
-
-class _ListedEvent(TypedDict):
-    type: str | None
-
-
-class _ListedEvents(TypedDict):
-    items: list[_ListedEvent]
 
 
 class FlushReport(msgspec.Struct):
@@ -111,7 +103,7 @@ def _type_of(request: Request) -> str:
 def _types_there(client: LedgerClient, kept: Kept) -> set[str | None]:
     """The types of event that the job has in the ledger."""
     try:
-        listed = client.get(f"/v1/jobs/{kept['job_id']}/events", _ListedEvents, tenant_id=kept["tenant_id"], limit=1000)
+        listed = client.get(f"/v1/jobs/{kept['job_id']}/events", JobEvents, tenant_id=kept["tenant_id"], limit=1000)
     except RequestRefusedError as error:
         if error.kind in ("job-not-found", "tenant-not-found"):
             return set()

@@ -1,6 +1,7 @@
 """What answers is not trusted to be a ledger: whatever it is, a command says so in one line, never a trace."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -124,28 +126,45 @@ def test_what_the_commands_read_of_answers_is_what_the_service_sends() -> None:
     of_service = {
         answers.Event: served.EventAnswer,
         answers.Batch: served.BatchAnswer,
-        answers.Snapshot: chain_answers.ListedSnapshot,
-        answers.Tenant: chain_answers.TenantAnswer,
+        answers.JobEvents: served.JobEventList,
         answers.Tenants: chain_answers.TenantList,
-        answers.KeyEntry: node_answers.KeyEntry,
-        answers.Key: node_answers.KeyAnswer,
-        answers.WaitingKey: node_answers.WaitingKeyAnswer,
+        answers.Snapshot: chain_answers.ListedSnapshot,
+        answers.Verdict: chain_answers.VerdictAnswer,
+        answers.Acknowledged: chain_answers.AcknowledgeAnswer,
+        answers.ConsistencyProof: chain_answers.ConsistencyProofAnswer,
+        answers.CosignatureAdded: chain_answers.CosignedAnswer,
+        answers.Cosignatures: chain_answers.CosignatureList,
+        answers.Anchors: chain_answers.TimestampList,
+        answers.Import: chain_answers.ImportAnswer,
         answers.Node: node_answers.NodeAnswer,
+        answers.Key: node_answers.KeyAnswer,
         answers.Keys: node_answers.KeyList,
         answers.Rotation: node_answers.RotationAnswer,
         answers.Privacy: node_answers.PrivacyAnswer,
         answers.Erasure: node_answers.ErasureAnswer,
-        answers.CosignatureAdded: chain_answers.CosignedAnswer,
-        answers.Cosignature: chain_answers.CosignatureAnswer,
-        answers.Anchor: chain_answers.TimestampAnswer,
-        answers.ConsistencyProof: chain_answers.ConsistencyProofAnswer,
-        answers.Import: chain_answers.ImportAnswer,
-        answers.Conflict: chain_answers.ConflictAnswer,
-        answers.Verdict: chain_answers.VerdictAnswer,
+    }
+    assert {each for name, each in vars(answers).items() if is_shape(each) and not name.startswith("_")} == {
+        *of_service
     }
     for shape, model in of_service.items():
-        assert set(shape.__annotations__) <= set(model.model_fields), shape
-        msgspec.json.schema(shape)
+        assert_served(shape, model.model_json_schema())
+        msgspec.json.Decoder(shape)
+
+
+def is_shape(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct
+
+
+def assert_served(shape: Any, schema: dict[str, Any], definitions: dict[str, Any] | None = None) -> None:
+    """Whatever ``shape`` has is in what the service says of its answer, and so in what those members have."""
+    definitions = definitions or schema.get("$defs", {})
+    for field in msgspec.structs.fields(shape):
+        assert field.name in schema["properties"], (schema["title"], field.name)
+        names = re.findall(r"'#/\$defs/(\w+)'", str(schema["properties"][field.name]))
+        for kind in (field.type, *get_args(field.type)):
+            if is_shape(kind):
+                assert names, (schema["title"], field.name)
+                assert_served(kind, definitions[names[0]], definitions)
 
 
 # --- the commands ---------------------------------------------------------------------------------------
