@@ -15,8 +15,8 @@ from benchmarks.events import EVENTS_A_JOB, job_events
 from ledger import canonical, merkle
 from ledger.chain import LINK_VERSION, Linker
 from ledger.hlc import Hlc
-from ledger.machines import jobs
 from ledger.machines.events import JOB_EVENTS
+from ledger.machines.job_fold import JobFold
 from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, stored_form
@@ -112,7 +112,7 @@ class _Builder:
         self._begin_ms = begin_ms
         self._linker = Linker(tenant_id)
         self._events = _lives()
-        self._states: dict[str, tuple[jobs.JobState, int]] = {}
+        self._folds: dict[str, tuple[JobFold, int]] = {}
         self._previous_snapshot: str | None = None
 
     def extend(self, entries: int) -> _Turn:
@@ -130,7 +130,7 @@ class _Builder:
 
     def open_jobs(self) -> list[tuple[Any, ...]]:
         """Rows of the jobs whose life is not over."""
-        return [stored_form(state) for state, _ in self._states.values()]
+        return [stored_form(fold.state()) for fold, _ in self._folds.values()]
 
     def _entry(self, event: dict[str, Any], turn: _Turn) -> tuple[Any, ...]:
         """One row in the order of ``ENTRY_COLUMNS``."""
@@ -142,7 +142,12 @@ class _Builder:
         digest = hashlib.sha256(payload)
         prev, self.t_hlc = self.link, hlc.text()
         self.link = self._linker.link(self.seq, self.t_hlc, job_id, action, prev, digest.digest())
-        self._fold(jobs.event_fact(action, orjson.loads(payload), hlc, digest.hexdigest(), job_id, self.seq), turn)
+        fold, count = self._folds.pop(job_id, (JobFold(job_id), 0))
+        fold.add(action, orjson.loads(payload), hlc, digest.hexdigest(), self.seq)
+        if count + 1 == EVENTS_A_JOB:
+            turn.jobs.append(stored_form(fold.state()))
+        else:
+            self._folds[job_id] = fold, count + 1
         return (
             self.seq,
             self.t_hlc,
@@ -156,14 +161,6 @@ class _Builder:
             payload.decode(),
             None,
         )
-
-    def _fold(self, fact: jobs.JobState, turn: _Turn) -> None:
-        known, count = self._states.pop(fact.job_id, (None, 0))
-        state = fact if known is None else jobs.merge(known, fact)
-        if count + 1 == EVENTS_A_JOB:
-            turn.jobs.append(stored_form(state))
-        else:
-            self._states[fact.job_id] = state, count + 1
 
     def _snapshot(self, batch: list[tuple[Any, ...]], leaves: list[bytes]) -> tuple[Any, ...]:
         """One row in the order of ``SNAPSHOT_COLUMNS`` over ``batch``, whose last entry is the newest."""

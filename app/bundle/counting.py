@@ -9,7 +9,6 @@ from ledger.machines import jobs
 from ledger.machines.events import SystemAction
 from ledger.machines.job_fold import JobFold
 from ledger.verification.entry_check import ENTRY_COLUMNS
-from ledger.verification.projection_check import payload_of
 from signing.bundle.reader import BundleReader
 
 JOBS_MAX: Final = 200_000
@@ -43,13 +42,13 @@ def counts_of(reader: BundleReader) -> Counts:
     erasures, is_counted = 0, True
     for rows in reader.entry_batches():
         for row in rows:
-            job_id, seq, physical, logical, node, action, digest, text = (row[place] for place in _PLACES)
+            job_id, seq, _, _, _, action, _, text = foldable = [row[place] for place in _PLACES]
             if action == SystemAction.SUBJECT_ERASED:
                 erasures += 1
-                erased.update(payload_of(text).get("key_ids", ()))
+                erased.update(jobs.payload_of(text).get("key_ids", ()))
             if not is_counted:
                 continue
-            said = jobs.said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
+            said = jobs.said_of_row(*foldable)
             if said is not None:
                 folds.setdefault(job_id, JobFold(job_id)).add(*said, seq)
                 is_counted = len(folds) <= JOBS_MAX

@@ -13,7 +13,7 @@ from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
-from ledger.verification.projection_check import is_foldable, payload_of, stored_form
+from ledger.verification.projection_check import stored_form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,11 +84,10 @@ _Said = tuple[str, str, Mapping[str, Any], HlcParts, str, int]
 async def _said(entries: Sequence[FollowedEntry]) -> list[_Said]:
     """What the entries say of jobs. One that somebody edited beyond its types says nothing."""
     found: list[_Said] = []
-    for number, (job_id, seq, physical, logical, node, action, digest, text) in enumerate(entries, 1):
-        if is_foldable(job_id, seq, physical, logical, node, digest):
-            said = jobs.said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
-            if said is not None:
-                found.append((job_id, *said, seq))
+    for number, (job_id, seq, *rest) in enumerate(entries, 1):
+        said = jobs.said_of_row(job_id, seq, *rest)
+        if said is not None:
+            found.append((job_id, *said, seq))
         if number % ENTRIES_A_STEP == 0:
             await asyncio.sleep(0)
     return found

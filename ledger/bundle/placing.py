@@ -19,7 +19,7 @@ from ledger.chain.standing import Standing, place_of
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
-from ledger.machines.jobs import said_of_job
+from ledger.machines.jobs import payload_of, said_of_job
 
 
 @dataclass(slots=True)
@@ -41,8 +41,7 @@ class Decided:
 def _is_about_its_job(entry: Incoming) -> bool:
     if entry.action in EVENTS_BY_ACTION:
         return True
-    payload = orjson.loads(entry.payload)
-    facts = payload if isinstance(payload, dict) else {}
+    facts = payload_of(entry.payload)
     return said_of_job(entry.action, facts, (0, 0, ""), entry.payload_digest, entry.job_id) is not None
 
 

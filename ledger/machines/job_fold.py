@@ -1,8 +1,9 @@
-"""The state of one job while events are folded into it, in place: what the many entries of a batch are merged with.
+"""The state of one job while events, or other states of it, are merged into it in place.
 
-The same join as :func:`ledger.machines.jobs.merge`, one event at a time::
+A semilattice, so order and repetition do not matter. With ``a | b`` for the state that joining a with b gives, where an
+event counts as the state that it is by itself::
 
-    fold_of(state).add(event); fold.state() == merge(state, event_fact(event))
+    a | b == b | a      a | (b | c) == (a | b) | c      a | a == a
 
 Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest, seq)``. Only
 ``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest; of the others it is
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
@@ -33,6 +34,8 @@ from ledger.machines.job_state import (
     Workflow,
     merge_creations,
 )
+
+_Fact = TypeVar("_Fact", Progress, Workflow)
 
 CREATION: Final = JOB_EVENTS["JobCreated"].action
 
@@ -109,6 +112,35 @@ class JobFold:
                 self.fence, self.fence_seq = fence, seq
         take(self, (fence, hlc[0], hlc[1], hlc[2], digest, seq), action, payload)
 
+    def join(self, other: JobState) -> None:
+        """Merge another state of the job.
+
+        Raises:
+            InvalidInputError: it is of another job.
+        """
+        if other.job_id != self.job_id:
+            raise InvalidInputError(f"states of two jobs cannot be merged: {self.job_id} and {other.job_id}")
+        self.is_empty = False
+        self.last_hlc, self.last_hlc_seq = max((self.last_hlc, self.last_hlc_seq), (other.last_hlc, other.last_hlc_seq))
+        self.fence, self.fence_seq = max((self.fence, self.fence_seq), (other.fence, other.fence_seq))
+        self.last_seq = max(self.last_seq, other.last_seq)
+        self.created, self.others = merge_creations(self.created, self.others, other.created, other.others)
+        if other.cancel is not None:
+            _take_cancelled(self, other.cancel)
+        if other.run is not None:
+            _take_run(self, other.run)
+        if other.end is not None and (self.end is None or other.end.rank > self.end.rank):
+            self.end = other.end
+        if other.refused is not None and (self.refused is None or other.refused.rank > self.refused.rank):
+            self.refused = other.refused
+        for dc, rank in other.accepted.items():
+            _raise_rank(self.accepted, dc, rank)
+        for dc, rank in other.ack.items():
+            _raise_rank(self.ack, dc, rank)
+        _raise_facts(self.progress, other.progress)
+        for dc, facts in other.workflow.items():
+            _raise_facts(self.workflow.setdefault(dc, {}), facts)
+
     def state(self) -> JobState:
         """What was folded so far; to be asked once nothing more is added."""
         return JobState(
@@ -143,7 +175,7 @@ def _take_created(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, 
     fold.created, fold.others = merge_creations(fold.created, fold.others, created, {})
 
 
-def _take_cancelled(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+def _take_cancelled(fold: JobFold, rank: Rank, *_: Any) -> None:
     if fold.cancel is None or rank > fold.cancel:
         fold.cancel = rank
 
@@ -176,6 +208,13 @@ def _raise_rank(ranks: dict[str, Rank], dc: Any, rank: Rank) -> None:
         held = ranks.get(dc)
         if held is None or rank > held:
             ranks[dc] = rank
+
+
+def _raise_facts(facts: dict[str, _Fact], others: Mapping[str, _Fact]) -> None:
+    for name, fact in others.items():
+        held = facts.get(name)
+        if held is None or fact.rank > held.rank:
+            facts[name] = fact
 
 
 def _take_run(fold: JobFold, rank: Rank) -> None:

@@ -1,7 +1,7 @@
 """The states of jobs folded from a part of a chain, so that parts folded in different places can be merged.
 
-Merging is that of :mod:`ledger.machines.jobs`, in the order of the parts: the outcome is the
-fold of all entries in chain order.
+Merging is that of :mod:`ledger.machines.job_fold`, in the order of the parts: the outcome is the fold of all entries in
+chain order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from ledger.canonical import NESTING_MAX
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import JobState
-from ledger.verification.entry_check import EntryColumns
-from ledger.verification.projection_check import is_foldable, payload_of
 
 _DECODER: Final = msgspec.msgpack.Decoder(JobState)
 
@@ -31,17 +29,15 @@ class JobParts:
     def __len__(self) -> int:
         return len(self._folds)
 
-    def add(self, columns: EntryColumns) -> None:
+    def add(self, columns: Sequence[Sequence[Any]]) -> None:
         """The next entries, by ``ENTRY_COLUMNS``; those that say nothing of a job are passed over."""
         seqs, _, physical, logical, nodes, job_ids, actions, _, _, _, digests, texts, _ = columns
         folds = self._folds
         for job_id, seq, ms, count, node, action, digest, text in zip(
             job_ids, seqs, physical, logical, nodes, actions, digests, texts, strict=True
         ):
-            if not is_foldable(job_id, seq, ms, count, node, digest) or seq > self._upto_seq:
-                continue
-            said = jobs.said_of_job(action, payload_of(text), (ms, count, node), digest, job_id)
-            if said is not None:
+            said = jobs.said_of_row(job_id, seq, ms, count, node, action, digest, text)
+            if said is not None and seq <= self._upto_seq:
                 fold = folds.get(job_id)
                 if fold is None:
                     fold = folds[job_id] = JobFold(job_id)
@@ -56,10 +52,12 @@ class JobParts:
 
 def merged(parts: Sequence[JobState]) -> JobState | None:
     """The state of one job, from its parts in chain order; None of none."""
-    state: JobState | None = None
-    for part in parts:
-        state = part if state is None else jobs.merge(state, part)
-    return state
+    if not parts:
+        return None
+    fold = JobFold(parts[0].job_id, parts[0])
+    for part in parts[1:]:
+        fold.join(part)
+    return fold.state()
 
 
 def encode(state: JobState) -> bytes:

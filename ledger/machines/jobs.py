@@ -1,20 +1,13 @@
-"""The state of a job, merged from its events: a semilattice, so order and repetition do not matter.
+"""What entries say of their job, and what its state means.
 
-Every event is one small ``JobState``; ``merge`` joins two states field by field::
-
-    merge(a, b) == merge(b, a)      merge(a, merge(b, c)) == merge(merge(a, b), c)      merge(a, a) == a
-
-Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest, seq)``.
-Only ``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest.
-
-What one event says is in :mod:`ledger.machines.job_fold`, which also merges many events into one state faster
-than this does; the parts of a state are in :mod:`ledger.machines.job_state`.
+How events and states are merged is in :mod:`ledger.machines.job_fold`, the parts of a state in
+:mod:`ledger.machines.job_state`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 
@@ -23,16 +16,7 @@ from ledger.chain.conflict import held_event
 from ledger.errors import InvalidInputError
 from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
 from ledger.machines.job_fold import CREATION, JobFold, refused_of
-from ledger.machines.job_state import (
-    HlcParts,
-    JobState,
-    Progress,
-    Rank,
-    Refused,
-    Workflow,
-    merge_creations,
-    seqs_of,
-)
+from ledger.machines.job_state import HlcParts, JobState, Refused, seqs_of
 from ledger.machines.refusals import Refusal
 
 __all__ = [
@@ -40,12 +24,11 @@ __all__ = [
     "JobFold",
     "JobState",
     "ended_text",
-    "event_fact",
-    "fact_of",
     "folded",
     "is_ended",
-    "merge",
+    "payload_of",
     "said_of_job",
+    "said_of_row",
     "seqs_of",
     "status",
     "view",
@@ -78,7 +61,8 @@ _STATUS_OF_END: Final = {"COMPLETE": COMPLETED, "FAIL": FAILED, "TIMEOUT": TIMED
 ENDING: Final = frozenset((*_STATUS_OF_END, "CANCEL", "CANCEL_ACK", SystemAction.CONFLICT.value))
 """Actions of the entries by which a job may end."""
 
-_Fact = TypeVar("_Fact", Progress, Workflow)
+Said = tuple[str, Mapping[str, Any], HlcParts, str]
+"""What an entry says of its job: action, payload, HLC and digest, the first four arguments of ``JobFold.add``."""
 
 
 def is_ended(status: str) -> bool:
@@ -86,13 +70,11 @@ def is_ended(status: str) -> bool:
     return status in _ENDED
 
 
-# --- one event as a state -------------------------------------------------------------------------
+# --- what an entry says ---------------------------------------------------------------------------
 
 
-def said_of_job(
-    action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str
-) -> tuple[str, Mapping[str, Any], HlcParts, str] | None:
-    """What an entry says of its job: the first four arguments of ``JobFold.add``, None when it says nothing.
+def said_of_job(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str) -> Said | None:
+    """What an entry says of its job, None when it says nothing.
 
     A CONFLICT entry counts as the event that it holds: which of two that claim one HLC was chained first then makes
     no difference. A REFUSED entry says that its event lost, where it names the winner.
@@ -104,29 +86,28 @@ def said_of_job(
     held = held_event(payload, job_id) if action == SystemAction.CONFLICT else None
     if held is None or held.event.action not in EVENTS_BY_ACTION:
         return None
+    return held.event.action, payload_of(held.payload), held.hlc, held.event.payload_digest
+
+
+def said_of_row(
+    job_id: Any, seq: Any, physical: Any, logical: Any, node: Any, action: Any, digest: Any, text: Any
+) -> Said | None:
+    """What a stored row says of its job, None of nothing; so also one that somebody edited beyond its types."""
+    if (
+        job_id.__class__ is node.__class__ is digest.__class__ is str
+        and seq.__class__ is physical.__class__ is logical.__class__ is int
+    ):
+        return said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
+    return None
+
+
+def payload_of(text: Any) -> dict[str, Any]:
+    """The payload, empty when an edit made it something else than an object."""
     try:
-        inner = orjson.loads(held.payload)
-    except ValueError:
-        inner = None
-    return held.event.action, inner if isinstance(inner, dict) else {}, held.hlc, held.event.payload_digest
-
-
-def fact_of(
-    action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str, seq: int
-) -> JobState | None:
-    """The state that one entry is by itself, None when it says nothing of a job.
-
-    Arguments are those of ``event_fact``.
-    """
-    said = said_of_job(action, payload, hlc, digest, job_id)
-    return None if said is None else event_fact(*said, job_id, seq)
-
-
-def event_fact(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str, seq: int) -> JobState:
-    """The state that one event is by itself. Arguments and errors are those of ``JobFold.add``."""
-    fold = JobFold(job_id)
-    fold.add(action, payload, hlc, digest, seq)
-    return fold.state()
+        payload = orjson.loads(text)
+    except (ValueError, TypeError):
+        return {}
+    return payload if isinstance(payload, dict) else {}
 
 
 def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]) -> JobState | None:
@@ -146,83 +127,6 @@ def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]
 
 
 _ENTRY_TYPES: Final = (int, int, int, str, str)
-
-
-# --- merging --------------------------------------------------------------------------------------
-
-
-def merge(a: JobState, b: JobState) -> JobState:
-    """The join of two states of one job.
-
-    Raises:
-        InvalidInputError: they are of different jobs.
-    """
-    (job_id, a_hlc, a_seq, a_fence, a_created, a_cancel, a_run, a_end, a_acc, a_ack, a_progress, a_flow) = a[:12]
-    (b_id, b_hlc, b_seq, b_fence, b_created, b_cancel, b_run, b_end, b_acc, b_ack, b_progress, b_flow) = b[:12]
-    a_others, a_refused = a.others, a.refused
-    b_others, b_refused = b.others, b.refused
-    if job_id != b_id:
-        raise InvalidInputError(f"states of two jobs cannot be merged: {job_id} and {b_id}")
-    if b_created is not None:
-        a_created, a_others = merge_creations(a_created, a_others, b_created, b_others)
-    if a_cancel is None or (b_cancel is not None and b_cancel > a_cancel):
-        a_cancel = b_cancel
-    if a_run is None or (b_run is not None and b_run > a_run):
-        a_run = b_run
-    if a_end is None or (b_end is not None and b_end.rank > a_end.rank):
-        a_end = b_end
-    if b_flow:
-        a_flow = _merge_workflows(a_flow, b_flow) if a_flow else b_flow
-    if a_refused is None or (b_refused is not None and b_refused.rank > a_refused.rank):
-        a_refused = b_refused
-    last_hlc, last_hlc_seq = max((a_hlc, a.last_hlc_seq), (b_hlc, b.last_hlc_seq))
-    fence, fence_seq = max((a_fence, a.fence_seq), (b_fence, b.fence_seq))
-    return JobState(
-        job_id,
-        last_hlc,
-        a_seq if a_seq >= b_seq else b_seq,
-        fence,
-        a_created,
-        a_cancel,
-        a_run,
-        a_end,
-        _merge_ranks(a_acc, b_acc) if b_acc else a_acc,
-        _merge_ranks(a_ack, b_ack) if b_ack else a_ack,
-        _merge_facts(a_progress, b_progress) if b_progress else a_progress,
-        a_flow,
-        a_others,
-        a_refused,
-        last_hlc_seq,
-        fence_seq,
-    )
-
-
-def _merge_ranks(a: Mapping[str, Rank], b: Mapping[str, Rank]) -> Mapping[str, Rank]:
-    merged = dict(a)
-    for name, rank in b.items():
-        held = merged.get(name)
-        if held is None or rank > held:
-            merged[name] = rank
-    return merged
-
-
-def _merge_facts(a: Mapping[str, _Fact], b: Mapping[str, _Fact]) -> Mapping[str, _Fact]:
-    merged = dict(a)
-    for name, fact in b.items():
-        held = merged.get(name)
-        if held is None or fact.rank > held.rank:
-            merged[name] = fact
-    return merged
-
-
-def _merge_workflows(
-    a: Mapping[str, Mapping[str, Workflow]], b: Mapping[str, Mapping[str, Workflow]]
-) -> Mapping[str, Mapping[str, Workflow]]:
-    merged = dict(a)
-    for dc, workflows in b.items():
-        held = merged.get(dc)
-        merged[dc] = workflows if held is None else _merge_facts(held, workflows)
-    return merged
 
 
 # --- what a state means ---------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.jobs import JobState
@@ -175,35 +173,16 @@ class JobJudge:
 def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[JobState], JobFold | None]:
     """Fold ``rows`` onto ``fold``; the jobs that ended before the last row, and the one of the last."""
     folded: list[JobState] = []
-    for job_id, seq, physical, logical, node, action, digest, text in rows:
-        if not is_foldable(job_id, seq, physical, logical, node, digest):
-            continue
-        said = jobs.said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
+    for row in rows:
+        said = jobs.said_of_row(*row)
         if said is None:
             continue
-        if fold is None or fold.job_id != job_id:
+        if fold is None or fold.job_id != row[0]:
             if fold is not None:
                 folded.append(fold.state())
-            fold = JobFold(job_id)
-        fold.add(*said, seq)
+            fold = JobFold(row[0])
+        fold.add(*said, row[1])
     return folded, fold
-
-
-def is_foldable(job_id: object, seq: object, physical: object, logical: object, node: object, digest: object) -> bool:
-    """Whether columns hold what they must. An entry that has others is a break of the chain and folds into nothing."""
-    return (
-        job_id.__class__ is node.__class__ is digest.__class__ is str
-        and seq.__class__ is physical.__class__ is logical.__class__ is int
-    )
-
-
-def payload_of(text: str) -> dict[str, Any]:
-    """The payload, empty when an edit made it something else than an object."""
-    try:
-        payload = orjson.loads(text)
-    except (ValueError, TypeError):
-        return {}
-    return payload if isinstance(payload, dict) else {}
 
 
 class _Join:

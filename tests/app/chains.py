@@ -16,6 +16,7 @@ from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.verification import JOB_COLUMNS
 from ledger.verification.projection_check import StoredJob, stored_form
+from tests.ledger.job_facts import fact_of, merge
 
 Entry = asyncpg.Record
 """A row of the log, every column."""
@@ -113,7 +114,7 @@ class Chains:
             "SELECT seq FROM scheduler.follower_positions WHERE follower = 'jobs' AND tenant_id = $1", tenant_id
         )
         for entry in reversed(entries[: followed_seq or 0]):
-            fact = jobs.fact_of(
+            fact = fact_of(
                 entry["action"],
                 json.loads(entry["payload"]),
                 Hlc.parse(entry["t_hlc"]),
@@ -124,7 +125,7 @@ class Chains:
             if fact is None:
                 continue
             known = folded.get(entry["job_id"])
-            folded[entry["job_id"]] = fact if known is None else jobs.merge(known, fact)
+            folded[entry["job_id"]] = fact if known is None else merge(known, fact)
         rows = await self._superuser.fetch(
             f"SELECT {', '.join(JOB_COLUMNS[:-1])}, seqs::text FROM scheduler.jobs WHERE tenant_id = $1", tenant_id
         )

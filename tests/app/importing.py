@@ -23,6 +23,7 @@ from ledger.machines import jobs
 from ledger.verification import ENTRY_COLUMNS
 from tests.app.chains import Chains
 from tests.conftest import fresh_database
+from tests.ledger.job_facts import fact_of, merge
 from tests.ledger.ledger_in_memory import Ledger
 
 NODE = "node-m"
@@ -92,10 +93,10 @@ def states(entries: list[Any]) -> dict[str, Any]:
     for entry in entries:
         hlc = (entry["hlc_physical"], entry["hlc_logical"], entry["hlc_node"])
         payload = json.loads(entry["payload"])
-        fact = jobs.fact_of(entry["action"], payload, hlc, entry["payload_digest"], entry["job_id"], 1)
+        fact = fact_of(entry["action"], payload, hlc, entry["payload_digest"], entry["job_id"], 1)
         if fact is not None:
             known = folded.get(fact.job_id)
-            folded[fact.job_id] = fact if known is None else jobs.merge(known, fact)
+            folded[fact.job_id] = fact if known is None else merge(known, fact)
     return {job_id: (jobs.status(state), state) for job_id, state in folded.items()}
 
 

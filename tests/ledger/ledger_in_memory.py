@@ -37,6 +37,7 @@ from ledger.verification.snapshot import SnapshotClaim
 from signing.key_file import FileSigner
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
+from tests.ledger.job_facts import fact_of, merge
 
 Row = dict[str, Any]
 NODE = "node-1"
@@ -117,10 +118,10 @@ class Ledger:
             hlc = (row["hlc_physical"], row["hlc_logical"], row["hlc_node"])
             payload = orjson.loads(row["payload"])
             digest = row["payload_digest"]
-            fact = jobs.fact_of(row["action"], payload, hlc, digest, row["job_id"], row["seq"])
+            fact = fact_of(row["action"], payload, hlc, digest, row["job_id"], row["seq"])
             if fact is not None:
                 known = states.get(fact.job_id)
-                states[fact.job_id] = fact if known is None else jobs.merge(known, fact)
+                states[fact.job_id] = fact if known is None else merge(known, fact)
         self.jobs = [stored_form(states[job_id])._asdict() for job_id in sorted(states)]
 
     def sign(self, to_seq: int, signer: FileSigner = SIGNER, **changes: Any) -> None:

@@ -58,9 +58,9 @@ def test_a_conflict_says_of_its_job_what_the_event_would() -> None:
     stored = orjson.loads(conflict_payload(EVENT, PAYLOAD, KEPT))
     hlc = conflict_hlc(EVENT)
     digest = sha256(conflict_payload(EVENT, PAYLOAD, KEPT)).hexdigest()
-    fact = jobs.fact_of("CONFLICT", stored, hlc, digest, "job-1", 9)
-    assert fact == jobs.event_fact("COMPLETE", orjson.loads(PAYLOAD), Hlc.parse(EVENT.t_hlc), DIGEST, "job-1", 9)
+    said = jobs.said_of_job("CONFLICT", stored, hlc, digest, "job-1")
+    assert said == ("COMPLETE", orjson.loads(PAYLOAD), Hlc.parse(EVENT.t_hlc), DIGEST)
     refused = EVENT._replace(action="REFUSED")
     about_no_job = orjson.loads(conflict_payload(refused, PAYLOAD, KEPT))
-    assert jobs.fact_of("CONFLICT", about_no_job, hlc, digest, "job-1", 9) is None
-    assert jobs.fact_of("CONFLICT", {"payload": []}, hlc, digest, "job-1", 9) is None
+    assert jobs.said_of_job("CONFLICT", about_no_job, hlc, digest, "job-1") is None
+    assert jobs.said_of_job("CONFLICT", {"payload": []}, hlc, digest, "job-1") is None

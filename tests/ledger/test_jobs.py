@@ -18,17 +18,8 @@ from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
 from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
 from ledger.machines.job_state import OTHERS_MAX, Order, creation_digest, creation_of
-from ledger.machines.jobs import (
-    JobFold,
-    JobState,
-    event_fact,
-    fact_of,
-    is_ended,
-    merge,
-    seqs_of,
-    status,
-    view,
-)
+from ledger.machines.jobs import JobFold, JobState, is_ended, said_of_row, seqs_of, status, view
+from tests.ledger.job_facts import event_fact, fact_of, merge
 
 JOB = "use1-1704931200000-gate42-00001"
 
@@ -172,6 +163,15 @@ def test_entries_about_the_ledger_touch_no_job() -> None:
     assert fact_of("ENQUEUE", {}, (1, 0, "n1"), "00", JOB, 1) == event_fact("ENQUEUE", {}, (1, 0, "n1"), "00", JOB, 1)
     with pytest.raises(InvalidInputError):
         event_fact("TENANT_CREATED", {}, (1, 0, "n1"), "00", JOB, 1)
+
+
+@pytest.mark.parametrize(("column", "value"), [(0, None), (1, None), (1, "1"), (2, None), (3, True), (4, 5), (6, None)])
+def test_a_row_that_was_edited_beyond_its_types_says_nothing(column: int, value: object) -> None:
+    row: list[Any] = [JOB, 1, 1, 0, "n1", "ENQUEUE", "00", "{}"]
+    assert said_of_row(*row) == ("ENQUEUE", {}, (1, 0, "n1"), "00")
+    assert said_of_row(*[*row[:-1], "[1]"]) == said_of_row(*[*row[:-1], None]) == said_of_row(*row)
+    row[column] = value
+    assert said_of_row(*row) is None
 
 
 def refused(at: int, record_type: int = 1, *, job_id: str = JOB, lost_to: object = None) -> JobState | None:
@@ -372,6 +372,32 @@ def naive_status(events: list[JobState]) -> str:
         names = {"COMPLETE": "COMPLETED", "FAIL": "FAILED", "TIMEOUT": "TIMED_OUT"}
         return names[max(ends, key=lambda end: end.rank).action]
     return ("SUBMITTED", "ACCEPTED", "RUNNING")[stage]
+
+
+@given(st.lists(facts(), min_size=2, max_size=8), st.integers(1, 7))
+def test_joining_states_keeps_of_every_field_what_a_naive_reading_keeps(states: list[JobState], at: int) -> None:
+    a, b = fold(*states[:at]), fold(*(states[at:] or states[:1]))
+    before = deepcopy((a, b))
+    joined = merge(a, b)
+    assert (a, b) == before
+    assert (joined.last_hlc, joined.last_hlc_seq) == max((x.last_hlc, x.last_hlc_seq) for x in (a, b))
+    assert (joined.fence, joined.fence_seq) == max((x.fence, x.fence_seq) for x in (a, b))
+    assert joined.last_seq == max(a.last_seq, b.last_seq)
+    assert joined.created == min((x.created for x in (a, b) if x.created), key=lambda c: c.order, default=None)
+    for name in ("cancel", "run"):
+        assert getattr(joined, name) == max((r for x in (a, b) if (r := getattr(x, name))), default=None)
+    assert joined.end == max((x.end for x in (a, b) if x.end), key=lambda end: end.rank, default=None)
+    for name in ("accepted", "ack"):
+        one, other = getattr(a, name), getattr(b, name)
+        assert getattr(joined, name) == {dc: max(x[dc] for x in (one, other) if dc in x) for dc in {**one, **other}}
+    assert joined.progress == naive_facts(a.progress, b.progress)
+    flows = {dc: naive_facts(a.workflow.get(dc, {}), b.workflow.get(dc, {})) for dc in {**a.workflow, **b.workflow}}
+    assert joined.workflow == flows
+
+
+def naive_facts(a: Any, b: Any) -> dict[str, Any]:
+    """Of each name the fact of higher rank, of equal rank the one of ``a``."""
+    return {name: max((x[name] for x in (a, b) if name in x), key=lambda fact: fact.rank) for name in {**a, **b}}
 
 
 @given(st.lists(events(), min_size=1, max_size=8), st.integers(0, 8))
