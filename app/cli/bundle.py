@@ -9,8 +9,8 @@ from typing import Annotated, Any, BinaryIO
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from app.answers.chain import ImportAnswer
 from app.bundle.from_wal import export_from_wal, survey
-from app.cli.answers import Import
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Tenant, Url
 from app.config import load_settings
@@ -127,7 +127,9 @@ def import_(
                 progress.update(task, description="verifying and merging")
 
         try:
-            told = client.upload("/v1/bundles/import", files, advance, Import, dry_run="true" if dry_run else None)
+            told = client.upload(
+                "/v1/bundles/import", files, advance, ImportAnswer, dry_run="true" if dry_run else None
+            )
         except RequestRefusedError as error:
             raise fail(str(error), _CODES.get(error.kind, ExitCode.COULD_NOT_RUN)) from error
     tell(told, *_of_import(told), as_json=as_json)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from app.cli.answers import Event, JobEvents
+from app.answers.jobs import EventAnswer, JobEventList
 from app.cli.client import LedgerClient, RequestRefusedError, say_wait
 from app.cli.recorded_job import is_refusal
 from app.cli.spool import Kept, Request, Spool, SpoolError, Waiting
@@ -91,7 +91,7 @@ def _send(client: LedgerClient, kept: Kept) -> int:
         there = _types_there(client, kept)
         requests = [request for request in requests if _type_of(request) not in there]
     for request in requests:
-        answer = client.post(request["path"], request["body"], Event, key=request["key"], session=session)
+        answer = client.post(request["path"], request["body"], EventAnswer, key=request["key"], session=session)
         session = answer["session"]
     return len(requests)
 
@@ -103,7 +103,7 @@ def _type_of(request: Request) -> str:
 def _types_there(client: LedgerClient, kept: Kept) -> set[str | None]:
     """The types of event that the job has in the ledger."""
     try:
-        listed = client.get(f"/v1/jobs/{kept['job_id']}/events", JobEvents, tenant_id=kept["tenant_id"], limit=1000)
+        listed = client.get(f"/v1/jobs/{kept['job_id']}/events", JobEventList, tenant_id=kept["tenant_id"], limit=1000)
     except RequestRefusedError as error:
         if error.kind in ("job-not-found", "tenant-not-found"):
             return set()

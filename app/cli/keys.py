@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from app.cli.answers import Key, Keys, Node, Rotation
+from app.answers.node import KeyAnswer, KeyList, NodeAnswer, RotationAnswer
 from app.cli.client import LedgerClient
 from app.cli.options import Url
 from console.options import Json
@@ -80,7 +80,7 @@ def list_keys(url: Url, as_json: Json = False) -> None:
       tally keys list --json > trusted-keys.json
     """
     with LedgerClient(url) as client:
-        answer = client.get("/v1/keys", Keys)
+        answer = client.get("/v1/keys", KeyList)
     admitted = [_told(key, answer["root_key_id"]) for key in answer["keys"]]
     waiting = [_told_waiting(key) for key in answer["not_admitted"]]
     checkpoints = [f"checkpoints: {verifier_key}" for verifier_key in answer["log_verifier_keys"]]
@@ -121,7 +121,7 @@ def rotate(
     if new_key_uri is not None:
         body["new_key_uri"] = new_key_uri
     with LedgerClient(url) as client:
-        answer = client.post("/v1/keys/rotate", body, Rotation)
+        answer = client.post("/v1/keys/rotate", body, RotationAnswer)
     key, previous = answer["key"], answer["previous"]
     tell(
         answer,
@@ -165,7 +165,7 @@ def revoke(
         if root_key is not None:
             given |= _revocation(client, key_id, from_hlc, reason, root_key)
         key = client.post(
-            f"/v1/keys/{quote(key_id, safe='')}/revoke", {n: v for n, v in given.items() if v is not None}, Key
+            f"/v1/keys/{quote(key_id, safe='')}/revoke", {n: v for n, v in given.items() if v is not None}, KeyAnswer
         )
     tell(key, f"key {key['key_id']} is revoked from HLC {key['revoked_from_hlc']} on", as_json=as_json)
 
@@ -174,7 +174,7 @@ def _revocation(
     client: LedgerClient, key_id: str, from_hlc: str | None, reason: str | None, root_key: Path
 ) -> dict[str, object]:
     """What to send so that the key in the file ``root_key`` vouches for the revocation."""
-    listed, node_id = client.get("/v1/keys", Keys), client.get("/v1/node", Node)["node_id"]
+    listed, node_id = client.get("/v1/keys", KeyList), client.get("/v1/node", NodeAnswer)["node_id"]
     introduced_by = _listed(listed, key_id).get("introduced_by")
     if introduced_by is None:
         return {}
@@ -220,7 +220,7 @@ def admit(
     if (key_id is None) != all_known:
         raise fail("name one KEY_ID, or --all-known")
     with LedgerClient(url) as client:
-        listed = client.get("/v1/keys", Keys)
+        listed = client.get("/v1/keys", KeyList)
         known = [key for key in listed["not_admitted"] if key["is_old_form"]]
         wanted = known if all_known else [_listed(listed, str(key_id))]
         admitted = [_admitted(client, listed, key, root_key) for key in wanted]
@@ -248,7 +248,7 @@ def _admitted(
     if root_key is not None and "facts" in key:
         _check_is_said_of(key["facts"], key["key_id"])
         body["statement"] = _statement("KEY_ADMITTED", key["facts"], listed, key["introduced_by"], root_key)
-    answer: dict[str, Any] = client.post(f"/v1/keys/{quote(key['key_id'], safe='')}/admit", body, Key)
+    answer: dict[str, Any] = client.post(f"/v1/keys/{quote(key['key_id'], safe='')}/admit", body, KeyAnswer)
     return answer
 
 

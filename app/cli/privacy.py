@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.answers import Erasure, Privacy
+from app.answers.node import ErasureAnswer, PrivacyAnswer
 from app.cli.client import LedgerClient
 from app.cli.options import Tenant, Url
 from app.config import load_settings
@@ -48,7 +48,7 @@ def set_fields(
     """
     body: dict[str, Any] = {"fields": fields or [], "subject": subject}
     with LedgerClient(url) as client:
-        _show(client.put(f"/v1/tenants/{tenant}/privacy", body, Privacy), as_json)
+        _show(client.put(f"/v1/tenants/{tenant}/privacy", body, PrivacyAnswer), as_json)
 
 
 @privacy.command("show")
@@ -60,7 +60,7 @@ def show(tenant: Tenant, url: Url, as_json: Json = False) -> None:
       tally privacy show -t acme --json
     """
     with LedgerClient(url) as client:
-        _show(client.get(f"/v1/tenants/{tenant}/privacy", Privacy), as_json)
+        _show(client.get(f"/v1/tenants/{tenant}/privacy", PrivacyAnswer), as_json)
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:
@@ -148,6 +148,6 @@ def erase(
         subject = sys.stdin.readline(SUBJECT_CHARACTERS_MAX).rstrip("\r\n")
     body = {"subject": subject} if reason is None else {"subject": subject, "reason": reason}
     with LedgerClient(url) as client:
-        answer = client.post(f"/v1/tenants/{tenant}/erasures", body, Erasure, repeatable=True)
+        answer = client.post(f"/v1/tenants/{tenant}/erasures", body, ErasureAnswer, repeatable=True)
     where = f"on record at seq {answer['seq']} of tenant {answer['tenant_id']}"
     tell(answer, f"erased: {', '.join(answer['key_ids'])}, {where}", as_json=as_json)

@@ -12,8 +12,8 @@ import time
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from app.answers.jobs import EventAnswer
 from app.cli import process
-from app.cli.answers import Event
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.spool import FORMAT, Part, Request, Spool, SpoolError
 from ledger.errors import LedgerError
@@ -157,7 +157,7 @@ class RecordedJob:
 
     def _answered(self, client: LedgerClient, request: Request) -> dict[str, Any]:
         answer: dict[str, Any] = client.post(
-            request["path"], request["body"], Event, key=request["key"], session=self._session
+            request["path"], request["body"], EventAnswer, key=request["key"], session=self._session
         )
         self._session = answer["session"]
         return answer

@@ -30,7 +30,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.answers import Batch
+from app.answers.jobs import BatchAnswer
 from app.cli.client import LedgerClient, RequestRefusedError, say_wait
 from app.cli.event_files import EventChunk, EventFile, FileFormat, Mapping
 from app.cli.options import Durability, Level, Tenant, Url
@@ -129,7 +129,7 @@ def _feed(
     for chunk in source.chunks():
         key = request_key(digest, source.mapping, tenant, chunk.number)
         try:
-            answer, replayed = client.post_lines("/v1/events", chunk.lines, Batch, key=key, durability=durability)
+            answer, replayed = client.post_lines("/v1/events", chunk.lines, BatchAnswer, key=key, durability=durability)
         except RequestRefusedError as error:
             if error.kind not in ("idempotency-key-reused", "idempotency-key-unproven"):
                 raise

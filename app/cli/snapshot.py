@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.answers import Snapshot, Tenants
+from app.answers.chain import ListedSnapshot, TenantList
 from app.cli.client import LedgerClient, RequestRefusedError
 from app.cli.options import Url
 from console.counted import counted
@@ -81,7 +81,7 @@ def _named(tenants: Sequence[str]) -> str:
 def _tenants(client: LedgerClient) -> Iterator[str]:
     cursor = None
     while True:
-        page = client.get("/v1/tenants", Tenants, limit=PAGE_TENANTS, cursor=cursor)
+        page = client.get("/v1/tenants", TenantList, limit=PAGE_TENANTS, cursor=cursor)
         yield from (item["tenant_id"] for item in page["items"])
         cursor = page["next_cursor"]
         if cursor is None or not page["items"]:
@@ -89,7 +89,7 @@ def _tenants(client: LedgerClient) -> Iterator[str]:
 
 
 def _sign(client: LedgerClient, tenant: str, *, is_patient: bool = True) -> dict[str, Any]:
-    answer, is_new = client.post_once("/v1/snapshots", {"tenant_id": tenant}, Snapshot, repeatable=is_patient)
+    answer, is_new = client.post_once("/v1/snapshots", {"tenant_id": tenant}, ListedSnapshot, repeatable=is_patient)
     return {**answer, "is_new": is_new}
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from app.answers.chain import AcknowledgeAnswer, ConsistencyProofAnswer, VerdictAnswer
 from app.cli import verify_anchors
-from app.cli.answers import Acknowledged, ConsistencyProof, Verdict
 from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
 from app.cli.verdict_text import print_findings, print_verdicts
@@ -118,7 +118,7 @@ def _acknowledge(url: str, tenant: str, reason: str) -> None:
     with LedgerClient(url) as client:
         body = {"tenant_id": tenant, "reason": reason}
         try:
-            answer = client.post("/v1/chain/acknowledge", body, Acknowledged, repeatable=True)
+            answer = client.post("/v1/chain/acknowledge", body, AcknowledgeAnswer, repeatable=True)
         except RequestRefusedError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
@@ -140,7 +140,7 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         present, is_any = log.checkpoint()
         # 2. The verdict of the service.
         verdict: dict[str, Any] = client.get(
-            "/v1/chain/verify", Verdict, tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
+            "/v1/chain/verify", VerdictAnswer, tenant_id=tenant, from_seq=request.from_seq, to_seq=request.to_seq
         )
         if missing := [aspect for aspect in ASPECTS if aspect not in verdict["verdicts"]]:
             raise NotTheLedgerError(f"the verdict of {url} says nothing of {', '.join(missing)}")
@@ -251,7 +251,7 @@ class _Log(NamedTuple):
         """The proof of the service that its log of ``second`` entries extends the one of ``first``."""
         try:
             proof = self.client.get(
-                "/v1/chain/proof/consistency", ConsistencyProof, tenant_id=self.tenant, first=first, second=second
+                "/v1/chain/proof/consistency", ConsistencyProofAnswer, tenant_id=self.tenant, first=first, second=second
             )
         except RequestRefusedError as error:
             if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:

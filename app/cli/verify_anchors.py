@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from app.cli.answers import Anchors, Cosignatures
+from app.answers.chain import CosignatureList, TimestampList
 from app.cli.client import LedgerClient
 from ledger.verification.tree_check import Anchor
 from signing import checkpoint as checkpoints
@@ -27,12 +27,12 @@ def served(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: O
     anchors = []
     if outsiders.witnesses:
         known = {witness.text() for witness in outsiders.witnesses}
-        items = client.get(f"/v1/log/{tenant}/cosignatures", Cosignatures, limit=LISTED_MAX)["items"]
+        items = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList, limit=LISTED_MAX)["items"]
         for item in _newest([item for item in items if item["witness"] in known], "witness"):
             said = item["note"], item["witness"], item["tree_size"], datetime.fromisoformat(item["time"])
             anchors.append(judge_cosignature(*said, outsiders.witnesses, open_note))
     if outsiders.roots:
-        items = client.get(f"/v1/log/{tenant}/anchors", Anchors, limit=LISTED_MAX)["items"]
+        items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
         for item in _newest(items, "authority"):
             response = base64.b64decode(item["response"])
             size, time = item["tree_size"], datetime.fromisoformat(item["time"])

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from app.cli.answers import CosignatureAdded, Cosignatures
+from app.answers.chain import CosignatureList, CosignedAnswer
 from app.cli.client import LedgerClient
 from app.cli.options import Tenant, Url
 from console.options import Json
@@ -46,7 +46,7 @@ def add(
     if not cosignatures_of(notes.parse(content), [key]):
         raise UnknownKeyError(f"{note} has no cosignature by {key.name}+{key.key_hash.hex()}; nothing was sent")
     with LedgerClient(url) as client:
-        answer = client.post_text(f"/v1/log/{tenant}/cosignatures", content, CosignatureAdded)
+        answer = client.post_text(f"/v1/log/{tenant}/cosignatures", content, CosignedAnswer)
     names = ", ".join(WitnessKey.parse(each["witness"]).name for each in answer["added"])
     tell(answer, f"checkpoint of size {answer['tree_size']} of tenant {tenant} is cosigned by {names}", as_json=as_json)
 
@@ -60,7 +60,7 @@ def list_cosignatures(tenant: Tenant, url: Url, as_json: Json = False) -> None:
       tally witness list --tenant acme
     """
     with LedgerClient(url) as client:
-        answer = client.get(f"/v1/log/{tenant}/cosignatures", Cosignatures)
+        answer = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList)
     if as_json:
         print_json(answer)
         return

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from typing_extensions import is_typeddict
 
+from app import answers
+from app.answers import chain as chain_answers
+from app.answers import jobs as job_answers
+from app.answers import node as node_answers
 from app.http import bundles, chain, docs, events, jobs, keys, log, privacy, service, snapshots, stats
-from app.http.answers import Problem
 from app.http.body import SCHEMA_REF
 from app.http.middleware import Observed
 from app.http.problems import (
@@ -67,7 +73,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version="1", routes=app.routes, description=_DESCRIPTION, servers=[{"url": "/"}]
         )
         models = document.setdefault("components", {}).setdefault("schemas", {})
-        models["Problem"] = Problem.model_json_schema(ref_template=SCHEMA_REF)
+        models |= _shapes_of_answers()
         for name, adapter in _READ_BY_ENDPOINTS.items():
             schema = adapter.json_schema(ref_template=SCHEMA_REF)
             models.update(schema.pop("$defs", {}))
@@ -80,6 +86,20 @@ def _describe(app: FastAPI) -> dict[str, Any]:
             body.pop("$defs", None)
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _shapes_of_answers() -> dict[str, Any]:
+    """Every shape of an answer, by name. An answer has its members and no others; a problem may have more."""
+    shapes = [
+        shape for module in (answers, chain_answers, job_answers, node_answers) for shape in vars(module).values()
+    ]
+    _, described = msgspec.json.schema_components(
+        filter(is_typeddict, shapes), ref_template=SCHEMA_REF.format(model="{name}")
+    )
+    for name, shape in described.items():
+        shape["additionalProperties"] = name == "Problem"
+        shape["description"] = cleandoc(shape["description"])
+    return described
 
 
 def _say_what_it_is(answer: dict[str, Any], models: dict[str, Any]) -> None:

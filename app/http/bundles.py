@@ -10,14 +10,14 @@ import structlog
 from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from app.answers.chain import ImportAnswer
 from app.http.answers import json_answer
 from app.http.body import json_body
-from app.http.chain_answers import ImportAnswer
 from app.http.disconnect import while_connected
 from app.http.multipart import MEDIA_TYPE as MULTIPART
 from app.http.multipart import uploaded
 from app.http.requests import ExportRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.parts import PartsDep
 from ledger.errors import LedgerError
 
@@ -75,7 +75,7 @@ async def export_bundle(
 
 @router.post(
     "/v1/bundles/import",
-    response_model=ImportAnswer,
+    responses=answered(ImportAnswer),
     openapi_extra={"requestBody": {"required": True, "content": {MULTIPART: {"schema": _FILES}}}},
 )
 async def import_bundles(

@@ -7,9 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.http.answers import json_answer
-from app.http.body import json_body
-from app.http.chain_answers import (
+from app.answers.chain import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
     EntryList,
@@ -18,11 +16,13 @@ from app.http.chain_answers import (
     TenantList,
     VerdictAnswer,
 )
+from app.http.answers import json_answer
+from app.http.body import json_body
 from app.http.disconnect import while_connected
 from app.http.fields import CursorQuery, CursorText, Limit, ReadableTenantId, SeqNumber
 from app.http.lists import Cursors, number_position, page, text_position
 from app.http.requests import AcknowledgeRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.parts import PartsDep
 from app.read import proofs
 from app.store import chain_reads
@@ -40,7 +40,7 @@ _ENTRIES = Cursors("entries", number_position)
 _TENANTS = Cursors("tenants", text_position)
 
 
-@router.get("/v1/chain/verify", response_model=VerdictAnswer)
+@router.get("/v1/chain/verify", responses=answered(VerdictAnswer))
 async def verify_chain(
     request: Request,
     parts: PartsDep,
@@ -63,7 +63,7 @@ async def verify_chain(
     return json_answer(verification.to_json())
 
 
-@router.post("/v1/chain/acknowledge", response_model=AcknowledgeAnswer)
+@router.post("/v1/chain/acknowledge", responses=answered(AcknowledgeAnswer))
 async def acknowledge_breaks(
     parts: PartsDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
 ) -> Response:
@@ -89,7 +89,7 @@ async def acknowledge_breaks(
 router.add_api_route("/chain/verify", verify_chain, include_in_schema=False)
 
 
-@router.get("/v1/chain/head", response_model=HeadAnswer)
+@router.get("/v1/chain/head", responses=answered(HeadAnswer))
 async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
     """End of the tenant's chain, and of its Merkle tree."""
     async with reading(parts.pool) as connection:
@@ -113,7 +113,7 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
     )
 
 
-@router.get("/v1/chain/entries", response_model=EntryList)
+@router.get("/v1/chain/entries", responses=answered(EntryList))
 async def list_entries(
     parts: PartsDep,
     tenant_id: TenantQuery,
@@ -131,7 +131,7 @@ async def list_entries(
     return page(items, _ENTRIES.next(tenant_id, (entries[-1].seq + 1,)) if more else None)
 
 
-@router.get("/v1/chain/proof/inclusion", response_model=InclusionAnswer)
+@router.get("/v1/chain/proof/inclusion", responses=answered(InclusionAnswer))
 async def prove_inclusion(
     parts: PartsDep,
     tenant_id: TenantQuery,
@@ -143,7 +143,7 @@ async def prove_inclusion(
         return json_answer(await proofs.inclusion(parts.pool, tenant_id, seq, tree_size))
 
 
-@router.get("/v1/chain/proof/consistency", response_model=ConsistencyProofAnswer)
+@router.get("/v1/chain/proof/consistency", responses=answered(ConsistencyProofAnswer))
 async def prove_consistency(
     parts: PartsDep,
     tenant_id: TenantQuery,
@@ -155,7 +155,7 @@ async def prove_consistency(
         return json_answer(await proofs.consistency(parts.pool, tenant_id, first, second))
 
 
-@router.get("/v1/tenants", response_model=TenantList)
+@router.get("/v1/tenants", responses=answered(TenantList))
 async def list_tenants(parts: PartsDep, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None) -> Response:
     """The tenants that have a chain, by name, `_system` among them."""
     (after,) = _TENANTS.at("", cursor) or ("",)

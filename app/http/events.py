@@ -14,13 +14,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.answers.jobs import BatchAnswer
 from app.background.turns import turns
-from app.http.answers import BatchAnswer, json_answer
+from app.http.answers import json_answer
 from app.http.body import NDJSON_MEDIA_TYPE, read_body
 from app.http.fields import Level
 from app.http.lines import LineModel
 from app.http.requests import EVENT_LINE, EVENT_TAGS
-from app.http.routing import PROBLEM_RESPONSE, WRITE_HEADERS, WRITE_PARAMETERS, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, WRITE_HEADERS, WRITE_PARAMETERS, StrictRoute, answered
 from app.http.writing import (
     Route,
     draft_of,
@@ -56,8 +57,7 @@ _BODY = {
 
 @router.post(
     "/v1/events",
-    response_model=BatchAnswer,
-    responses={200: {"headers": WRITE_HEADERS}},
+    responses=answered(BatchAnswer, headers=WRITE_HEADERS),
     openapi_extra={"requestBody": _BODY, "parameters": WRITE_PARAMETERS},
 )
 async def submit_events(

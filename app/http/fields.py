@@ -63,7 +63,6 @@ JsonObject = dict[str, Any]
 """Any JSON object; what it holds is checked when it becomes canonical bytes."""
 Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
 """A level of durability that can be asked for."""
-HexHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def _digits(value: object) -> object:

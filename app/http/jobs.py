@@ -8,7 +8,8 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator, TypeAdapter
 
-from app.http.answers import EventAnswer, JobAnswer, JobEventList, JobList, JobStatus, json_answer
+from app.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList, JobStatus
+from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, body_of, parse, read_body
 from app.http.fields import (
     JOB_ID_PATTERN,
@@ -30,6 +31,7 @@ from app.http.routing import (
     WRITE_PARAMETERS,
     LeanRoute,
     StrictRoute,
+    answered,
 )
 from app.http.writing import Route, draft_of, receipt_answer, request_key, session_tokens
 from app.parts import PartsDep, parts_of
@@ -45,9 +47,7 @@ submissions = APIRouter(route_class=LeanRoute, tags=["jobs"], responses=PROBLEM_
 STALENESS_MS_MAX = 86_400_000
 
 _LOCATION = {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."}
-_TAKEN: dict[int | str, dict[str, Any]] = {
-    201: {"model": EventAnswer, "headers": {**WRITE_HEADERS, "Location": _LOCATION}}
-}
+_TAKEN = answered(EventAnswer, 201, headers={**WRITE_HEADERS, "Location": _LOCATION})
 _JOBS = Cursors("jobs", hlc_position)
 _EVENTS = Cursors("events", hlc_position)
 
@@ -154,7 +154,7 @@ def promise_of(
 PromiseDep = Annotated[Promise, Depends(promise_of)]
 
 
-@router.get("/v1/jobs/{job_id}", response_model=JobAnswer)
+@router.get("/v1/jobs/{job_id}", responses=answered(JobAnswer))
 async def read_job(
     parts: PartsDep,
     promise: PromiseDep,
@@ -169,7 +169,7 @@ async def read_job(
     return json_answer(await parts.job_reader.read(tenant_id, job_id, promise, at))
 
 
-@router.get("/v1/jobs", response_model=JobList)
+@router.get("/v1/jobs", responses=answered(JobList))
 async def list_jobs(
     parts: PartsDep,
     promise: PromiseDep,
@@ -188,7 +188,7 @@ async def list_jobs(
     return page(found.items, _JOBS.next(scope, found.last) if found.last else None, consistency=found.consistency)
 
 
-@router.get("/v1/jobs/{job_id}/events", response_model=JobEventList)
+@router.get("/v1/jobs/{job_id}/events", responses=answered(JobEventList))
 async def list_job_events(
     parts: PartsDep,
     promise: PromiseDep,

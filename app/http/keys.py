@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
+from app.answers.node import KeyAnswer, KeyList, RotationAnswer
 from app.http.answers import json_answer
 from app.http.body import json_body
 from app.http.fields import ReadableTenantId
-from app.http.node_answers import KeyAnswer, KeyList, RotationAnswer
 from app.http.requests import AdmitRequest, RevokeRequest, RotateRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.keys.trust import PublishedKey
 from app.parts import Parts, PartsDep
 from app.store import chain_reads
@@ -29,7 +29,7 @@ WAITING_MAX = 100
 KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="First 16 hex of SHA-256 of the public key's SPKI.")]
 
 
-@router.get("/v1/keys", response_model=KeyList)
+@router.get("/v1/keys", responses=answered(KeyList))
 async def list_keys(
     parts: PartsDep,
     tenant_id: Annotated[ReadableTenantId | None, Query(description="Whose log keys; all, when left out.")] = None,
@@ -49,7 +49,7 @@ async def list_keys(
     )
 
 
-@router.post("/v1/keys/rotate", status_code=201, response_model=RotationAnswer)
+@router.post("/v1/keys/rotate", status_code=201, responses=answered(RotationAnswer, 201))
 async def rotate_key(parts: PartsDep, wanted: Annotated[RotateRequest, json_body(RotateRequest)]) -> Response:
     """Let a new key of this node sign from now on. What the old one signed stays valid; it signs nothing later."""
     new_id, old_id = await parts.key_changes.rotate(wanted.get("new_key_uri"), log_key=wanted.get("log_key", False))
@@ -57,7 +57,7 @@ async def rotate_key(parts: PartsDep, wanted: Annotated[RotateRequest, json_body
     return json_answer({"key": found[new_id], "previous": found[old_id]}, 201)
 
 
-@router.post("/v1/keys/{key_id}/revoke", response_model=KeyAnswer)
+@router.post("/v1/keys/{key_id}/revoke", responses=answered(KeyAnswer))
 async def revoke_key(
     parts: PartsDep, key_id: KeyId, wanted: Annotated[RevokeRequest, json_body(RevokeRequest)]
 ) -> Response:
@@ -67,7 +67,7 @@ async def revoke_key(
     return json_answer((await _by_id(parts))[key_id])
 
 
-@router.post("/v1/keys/{key_id}/admit", response_model=KeyAnswer)
+@router.post("/v1/keys/{key_id}/admit", responses=answered(KeyAnswer))
 async def admit_key(
     parts: PartsDep, key_id: KeyId, wanted: Annotated[AdmitRequest, json_body(AdmitRequest)]
 ) -> Response:

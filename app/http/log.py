@@ -18,12 +18,12 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.answers.chain import CosignatureList, CosignedAnswer, TimestampList
 from app.http.answers import json_answer
 from app.http.body import TEXT_MEDIA_TYPE, read_body
-from app.http.chain_answers import CosignatureList, CosignedAnswer, TimestampList
 from app.http.fields import CursorQuery, Limit, ReadableTenantPath
 from app.http.lists import NewestFirst, page
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.parts import PartsDep
 from app.read import cosigned, log_tiles
 from app.store import anchors
@@ -112,7 +112,7 @@ async def read_tile(
 @router.post(
     "/v1/log/{tenant_id}/cosignatures",
     status_code=201,
-    response_model=CosignedAnswer,
+    responses=answered(CosignedAnswer, 201),
     openapi_extra={"requestBody": {"required": True, "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}},
 )
 async def add_cosignatures(request: Request, parts: PartsDep, tenant_id: ReadableTenantPath) -> Response:
@@ -125,7 +125,7 @@ async def add_cosignatures(request: Request, parts: PartsDep, tenant_id: Readabl
     return json_answer({**tree, "added": items}, 201)
 
 
-@router.get("/v1/log/{tenant_id}/cosignatures", response_model=CosignatureList)
+@router.get("/v1/log/{tenant_id}/cosignatures", responses=answered(CosignatureList))
 async def list_cosignatures(
     parts: PartsDep, tenant_id: ReadableTenantPath, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
 ) -> Response:
@@ -145,7 +145,7 @@ async def list_cosignatures(
     return page(items, following)
 
 
-@router.get("/v1/log/{tenant_id}/anchors", response_model=TimestampList)
+@router.get("/v1/log/{tenant_id}/anchors", responses=answered(TimestampList))
 async def list_anchors(
     parts: PartsDep, tenant_id: ReadableTenantPath, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
 ) -> Response:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from app.answers.node import ErasureAnswer, PrivacyAnswer
 from app.http.answers import json_answer
 from app.http.body import json_body
 from app.http.fields import TENANT_PATTERN, ReadableTenantPath
-from app.http.node_answers import ErasureAnswer, PrivacyAnswer
 from app.http.requests import ErasureRequest, PrivacyRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.intake.privacy_changes import Declared
 from app.parts import PartsDep
 from app.privacy.keys import TRUSTED_S
@@ -29,7 +29,7 @@ _NOTHING: dict[str, object] = {"fields": [], "subject": None, "seq": None, "decl
 """What a tenant declares that never declared anything."""
 
 
-@router.put("/v1/tenants/{tenant_id}/privacy", response_model=PrivacyAnswer)
+@router.put("/v1/tenants/{tenant_id}/privacy", responses=answered(PrivacyAnswer))
 async def declare_private_fields(
     parts: PartsDep, tenant_id: TenantPath, wanted: Annotated[PrivacyRequest, json_body(PrivacyRequest)]
 ) -> Response:
@@ -38,7 +38,7 @@ async def declare_private_fields(
     return _answer(tenant_id, await parts.privacy_changes.declare(tenant_id, declaration))
 
 
-@router.get("/v1/tenants/{tenant_id}/privacy", response_model=PrivacyAnswer)
+@router.get("/v1/tenants/{tenant_id}/privacy", responses=answered(PrivacyAnswer))
 async def read_private_fields(parts: PartsDep, tenant_id: ReadableTenantPath) -> Response:
     """The tenant's private fields; none when it never declared any."""
     declared = await parts.privacy_changes.declared(tenant_id)
@@ -48,7 +48,7 @@ async def read_private_fields(parts: PartsDep, tenant_id: ReadableTenantPath) ->
     return _answer(tenant_id, declared)
 
 
-@router.post("/v1/tenants/{tenant_id}/erasures", response_model=ErasureAnswer)
+@router.post("/v1/tenants/{tenant_id}/erasures", responses=answered(ErasureAnswer))
 async def erase_subject(
     parts: PartsDep, tenant_id: TenantPath, wanted: Annotated[ErasureRequest, json_body(ErasureRequest)]
 ) -> Response:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.access.rights import RIGHTS, Right
-from app.http.body import JsonBody
+from app.http.body import JSON_MEDIA_TYPE, SCHEMA_REF, JsonBody
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.http.problems import PROBLEM_MEDIA_TYPE
 from ledger.errors import InvalidInputError
@@ -48,6 +48,13 @@ SESSION_PARAMETER: dict[str, Any] = {
     "description": "One or several session tokens, separated by commas: writes to be seen first.",
     "schema": {"type": "string", "pattern": SESSION_PATTERN, "maxLength": 4096},
 }
+
+
+def answered(shape: Any, status: int = 200, **more: Any) -> dict[int | str, dict[str, Any]]:
+    """Describes the answer that an operation gives: a shape of ``app.answers``."""
+    schema = {"$ref": SCHEMA_REF.format(model=shape.__name__)}
+    return {status: {"content": {JSON_MEDIA_TYPE: {"schema": schema}}, **more}}
+
 
 WRITE_PARAMETERS = [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]
 WRITE_HEADERS: dict[str, Any] = {

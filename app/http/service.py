@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app import metrics
+from app.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer
 from app.http.answers import json_answer
 from app.http.body import TEXT_MEDIA_TYPE
-from app.http.node_answers import LiveAnswer, NodeAnswer, ReadyAnswer
 from app.http.problems import NOT_READY, problem_response
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.parts import Parts, PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
@@ -30,7 +30,7 @@ _TEXT = {
 }
 
 
-@router.get("/v1/node", response_model=NodeAnswer)
+@router.get("/v1/node", responses=answered(NodeAnswer))
 async def read_node(parts: PartsDep) -> Response:
     """This node. Positions are read from the last to the first, so each is at least the next."""
     node, settings = parts.node, parts.settings
@@ -63,13 +63,13 @@ async def read_node(parts: PartsDep) -> Response:
     )
 
 
-@router.get("/livez", response_model=LiveAnswer)
+@router.get("/livez", responses=answered(LiveAnswer))
 async def read_liveness() -> Response:
     """The process runs and answers."""
     return json_answer({"status": "live"})
 
 
-@router.get("/readyz", response_model=ReadyAnswer)
+@router.get("/readyz", responses=answered(ReadyAnswer))
 async def read_readiness(
     parts: PartsDep,
     exclude: Annotated[

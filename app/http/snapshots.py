@@ -7,13 +7,13 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Path, Query, Response
 
+from app.answers.chain import SnapshotAnswer, SnapshotList
 from app.http.answers import json_answer
 from app.http.body import json_body
-from app.http.chain_answers import SnapshotAnswer, SnapshotList
 from app.http.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId, WholeNumber
 from app.http.lists import NewestFirst, page
 from app.http.requests import SnapshotRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.parts import PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
@@ -28,8 +28,10 @@ _SNAPSHOTS = NewestFirst("snapshots", chain_reads.list_snapshots, lambda row: ro
 @router.post(
     "/v1/snapshots",
     status_code=201,
-    response_model=SnapshotAnswer,
-    responses={200: {"model": SnapshotAnswer, "description": "Everything was signed already; the newest snapshot"}},
+    responses={
+        **answered(SnapshotAnswer, 201),
+        **answered(SnapshotAnswer, description="Everything was signed already; the newest snapshot"),
+    },
 )
 async def sign_snapshot(parts: PartsDep, wanted: Annotated[SnapshotRequest, json_body(SnapshotRequest)]) -> Response:
     """Sign everything chained so far; answers the newest snapshot."""
@@ -44,7 +46,7 @@ async def sign_snapshot(parts: PartsDep, wanted: Annotated[SnapshotRequest, json
     return json_answer(_with_envelope(*newest), 201 if signed else 200)
 
 
-@router.get("/v1/snapshots", response_model=SnapshotList)
+@router.get("/v1/snapshots", responses=answered(SnapshotList))
 async def list_snapshots(
     parts: PartsDep,
     tenant_id: Annotated[ReadableTenantId, Query()],
@@ -56,7 +58,7 @@ async def list_snapshots(
     return page([_shown(row) for row in rows], following)
 
 
-@router.get("/v1/snapshots/{snapshot_id}", response_model=SnapshotAnswer)
+@router.get("/v1/snapshots/{snapshot_id}", responses=answered(SnapshotAnswer))
 async def read_snapshot(
     parts: PartsDep, snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX, description="Its id in lists.")]
 ) -> Response:

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from app.http.answers import answer_like, json_answer
+from app.answers.jobs import StatsAnswer
+from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
 from app.http.lines import LineModel, at_line
 from app.http.requests import STATS_REPORT
-from app.http.routing import PROBLEM_RESPONSE, LeanRoute
+from app.http.routing import PROBLEM_RESPONSE, LeanRoute, answered
 from app.metrics import Metrics
 from app.parts import parts_of
 from app.stats.intake import Chunk, StatsIntake
@@ -60,18 +61,14 @@ _BODY = {
 
 
 class StatsReceipt(NamedTuple):
-    """What became of stats reports: waiting to be written, or dropped. ``sample_rate`` is the share that was kept while
-    they came, 0 when none was even looked at."""
+    """What became of the reports of a request: ``StatsAnswer`` as values."""
 
     accepted: int
     dropped: int
     sample_rate: float
 
 
-_ANSWER = answer_like("StatsAnswer", str(StatsReceipt.__doc__), StatsReceipt)
-
-
-@router.post("/v1/stats", status_code=202, response_model=_ANSWER, openapi_extra={"requestBody": _BODY})
+@router.post("/v1/stats", status_code=202, responses=answered(StatsAnswer, 202), openapi_extra={"requestBody": _BODY})
 async def report_stats(request: Request) -> Response:
     """Report how jobs are doing. Never in the ledger: counted, sampled under pressure, kept for a while in files."""
     parts = parts_of(request)

@@ -44,16 +44,34 @@ def listed_key(key_id: str, **more: object) -> dict[str, Any]:
         **dict.fromkeys((*absent, "introduced_by")),
         "signs_snapshots": False,
         "signs_checkpoints": False,
+        "admitted": True,
         **more,
     }
+
+
+NODE = {
+    "node_id": "node-0",
+    "region": "local",
+    "gate": "gate",
+    "epoch": 1,
+    "wal_id": "0" * 32,
+    "ack_mode": "LOCAL_GROUP_SYNC",
+    "topology": {"postgres_survives": "process", "safekeepers": 0},
+    "positions": dict.fromkeys(("written_lsn", "durable_lsn", "commit_lsn", "chained_lsn"), 1),
+    "clock": {
+        "last_hlc": "1:0:node-0",
+        "last_at": None,
+        **dict.fromkeys(("offset_ms", "max_clock_skew_ms", "ticks", "skew_rejections"), 0),
+    },
+    "failure": None,
+}
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Liar
 
     def do_GET(self) -> None:
-        node = {"node_id": "node-0", "clock": {"last_hlc": "1:0:node-0"}}
-        self._answer(self.server.keys if self.path == "/v1/keys" else node)
+        self._answer(self.server.keys if self.path == "/v1/keys" else NODE)
 
     def do_POST(self) -> None:
         self.server.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

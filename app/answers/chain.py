@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal
 
-from app.http.answers import Answer, TimeOfHlc, answer_like, list_of
-from app.http.fields import HexHash, HlcText
-from app.read.proofs import ConsistencyProof, InclusionProof
-from app.store.chain_reads import ListedEntry, SnapshotRow
+from typing_extensions import TypedDict
+
+from app.answers import HexHash, HlcText, TenantId, Time, TimeOfHlc
 
 
-class TreeAnswer(Answer):
+class TreeAnswer(TypedDict):
     """A tenant's Merkle tree."""
 
     size: int
@@ -19,7 +17,7 @@ class TreeAnswer(Answer):
     checkpoint_size: int | None
 
 
-class HeadAnswer(Answer):
+class HeadAnswer(TypedDict):
     """End of a tenant's chain."""
 
     tenant_id: str
@@ -27,42 +25,68 @@ class HeadAnswer(Answer):
     chain_link: HexHash | None
     hlc: HlcText | None
     at: TimeOfHlc
-    updated_at: datetime
+    updated_at: Time
     signed_to_seq: int
     tree: TreeAnswer | None
 
 
-EntryAnswer = answer_like(
-    "EntryAnswer",
-    "One entry, every column; `payload` and `origin` are strings of the stored bytes.",
-    ListedEntry,
-    at=TimeOfHlc,
-)
+class EntryAnswer(TypedDict):
+    """One entry, every column; ``payload`` and ``origin`` are strings of the stored bytes."""
+
+    id: int
+    tenant_id: str
+    seq: int
+    t_hlc: str
+    at: TimeOfHlc
+    hlc_physical: int
+    hlc_logical: int
+    hlc_node: str
+    job_id: str
+    action: str
+    link_version: int
+    prev_chain_link: str | None
+    chain_link: str
+    payload_digest: str
+    payload: str
+    origin: str | None
+    created_at: Time
 
 
-EntryList = list_of("EntryList", "Entries in seq order.", EntryAnswer)
+class EntryList(TypedDict):
+    """Entries in seq order."""
+
+    items: list[EntryAnswer]
+    next_cursor: str | None
 
 
-InclusionAnswer = answer_like(
-    "InclusionAnswer", "Proof (RFC 9162) that a leaf stands in the tree of `tree_size` leaves.", InclusionProof
-)
+class InclusionAnswer(TypedDict):
+    """Proof (RFC 9162) that a leaf stands in the tree of ``tree_size`` leaves."""
+
+    leaf_index: int
+    tree_size: int
+    leaf_hash: HexHash
+    root_hash: HexHash
+    hashes: list[HexHash]
 
 
-ConsistencyProofAnswer = answer_like(
-    "ConsistencyProofAnswer",
-    "Proof (RFC 9162) that the tree of `second` leaves begins with the tree of `first`.",
-    ConsistencyProof,
-)
+class ConsistencyProofAnswer(TypedDict):
+    """Proof (RFC 9162) that the tree of ``second`` leaves begins with the tree of ``first``."""
+
+    first: int
+    second: int
+    first_root: HexHash
+    second_root: HexHash
+    hashes: list[HexHash]
 
 
-class AddedCosignature(Answer):
+class AddedCosignature(TypedDict):
     """A cosignature that was stored; ``witness`` is the verifier key."""
 
     witness: str
-    time: datetime
+    time: Time
 
 
-class CosignedAnswer(Answer):
+class CosignedAnswer(TypedDict):
     """What was stored of a cosigned checkpoint."""
 
     tenant_id: str
@@ -71,20 +95,24 @@ class CosignedAnswer(Answer):
     added: list[AddedCosignature]
 
 
-class CosignatureAnswer(Answer):
+class CosignatureAnswer(TypedDict):
     """A stored cosignature; ``note`` is the checkpoint with this one cosignature."""
 
     tree_size: int
     witness: str
-    time: datetime
+    time: Time
     status: Literal["ok", "broken", "unknown_key"]
     note: str
 
 
-CosignatureList = list_of("CosignatureList", "Cosignatures, newest first.", CosignatureAnswer)
+class CosignatureList(TypedDict):
+    """Cosignatures, newest first."""
+
+    items: list[CosignatureAnswer]
+    next_cursor: str | None
 
 
-class BreakAnswer(Answer):
+class BreakAnswer(TypedDict):
     """The first thing that does not hold."""
 
     seq: int
@@ -94,7 +122,7 @@ class BreakAnswer(Answer):
     actual: Any
 
 
-class VerdictHead(Answer):
+class VerdictHead(TypedDict):
     """End of the chain as verified."""
 
     seq: int
@@ -102,7 +130,7 @@ class VerdictHead(Answer):
     hlc: str | None
 
 
-class AnchoredAnswer(Answer):
+class AnchoredAnswer(TypedDict):
     """What somebody outside said of the first ``to_seq`` entries, and whether it holds."""
 
     kind: Literal["witness", "rfc3161"]
@@ -113,21 +141,25 @@ class AnchoredAnswer(Answer):
     detail: str | None
 
 
-class TimestampAnswer(Answer):
+class TimestampAnswer(TypedDict):
     """A time stamp (RFC 3161) over the bytes of ``checkpoint``; ``response`` is the TimeStampResp in base64."""
 
     kind: Literal["rfc3161"]
     tree_size: int
     authority: str
-    time: datetime
+    time: Time
     checkpoint: str
-    response: str
+    response: bytes
 
 
-TimestampList = list_of("TimestampList", "Time stamps, newest first.", TimestampAnswer)
+class TimestampList(TypedDict):
+    """Time stamps, newest first."""
+
+    items: list[TimestampAnswer]
+    next_cursor: str | None
 
 
-class VerdictAnswer(Answer):
+class VerdictAnswer(TypedDict):
     """What verification found."""
 
     tenant_id: str
@@ -146,48 +178,57 @@ class VerdictAnswer(Answer):
     duration_ms: float
 
 
-class TenantAnswer(Answer):
+class TenantAnswer(TypedDict):
     """One tenant, or ``_system``."""
 
+    tenant_id: TenantId
+
+
+class TenantList(TypedDict):
+    """Tenants by name."""
+
+    items: list[TenantAnswer]
+    next_cursor: str | None
+
+
+class ListedSnapshot(TypedDict):
+    """One signed batch of entries."""
+
+    id: int
     tenant_id: str
+    from_seq: int
+    to_seq: int
+    snapshot_hlc: HlcText
+    snapshot_at: TimeOfHlc
+    from_chain_link: HexHash
+    to_chain_link: HexHash
+    entry_count: int
+    merkle_root: HexHash
+    created_at: Time
 
 
-TenantList = list_of("TenantList", "Tenants by name.", TenantAnswer)
-
-
-class EnvelopeSignature(Answer):
+class EnvelopeSignature(TypedDict):
     """One signature of an envelope, base64, and the id of the key that made it."""
 
     keyid: str
     sig: str
 
 
-class Envelope(Answer):
+class Envelope(TypedDict):
     """A DSSE envelope: docs/formats/snapshot.md says what its payload, base64, states."""
 
     payload: str
-    payloadType: str  # noqa: N815 - DSSE's spelling
+    payloadType: str
     signatures: list[EnvelopeSignature]
 
 
-_SHOWN_SNAPSHOT = {
-    "snapshot_hlc": HlcText,
-    "snapshot_at": TimeOfHlc,
-    "from_chain_link": HexHash,
-    "to_chain_link": HexHash,
-    "merkle_root": HexHash,
-}
-ListedSnapshot = answer_like("ListedSnapshot", "One signed batch of entries.", SnapshotRow, **_SHOWN_SNAPSHOT)
-SnapshotAnswer = answer_like(
-    "SnapshotAnswer",
-    "One signed batch of entries with its DSSE envelope.",
-    SnapshotRow,
-    **_SHOWN_SNAPSHOT,
-    dsse_envelope=Envelope,
-)
+class SnapshotAnswer(ListedSnapshot):
+    """One signed batch of entries with its DSSE envelope."""
+
+    dsse_envelope: Envelope
 
 
-class AcknowledgedBreak(Answer):
+class AcknowledgedBreak(TypedDict):
     """A break that verification found and somebody has seen."""
 
     kind: str
@@ -196,17 +237,21 @@ class AcknowledgedBreak(Answer):
     found_at: str
 
 
-class AcknowledgeAnswer(Answer):
+class AcknowledgeAnswer(TypedDict):
     """What was acknowledged, each in an entry of `_system`."""
 
     tenant_id: str
     acknowledged: list[AcknowledgedBreak]
 
 
-SnapshotList = list_of("SnapshotList", "Snapshots, newest first.", ListedSnapshot)
+class SnapshotList(TypedDict):
+    """Snapshots, newest first."""
+
+    items: list[ListedSnapshot]
+    next_cursor: str | None
 
 
-class ConflictAnswer(Answer):
+class ConflictAnswer(TypedDict):
     """An event whose HLC another one has: a CONFLICT entry holds it, with an HLC that follows from it."""
 
     tenant_id: str
@@ -218,7 +263,7 @@ class ConflictAnswer(Answer):
     conflict_hlc: HlcText
 
 
-class ImportHead(Answer):
+class ImportHead(TypedDict):
     """End of a tenant's chain after the import; seq 0 and nulls for one that a dry run would begin."""
 
     tenant_id: str
@@ -227,7 +272,7 @@ class ImportHead(Answer):
     hlc: HlcText | None
 
 
-class ImportAnswer(Answer):
+class ImportAnswer(TypedDict):
     """What an import came to: `imported + duplicates = entries`. `conflicts` lists the first 1000. `new_head` is that
     of the first tenant by name, `new_heads` has all."""
 

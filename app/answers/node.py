@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal
 
-from app.http.answers import Answer, TimeOfHlc, answer_like
-from app.http.fields import HexHash, HlcText
-from app.intake.privacy_changes import Declared, Erased
+from typing_extensions import TypedDict
+
+from app.answers import HexHash, HlcText, Time, TimeOfHlc
 
 
-class KeyEntry(Answer):
+class KeyEntry(TypedDict):
     """The entry of ``_system`` that introduced a key."""
 
     seq: int
     chain_link: HexHash
 
 
-class KeyAnswer(Answer):
+class KeyAnswer(TypedDict):
     """A public key and when it counts."""
 
     key_id: str
     algorithm: str
     public_key_pem: str
-    not_before: datetime | None
-    not_after: datetime | None
+    not_before: Time | None
+    not_after: Time | None
     revoked_from_hlc: HlcText | None
     node_id: str | None
     signs_snapshots: bool
@@ -43,14 +42,14 @@ class WaitingKeyAnswer(KeyAnswer):
     is_old_form: bool
 
 
-class RotationAnswer(Answer):
+class RotationAnswer(TypedDict):
     """The key that signs now and the one whose place it took."""
 
     key: KeyAnswer
     previous: KeyAnswer
 
 
-class KeyList(Answer):
+class KeyList(TypedDict):
     """Keys of snapshots, and of checkpoints in the form of C2SP signed notes."""
 
     keys: list[KeyAnswer]
@@ -59,7 +58,7 @@ class KeyList(Answer):
     log_verifier_keys: list[str]
 
 
-class Positions(Answer):
+class Positions(TypedDict):
     """How far this node's writes have come; each is at least the next."""
 
     written_lsn: int
@@ -68,7 +67,7 @@ class Positions(Answer):
     chained_lsn: int
 
 
-class ClockAnswer(Answer):
+class ClockAnswer(TypedDict):
     """The hybrid logical clock."""
 
     last_hlc: HlcText
@@ -79,14 +78,14 @@ class ClockAnswer(Answer):
     skew_rejections: int
 
 
-class Topology(Answer):
+class Topology(TypedDict):
     """What an acknowledged write outlives here, level by level."""
 
     postgres_survives: Literal["process", "node", "region"]
     safekeepers: int
 
 
-class NodeAnswer(Answer):
+class NodeAnswer(TypedDict):
     """This node."""
 
     node_id: str
@@ -101,40 +100,42 @@ class NodeAnswer(Answer):
     failure: str | None
 
 
-PrivacyAnswer = answer_like(
-    "PrivacyAnswer",
-    "A tenant's private fields, and the entry of its chain that says so.",
-    Declared,
-    tenant_id=str,
-    declared_at=datetime | None,
-    covers=str,
-    other_nodes_within_s=float,
-)
+class PrivacyAnswer(TypedDict):
+    """A tenant's private fields, and the entry of its chain that says so."""
+
+    tenant_id: str
+    fields: list[str]
+    subject: str | None
+    seq: int | None
+    declared_at: Time | None
+    covers: str
+    other_nodes_within_s: float
 
 
-ErasureAnswer = answer_like(
-    "ErasureAnswer",
-    "The newest erasure of a subject, and the entry of the tenant's chain that says so.",
-    Erased,
-    tenant_id=str,
-    other_nodes_within_s=float,
-)
+class ErasureAnswer(TypedDict):
+    """The newest erasure of a subject, and the entry of the tenant's chain that says so."""
+
+    tenant_id: str
+    key_ids: list[str]
+    seq: int
+    erased_at: Time
+    other_nodes_within_s: float
 
 
-class LiveAnswer(Answer):
+class LiveAnswer(TypedDict):
     """The process runs."""
 
     status: Literal["live"]
 
 
-class CheckAnswer(Answer):
+class CheckAnswer(TypedDict):
     """One readiness check."""
 
     ok: bool
     detail: str | None
 
 
-class ReadyAnswer(Answer):
+class ReadyAnswer(TypedDict):
     """The node takes requests."""
 
     status: Literal["ready"]
