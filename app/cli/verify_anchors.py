@@ -55,9 +55,6 @@ def under(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
 
 
 def _newest(items: list[dict[str, Any]], whose: str) -> list[dict[str, Any]]:
-    newest: dict[str, dict[str, Any]] = {}
-    for item in items:
-        known = newest.get(item[whose])
-        if known is None or (item["tree_size"], item["time"]) > (known["tree_size"], known["time"]):
-            newest[item[whose]] = item
+    by_age = sorted(items, key=lambda item: (item["tree_size"], item["time"]))
+    newest = {item[whose]: item for item in by_age}
     return [newest[name] for name in sorted(newest)]

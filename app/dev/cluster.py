@@ -48,6 +48,11 @@ class Credentials(msgspec.Struct, frozen=True):
     service: str
     port: int
 
+    def url(self, login: str, database: str) -> str:
+        """URL by which ``login`` connects to ``database``."""
+        password = {SUPERUSER: self.superuser, OWNER: self.owner, SERVICE: self.service}[login]
+        return f"postgresql://{login}:{password}@127.0.0.1:{self.port}/{database}"
+
 
 class Cluster(NamedTuple):
     """A complete cluster and what is needed to run it."""

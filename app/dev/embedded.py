@@ -121,18 +121,15 @@ class EmbeddedPostgres:
 
     def superuser_url(self, database: str = DATABASE) -> str:
         """URL of the superuser, for psql and for tests; works in any process that may read the folder."""
-        credentials = self._credentials()
-        return _url(SUPERUSER, credentials.superuser, credentials.port, database)
+        return self._credentials().url(SUPERUSER, database)
 
     def owner_url(self, database: str = DATABASE) -> str:
         """URL of the login that owns schema and tables and runs the migrations."""
-        credentials = self._credentials()
-        return _url(OWNER, credentials.owner, credentials.port, database)
+        return self._credentials().url(OWNER, database)
 
     def service_url(self, database: str = DATABASE) -> str:
         """URL of the login that the service works with; it owns nothing."""
-        credentials = self._credentials()
-        return _url(SERVICE, credentials.service, credentials.port, database)
+        return self._credentials().url(SERVICE, database)
 
     def postmaster_pid(self) -> int | None:
         """Process id of the living server, whoever started it, or None when it is down."""
@@ -259,10 +256,6 @@ def _open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-def _url(login: str, password: str, port: int, database: str) -> str:
-    return f"postgresql://{login}:{password}@127.0.0.1:{port}/{database}"
-
-
 def _server_command(cluster: Cluster, port: int) -> list[str]:
     return [
         str(cluster.binaries / "postgres"),
@@ -288,23 +281,23 @@ def _serves(pid: int, data: Path) -> bool:
 
 def _is_running(pid: int) -> bool:
     """Whether the process has not ended. A zombie has: whoever adopted it takes its time to reap it."""
-    if not Path("/proc/self").exists():
-        state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True).stdout
-    else:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-    return state.strip()[:1] not in ("", "Z", "X")
+    state = (_told_of(pid, "state", "stat") or b"").rpartition(b") ")[2]
+    return state[:1] not in (b"", b"Z", b"X")
 
 
 def _command_line(pid: int) -> bytes | None:
     """Command line of a process with spaces between arguments; None when there is no such process."""
+    command = _told_of(pid, "command", "cmdline")
+    return None if command is None else command.replace(b"\0", b" ")
+
+
+def _told_of(pid: int, column: str, file: str) -> bytes | None:
+    """What ``file`` of a process in /proc holds, else ``column`` of ps says; None when there is no such process."""
     if not Path("/proc/self").exists():
-        told = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True)
+        told = subprocess.run(["ps", "-ww", "-o", f"{column}=", "-p", str(pid)], capture_output=True)
         return told.stdout.strip() or None
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        return Path(f"/proc/{pid}/{file}").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
 

@@ -259,6 +259,15 @@ async def test_bundles_bring_back_rows_and_snapshots_as_they_were(
         await write(service, 6)
 
 
+async def test_a_bundle_that_cannot_be_read_is_not_told_as_a_fault_of_the_database(
+    run_node: RunNode, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.tar"):
+        await restore_from_bundles(settings, database.service_url, [tmp_path / "nowhere.tar"], None)
+
+
 async def test_a_job_row_that_somebody_edited_does_not_stop_a_restore(
     run_node: RunNode, settings: Settings, database: Database, back_up: BackUp, tmp_path: Path
 ) -> None:
