@@ -10,11 +10,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from app.answers.chain import AcknowledgeAnswer, ConsistencyProofAnswer, VerdictAnswer
-from app.cli import verify_anchors
 from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
 from app.cli.verdict_text import print_findings, print_verdicts
-from app.cli.verify_request import Request
+from app.cli.verify_against import Request, kept_anchors, served_anchors
 from console.counted import counted
 from console.incomplete import print_why_incomplete
 from console.options import Json, NoState, State
@@ -171,13 +170,13 @@ def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str
         err.print(f"the checkpoint proves nothing: {error}", markup=False)
         return with_checkpoint(verdict, "unknown_key", FILE)
     # What outsiders said: of this log, and under the kept checkpoint.
-    anchors = verify_anchors.served(
+    anchors = served_anchors(
         log.client,
         log.tenant,
         outsiders,
         lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin),
     )
-    anchors += verify_anchors.under(kept, outsiders.witnesses) if kept is not None else []
+    anchors += kept_anchors(kept, outsiders.witnesses) if kept is not None else []
     verdict = _with_anchors(log, verdict, anchors, now, outsiders)
     # The kept checkpoint itself.
     return verdict if then is None else log.compared(verdict, then, now, FILE)
@@ -273,7 +272,7 @@ def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
     if request.kept is not None:
         try:
             heads.append(kept_head(request.kept, request.tenant, request.keyring, FILE))
-            anchors = verify_anchors.under(request.kept, request.outsiders.witnesses)
+            anchors = kept_anchors(request.kept, request.outsiders.witnesses)
         except UnknownKeyError as error:
             err.print(f"the checkpoint proves nothing: {error}", markup=False)
             is_key_unknown = True

@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from app.cli.verify_request import Request
+from app.cli.verify_against import Request
 from app.read.anchors import newest_anchors
 from app.read.checking import verified
 from app.store import keys as key_store

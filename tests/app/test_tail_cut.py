@@ -18,8 +18,8 @@ import pytest
 
 from app.chain import checkpoints
 from app.cli.verify import FILE, verify_by_service
+from app.cli.verify_against import Request
 from app.cli.verify_database import kept_head, verify_database
-from app.cli.verify_request import Request
 from app.config import Settings
 from app.dev.embedded import EmbeddedPostgres
 from app.store.tampering import cut_tail

@@ -1,12 +1,14 @@
-"""What outsiders said of a tenant's log, judged here by what the caller brought: ``--tsa-ca`` and ``--witness-key``.
+"""What one ``tally verify`` is asked to verify, and against what: what the caller trusts and kept, what outsiders said.
 
-Statements come from the service, or stand under a kept checkpoint. One that holds is then held against the log.
+Outsiders are judged here by what the caller brought: ``--tsa-ca`` and ``--witness-key``. Their statements come from the
+service, or stand under a kept checkpoint. One that holds is then held against the log.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -17,12 +19,30 @@ from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.anchors import WITNESS, OpenNote, Outsiders, judge_cosignature, judge_timestamp, rfc_3339
 from signing.cosignature import WitnessKey, cosignatures_of
+from signing.keys import Keyring
+from signing.memory import Memory
 
 LISTED_MAX = 1000
 """Newest statements of each kind that are looked at."""
 
 
-def served(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: OpenNote) -> list[Anchor]:
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A tenant's chain, all of it or a range, and what the caller trusts."""
+
+    tenant: str
+    from_seq: int | None
+    to_seq: int | None
+    keyring: Keyring | None
+    """None when no keys were given: then nobody vouches for what is found."""
+    kept: str | None
+    """Text of a checkpoint kept elsewhere."""
+    outsiders: Outsiders
+    memory: Memory | None = None
+    """What was verified before, None when nothing is to be remembered."""
+
+
+def served_anchors(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: OpenNote) -> list[Anchor]:
     """The newest statement of each outsider that the service has."""
     anchors = []
     if outsiders.witnesses:
@@ -42,7 +62,7 @@ def served(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: O
     return anchors
 
 
-def under(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
+def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
     """The cosignatures under a kept checkpoint, whose log's signature the caller checks.
 
     Raises:
