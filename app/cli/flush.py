@@ -79,7 +79,7 @@ def _send_or_refuse(client: LedgerClient, spool: Spool, waiting: Waiting, report
         path = spool.refuse(waiting, str(error))
         report.refused.append({"job": waiting.job, "file": str(path), "why": str(error)})
     else:
-        spool.sent(waiting)
+        waiting.path.unlink()
         report.jobs.add(waiting.job)
 
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from app.answers.jobs import EventAnswer
 from app.cli import process
@@ -44,13 +44,6 @@ REFUSALS = frozenset(
 def is_refusal(error: LedgerError) -> bool:
     """Whether the ledger has said that it does not take this event, now or later."""
     return isinstance(error, RequestRefusedError) and error.kind in REFUSALS
-
-
-class RecordedEnd(NamedTuple):
-    """What became of the end of a job: taken by the ledger, with what it answered, or kept in the spool."""
-
-    answer: dict[str, Any] | None
-    is_spooled: bool
 
 
 class RecordedJob:
@@ -99,7 +92,10 @@ class RecordedJob:
         except LedgerError as error:
             if _stops_the_command(error):
                 raise
-            self._keep_unsent(error)
+            try:
+                self._keep(self._spool, "begin", self._unsent)
+            except SpoolError as full:
+                self.problem = SpoolError(f"{error}; {full}")
             return
         try:
             # One that could not be written is found before it is needed.
@@ -107,8 +103,8 @@ class RecordedJob:
         except SpoolError as error:
             self.problem = error
 
-    def end(self, ended: process.Ended) -> RecordedEnd:
-        """JobCompleted or JobFailed.
+    def end(self, ended: process.Ended) -> dict[str, Any] | None:
+        """JobCompleted or JobFailed: what the ledger answered, None when the spool keeps it.
 
         Raises:
             LedgerError: neither the ledger nor a spool took it.
@@ -116,17 +112,17 @@ class RecordedJob:
         event = self._event("ended", self._ending(ended))
         if self._spool is None:
             with LedgerClient(self._url, patience_s=END_PATIENCE_S) as client:
-                return RecordedEnd(self._answered(client, event), False)
+                return self._answered(client, event)
         if not self.is_begin_spooled:
             try:
-                return RecordedEnd(self._send_all(END_WAIT_S, [event]), False)
+                return self._send_all(END_WAIT_S, [event])
             except LedgerError as error:
                 if is_refusal(error):
                     raise
                 if self._unsent:
                     self._keep(self._spool, "begin", self._unsent)
         self._keep(self._spool, "end", [event])
-        return RecordedEnd(None, True)
+        return None
 
     @property
     def is_unrecorded(self) -> bool:
@@ -172,13 +168,6 @@ class RecordedJob:
         return answer
 
     # --- to the spool -----------------------------------------------------------------------------
-
-    def _keep_unsent(self, away: LedgerError) -> None:
-        assert self._spool is not None
-        try:
-            self._keep(self._spool, "begin", self._unsent)
-        except SpoolError as error:
-            self.problem = SpoolError(f"{away}; {error}")
 
     def _keep(self, spool: Spool, part: Part, requests: list[Request]) -> None:
         spool.keep(

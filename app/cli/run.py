@@ -113,12 +113,13 @@ def _report(job: RecordedJob, ended: process.Ended, spool: Path | None, as_json:
     }
     how = f"exit code {ended.exit_code}, {ended.duration_s:.3f} s"
     try:
-        answer, report["spooled"] = job.end(ended)
+        answer = job.end(ended)
     except LedgerError as error:
         err.print(f"the end of job {job.job_id} was not recorded: {error}", style="bold red", markup=False)
         report["problem"] = str(error)
     else:
         if answer is None:
+            report["spooled"] = True
             err.print(f"job {job.job_id} spooled: {how}; send it with tally run --flush --spool {spool}", markup=False)
         else:
             report |= {"recorded": True, "type": answer["type"], "chain": answer["chain"]}

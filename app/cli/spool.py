@@ -140,10 +140,6 @@ class Spool:
             raise SpoolError(f"holds the {kept['part']} of job {kept['job_id']}, under another name")
         return kept
 
-    def sent(self, waiting: Waiting) -> None:
-        """Remove what the ledger has now."""
-        waiting.path.unlink()
-
     def refuse(self, waiting: Waiting, why: str) -> Path:
         """Set a file aside, with the reason, where nobody tries to send it again; returns where it is."""
         folder = self.folder / REFUSED
