@@ -50,7 +50,7 @@ from app.parts import Parts, ReadinessCheck
 from app.privacy.agreement import Unchained
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
-from app.read.anchors import AnchorReader
+from app.read.anchors import judged_anchors
 from app.read.consistency import Consistency
 from app.read.copies import Copies
 from app.read.found_breaks import FoundBreaks
@@ -252,13 +252,14 @@ def _verifier(
         keyring=service.trust.keyring,
         keyring_fault=service.trust.fault,
         checkpoints=service.trust.checkpoints,
-        anchors=AnchorReader(
-            pool=pool,
-            origin=service.notary.origin,
-            keyring=service.trust.keyring,
-            witnesses=service.settings.log.witnesses,
-            roots=lambda url: roots.get(url, ()),
-        ).newest,
+        anchors=lambda tenant_id, keyring: judged_anchors(
+            pool,
+            tenant_id,
+            keyring,
+            service.notary.origin(tenant_id),
+            service.settings.log.witnesses,
+            lambda url: roots.get(url, ()),
+        ),
         positions=VerifiedPositions(started.folder),
         breaks=breaks,
         metrics=service.metrics,

@@ -171,7 +171,7 @@ async def _verify_all(chain: Chain, projection: bool, beside: bool) -> Verified:
             )
             if beside:
                 elsewhere = await held.enter_async_context(checking(chain.url, reader))
-                await elsewhere.started()
+                await elsewhere.begun
                 verify_rows = partial(verify_rows, elsewhere=elsewhere)
             began_s = time.perf_counter()
             verdict = await verify_rows()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from app.store import anchors as store
@@ -12,10 +12,10 @@ from signing.anchors import OpenNote, as_of, judge_cosignature, judge_timestamp
 from signing.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
-    import asyncpg
     from cryptography import x509
 
     from app.store import Connection
+    from app.store.reading import Pool
     from ledger.verification.tree_check import Anchor
     from signing.cosignature import WitnessKey
     from signing.keys import Keyring
@@ -28,40 +28,23 @@ RootsOf: TypeAlias = Callable[[str], "Sequence[x509.Certificate]"]
 """Gives the certificates that an authority's stamps may be traced to, none when nobody said."""
 
 
-class AnchorReader:
-    """Reads anchors of one ledger, for one node."""
+async def judged_anchors(
+    pool: Pool, tenant_id: str, keyring: Keyring, origin: str, witnesses: Sequence[WitnessKey], roots: RootsOf
+) -> list[Anchor]:
+    """The newest statement of each registered witness and of each authority, judged.
 
-    def __init__(
-        self,
-        *,
-        pool: asyncpg.Pool[asyncpg.Record],
-        origin: Callable[[str], str],
-        keyring: Callable[[], Awaitable[Keyring]],
-        witnesses: Sequence[WitnessKey],
-        roots: RootsOf,
-    ) -> None:
-        self._pool = pool
-        self._origin = origin
-        self._keyring = keyring
-        self._witnesses = witnesses
-        self._roots = roots
-
-    async def newest(self, tenant_id: str) -> list[Anchor]:
-        """The newest statement of each registered witness and of each authority, judged.
-
-        Raises:
-            DatabaseUnavailableError: Postgres cannot be reached.
-        """
-        keyring, origin = await self._keyring(), self._origin(tenant_id)
-        async with reading(self._pool) as connection:
-            judge = await newest_anchors(
-                connection,
-                tenant_id,
-                lambda note, time: open_checkpoint(note, as_of(keyring, time), origin=origin),
-                self._witnesses,
-                self._roots,
-            )
-        return await asyncio.to_thread(judge)
+    Raises:
+        DatabaseUnavailableError: Postgres cannot be reached.
+    """
+    async with reading(pool) as connection:
+        judge = await newest_anchors(
+            connection,
+            tenant_id,
+            lambda note, time: open_checkpoint(note, as_of(keyring, time), origin=origin),
+            witnesses,
+            roots,
+        )
+    return await asyncio.to_thread(judge)
 
 
 async def newest_anchors(

@@ -1,7 +1,7 @@
 """Verifying a long chain in processes beside the service: its event loop keeps its turns, and two cores share the work.
 
 Each process has a connection of its own, in the state of the database that the verification sees, and ends with it.
-What is asked of a process is answered in that order.
+A process is asked one thing at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
@@ -29,8 +28,10 @@ from ledger.verification.verdict import Break, Verdict
 
 PROCESSES_MAX: Final = 2
 REQUESTS_AHEAD: Final = 2
-"""Requests that a process has at a time, so that it does not wait for the next."""
+"""Ranges for each process that are made ready at a time, so that none waits for the next."""
 JOBS_A_REQUEST: Final = 5000
+COMPARISONS_AT_ONCE: Final = 16
+"""Requests whose answers are held at a time."""
 LONG_ENTRIES: Final = 50_000
 """Entries of a chain for which it is worth starting processes."""
 
@@ -39,6 +40,7 @@ COMMAND: Final = (sys.executable, "-m", "app.read.checking_process")
 log = structlog.get_logger()
 
 _Answer = TypeVar("_Answer")
+_BEGUN_DECODER: Final = msgspec.msgpack.Decoder(bool)
 _CHECKED_DECODER: Final = msgspec.msgpack.Decoder(CheckedRange)
 _COMPARED_DECODER: Final = msgspec.msgpack.Decoder(ComparedJobs)
 
@@ -50,18 +52,14 @@ class CheckingFailedError(LedgerError):
 class CheckingProcesses:
     """Checks parts of one ledger, as ``ledger.verification.Checks``."""
 
-    def __init__(self, reader: PostgresChainReader, processes: Sequence[_Asked]) -> None:
+    def __init__(self, reader: PostgresChainReader, processes: Sequence[Process], begin: Begin) -> None:
         self._reader = reader
-        self._processes = processes
+        self._free: asyncio.Queue[Process] = asyncio.Queue()
+        for each in processes:
+            self._free.put_nowait(each)
         self.ranges_at_once = len(processes) * REQUESTS_AHEAD
-
-    async def started(self) -> None:
-        """Return once all of them are at work; nobody needs to wait for that.
-
-        Raises:
-            CheckingFailedError: one could not begin.
-        """
-        await asyncio.gather(*(each.begun for each in self._processes))
+        self.begun = asyncio.gather(*(self._ask(begin, _BEGUN_DECODER) for _ in processes), return_exceptions=True)
+        """Done once all of them are at work, or failed; nobody needs to wait for that."""
 
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
         """Check one range by itself."""
@@ -69,83 +67,43 @@ class CheckingProcesses:
 
     async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
         """Compare all jobs, some at a time."""
-        left = deque(await self._reader.job_ranges(JOBS_A_REQUEST))
-        under_way: deque[asyncio.Future[ComparedJobs]] = deque()
+        parts = [*await self._reader.job_ranges(JOBS_A_REQUEST)]
         compared = merged(())
-        try:
-            while left or under_way:
-                while left and len(under_way) < self.ranges_at_once:
-                    under_way.append(asyncio.ensure_future(self._ask(CompareJobs(left.popleft()), _COMPARED_DECODER)))
-                answer = await under_way.popleft()
+        for first in range(0, len(parts), COMPARISONS_AT_ONCE):
+            requests = map(CompareJobs, parts[first : first + COMPARISONS_AT_ONCE])
+            for answer in await asyncio.gather(*(self._ask(each, _COMPARED_DECODER) for each in requests)):
                 compared = merged((compared, answer.jobs))
                 _tell(on_break, answer.breaks)
                 _tell(on_candidate, answer.candidates)
-        finally:
-            for each in under_way:
-                each.cancel()
         return compared
 
-    async def _ask(self, request: Request, decoder: msgspec.msgpack.Decoder[_Answer]) -> _Answer:
-        process = min(self._processes, key=lambda each: each.waiting)
-        return decoder.decode(await process.ask(framed(request)))
+    async def _ask(self, request: Begin | Request, decoder: msgspec.msgpack.Decoder[_Answer]) -> _Answer:
+        """The answer of a process that has nothing else to do.
+
+        Raises:
+            CheckingFailedError: the process ended.
+        """
+        process = await self._free.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if process.stdin.is_closing():
+                raise BrokenPipeError
+            process.stdin.write(framed(request))
+            length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+            data = await process.stdout.readexactly(length)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            self._free.put_nowait(process)  # Who else waits for one is not to wait for ever.
+            raise CheckingFailedError("a process that checks parts of a ledger ended too early") from error
+        # One whose answer nobody waited for is not asked again: that answer would be read as the next.
+        self._free.put_nowait(process)
+        return decoder.decode(data)
 
 
 def _tell(on_break: OnBreak | None, breaks: Sequence[Break]) -> None:
     if on_break is not None:
         for each in breaks:
             on_break(each)
-
-
-class _Asked:
-    """A process, and those who wait for its answers."""
-
-    def __init__(self, process: Process, begin: bytes) -> None:
-        self._process = process
-        self._answers: deque[asyncio.Future[bytes]] = deque()
-        self._reading = asyncio.ensure_future(self._read())
-        self.begun = asyncio.ensure_future(self.ask(begin))
-        """Done once the process is at work."""
-
-    @property
-    def waiting(self) -> int:
-        """Requests that have no answer yet."""
-        return len(self._answers)
-
-    async def ask(self, frame: bytes) -> bytes:
-        """The answer to a request.
-
-        Raises:
-            CheckingFailedError: the process ended.
-        """
-        if self._reading.done():
-            raise CheckingFailedError("a process that checks parts of a ledger has ended")
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._answers.append(answer)
-        assert self._process.stdin is not None
-        # Requests are bounded in number, and small.
-        self._process.stdin.write(frame)
-        return await answer
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        try:
-            while True:
-                length = int.from_bytes(await self._process.stdout.readexactly(LENGTH_BYTES), "big")
-                data = await self._process.stdout.readexactly(length)
-                answer = self._answers.popleft()
-                if not answer.done():
-                    answer.set_result(data)
-        except (asyncio.IncompleteReadError, OSError):
-            for answer in self._answers:
-                if not answer.done():
-                    answer.set_exception(CheckingFailedError("a process that checks parts of a ledger ended too early"))
-
-    async def stop(self) -> None:
-        """End the process, whatever it is doing."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
-        await asyncio.gather(self._reading, self.begun, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -155,17 +113,23 @@ async def checking(database_url: str, reader: PostgresChainReader) -> AsyncItera
     Raises:
         OSError: they cannot be started.
     """
-    begin = framed(Begin(database_url, await reader.exported(), reader.tenant_id))
-    processes: list[_Asked] = []
+    begin = Begin(database_url, await reader.exported(), reader.tenant_id)
+    processes: list[Process] = []
+    elsewhere = None
     try:
         for _ in range(min(PROCESSES_MAX, os.cpu_count() or 1)):
             # A session of its own: who interrupts the service by the keyboard ends this process through it.
             process = await asyncio.create_subprocess_exec(*COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True)
-            processes.append(_Asked(process, begin))
-        yield CheckingProcesses(reader, processes)
+            processes.append(process)
+        elsewhere = CheckingProcesses(reader, processes, begin)
+        yield elsewhere
     finally:
-        for each in processes:
-            await each.stop()
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+        if elsewhere is not None:
+            await elsewhere.begun
 
 
 async def verified(

@@ -14,17 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import structlog
 
-from ledger.errors import NotFoundError, StartRefusedError
+from app.node.kept_file import KeptFile
+from ledger.errors import NotFoundError
 from ledger.verification.verdict import Break
-from wal.segment import store_file
 
-NAME: Final = "breaks.json"
-VERSION: Final = 1
 BREAKS_MAX: Final = 1000
 """Most that are kept; more are the same fault many times, and all are in the log."""
 NAMED_MAX: Final = 3
@@ -50,17 +48,25 @@ class FoundBreak(msgspec.Struct):
         return f"break:{self.tenant_id}:{self.kind}:{self.seq}"
 
 
-class _File(msgspec.Struct):
-    version: int
+class _Breaks(msgspec.Struct):
+    version: Literal[1]
     breaks: list[FoundBreak]
+
+
+_FILE: Final = KeptFile[_Breaks](
+    "breaks.json",
+    _Breaks,
+    b'{"version":1,"breaks":[]}',
+    "it lists breaks that verification found: restore it, or move it away and run tally verify for every tenant",
+)
 
 
 class FoundBreaks:
     """The breaks of one node, in memory and in its WAL folder."""
 
     def __init__(self, wal_folder: Path) -> None:
-        self._path = wal_folder / NAME
-        self._by_place = {(each.tenant_id, each.kind, each.seq): each for each in _load(self._path)}
+        self._folder = wal_folder
+        self._by_place = {(each.tenant_id, each.kind, each.seq): each for each in _FILE.load(wal_folder).breaks}
 
     def open(self, tenant_id: str | None = None) -> list[FoundBreak]:
         """Those that nobody has acknowledged, of one tenant or of all."""
@@ -132,23 +138,8 @@ class FoundBreaks:
         self._store()
 
     def _store(self) -> None:
-        store_file(self._path, msgspec.json.encode(_File(VERSION, list(self._by_place.values()))))
+        _FILE.store(self._folder, _Breaks(1, list(self._by_place.values())))
 
 
 def _actual(found: Break) -> str | None:
     return None if found.actual is None else str(found.actual)
-
-
-def _load(path: Path) -> list[FoundBreak]:
-    try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
-    except FileNotFoundError:
-        return []
-    except (msgspec.MsgspecError, OSError) as error:
-        raise StartRefusedError(
-            f"{path} cannot be read: {error}. It lists breaks that verification found: restore it, or move it away and "
-            "run tally verify for every tenant"
-        ) from error
-    if file.version != VERSION:
-        raise StartRefusedError(f"{path} is of version {file.version}; this program knows {VERSION}")
-    return file.breaks

@@ -19,20 +19,20 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import structlog
 
 from app.background.paced import paced
+from app.node.kept_file import KeptFile
 from app.store.chain_reads import list_tenants
 from app.store.reading import reading
 from app.store.watching import read_end
 from ledger import merkle
-from ledger.errors import DatabaseUnavailableError, TenantNotFoundError
+from ledger.errors import DatabaseUnavailableError, StartRefusedError, TenantNotFoundError
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.verdict import Break
-from wal.segment import store_file
 
 if TYPE_CHECKING:
     from app.read.verification import ChainVerifier
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from signing.checkpoint import Checkpoint
 
 NAME: Final = "walk.json"
-VERSION: Final = 1
 SHARE: Final = 0.1
 """Most of the time that the walk takes, waiting for the database included: a tenth of a core at the most."""
 RANGE_ENTRIES: Final = 20_000
@@ -62,7 +61,7 @@ log = structlog.get_logger()
 class _Position(msgspec.Struct):
     """How far the walk is: ``tenant_id`` up to ``seq``; all tenants before it are done."""
 
-    version: int = VERSION
+    version: Literal[1] = 1
     began_at: float = 0.0
     is_done: bool = True
     tenant_id: str = ""
@@ -75,6 +74,9 @@ class _Position(msgspec.Struct):
     def begin(self, tenant_id: str) -> None:
         """Go on with the chain of this tenant."""
         self.tenant_id, self.seq, self.hashes, self.from_seq, self.link, self.snapshot = tenant_id, 0, [], 0, None, None
+
+
+_FILE: Final = KeptFile[_Position](NAME, _Position, b"{}", "the walk begins again")
 
 
 class FullWalk:
@@ -93,9 +95,9 @@ class FullWalk:
         self._pool = pool
         self._verifier = verifier
         self._kept = kept
-        self._path = wal_folder / NAME
+        self._folder = wal_folder
         self._interval_s = interval_s
-        self._at = _load(self._path)
+        self._at = _load(wal_folder)
         self._stored_at_s = 0.0
         self.walks_done = 0
 
@@ -183,7 +185,7 @@ class FullWalk:
             return
         self._stored_at_s = time.monotonic()
         try:
-            await asyncio.to_thread(store_file, self._path, msgspec.json.encode(self._at))
+            await asyncio.to_thread(_FILE.store, self._folder, self._at)
         except OSError as error:
             log.warning("full_verification_position_not_stored", error=str(error))
 
@@ -221,13 +223,11 @@ class _GrowingTree:
             self.link = row[_LINK]
 
 
-def _load(path: Path) -> _Position:
+def _load(folder: Path) -> _Position:
     try:
-        position = msgspec.json.decode(path.read_bytes(), type=_Position)
+        position = _FILE.load(folder)
         merkle.Frontier.restore(position.seq, tuple(map(bytes.fromhex, position.hashes)))
-    except FileNotFoundError:
+    except (StartRefusedError, ValueError, AssertionError) as error:
+        log.warning("full_verification_begins_again", error=repr(error))
         return _Position()
-    except (msgspec.MsgspecError, OSError, ValueError, AssertionError) as error:
-        log.warning("full_verification_begins_again", file=str(path), error=repr(error))
-        return _Position()
-    return position if position.version == VERSION else _Position()
+    return position

@@ -41,7 +41,7 @@ VERIFICATION_TIMEOUT_S = 6 * 3600.0
 
 KeyringProvider = Callable[[], Awaitable["Keyring"]]
 """Gives the keys that signatures are judged with; afterwards it can be asked what is wrong with them."""
-AnchorProvider = Callable[[str], Awaitable[Sequence[Anchor]]]
+AnchorProvider = Callable[[str, "Keyring"], Awaitable[Sequence[Anchor]]]
 """Gives what outsiders said of a tenant's tree, judged."""
 CheckpointProvider = Callable[[str, "Keyring"], Sequence[TreeHead]]
 """Gives the tree heads of a tenant that are kept outside the database, each with its source."""
@@ -163,7 +163,7 @@ class ChainVerifier:
         keyring = await self._keyring()
         checkpoints = self._checkpoints(tenant_id, keyring)
         opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
-        anchors = await self._anchors(tenant_id) if from_seq in (None, 1) else ()
+        anchors = await self._anchors(tenant_id, keyring) if from_seq in (None, 1) else ()
         # 2. The ledger, in one state.
         async with (
             reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,

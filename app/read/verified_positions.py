@@ -12,12 +12,13 @@ verification begins at seq 1 again, which is safe.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import structlog
 
-from wal.segment import store_file
+from app.node.kept_file import KeptFile
+from ledger.errors import StartRefusedError
 
 FILE_NAME = "verified.json"
 
@@ -31,9 +32,12 @@ class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chain_link: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class _File(msgspec.Struct):
+class _Positions(msgspec.Struct):
     version: Literal[1]
     tenants: dict[str, Position]
+
+
+_FILE: Final = KeptFile[_Positions](FILE_NAME, _Positions, b'{"version":1,"tenants":{}}', "it is made again")
 
 
 def forget(wal_folder: Path) -> None:
@@ -45,8 +49,12 @@ class VerifiedPositions:
     """The positions of one node, in memory and in its WAL folder."""
 
     def __init__(self, wal_folder: Path) -> None:
-        self._path = wal_folder / FILE_NAME
-        self._by_tenant = _load(self._path)
+        self._folder = wal_folder
+        self._by_tenant: dict[str, Position] = {}
+        try:
+            self._by_tenant = _FILE.load(wal_folder).tenants
+        except StartRefusedError as error:
+            log.warning("verified_positions_unreadable", error=str(error))
 
     def get(self, tenant_id: str) -> Position | None:
         """Where the tenant was last verified, None before the first time."""
@@ -74,14 +82,4 @@ class VerifiedPositions:
         Raises:
             OSError: the disk refuses; the positions in memory stay.
         """
-        store_file(self._path, msgspec.json.encode(_File(1, dict(sorted(self._by_tenant.items())))))
-
-
-def _load(path: Path) -> dict[str, Position]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_File).tenants
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        log.warning("verified_positions_unreadable", file=str(path), error=repr(error))
-        return {}
+        _FILE.store(self._folder, _Positions(1, dict(sorted(self._by_tenant.items()))))

@@ -43,7 +43,7 @@ class Setting:
             metrics=self.metrics,
         )
 
-    async def anchors(self, _tenant_id: str) -> list[Anchor]:
+    async def anchors(self, _tenant_id: str, _keyring: object) -> list[Anchor]:
         return self.said
 
     async def keyring(self) -> Keyring:

@@ -99,7 +99,7 @@ async def test_they_see_what_the_verification_sees_and_end_with_it(
         await late.execute("UPDATE scheduler.scheduler_log SET payload = '{}'")
         await late.close()
         async with checking.checking(database.service_url, reader) as elsewhere:
-            await elsewhere.started()
+            await elsewhere.begun
             verdict = await verify(reader, tenant_id="acme", open_snapshot=OPEN, elsewhere=elsewhere)
             assert len(children()) > len(before)
     assert verdict.is_valid
