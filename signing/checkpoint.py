@@ -109,12 +109,10 @@ def open_checkpoint(
         raise SignatureError(f"the checkpoint is of log {checkpoint.origin[:200]!r}, not of {origin!r}")
     if not note.is_name(checkpoint.origin):
         raise SignatureError(f"origin {checkpoint.origin[:200]!r} of the checkpoint cannot name a key")
-    # 2. Signed by a known key, and that in the log's name: a witness alone does not make a checkpoint.
-    verifiers = _verifiers(keys, checkpoint.origin) if isinstance(keys, Keyring) else tuple(keys)
-    named = [key for key in map(_parsed, verifiers) if key.name == checkpoint.origin]
-    note.signers_of(parsed, named)
-    # 3. Signatures of other known keys, witnesses, hold as well.
-    note.signers_of(parsed, verifiers)
+    # 2. Signed by known keys, one of them in the log's name: a witness alone does not make a checkpoint.
+    signers = note.signers_of(parsed, _verifiers(keys, checkpoint.origin) if isinstance(keys, Keyring) else keys)
+    if checkpoint.origin not in {key.name for key in signers}:
+        raise UnknownKeyError(f"none of the keys that signed the checkpoint is one of log {checkpoint.origin[:200]!r}")
     return checkpoint
 
 
@@ -192,7 +190,3 @@ def _verifiers(keyring: Keyring, origin: str) -> tuple[VerifierKey, ...]:
     verifiers = [VerifierKey.of(origin, key) for key in keyring if key.algorithm == ED25519]
     verifiers += map(VerifierKey.parse, keyring.log_verifier_keys)
     return tuple(key for key in verifiers if key.public_key.key_id not in revoked)
-
-
-def _parsed(key: VerifierKey | str) -> VerifierKey:
-    return VerifierKey.parse(key) if isinstance(key, str) else key

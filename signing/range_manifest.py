@@ -1,13 +1,8 @@
 """Manifests of ranges, those of bundles and of archives alike: signed statements of what a range holds.
 
-The payload is canonical JSON of an in-toto Statement, in a DSSE envelope that is canonical JSON itself and has exactly
-one signature, so each has one spelling and a reader compares bytes::
-
-    _type          https://in-toto.io/Statement/v1
-    subject        one: name "{tenant_id}/{from_seq}-{to_seq}", digest sha256 over the 32-byte digests, in order, of
-                   the files that make up the range
-    predicateType  which form it is
-    predicate      format_version and the fields of that form
+The payload is an in-toto Statement (:mod:`signing.statement`), in a DSSE envelope that is canonical JSON itself and has
+exactly one signature, so each has one spelling and a reader compares bytes. The digest of its subject is that over the
+32-byte digests, in order, of the files that make up the range; its predicate begins with ``format_version``.
 """
 
 from __future__ import annotations
@@ -21,21 +16,19 @@ import msgspec
 from msgspec import Meta
 
 from ledger import canonical
-from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError, LedgerError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
 from ledger.merkle import verify_consistency
-from ledger.names import NODE_ID, READABLE_TENANT_ID
 from signing import envelope
+from signing import statement as statements
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.envelope import PAYLOAD_BYTES_MAX, PAYLOAD_TYPE, Envelope, EnvelopeSignature
 from signing.keys import Keyring, Signer
-from signing.snapshot import STATEMENT_TYPE
+from signing.statement import Hash, HlcText, NodeId, Seq, TenantId
 from signing.strict import decode_base64
 
 CONSISTENCY_HASHES_MAX: Final = 128
-HLC_CHARACTERS_MAX: Final = 200
 LOG_ORIGIN: Final = r"[!-*,-~]{1,300}"
 """What a log's origin may be, without ``/`` and the tenant, as a regular expression: no space, no plus."""
 
@@ -46,21 +39,17 @@ _TAIL: Final = re.compile(
 )
 """What stands behind the payload: there is no other spelling, so nothing has to be parsed to refuse one."""
 
-Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
-Seq = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
-HlcText = Annotated[str, Meta(max_length=HLC_CHARACTERS_MAX)]
 _Name = Annotated[str, Meta(max_length=200)]
 
 
 class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the manifests of all forms say, as their predicate has it. Links, roots and digests are lowercase hex."""
 
-    node_id: Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
+    node_id: NodeId
     """The node that exported the range, or signed its last snapshot."""
     log_origin: Annotated[str, Meta(pattern=rf"^{LOG_ORIGIN}\Z")]
     """With ``/`` and the tenant the origin of the tenant's log, as in its checkpoints."""
-    tenant_id: Annotated[str, Meta(pattern=rf"^(?:{READABLE_TENANT_ID})\Z")]
+    tenant_id: TenantId
     from_seq: Seq
     to_seq: Seq
     to_chain_link: Hash
@@ -158,15 +147,8 @@ class ManifestForm(Generic[M]):
             CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
         """
         digest = sha256(b"".join(map(bytes.fromhex, self._digests(manifest)))).hexdigest()
-        name = f"{manifest.tenant_id}/{manifest.from_seq}-{manifest.to_seq}"
-        return canonical.encode(
-            {
-                "_type": STATEMENT_TYPE,
-                "subject": [{"name": name, "digest": {"sha256": digest}}],
-                "predicateType": self._predicate_type,
-                "predicate": msgspec.to_builtins(manifest),
-            }
-        )
+        subject = statements.subject_of(manifest.tenant_id, manifest.from_seq, manifest.to_seq, digest)
+        return statements.encode(subject, self._predicate_type, msgspec.to_builtins(manifest))
 
     def seal(self, manifest: M, signer: Signer) -> bytes:
         """The bytes of the envelope around ``manifest``.

@@ -1,50 +1,58 @@
 """Batch snapshots: signed statements of what a range of a tenant's chain holds.
 
-The payload is canonical JSON of an in-toto Statement (github.com/in-toto/attestation, spec/v1/statement.md)::
-
-    _type          https://in-toto.io/Statement/v1
-    subject        one: name "{tenant}/{from_seq}-{to_seq}", digest sha256 = Merkle root of the range
-    predicateType  https://tallystick.dev/batch-snapshot/v1
-    predicate      the fields of SnapshotClaim
-
-and stands in a DSSE envelope. Invariants: those of ``SnapshotClaim``; subject and predicate agree.
+The payload is an in-toto Statement (:mod:`signing.statement`) of type ``https://tallystick.dev/batch-snapshot/v1``; its
+digest is the Merkle root of the range, its predicate the fields of ``SnapshotClaim``. It stands in a DSSE envelope.
+Invariants: those of ``SnapshotClaim``; subject and predicate agree.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from ledger import canonical
-from ledger.canonical import INTEGER_MAX
+import msgspec
+from msgspec import Meta
+
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from ledger.hlc import Hlc
-from ledger.names import NODE_ID, READABLE_TENANT_ID
 from ledger.verification.snapshot import SnapshotClaim
 from signing import envelope
+from signing import statement as statements
 from signing.keys import Keyring, Signer
+from signing.statement import Hash, HlcText, NodeId, Seq, TenantId
 from signing.strict import parse_json
 
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://tallystick.dev/batch-snapshot/v1"
 
 SignatureVerdict = Literal["ok", "broken", "unknown_key", "not_checked"]
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_PATTERNS = {
-    "tenant_id": re.compile(READABLE_TENANT_ID),
-    "from_chain_link": _DIGEST,
-    "to_chain_link": _DIGEST,
-    "merkle_root": _DIGEST,
-    "tree_root": _DIGEST,
-    "snapshot_hlc": re.compile(r".{1,128}"),
-    "node_id": re.compile(NODE_ID),
-    "key_id": re.compile(r"[0-9a-f]{16}"),
-}
-_INTEGERS = ("from_seq", "to_seq", "entry_count", "tree_size")
 
-assert {*_PATTERNS, *_INTEGERS, "previous_snapshot"} == set(SnapshotClaim._fields)
+class _Predicate(msgspec.Struct):
+    """What the fields of ``SnapshotClaim`` may hold; others are ignored."""
+
+    tenant_id: TenantId
+    from_seq: Seq
+    to_seq: Seq
+    from_chain_link: Hash
+    to_chain_link: Hash
+    entry_count: Seq
+    merkle_root: Hash
+    tree_size: Seq
+    tree_root: Hash
+    snapshot_hlc: HlcText
+    previous_snapshot: Hash | None
+    node_id: NodeId
+    key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+
+
+assert _Predicate.__struct_fields__ == SnapshotClaim._fields
+
+
+class _Statement(msgspec.Struct):
+    type_: Literal["https://in-toto.io/Statement/v1"] = msgspec.field(name="_type")
+    subject: Any
+    predicate_type: Literal["https://tallystick.dev/batch-snapshot/v1"] = msgspec.field(name="predicateType")
+    predicate: dict[str, Any]
 
 
 class OpenedSnapshot(NamedTuple):
@@ -71,14 +79,7 @@ def statement(claim: SnapshotClaim) -> bytes:
         _check(claim._asdict())
     except SignatureError as error:
         raise InvalidInputError(f"this snapshot cannot be signed: {error}") from error
-    return canonical.encode(
-        {
-            "_type": STATEMENT_TYPE,
-            "subject": [_subject(claim)],
-            "predicateType": PREDICATE_TYPE,
-            "predicate": claim._asdict(),
-        }
-    )
+    return statements.encode(_subject(claim), PREDICATE_TYPE, claim._asdict())
 
 
 def sign_snapshot(claim: SnapshotClaim, signer: Signer) -> tuple[dict[str, object], str]:
@@ -131,45 +132,27 @@ def _judge(
 
 
 def _claim(payload: bytes) -> SnapshotClaim:
-    value = parse_json(payload, "the statement")
-    if not isinstance(value, dict):
-        raise SignatureError("the statement is not a JSON object")
-    if value.get("_type") != STATEMENT_TYPE:
-        raise SignatureError(f"_type of the statement is not {STATEMENT_TYPE}")
-    if value.get("predicateType") != PREDICATE_TYPE:
-        raise SignatureError(f"predicateType of the statement is not {PREDICATE_TYPE}")
-    predicate = value.get("predicate")
-    if not isinstance(predicate, dict):
-        raise SignatureError("predicate of the statement is not a JSON object")
-    claim = _check(predicate)
-    if value.get("subject") != [_subject(claim)]:
+    try:
+        said = msgspec.convert(parse_json(payload, "the statement"), _Statement)
+    except msgspec.ValidationError as error:
+        raise SignatureError(f"the statement is not one of a snapshot: {error}") from error
+    claim = _check(said.predicate)
+    if said.subject != _subject(claim):
         raise SignatureError("subject of the statement is not what its predicate says")
     return claim
 
 
-def _subject(claim: SnapshotClaim) -> dict[str, object]:
-    name = f"{claim.tenant_id}/{claim.from_seq}-{claim.to_seq}"
-    return {"name": name, "digest": {"sha256": claim.merkle_root}}
+def _subject(claim: SnapshotClaim) -> list[dict[str, object]]:
+    return statements.subject_of(claim.tenant_id, claim.from_seq, claim.to_seq, claim.merkle_root)
 
 
-def _check(predicate: dict[str, object]) -> SnapshotClaim:
-    """The claim in a predicate, its fields well-formed and its invariants kept; other fields are ignored."""
-    for name, pattern in _PATTERNS.items():
-        text = predicate.get(name)
-        if not isinstance(text, str) or not pattern.fullmatch(text):
-            raise SignatureError(f"{name} of the snapshot is missing or malformed")
-    for name in _INTEGERS:
-        number = predicate.get(name)
-        if type(number) is not int or not 1 <= number <= INTEGER_MAX:
-            raise SignatureError(f"{name} of the snapshot is missing or not a positive integer")
-    previous = predicate.get("previous_snapshot", "")
-    if previous is not None and not (isinstance(previous, str) and _DIGEST.fullmatch(previous)):
-        raise SignatureError("previous_snapshot of the snapshot is missing or malformed")
+def _check(predicate: dict[str, Any]) -> SnapshotClaim:
+    """The claim in a predicate, its fields well-formed and its invariants kept."""
     try:
-        Hlc.parse(str(predicate["snapshot_hlc"]))
-    except InvalidInputError as error:
-        raise SignatureError(f"snapshot_hlc of the snapshot: {error}") from error
-    claim = SnapshotClaim._make(predicate[name] for name in SnapshotClaim._fields)
+        claim = SnapshotClaim._make(msgspec.structs.astuple(msgspec.convert(predicate, _Predicate)))
+        Hlc.parse(claim.snapshot_hlc)
+    except (msgspec.ValidationError, InvalidInputError) as error:
+        raise SignatureError(f"the predicate of the snapshot is malformed: {error}") from error
     if claim.to_seq - claim.from_seq + 1 != claim.entry_count:
         raise SignatureError("entry_count of the snapshot is not the size of its range")
     if claim.tree_size != claim.to_seq:

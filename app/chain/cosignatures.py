@@ -14,6 +14,7 @@ Each new cosignature is stored as a row of its own. Anything else stores nothing
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -40,23 +41,15 @@ if TYPE_CHECKING:
     from signing.note import Note
 
 
+@dataclass(kw_only=True, eq=False)
 class CosignatureInbox:
     """Takes cosignatures in for all tenants of one ledger."""
 
-    def __init__(
-        self,
-        *,
-        pool: asyncpg.Pool[asyncpg.Record],
-        origin: Callable[[str], str],
-        keyring: Callable[[], Awaitable[Keyring]],
-        witnesses: Sequence[WitnessKey],
-        max_skew_ms: int,
-    ) -> None:
-        self._pool = pool
-        self._origin = origin
-        self._keyring = keyring
-        self._witnesses = witnesses
-        self._max_skew = timedelta(milliseconds=max_skew_ms)
+    pool: asyncpg.Pool[asyncpg.Record]
+    origin: Callable[[str], str]
+    keyring: Callable[[], Awaitable[Keyring]]
+    witnesses: Sequence[WitnessKey]
+    max_skew_ms: int
 
     async def take(self, tenant_id: str, text: bytes, now: datetime) -> tuple[Checkpoint, list[Cosignature]]:
         """Store the new cosignatures in a note; the checkpoint and those that were stored, at least one.
@@ -67,8 +60,8 @@ class CosignatureInbox:
             ClockSkewError: a cosignature lies further ahead than ``hlc.max_clock_skew``; nothing was stored.
             DatabaseUnavailableError: Postgres cannot be reached.
         """
-        keyring, origin = await self._keyring(), self._origin(tenant_id)
-        async with reading(self._pool) as connection:
+        keyring, origin = await self.keyring(), self.origin(tenant_id)
+        async with reading(self.pool) as connection:
             head = await chain_reads.head(connection, tenant_id)
             try:
                 # 1. ours
@@ -77,7 +70,7 @@ class CosignatureInbox:
                 # 2. of our tree
                 await _require_same_tree(connection, tenant_id, head.checkpoint, checkpoint)
                 # 3. cosigned by someone registered
-                found = cosignatures_of(notes.parse(text), self._witnesses)
+                found = cosignatures_of(notes.parse(text), self.witnesses)
             except SignatureError as error:
                 raise CosignatureRefusedError(str(error)) from error
             if not found:
@@ -86,7 +79,7 @@ class CosignatureInbox:
                 )
             # 4. by now
             for each in found:
-                if each.time > now + self._max_skew:
+                if each.time > now + timedelta(milliseconds=self.max_skew_ms):
                     raise ClockSkewError(f"the cosignature by {each.witness.name} is of {each.time}, which is to come")
             # 5. news
             async with connection.transaction():

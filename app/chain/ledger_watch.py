@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -76,25 +77,23 @@ _WENT_BACK = (
 log = structlog.get_logger()
 
 
+@dataclass(slots=True, eq=False)
 class _Watched:
     """What is known of one chain between two rounds."""
 
-    __slots__ = ("ahead_s", "anchor", "fault", "follow_at_s", "link", "looked_at_s", "mark")
-
-    def __init__(self) -> None:
-        self.anchor: Checkpoint | None = None
-        """The newest checkpoint beside the WAL."""
-        self.link: str | None = None
-        """Link of the entry at its size, once it was proved to be the one that was signed."""
-        self.mark: int | None = None
-        """Of the columns that were found in order."""
-        self.follow_at_s = 0.0
-        """When a newer checkpoint of another node is looked at again."""
-        self.fault: str | None = None
-        """Why the stored checkpoint was not kept when it was looked at last."""
-        self.ahead_s = 0.0
-        """How long the chain has been longer than the checkpoint, as far as it was looked at."""
-        self.looked_at_s = time.monotonic()
+    anchor: Checkpoint | None = None
+    """The newest checkpoint beside the WAL."""
+    link: str | None = None
+    """Link of the entry at its size, once it was proved to be the one that was signed."""
+    mark: int | None = None
+    """Of the columns that were found in order."""
+    follow_at_s: float = 0.0
+    """When a newer checkpoint of another node is looked at again."""
+    fault: str | None = None
+    """Why the stored checkpoint was not kept when it was looked at last."""
+    ahead_s: float = 0.0
+    """How long the chain has been longer than the checkpoint, as far as it was looked at."""
+    looked_at_s: float = field(default_factory=time.monotonic)
 
     def move(self, anchor: Checkpoint) -> None:
         """Hold the chain to ``anchor`` from now on."""
@@ -107,39 +106,30 @@ class _Watched:
         return self.anchor.size if self.anchor is not None else 0
 
 
+@dataclass(kw_only=True, eq=False)
 class LedgerWatch:
     """The watch of one node; belongs to its event loop."""
 
-    def __init__(
-        self,
-        *,
-        node: Node,
-        pool: asyncpg.Pool[asyncpg.Record],
-        checkpoints: CheckpointJournal,
-        notary: Notary,
-        keyring: Callable[[], Awaitable[Keyring]],
-        on_failure: Callable[[LedgerError], None],
-    ) -> None:
-        """``keyring`` gives the keys that may sign checkpoints now, of all nodes."""
-        self._node = node
-        self._pool = pool
-        self._checkpoints = checkpoints
-        self._notary = notary
-        self._keyring = keyring
-        self._on_failure = on_failure
-        self._watched: dict[str, _Watched] = {}
+    node: Node
+    pool: asyncpg.Pool[asyncpg.Record]
+    checkpoints: CheckpointJournal
+    notary: Notary
+    keyring: Callable[[], Awaitable[Keyring]]
+    """Gives the keys that may sign checkpoints now, of all nodes."""
+    on_failure: Callable[[LedgerError], None]
+    _watched: dict[str, _Watched] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Watch, for ever; ends by cancellation, or when the node has failed."""
-        for tenant_id, text in self._checkpoints.load_all().items():
-            self._of(tenant_id).move(_parse(text))
-        while self._node.failure is None:
+        for tenant_id, text in self.checkpoints.load_all().items():
+            self._of(tenant_id).move(checkpoint.read(text))
+        while self.node.failure is None:
             try:
                 await self._round()
             except DatabaseUnavailableError as error:
                 log.debug("ledger_watch_delayed", error=str(error))
             except DatabaseWentBackError as error:
-                self._on_failure(error)
+                self.on_failure(error)
             await asyncio.sleep(ROUND_INTERVAL_S)
 
     def _of(self, tenant_id: str) -> _Watched:
@@ -157,7 +147,7 @@ class LedgerWatch:
         after: str | None = ""
         while after is not None:
             async with paced(SHARE, rest_max_s=REST_MAX_S):
-                async with reading(self._pool, snapshot=True) as connection:
+                async with reading(self.pool, snapshot=True) as connection:
                     page = await store.read_page(connection, after, PAGE_TENANTS)
                     after = page[-1].tenant_id if len(page) == PAGE_TENANTS else None
                     unseen.difference_update(chain.tenant_id for chain in page)
@@ -174,7 +164,7 @@ class LedgerWatch:
 
     def _is_watched(self, tenant_id: str) -> bool:
         """A tenant that is quarantined is not extended anyway."""
-        return is_readable_tenant(tenant_id) and tenant_id not in self._node.damaged
+        return is_readable_tenant(tenant_id) and tenant_id not in self.node.damaged
 
     # --- 1. the entry that was signed -----------------------------------------------------------------
 
@@ -215,8 +205,8 @@ class LedgerWatch:
         """Hold chains to what this node has kept of them meanwhile, from the next round on: then the database is looked
         at after the checkpoint."""
         for tenant_id in changed:
-            kept, watched = self._checkpoints.load(tenant_id), self._of(tenant_id)
-            if kept is not None and (anchor := _parse(kept)) != watched.anchor:
+            kept, watched = self.checkpoints.load(tenant_id), self._of(tenant_id)
+            if kept is not None and (anchor := checkpoint.read(kept)) != watched.anchor:
                 watched.move(anchor)
 
     async def _settle(self, tenant_id: str) -> None:
@@ -228,7 +218,7 @@ class LedgerWatch:
         watched = self._of(tenant_id)
         anchor = watched.anchor
         assert anchor is not None
-        async with reading(self._pool, timeout_s=ROOT_TIMEOUT_S, snapshot=True) as connection:
+        async with reading(self.pool, timeout_s=ROOT_TIMEOUT_S, snapshot=True) as connection:
             end_seq = await store.read_end(connection, tenant_id)
             row = await store.read_entry(connection, tenant_id, anchor.size)
             if row is None and end_seq < anchor.size:
@@ -250,7 +240,7 @@ class LedgerWatch:
                 f"the chain of tenant {tenant_id} differs within its first {anchor.size} entries from the checkpoint "
                 f"that this node keeps of it, and holds together: {_WENT_BACK}"
             )
-        self._notary.mend(tenant_id)
+        self.notary.mend(tenant_id)
 
     # --- 2. newer checkpoints of other nodes ----------------------------------------------------------
 
@@ -265,7 +255,7 @@ class LedgerWatch:
         kept."""
         signed: dict[str, Checkpoint] = {}
         notes = {}
-        ring = await self._keyring() if chains else Keyring([])
+        ring = await self.keyring() if chains else Keyring([])
         for chain in chains:
             tenant_id, watched = chain.tenant_id, self._of(chain.tenant_id)
             watched.follow_at_s = time.monotonic() + FOLLOW_INTERVAL_S
@@ -273,7 +263,7 @@ class LedgerWatch:
                 signed[tenant_id], notes[tenant_id] = head, chain.checkpoint or ""
         if not signed:
             return
-        async with reading(self._pool, snapshot=True) as connection:
+        async with reading(self.pool, snapshot=True) as connection:
             wanted = [(name, at) for name, head in signed.items() for at in _tiles_between(self._of(name).anchor, head)]
             stored = await store.read_tiles(connection, wanted)
         for tenant_id, head in signed.items():
@@ -281,14 +271,14 @@ class LedgerWatch:
                 log.error("checkpoint_does_not_extend", tenant_id=tenant_id, size=head.size)
                 self._of(tenant_id).fault = f"the checkpoint of size {head.size} does not extend the one that is kept"
                 del notes[tenant_id]
-        for tenant_id in await self._notary.keep_followed(notes):
+        for tenant_id in await self.notary.keep_followed(notes):
             self._of(tenant_id).move(signed[tenant_id])
 
     def _signed_head(self, chain: SeenChain, ring: Keyring) -> Checkpoint | None:
         """What the stored note says, when a key of ``ring`` signed it and it is of the stored tree."""
         watched = self._of(chain.tenant_id)
         try:
-            head = open_checkpoint(chain.checkpoint or "", ring, origin=self._notary.origin(chain.tenant_id))
+            head = open_checkpoint(chain.checkpoint or "", ring, origin=self.notary.origin(chain.tenant_id))
         except LedgerError as error:
             watched.fault = str(error)
             return None
@@ -301,7 +291,7 @@ class LedgerWatch:
 
     def _tell_unfollowed(self, chains: Sequence[SeenChain]) -> None:
         """Note which of these chains have been longer than their checkpoint for too long, and log the new ones."""
-        now_s, unfollowed, new = time.monotonic(), self._node.unfollowed, []
+        now_s, unfollowed, new = time.monotonic(), self.node.unfollowed, []
         for chain in chains:
             watched, name = self._of(chain.tenant_id), chain.tenant_id
             looked_at_s, watched.looked_at_s = watched.looked_at_s, now_s
@@ -331,11 +321,6 @@ class LedgerWatch:
 def _end_of(chain: SeenChain) -> int:
     """How long the database says that the chain is, by its head or its tree."""
     return max((size for size in (chain.head_seq, chain.tree_size) if type(size) is int), default=0)
-
-
-def _parse(text: str) -> Checkpoint:
-    """What a note says that this node keeps itself: where it is kept vouches for it."""
-    return checkpoint.read(text)
 
 
 def _tiles_of(anchor: Checkpoint) -> set[TileCoordinates]:

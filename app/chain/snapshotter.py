@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 
+@dataclass(kw_only=True, eq=False)
 class Snapshotter:
     """Signs and stores the snapshots of one tenant at a time, when the notary says so."""
 
-    def __init__(self, *, node_id: str, keys: KeyInUse, batch_size: int, metrics: Metrics) -> None:
-        self._node_id = node_id
-        self._keys = keys
-        self._batch_size = batch_size
-        self._metrics = metrics
+    node_id: str
+    keys: KeyInUse
+    batch_size: int
+    metrics: Metrics
 
     async def sign(
         self,
@@ -62,7 +63,7 @@ class Snapshotter:
             await self._load_signed(connection, tenant_id, tenant)
         made: list[dict[str, object]] = []
         while (unsigned := tenant.tree.size - (tenant.signed_seq or 0)) > 0:
-            if unsigned < self._batch_size and not sign_rest:
+            if unsigned < self.batch_size and not sign_rest:
                 return made
             if len(made) == snapshots_max:
                 tenant.unsigned_since_s = since_s
@@ -75,7 +76,7 @@ class Snapshotter:
                     raise not_stored(tenant_id, f"the snapshot from seq {signed_seq + 1} on")
             else:
                 made.append(row)
-                self._metrics.batch_snapshots.inc()
+                self.metrics.batch_snapshots.inc()
                 tenant.unsigned_since_s = time.monotonic()
         all_signed = (tenant.signed_seq or 0) >= tenant.head_seq
         tenant.unsigned_since_s = None if all_signed else time.monotonic()
@@ -98,9 +99,9 @@ class Snapshotter:
         self, connection: Connection, tenant_id: str, tenant: FollowedTenant
     ) -> dict[str, object] | None:
         """Sign the next batch; None when another node was first."""
-        async with self._keys.signing() as signer:
+        async with self.keys.signing() as signer:
             claim = await self._claim(connection, tenant_id, tenant, signer.key_id)
-            envelope, digest = await self._keys.sign(partial(sign_snapshot, claim, signer))
+            envelope, digest = await self.keys.sign(partial(sign_snapshot, claim, signer))
             row = (
                 tenant_id,
                 claim.from_seq,
@@ -113,7 +114,7 @@ class Snapshotter:
                 orjson.dumps(envelope).decode(),
             )
             async with connection.transaction():
-                await self._keys.check_window(connection, signer, Hlc.parse(claim.snapshot_hlc))
+                await self.keys.check_window(connection, signer, Hlc.parse(claim.snapshot_hlc))
                 inserted = await store.insert_snapshot(connection, row)
         if inserted is None:
             return None
@@ -126,7 +127,7 @@ class Snapshotter:
         """What the next batch's snapshot says."""
         assert tenant.tree is not None
         from_seq = (tenant.signed_seq or 0) + 1
-        entry_count = min(self._batch_size, tenant.tree.size - from_seq + 1)
+        entry_count = min(self.batch_size, tenant.tree.size - from_seq + 1)
         to_seq = from_seq + entry_count - 1
         links = tenant.links_from(from_seq, entry_count)
         leaf_hashes, tree_root = tenant.leaves_of(from_seq, to_seq), tenant.roots.get(to_seq)
@@ -148,7 +149,7 @@ class Snapshotter:
             tree_root=tree_root.hex(),
             snapshot_hlc=last.t_hlc,
             previous_snapshot=tenant.signed_digest,
-            node_id=self._node_id,
+            node_id=self.node_id,
             key_id=key_id,
         )
 

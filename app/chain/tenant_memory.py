@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from app.store.notary import LinkRow
 from ledger.merkle import tiles
@@ -19,47 +20,31 @@ TREES_CACHED_MAX = 1000
 """Tenants whose tree edge is kept in memory."""
 
 
+@dataclass(slots=True, eq=False)
 class FollowedTenant:
     """What the notary knows of one tenant between its turns."""
 
-    __slots__ = (
-        "first_leaf_seq",
-        "head_seq",
-        "is_kept",
-        "is_tree_damaged",
-        "leaves",
-        "lock",
-        "recent",
-        "roots",
-        "signed_digest",
-        "signed_seq",
-        "tree",
-        "unkept",
-        "unsigned_since_s",
-    )
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.head_seq = 0
-        """Newest entry that this node chained, or found chained when it started."""
-        self.recent: list[LinkRow] = []
-        """Newest links that this node chained, without a gap."""
-        self.tree: tiles.TileTree | None = None
-        self.leaves: list[bytes] = []
-        """Leaf hashes of remembered links as they went into ``tree``, without a gap, up to its end."""
-        self.first_leaf_seq = 1
-        self.roots: dict[int, bytes] = {}
-        """Roots that ``tree`` had where a snapshot may end, by size."""
-        self.signed_seq: int | None = None
-        self.signed_digest: str | None = None
-        """SHA-256 of the newest snapshot's DSSE payload."""
-        self.unkept: str | None = None
-        """The newest checkpoint, as long as it is not beside the WAL."""
-        self.is_kept = True
-        """False when an earlier process ended between a checkpoint in Postgres and the one beside the WAL."""
-        self.is_tree_damaged = False
-        """Whether the stored tree is known not to be that of the chain, and is to be made again."""
-        self.unsigned_since_s: float | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    head_seq: int = 0
+    """Newest entry that this node chained, or found chained when it started."""
+    recent: list[LinkRow] = field(default_factory=list)
+    """Newest links that this node chained, without a gap."""
+    tree: tiles.TileTree | None = None
+    leaves: list[bytes] = field(default_factory=list)
+    """Leaf hashes of remembered links as they went into ``tree``, without a gap, up to its end."""
+    first_leaf_seq: int = 1
+    roots: dict[int, bytes] = field(default_factory=dict)
+    """Roots that ``tree`` had where a snapshot may end, by size."""
+    signed_seq: int | None = None
+    signed_digest: str | None = None
+    """SHA-256 of the newest snapshot's DSSE payload."""
+    unkept: str | None = None
+    """The newest checkpoint, as long as it is not beside the WAL."""
+    is_kept: bool = True
+    """False when an earlier process ended between a checkpoint in Postgres and the one beside the WAL."""
+    is_tree_damaged: bool = False
+    """Whether the stored tree is known not to be that of the chain, and is to be made again."""
+    unsigned_since_s: float | None = None
 
     def links_from(self, from_seq: int, limit: int) -> list[LinkRow]:
         """Links from ``from_seq`` on as this node chained them, none when it does not know any more."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,30 +57,21 @@ class NotStampedError(LedgerError):
     """An authority did not answer, or not with a stamp."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Timestamper:
     """Has the checkpoints of one ledger stamped by all configured authorities."""
 
-    def __init__(
-        self,
-        *,
-        pool: asyncpg.Pool[asyncpg.Record],
-        authorities: Sequence[Authority],
-        interval: timedelta,
-        origin: Callable[[str], str],
-        keyring: Callable[[], Awaitable[Keyring]],
-        metrics: Metrics,
-    ) -> None:
-        self._pool = pool
-        self._authorities = authorities
-        self._interval = interval
-        self._origin = origin
-        self._keyring = keyring
-        self._metrics = metrics
+    pool: asyncpg.Pool[asyncpg.Record]
+    authorities: Sequence[Authority]
+    interval: timedelta
+    origin: Callable[[str], str]
+    keyring: Callable[[], Awaitable[Keyring]]
+    metrics: Metrics
 
     async def run(self) -> None:
         """Stamp, for ever; ends by cancellation."""
         async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client, asyncio.TaskGroup() as group:
-            for authority in self._authorities:
+            for authority in self.authorities:
                 group.create_task(self._keep_stamping(client, authority))
 
     async def _keep_stamping(self, client: httpx.AsyncClient, authority: Authority) -> None:
@@ -89,28 +81,28 @@ class Timestamper:
                 while await self._stamp_due(client, authority) == NOTES_A_ROUND:
                     pass
             except (LedgerError, *DATABASE_FAULTS) as error:
-                self._metrics.timestamp_failures.inc()
+                self.metrics.timestamp_failures.inc()
                 log.warning("timestamp_failed", authority=authority.url, error=str(error), retry_in_s=pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, BACKOFF_MAX_S)
             else:
                 pause_s = BACKOFF_MIN_S
-                await asyncio.sleep(min(self._interval.total_seconds(), LOOK_INTERVAL_S))
+                await asyncio.sleep(min(self.interval.total_seconds(), LOOK_INTERVAL_S))
 
     async def _stamp_due(self, client: httpx.AsyncClient, authority: Authority) -> int:
         """Have one round of checkpoints stamped; how many were due."""
-        async with self._pool.acquire() as connection:
-            due = await anchors.due_for_timestamp(connection, authority.url, self._interval, NOTES_A_ROUND)
-        keyring = await self._keyring() if due else None
+        async with self.pool.acquire() as connection:
+            due = await anchors.due_for_timestamp(connection, authority.url, self.interval, NOTES_A_ROUND)
+        keyring = await self.keyring() if due else None
         for tenant_id, note in due:
             assert keyring is not None
             try:
-                size = open_checkpoint(note, keyring, origin=self._origin(tenant_id)).size
+                size = open_checkpoint(note, keyring, origin=self.origin(tenant_id)).size
             except SignatureError as error:
                 log.error("chain_break_found", tenant_id=tenant_id, error=f"the stored checkpoint is not ours: {error}")
                 continue
             response, time = await _ask(client, authority, note.encode())
-            async with self._pool.acquire() as connection:
+            async with self.pool.acquire() as connection:
                 await anchors.insert_timestamp(
                     connection,
                     tenant_id=tenant_id,
@@ -120,7 +112,7 @@ class Timestamper:
                     note=note,
                     response=response,
                 )
-            self._metrics.timestamps.inc()
+            self.metrics.timestamps.inc()
         return len(due)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from app.chain.before_signing import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen
@@ -43,30 +44,19 @@ ENTRIES_PER_TURN = 1000
 """Entries of one tenant read back, checked and appended in one transaction."""
 
 
+@dataclass(kw_only=True, eq=False)
 class TreeFollower:
     """Keeps trees and checkpoints up with the chains, when the notary says so."""
 
-    def __init__(
-        self,
-        *,
-        node: Node,
-        memory: TenantMemory,
-        checkpoints: CheckpointJournal,
-        own: OwnEntries,
-        keys: KeyInUse,
-        origin: Callable[[str], str],
-        batch_size: int,
-    ) -> None:
-        self._node = node
-        self._memory = memory
-        self._tenants = memory.tenants
-        self._checkpoints = checkpoints
-        self._own = own
-        self._keys = keys
-        self._origin = origin
-        self._batch_size = batch_size
-        self.checkpoint_fault: str | None = None
-        """Why the last checkpoints could not be kept beside the WAL, None while they can."""
+    node: Node
+    memory: TenantMemory
+    checkpoints: CheckpointJournal
+    own: OwnEntries
+    keys: KeyInUse
+    origin: Callable[[str], str]
+    batch_size: int
+    checkpoint_fault: str | None = field(default=None, init=False)
+    """Why the last checkpoints could not be kept beside the WAL, None while they can."""
 
     async def advance(self, connection: Connection, names: Sequence[str]) -> dict[str, LedgerError]:
         """Append one turn of links to the tree of each tenant and sign its checkpoint; all in one transaction.
@@ -76,14 +66,14 @@ class TreeFollower:
         faults: dict[str, LedgerError] = {}
         grown: dict[str, GrownTree] = {}
         async with connection.transaction():
-            if new := [name for name in names if self._tenants[name].tree is None]:
+            if new := [name for name in names if self.memory.tenants[name].tree is None]:
                 await store.begin_trees(connection, new)
             locked = await store.lock_trees(connection, names)
             for name in set(names).difference(stored.tenant_id for stored in locked):
                 faults[name] = StoredTreeError(f"the stored tree of tenant {name} is gone")
-                self._tenants[name].tree = None
+                self.memory.tenants[name].tree = None
             for stored in locked:
-                tenant = self._tenants[stored.tenant_id]
+                tenant = self.memory.tenants[stored.tenant_id]
                 try:
                     grown[stored.tenant_id] = await self._grow(connection, stored, tenant)
                 except DATABASE_FAULTS:
@@ -95,16 +85,16 @@ class TreeFollower:
             signed = [tree for tree in grown.values() if tree.checkpoint is not None]
             for name in await store.store_trees(connection, signed):
                 faults[name] = not_stored(name, "its Merkle tree")
-                self._tenants[name].tree = None
+                self.memory.tenants[name].tree = None
                 del grown[name]
         for name, tree in grown.items():
-            tenant = self._tenants[name]
+            tenant = self.memory.tenants[name]
             tree.tree.forget_changed()
             tenant.tree = tree.tree
             tenant.unkept = tree.checkpoint or tenant.unkept
-            self._node.unsigned.pop(name, None)
+            self.node.unsigned.pop(name, None)
         await self._keep([name for name in names if name not in faults])
-        self._memory.trim_trees(grown)
+        self.memory.trim_trees(grown)
         return faults
 
     async def make_again(self, connection: Connection, tenant_id: str) -> None:
@@ -116,16 +106,16 @@ class TreeFollower:
         async with connection.transaction():
             await store.begin_trees(connection, (tenant_id,))
             await store.lock_trees(connection, (tenant_id,))
-            await tree_of_chain(connection, tenant_id, self._checkpoints.load(tenant_id))
+            await tree_of_chain(connection, tenant_id, self.checkpoints.load(tenant_id))
 
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
         """Whether the checkpoint beside the WAL is of that size and by the key that signs now."""
         try:
-            kept = self._checkpoints.load(tenant_id)
+            kept = self.checkpoints.load(tenant_id)
             return (
                 kept is not None
-                and self._checkpoints.size(tenant_id) >= tree_size
-                and is_signed_by(kept, self._origin(tenant_id), self._keys.log_signer.public_key)
+                and self.checkpoints.size(tenant_id) >= tree_size
+                and is_signed_by(kept, self.origin(tenant_id), self.keys.log_signer.public_key)
             )
         except SignatureError:
             return False
@@ -145,25 +135,25 @@ class TreeFollower:
                 faults[name] = error
         vouched = {name: text for name, text in notes.items() if name not in faults}
         if vouched:
-            await asyncio.to_thread(self._checkpoints.store, vouched)
+            await asyncio.to_thread(self.checkpoints.store, vouched)
         for name in vouched:
-            self._tenants[name].unkept = None
-            self._own.forget(name, sizes[name])
+            self.memory.tenants[name].unkept = None
+            self.own.forget(name, sizes[name])
         return faults
 
     async def _grow(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
         """One tenant's tree, one turn of links longer, with the checkpoint that is due."""
         name, tree = stored.tenant_id, tenant.tree
         if tree is None or tree.size != stored.tree_size:
-            tree = await extended_tree(connection, stored, self._checkpoints.load(name))
+            tree = await extended_tree(connection, stored, self.checkpoints.load(name))
             await self._check_followed(connection, name, tree.size)
             tenant.forget_leaves()
         links = await self._links_to_follow(connection, name, tenant, tree.size)
         self._append(tenant, tree, links)
         if not tree.size or not (links or not tenant.is_kept or not self._covers(stored.checkpoint, name, tree)):
             return GrownTree(name, tree, None)
-        head = Checkpoint(self._origin(name), tree.size, tree.root())
-        return GrownTree(name, tree, sign_checkpoint(head, self._keys.log_signer))
+        head = Checkpoint(self.origin(name), tree.size, tree.root())
+        return GrownTree(name, tree, sign_checkpoint(head, self.keys.log_signer))
 
     async def _check_followed(self, connection: Connection, name: str, tree_size: int) -> None:
         """What another has put into the stored tree, behind what this node keeps a checkpoint of, bears its name only
@@ -172,12 +162,12 @@ class TreeFollower:
         Raises:
             ChainBrokenError: it does not.
         """
-        kept_size = self._checkpoints.size(name)
+        kept_size = self.checkpoints.size(name)
         seq = kept_size
         while rows := await store.read_entries_of(
-            connection, name, self._node.node_id, seq + 1, tree_size, ENTRIES_PER_TURN
+            connection, name, self.node.node_id, seq + 1, tree_size, ENTRIES_PER_TURN
         ):
-            if await self._own.vouched(name, rows, is_kept=kept_size > 0) < len(rows):
+            if await self.own.vouched(name, rows, is_kept=kept_size > 0) < len(rows):
                 raise SigningUnavailableError(f"tenant {name} grows while it is looked at; it is signed soon")
             seq = rows[-1][0]
 
@@ -190,8 +180,8 @@ class TreeFollower:
             prev_link = await store.read_link(connection, tenant_id, tree_size)
             rows = await store.read_entries(connection, tenant_id, tree_size + 1, ENTRIES_PER_TURN)
             links = checked_links(tenant_id, tree_size, prev_link, rows, tenant.recent)
-            is_kept = self._checkpoints.load(tenant_id) is not None
-            links = links[: await self._own.vouched(tenant_id, rows, is_kept=is_kept)]
+            is_kept = self.checkpoints.load(tenant_id) is not None
+            links = links[: await self.own.vouched(tenant_id, rows, is_kept=is_kept)]
         return links
 
     def _covers(self, note: str | None, tenant_id: str, tree: tiles.TileTree) -> bool:
@@ -202,7 +192,7 @@ class TreeFollower:
             head = checkpoint.read(note)
         except LedgerError:
             return False
-        return head == Checkpoint(self._origin(tenant_id), tree.size, tree.root())
+        return head == Checkpoint(self.origin(tenant_id), tree.size, tree.root())
 
     def _append(self, tenant: FollowedTenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
         """Append ``links``; of those that this node chained, the snapshots will need leaf hashes and roots again."""
@@ -214,27 +204,27 @@ class TreeFollower:
         if not tenant.leaves:
             tenant.first_leaf_seq = tree.size + 1
         tenant.leaves += leaves
-        to_boundary = self._batch_size - (tree.size - (tenant.signed_seq or 0)) % self._batch_size
+        to_boundary = self.batch_size - (tree.size - (tenant.signed_seq or 0)) % self.batch_size
         at = 0
-        for end in (*range(to_boundary, len(leaves), self._batch_size), len(leaves)):
+        for end in (*range(to_boundary, len(leaves), self.batch_size), len(leaves)):
             tree.append_leaf_hashes(leaves[at:end])
             tenant.roots[tree.size] = tree.root()
             at = end
 
     async def _keep(self, names: Sequence[str]) -> None:
         """Bring the newest checkpoints beside the WAL; each is committed by now."""
-        unkept = {name: note for name in names if (note := self._tenants[name].unkept) is not None}
+        unkept = {name: note for name in names if (note := self.memory.tenants[name].unkept) is not None}
         if unkept:
             try:
-                await asyncio.to_thread(self._checkpoints.store, unkept)
+                await asyncio.to_thread(self.checkpoints.store, unkept)
             except OSError as error:
                 self.checkpoint_fault = f"checkpoints cannot be written beside the WAL: {error}"
                 raise
             self.checkpoint_fault = None
-        log_key = self._keys.log_signer.public_key
+        log_key = self.keys.log_signer.public_key
         for name, note in unkept.items():
-            tenant = self._tenants[name]
+            tenant = self.memory.tenants[name]
             tenant.unkept = None
-            self._own.forget(name, checkpoint.read(note).size)
+            self.own.forget(name, checkpoint.read(note).size)
             covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
-            tenant.is_kept = covers and is_signed_by(note, self._origin(name), log_key)
+            tenant.is_kept = covers and is_signed_by(note, self.origin(name), log_key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from ledger.machines.jobs import COMPLETED, ended_text
@@ -18,6 +19,7 @@ JOBS_MAX = 200_000
 """Jobs remembered; the least recently used are forgotten first, and looked up again when needed."""
 
 
+@dataclass(slots=True)
 class KnownJob:
     """What is known of one job.
 
@@ -27,14 +29,11 @@ class KnownJob:
     entries were chained since that may say otherwise of ``ended``: the chain is to be asked.
     """
 
-    __slots__ = ("creation", "ended", "ended_lsn", "fence_token", "is_doubtful")
-
-    def __init__(self, fence_token: int) -> None:
-        self.fence_token = fence_token
-        self.ended: str | None = None
-        self.ended_lsn = 0
-        self.creation: str | None = None
-        self.is_doubtful = False
+    fence_token: int
+    ended: str | None = None
+    ended_lsn: int = 0
+    creation: str | None = None
+    is_doubtful: bool = False
 
 
 class JobIndex:

@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -29,24 +30,24 @@ log = structlog.get_logger()
 FindLines = Callable[[Sequence[str], int, str], Awaitable[list[ChainedLine]]]
 
 
+@dataclass(slots=True, eq=False)
 class KeyedRequest:
     """One keyed request: what is known of it when it begins, and what becomes of it."""
 
-    def __init__(self, names: Sequence[RequestName], body_digest: bytes) -> None:
-        self.names = names
-        self.body_digest = body_digest
-        self.chained: list[ChainedLine] = []
-        """Lines already chained when the request began."""
-        self.recovered: list[Pending] = []
-        """Lines that the WAL held beyond the chain when this process started: not always all, a crash may have
-        torn the request."""
-        self.pending: Pending | None = None
-        """Its last record in this node's WAL."""
-        self.receipt: BatchReceipt | None = None
-        self.last_lsn = 0
-        """LSN of its last record in this node's WAL, 0 when it has none that is not chained."""
-        self.settled = asyncio.Event()
-        """Entered, or given up."""
+    names: Sequence[RequestName]
+    body_digest: bytes
+    chained: list[ChainedLine] = field(default_factory=list)
+    """Lines already chained when the request began."""
+    recovered: list[Pending] = field(default_factory=list)
+    """Lines that the WAL held beyond the chain when this process started: not always all, a crash may have
+    torn the request."""
+    pending: Pending | None = None
+    """Its last record in this node's WAL."""
+    receipt: BatchReceipt | None = None
+    last_lsn: int = 0
+    """LSN of its last record in this node's WAL, 0 when it has none that is not chained."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Entered, or given up."""
 
     def present(self) -> frozenset[int]:
         """Numbers of the lines that must not be added again."""

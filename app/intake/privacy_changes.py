@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,14 +70,14 @@ class Erased(NamedTuple):
     erased_at: datetime
 
 
+@dataclass(eq=False)
 class PrivacyChanges:
     """Makes changes, each durable and on record when it returns."""
 
-    def __init__(self, node: Node, pool: Pool, knowledge: PrivacyKnowledge, system_entries: SystemEntries) -> None:
-        self._node = node
-        self._pool = pool
-        self._knowledge = knowledge
-        self._system_entries = system_entries
+    node: Node
+    pool: Pool
+    knowledge: PrivacyKnowledge
+    system_entries: SystemEntries
 
     async def declared(self, tenant_id: str) -> Declared | None:
         """What the tenant declared last; None when it never did.
@@ -84,10 +85,10 @@ class PrivacyChanges:
         Raises:
             PrivacyDamagedError: the rows that say so are not as they were written.
         """
-        async with reading(self._pool) as connection:
+        async with reading(self.pool) as connection:
             declared = await store.read_declared(connection, tenant_id)
             if declared is None:
-                if tenant_id in self._knowledge.declarations:
+                if tenant_id in self.knowledge.declarations:
                     raise PrivacyDamagedError(f"the row of tenant {tenant_id} in private_fields is gone")
                 return None
             record = await _noted(connection, tenant_id, declared.revision)
@@ -102,8 +103,8 @@ class PrivacyChanges:
         """
         fields = [".".join(path) for path in declaration.fields]
         subject = None if declaration.subject is None else ".".join(declaration.subject)
-        async with reading(self._pool) as connection:
-            await self._knowledge.keys.begin(connection)
+        async with reading(self.pool) as connection:
+            await self.knowledge.keys.begin(connection)
             async with connection.transaction():
                 revision = await store.next_revision(connection)
                 before = await _sound(connection, tenant_id)
@@ -116,9 +117,9 @@ class PrivacyChanges:
                 else:
                     declared = before
             record = await _noted(connection, tenant_id, declared.revision)
-        self._knowledge.learn(declared)
-        if revision < self._knowledge.revision:
-            await self._knowledge.refresh()
+        self.knowledge.learn(declared)
+        if revision < self.knowledge.revision:
+            await self.knowledge.refresh()
         log.info("privacy_declared", tenant_id=tenant_id, revision=declared.revision, fields=fields)
         return Declared(fields, subject, await self._said(record), record.created_at)
 
@@ -130,12 +131,12 @@ class PrivacyChanges:
             PrivacyUnavailableError: this node has no master key, so it cannot tell whose keys are whose.
             DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not now; say it again.
         """
-        async with reading(self._pool) as connection:
+        async with reading(self.pool) as connection:
             state = await store.read_state(connection)
             if state is None:
                 raise _unknown_subject(tenant_id)
-            self._knowledge.keys.use(state)
-            tag = self._knowledge.keys.tag(tenant_id, subject)
+            self.knowledge.keys.use(state)
+            tag = self.knowledge.keys.tag(tenant_id, subject)
             async with connection.transaction():
                 revision = await store.next_revision(connection)
                 key_ids = await store.destroy_keys(connection, tenant_id, tag, revision)
@@ -150,7 +151,7 @@ class PrivacyChanges:
                     revision = erased_at_revision
             record = await _noted(connection, tenant_id, revision)
         for key_id in key_ids:
-            self._knowledge.keys.forget(tenant_id, key_id, tag)
+            self.knowledge.keys.forget(tenant_id, key_id, tag)
         log.info("subject_erased", tenant_id=tenant_id, revision=revision, key_ids=key_ids)
         if record.action != SystemAction.SUBJECT_ERASED:
             raise _damaged(tenant_id, revision)
@@ -169,8 +170,8 @@ class PrivacyChanges:
     async def _leaves_unsaid(self) -> bool:
         """Try all that is unsaid once; whether something is left."""
         try:
-            async with reading(self._pool) as connection:
-                open_records, faults = await store.open_records(connection, self._node.node_id)
+            async with reading(self.pool) as connection:
+                open_records, faults = await store.open_records(connection, self.node.node_id)
         except _NOT_NOW as error:
             log.warning("privacy_not_recorded_yet", error=str(error))
             return True
@@ -192,7 +193,7 @@ class PrivacyChanges:
         self, connection: Connection, tenant_id: str, revision: int, action: SystemAction, facts: dict[str, object]
     ) -> None:
         record = PrivacyRecord(tenant_id, revision, action.value, facts, None, datetime.now(UTC))
-        await store.add_record(connection, record, self._node.node_id)
+        await store.add_record(connection, record, self.node.node_id)
 
     async def _said(self, record: PrivacyRecord) -> int:
         """Seq of the entry that says ``record``, written if the chain does not have it."""
@@ -203,17 +204,17 @@ class PrivacyChanges:
         seq = await self._find_chained(record.tenant_id, action, name)
         if seq is None:
             try:
-                seq = (await self._system_entries.record_once(record.tenant_id, action, name, record.facts)).seq
+                seq = (await self.system_entries.record_once(record.tenant_id, action, name, record.facts)).seq
             except DuplicateLineError:
                 seq = await self._find_chained(record.tenant_id, action, name)
         if seq is None:
             raise PrivacyDamagedError(f"the chain of tenant {record.tenant_id} lost its entry {name}")
-        async with reading(self._pool) as connection:
+        async with reading(self.pool) as connection:
             await store.close_record(connection, record, seq)
         return seq
 
     async def _find_chained(self, tenant_id: str, action: SystemAction, name: str) -> int | None:
-        async with reading(self._pool) as connection:
+        async with reading(self.pool) as connection:
             return await store.find_chained(connection, tenant_id, action, name)
 
 

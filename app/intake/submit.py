@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from app.background.turns import LINES_PER_TURN, Turn
 from app.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
@@ -56,34 +57,24 @@ _ENDS = frozenset({"JobCompleted", "JobFailed", "JobTimedOut"})
 _TENANT, _JOB, _ACTION = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id", "action"))
 
 
+@dataclass(kw_only=True, eq=False)
 class Submitter:
     """Takes events in. Belongs to one event loop; only this and ``SystemEntries`` draw positions."""
 
-    def __init__(
-        self,
-        *,
-        node: Node,
-        wal: WalAppend,
-        backlog: Backlog,
-        keyed: KeyedRequests,
-        quarantine: Quarantine,
-        job_index: JobIndex,
-        find_jobs: JobLookup,
-        system: SystemEntries,
-        answers: Answers,
-        record_bytes_max: int,
-    ) -> None:
-        self._node = node
-        self._wal = wal
-        self._backlog = backlog
-        self._keyed = keyed
-        self._quarantine = quarantine
-        self._jobs = job_index
-        self._system = system
-        self._tenants = system.tenants
-        self._answers = answers
-        self._record_bytes_max = record_bytes_max
-        self._checks = JobChecks(node, job_index, find_jobs)
+    node: Node
+    wal: WalAppend
+    backlog: Backlog
+    keyed: KeyedRequests
+    quarantine: Quarantine
+    job_index: JobIndex
+    find_jobs: JobLookup
+    system: SystemEntries
+    answers: Answers
+    record_bytes_max: int
+
+    def __post_init__(self) -> None:
+        self._tenants = self.system.tenants
+        self._checks = JobChecks(self.node, self.job_index, self.find_jobs)
         self._watched: tuple[int, float] | None = None
         """LSN and time of one record on its way, a sample of how long they take: watching each would cost more."""
 
@@ -108,8 +99,8 @@ class Submitter:
         """
         if key is None:
             await self._checks.check((draft,), draft.durability, in_lines=False)
-            return await self._answers.entered(draft, *self._enter_one(draft, None)).settled()
-        async with self._keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
+            return await self.answers.entered(draft, *self._enter_one(draft, None)).settled()
+        async with self.keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
             if not seen and request.recovered:
                 request.entered(request.recovered[0])
                 seen = True
@@ -117,13 +108,13 @@ class Submitter:
                 await self._checks.check((draft,), draft.durability, in_lines=False)
                 request.entered(self._enter_one(draft, _line_key(key, 0))[0])
         if request.chained:
-            return await self._answers.again(request.chained, draft, key)
+            return await self.answers.again(request.chained, draft, key)
         entered = request.pending
         assert entered is not None
         try:
-            receipt = await self._answers.finish(draft, entered, fence_token_of(entered.payload))
+            receipt = await self.answers.finish(draft, entered, fence_token_of(entered.payload))
         except DuplicateLineError:
-            return await self._answers.again(await self._keyed.find((draft.tenant_id,), key), draft, key)
+            return await self.answers.again(await self.keyed.find((draft.tenant_id,), key), draft, key)
         return receipt._replace(replayed=seen)
 
     def enter_known(self, draft: Draft) -> Entered | None:
@@ -135,7 +126,7 @@ class Submitter:
         """
         if not self._checks.is_known(draft):
             return None
-        return self._answers.entered(draft, *self._enter_one(draft, None))
+        return self.answers.entered(draft, *self._enter_one(draft, None))
 
     async def submit_lines(
         self, drafts: Sequence[Draft], *, durability: Durability | None, key: RequestKey | None
@@ -156,12 +147,12 @@ class Submitter:
         if key is None:
             await self._checks.check(drafts, requested, in_lines=True)
             entered = await self._enter_lines(drafts, None, frozenset(), requested)
-            await self._answers.wait(entered[-1].lsn, requested, entered[-1])
+            await self.answers.wait(entered[-1].lsn, requested, entered[-1])
             if requested > Durability.LOCAL:
-                await self._answers.unlocked(self._quarantine, {each.tenant_id for each in entered}, entered[-1])
-                self._quarantine.check_chained(entered)
+                await self.answers.unlocked(self.quarantine, {each.tenant_id for each in entered}, entered[-1])
+                self.quarantine.check_chained(entered)
             raise_refusal(entered)
-            return self._answers.of_lines(entered, drafts, requested)
+            return self.answers.of_lines(entered, drafts, requested)
         return await self._submit_keyed_lines(drafts, requested, key)
 
     async def _submit_keyed_lines(
@@ -170,7 +161,7 @@ class Submitter:
         """Add the lines that are missing, then answer from what is chained: the same answer each time."""
         tenants = tuple(sorted({draft.tenant_id for draft in drafts}))
         added = False
-        async with self._keyed.begin(tenants, key, requested) as (request, seen):
+        async with self.keyed.begin(tenants, key, requested) as (request, seen):
             present = request.present()
             if not seen and len(present) < len(drafts):
                 await check_lines(request.chained, drafts, key)
@@ -179,30 +170,30 @@ class Submitter:
                 line_key = key._replace(body_digest=request.body_digest)
                 entered = await self._enter_lines(drafts, line_key, present, requested)
                 if not present:
-                    request.receipt = self._answers.of_lines(entered, drafts, requested)
+                    request.receipt = self.answers.of_lines(entered, drafts, requested)
                 request.entered(entered[-1])
                 added = True
             elif not seen and request.recovered:
                 request.entered(max(request.recovered, key=lambda pending: pending.lsn))
         if request.last_lsn:
             answered_early = requested <= Durability.LOCAL and request.receipt is not None
-            await self._answers.wait(
+            await self.answers.wait(
                 request.last_lsn, requested if answered_early else Durability.GLOBAL, request.pending
             )
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
-            await self._answers.unlocked(self._quarantine, tenants, request.pending)
-        chained = await self._keyed.find(tenants, key)
+            await self.answers.unlocked(self.quarantine, tenants, request.pending)
+        chained = await self.keyed.find(tenants, key)
         if len(chained) < len(drafts):
             for tenant_id in tenants:
-                self._quarantine.check(tenant_id)
+                self.quarantine.check(tenant_id)
         if not chained:
             raise gone(tenants[0], key)
         await check_lines(chained, drafts, key)
         for line in chained:
             if line.action == SystemAction.REFUSED:
                 raise refused(line).at_line(line.line + 1)
-        return self._answers.of_chained_lines(chained, drafts, requested, replayed=not added)
+        return self.answers.of_chained_lines(chained, drafts, requested, replayed=not added)
 
     def recover(self, pending: Pending) -> None:
         """Learn from a record that the WAL holds beyond the chain, as when it was entered."""
@@ -212,27 +203,27 @@ class Submitter:
             fence_token = fence_token_of(pending.payload)
             creation = creation_in(pending.payload) if event.name == CREATED else None
             is_end = event.name in _ENDS
-            self._jobs.entered(
+            self.job_index.entered(
                 pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=is_end, creation=creation
             )
 
     def chained(self, linked: LinkedBatch) -> None:
         """Forget the jobs of events that were refused; doubt what is known of those that may have ended."""
         for tenant_id, job_id in linked.refused_jobs:
-            self._jobs.forget(tenant_id, job_id)
-        self._jobs.doubt((row[_TENANT], row[_JOB]) for row in linked.log_rows if row[_ACTION] in ENDING)
+            self.job_index.forget(tenant_id, job_id)
+        self.job_index.doubt((row[_TENANT], row[_JOB]) for row in linked.log_rows if row[_ACTION] in ENDING)
 
     def imported(self, growth: Growth) -> None:
         """Doubt what is known of the jobs that something was imported of."""
-        self._jobs.doubt((row[_TENANT], row[_JOB]) for row in growth.log_rows)
+        self.job_index.doubt((row[_TENANT], row[_JOB]) for row in growth.log_rows)
 
     def followed(self, states: Mapping[JobKey, jobs.JobState], covered_lsn: Mapping[str, int]) -> None:
         """Learn from what the chain says of jobs now which of those that are known take no more events, and which still
         do. ``covered_lsn``, by tenant, is up to which LSN the records of this node are part of that."""
         for (tenant_id, job_id), state in states.items():
-            if self._jobs.get(tenant_id, job_id) is not None:
+            if self.job_index.get(tenant_id, job_id) is not None:
                 ended = jobs.ended_text(jobs.status(state), state.refused)
-                self._jobs.chained(tenant_id, job_id, state.fence, ended, covered_lsn.get(tenant_id, 0))
+                self.job_index.chained(tenant_id, job_id, state.fence, ended, covered_lsn.get(tenant_id, 0))
 
     def became_durable(self, lsn: int) -> float | None:
         """Seconds from queueing until durable of the one record being watched, once ``lsn`` has reached it."""
@@ -244,11 +235,11 @@ class Submitter:
     # --- entering: the one synchronous step -------------------------------------------------------
 
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
-        self._system.refuse_unfit((draft.tenant_id,))
+        self.system.refuse_unfit((draft.tenant_id,))
         encoded = self._payload(draft, key)
         fence_token, payload = encoded[:2]
         records = 1 + (draft.tenant_id not in self._tenants)
-        self._backlog.check(records, record_bytes_of(records, len(payload)))
+        self.backlog.check(records, record_bytes_of(records, len(payload)))
         answered_early = draft.durability <= Durability.LOCAL
         (pending,) = self._enter(((draft, *encoded, key),), answered_early)
         if key is not None or not answered_early:
@@ -258,9 +249,9 @@ class Submitter:
     async def _enter_lines(
         self, drafts: Sequence[Draft], key: RequestKey | None, present: frozenset[int], requested: Durability
     ) -> list[Pending]:
-        self._system.refuse_unfit({draft.tenant_id for draft in drafts})
+        self.system.refuse_unfit({draft.tenant_id for draft in drafts})
         room = len(drafts) - len(present) + len({draft.tenant_id for draft in drafts} - self._tenants)
-        self._backlog.reserve(room)
+        self.backlog.reserve(room)
         entered: list[Pending] = []
         record_bytes = 0
         answered_early = requested <= Durability.LOCAL
@@ -274,7 +265,7 @@ class Submitter:
                 await encoding.pause()
                 payloads.append(self._payload(draft, _line_key(key, number), fences, number))
             wanted_bytes = record_bytes_of(room, sum(len(payload) for _, payload, *_ in payloads))
-            self._backlog.reserve(0, wanted_bytes)
+            self.backlog.reserve(0, wanted_bytes)
             record_bytes = wanted_bytes
             lines = [number for number in range(len(drafts)) if number not in present]
             for first in range(0, len(lines), LINES_PER_TURN):
@@ -284,7 +275,7 @@ class Submitter:
                 events = [(drafts[number], *payloads[number], _line_key(key, number)) for number in turn]
                 entered += self._enter(events, answered_early)
         finally:
-            self._backlog.release(room, record_bytes)
+            self.backlog.release(room, record_bytes)
         return entered
 
     def _payload(
@@ -299,7 +290,7 @@ class Submitter:
         tenant_id, job_id, event, fields, fence_token, _, _, seal = draft
         job = (tenant_id, job_id or "")
         if fence_token is None:
-            known = self._jobs.get(*job)
+            known = self.job_index.get(*job)
             fence_token = known.fence_token if known is not None else FIRST_FENCE_TOKEN
             if fences is not None:
                 fence_token = max(fence_token, fences.get(job, 0))
@@ -309,8 +300,8 @@ class Submitter:
         if key is not None:
             facts[keyed.MEMBER] = keyed.key_digest(tenant_id, key)
         payload = canonical.encode(facts) if seal is None else _sealed(draft, fence_token, "", key)
-        if len(payload) > self._record_bytes_max - 1024:
-            reason = f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self._record_bytes_max}"
+        if len(payload) > self.record_bytes_max - 1024:
+            reason = f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
             raise RecordTooLargeError(reason) if number is None else InvalidEventError(reason, number + 1)
         creation = creation_of(draft) if event.name == CREATED and job_id is not None else None
         return fence_token, payload, creation
@@ -324,8 +315,8 @@ class Submitter:
 
         Each event is a draft with what ``_payload`` says of it, and key. All are queued, or none.
         """
-        node, tick, wall_ms = self._node, self._node.clock.tick, self._node.wall.now_ms()
-        epoch, lsn = node.epoch, self._wal.next_lsn
+        node, tick, wall_ms = self.node, self.node.clock.tick, self.node.wall.now_ms()
+        epoch, lsn = node.epoch, self.wal.next_lsn
         entered: list[Pending] = []
         queued: list[Pending] = []
         records: list[tuple[Hlc, int, bytes]] = []
@@ -335,7 +326,7 @@ class Submitter:
             if tenant_id not in self._tenants and tenant_id not in begun:
                 begun.add(tenant_id)
                 named: dict[str, object] = {"tenant_id": tenant_id}
-                beginning = self._system.event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", named, lsn)
+                beginning = self.system.event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", named, lsn)
                 queued.append(beginning)
                 records.append(record_of(beginning))
                 lsn += 1
@@ -350,13 +341,13 @@ class Submitter:
             queued.append(pending)
             records.append((hlc, kind, record.encode(pending)))
             lsn += 1
-        first_lsn = self._wal.append_all(records)
+        first_lsn = self.wal.append_all(records)
         assert first_lsn == queued[0].lsn
-        self._backlog.add(queued)
+        self.backlog.add(queued)
         self._tenants |= begun
         for pending, (draft, fence_token, _, creation, _) in zip(entered, events, strict=True):
             name = draft.event.name
-            self._jobs.entered(
+            self.job_index.entered(
                 pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=name in _ENDS, creation=creation
             )
         if self._watched is None:

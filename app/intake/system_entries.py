@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from app.intake.answers import outcome_within
@@ -36,25 +37,16 @@ class WalAppend(Protocol):
     def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int: ...
 
 
+@dataclass(kw_only=True, eq=False)
 class SystemEntries:
     """Writes them, in one event loop; ``tenants`` are those whose chain has begun, or will by what is queued."""
 
-    def __init__(
-        self,
-        *,
-        node: Node,
-        wal: WalAppend,
-        backlog: Backlog,
-        quarantine: Quarantine,
-        tenants: set[str],
-        write_timeout_s: float,
-    ) -> None:
-        self._node = node
-        self._wal = wal
-        self._backlog = backlog
-        self._quarantine = quarantine
-        self.tenants = tenants
-        self._write_timeout_s = write_timeout_s
+    node: Node
+    wal: WalAppend
+    backlog: Backlog
+    quarantine: Quarantine
+    tenants: set[str]
+    write_timeout_s: float
 
     async def record(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
         """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
@@ -62,12 +54,12 @@ class SystemEntries:
         Raises:
             ChainDamagedError: the chain of ``_system`` takes none.
         """
-        self._quarantine.check(SYSTEM_TENANT)
-        self._backlog.reserve(1)
+        self.quarantine.check(SYSTEM_TENANT)
+        self.backlog.reserve(1)
         try:
             pending = self._enter(action, subject, facts)
         finally:
-            self._backlog.release(1)
+            self.backlog.release(1)
         pending.outcome = asyncio.get_running_loop().create_future()
         return await pending.outcome
 
@@ -84,21 +76,21 @@ class SystemEntries:
         """
         self.refuse_unfit((tenant_id,))
         room = 1 + (tenant_id not in self.tenants)
-        self._backlog.reserve(room)
+        self.backlog.reserve(room)
         try:
             self._begin_tenant(tenant_id)
             digest = hashlib.sha256(canonical.encode(facts)).digest()
             key = IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
             pending = self._enter(action, name, facts, tenant_id, key)
         finally:
-            self._backlog.release(room)
+            self.backlog.release(room)
         pending.outcome = asyncio.get_running_loop().create_future()
-        return await outcome_within(pending.outcome, self._write_timeout_s)
+        return await outcome_within(pending.outcome, self.write_timeout_s)
 
     async def begin_tenant(self, tenant_id: str) -> None:
         """Let a tenant begin without an event of its own; on return its chain has a head."""
         if tenant_id in self.tenants:
-            await self._node.chained.reached(self._wal.next_lsn - 1, self._write_timeout_s)
+            await self.node.chained.reached(self.wal.next_lsn - 1, self.write_timeout_s)
             return
         with contextlib.suppress(DuplicateLineError, EventRefusedError):
             await self.record(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
@@ -112,14 +104,14 @@ class SystemEntries:
             WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed.
             ChainDamagedError: the chain of a tenant, or that of ``_system``, takes none.
         """
-        if self._node.failure is not None:
-            raise self._node.failure.with_traceback(None)
-        if not self._quarantine:
+        if self.node.failure is not None:
+            raise self.node.failure.with_traceback(None)
+        if not self.quarantine:
             return
         for tenant_id in tenant_ids:
-            self._quarantine.check(tenant_id)
+            self.quarantine.check(tenant_id)
             if tenant_id not in self.tenants:
-                self._quarantine.check(SYSTEM_TENANT)
+                self.quarantine.check(SYSTEM_TENANT)
 
     def event(
         self,
@@ -132,8 +124,8 @@ class SystemEntries:
     ) -> Pending:
         """The event at ``lsn``, its HLC drawn now: to be queued before anything else draws one."""
         payload = canonical.encode({"type": action.value, **facts})
-        hlc = self._node.clock.tick(self._node.wall.now_ms())
-        kind, epoch = _TYPE_OF_ACTION[action], self._node.epoch
+        hlc = self.node.clock.tick(self.node.wall.now_ms())
+        kind, epoch = _TYPE_OF_ACTION[action], self.node.epoch
         return Pending(lsn, epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
 
     def _begin_tenant(self, tenant_id: str) -> None:
@@ -149,10 +141,10 @@ class SystemEntries:
         tenant_id: str = SYSTEM_TENANT,
         key: IdempotencyKey | None = None,
     ) -> Pending:
-        pending = self.event(action, subject, facts, self._wal.next_lsn, tenant_id, key)
-        self._wal.append_all((record_of(pending),))
-        self._backlog.add((pending,))
-        self._node.chained.want(pending.lsn)
+        pending = self.event(action, subject, facts, self.wal.next_lsn, tenant_id, key)
+        self.wal.append_all((record_of(pending),))
+        self.backlog.add((pending,))
+        self.node.chained.want(pending.lsn)
         return pending
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -56,27 +57,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
+@dataclass(kw_only=True, eq=False)
 class KeyChanges:
     """Changes the keys of one node, one rotation at a time, and which keys count in its ledger."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        node: Node,
-        pool: asyncpg.Pool[asyncpg.Record],
-        keys: KeyInUse,
-        records: KeyRecords,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        self._settings = settings
-        self._node = node
-        self._pool = pool
-        self._keys = keys
-        self._held = keys.node_keys
-        self._records = records
-        self._spawn = spawn
-        self._wait_s = settings.write.timeout.total_seconds()
+    settings: Settings
+    node: Node
+    pool: asyncpg.Pool[asyncpg.Record]
+    keys: KeyInUse
+    records: KeyRecords
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+
+    def __post_init__(self) -> None:
+        self._held = self.keys.node_keys
+        self._wait_s = self.settings.write.timeout.total_seconds()
         self._changing = False
 
     # --- rotation ---------------------------------------------------------------------------------
@@ -100,7 +94,7 @@ class KeyChanges:
         """
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._records.recorded.wait()
+                await self.records.recorded.wait()
         except TimeoutError:
             raise NotReadyError("the chain does not name the keys of this node yet; try again") from None
         if self._changing:
@@ -129,40 +123,40 @@ class KeyChanges:
         old, own = keys.log_signer if log_key else keys.signer, keys.signers()
         old_uri = keys.log_signer_uri if log_key else keys.signer_uri
         signer, uri = await asyncio.to_thread(self._new_signer, new_key_uri, log_key)
-        history = await self._records.history()
+        history = await self.records.history()
         if signer.key_id in history.admitted.keys() | history.waiting.keys():
             raise KeyConflictError(f"key {signer.key_id} was used in this ledger before; give another one")
         log_signer, log_uri = keys.log_signer, keys.log_signer_uri
         if log_key or is_one_key:
             log_signer, log_uri = await asyncio.to_thread(self._new_log_signer, signer, uri)
         # 2. Its row.
-        now_ms = self._node.wall.now_ms()
-        async with reading(self._pool) as connection, connection.transaction():
+        now_ms = self.node.wall.now_ms()
+        async with reading(self.pool) as connection, connection.transaction():
             for key in {each.key_id: each.public_key for each in (signer, log_signer)}.values():
-                await store.publish(connection, key, self._node.node_id, now_ms, is_known=False)
+                await store.publish(connection, key, self.node.node_id, now_ms, is_known=False)
             signed_ms = await store.highest_signed_ms(connection)
         # 3. Nobody signs.
-        async with self._keys.changing():
-            now_ms = self._node.wall.now_ms()
-            end_ms = last_signed_ms(self._node.clock, now_ms, max(signed_ms, self._keys.highest_signed_ms))
-            self._node.clock.observe(Hlc(end_ms + 1, 0, self._node.node_id))
-            retired = await self._records.vouched(Retired.by(signer, old.key_id, end_ms, old_uri), history, (old, *own))
+        async with self.keys.changing():
+            now_ms = self.node.wall.now_ms()
+            end_ms = last_signed_ms(self.node.clock, now_ms, max(signed_ms, self.keys.highest_signed_ms))
+            self.node.clock.observe(Hlc(end_ms + 1, 0, self.node.node_id))
+            retired = await self.records.vouched(Retired.by(signer, old.key_id, end_ms, old_uri), history, (old, *own))
             if not log_key:
                 keys.signer, keys.signer_uri = signer, uri
             keys.log_signer, keys.log_signer_uri = log_signer, log_uri
             keys.retired = [*keys.retired, retired]
             await asyncio.to_thread(keys.store)
-            self._records.judge(history)
+            self.records.judge(history)
             log.info("key_rotated", key_id=signer.key_id, previous_key_id=old.key_id)
             # 4. The entry.
-            recording = asyncio.ensure_future(self._records.record())
+            recording = asyncio.ensure_future(self.records.record())
             done, _ = await asyncio.wait((recording,), timeout=self._wait_s)
         # 5. The new key signs.
         is_recorded = bool(done) and recording.exception() is None
         if is_recorded:
-            await self._records.follow_up()
+            await self.records.follow_up()
         else:
-            self._spawn(self._record_late(recording))
+            self.spawn(self._record_late(recording))
         return signer.key_id, old.key_id, is_recorded
 
     def _new_signer(self, new_key_uri: str | None, log_key: bool) -> tuple[LocalOrRemote, str]:
@@ -171,11 +165,11 @@ class KeyChanges:
         if new_key_uri is None and log_key:
             return self._new_log_key()
         if new_key_uri is None:
-            if isinstance(self._keys.signer, remote_signer.RemoteSigner) or remote_signer.is_remote(configured):
+            if isinstance(self.keys.signer, remote_signer.RemoteSigner) or remote_signer.is_remote(configured):
                 raise InvalidInputError("new_key_uri: name the new key; this node signs outside of files")
             path = new_key_path(configured)
-            return key_file.generate(path, self._keys.signer.public_key.algorithm), path.name
-        signing = self._settings.signing
+            return key_file.generate(path, self.keys.signer.public_key.algorithm), path.name
+        signing = self.settings.signing
         signer = open_named(new_key_uri, signing.uris_allowed, signing.read_pin)
         if isinstance(signer, remote_signer.RemoteSigner):
             if log_key:
@@ -192,19 +186,19 @@ class KeyChanges:
         return self._new_log_key()
 
     def _new_log_key(self) -> tuple[FileSigner, str]:
-        path = log_key_beside(self._held.configured_uri, self._settings)
+        path = log_key_beside(self._held.configured_uri, self.settings)
         return key_file.generate(path), str(path.absolute())
 
     async def _record_late(self, recording: asyncio.Future[None]) -> None:
         try:
             await recording
         except TRY_AGAIN:
-            await self._records.until_stored(self._records.record)
+            await self.records.until_stored(self.records.record)
         except (ChainDamagedError, EventRefusedError) as error:
             # The chain of _system takes nothing now, or its place in the chain is taken; the next start tries again.
             log.error("key_change_not_recorded", error=str(error))
             return
-        await self._records.follow_up()
+        await self.records.follow_up()
 
     # --- admitting and revoking -------------------------------------------------------------------
 
@@ -218,7 +212,7 @@ class KeyChanges:
             DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
             DurabilityTimeoutError: it is in this node's log, and will count once Postgres answers.
         """
-        history = await self._records.history()
+        history = await self.records.history()
         if key_id in history.admitted:
             raise KeyConflictError(f"key {key_id} is admitted already")
         if key_id not in history.waiting:
@@ -243,19 +237,19 @@ class KeyChanges:
             DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
             DurabilityTimeoutError: it is in this node's log, and will count once Postgres answers.
         """
-        history = await self._records.history()
+        history = await self.records.history()
         key = history.keys().get(key_id) or (history.waiting[key_id].key if key_id in history.waiting else None)
-        now_ms = self._node.wall.now_ms()
+        now_ms = self.node.wall.now_ms()
         if key is None:
             raise NotFoundError(f"there is no key {key_id} in this ledger")
-        if statement is None and key_id in {own.key_id for own in self._keys.own()}:
+        if statement is None and key_id in {own.key_id for own in self.keys.own()}:
             raise KeyConflictError(f"this node signs with key {key_id}; rotate it first, then revoke it")
-        if from_hlc is not None and from_hlc.physical_ms > now_ms + self._node.clock.max_clock_skew_ms:
+        if from_hlc is not None and from_hlc.physical_ms > now_ms + self.node.clock.max_clock_skew_ms:
             raise ClockSkewError(f"from_hlc {from_hlc} lies ahead; a key is revoked from now on or from earlier")
-        start = from_hlc or self._node.clock.tick(now_ms)
+        start = from_hlc or self.node.clock.tick(now_ms)
         if key.revoked_from_hlc is not None and key.revoked_from_hlc <= start:
             raise KeyConflictError(f"key {key_id} is revoked from HLC {key.revoked_from_hlc} on already")
-        facts = revoked_facts(key_id, self._node.node_id, start, reason)
+        facts = revoked_facts(key_id, self.node.node_id, start, reason)
         late = f"key {key_id} will be revoked from HLC {start} on once Postgres answers"
         await self._change(SystemAction.KEY_REVOKED, facts, history, statement, late)
         return start
@@ -277,16 +271,16 @@ class KeyChanges:
                     ("statement",),
                 )
         else:
-            vouched = await self._records.stated(action, facts, history, self._held.signers())
+            vouched = await self.records.stated(action, facts, history, self._held.signers())
             if key_statement.FIELD not in vouched:
-                why = self._keys.not_admitted or self._keys.fault or "they have ended or were revoked"
+                why = self.keys.not_admitted or self.keys.fault or "they have ended or were revoked"
                 raise KeyConflictError(
                     f"no key that this node signs with may vouch for this: {why}. Ask another node, or use --root-key"
                 )
-        entering = asyncio.ensure_future(self._records.enter(action, vouched))
+        entering = asyncio.ensure_future(self.records.enter(action, vouched))
         done, _ = await asyncio.wait((entering,), timeout=self._wait_s)
         if not done:
-            self._spawn(_joined(entering))
+            self.spawn(_joined(entering))
             raise DurabilityTimeoutError(late)
         entering.result()
 

@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -86,29 +87,22 @@ async def publish_at_start(connection: Connection, node: Node, chain: KeyChain, 
     await store.name_in_use(connection, node.node_id, keys.signer.key_id, keys.log_signer.key_id)
 
 
+@dataclass(kw_only=True, eq=False)
 class KeyRecords:
     """Keeps chain, rows and admission of one node's keys together."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        node: Node,
-        pool: asyncpg.Pool[asyncpg.Record],
-        keys: KeyInUse,
-        chain: KeyChain,
-        write_entry: WriteEntry,
-        sign_checkpoints_again: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._read_pin = settings.signing.read_pin
-        self._offline_root = offline_root(settings)
-        self._node = node
-        self._pool = pool
-        self._keys = keys
-        self._held = chain.keys
-        self._chain = chain
-        self._write_entry = write_entry
-        self._sign_checkpoints_again = sign_checkpoints_again
+    settings: Settings
+    node: Node
+    pool: asyncpg.Pool[asyncpg.Record]
+    keys: KeyInUse
+    chain: KeyChain
+    write_entry: WriteEntry
+    sign_checkpoints_again: Callable[[], Awaitable[None]]
+
+    def __post_init__(self) -> None:
+        self._read_pin = self.settings.signing.read_pin
+        self._offline_root = offline_root(self.settings)
+        self._held = self.chain.keys
         self.recorded = asyncio.Event()
         """Set once the chain names the keys that the node started with."""
         self._rows_say: KeyHistory | None = None
@@ -130,33 +124,33 @@ class KeyRecords:
         while True:
             with suppress(DatabaseUnavailableError):
                 history = await self.history()
-                if self._chain.fault is None or self._chain.is_of_another_root:
+                if self.chain.fault is None or self.chain.is_of_another_root:
                     await self._follow(history)
             await asyncio.sleep(FOLLOW_INTERVAL_S)
 
     def judge(self, history: KeyHistory) -> None:
         """Let the node sign, or not, as ``history`` says."""
-        self._keys.not_admitted = self._chain.admission_fault(history)
+        self.keys.not_admitted = self.chain.admission_fault(history)
 
     async def _follow(self, history: KeyHistory) -> None:
-        before = self._keys.not_admitted
+        before = self.keys.not_admitted
         self.judge(history)
-        if self._keys.not_admitted is None and before is not None:
-            log.info("keys_admitted", key_ids=[key.key_id for key in self._keys.own()])
-            await self.until_stored(self._sign_checkpoints_again)
-        elif self._keys.not_admitted != before:
-            log.warning("keys_not_admitted", error=self._keys.not_admitted)
+        if self.keys.not_admitted is None and before is not None:
+            log.info("keys_admitted", key_ids=[key.key_id for key in self.keys.own()])
+            await self.until_stored(self.sign_checkpoints_again)
+        elif self.keys.not_admitted != before:
+            log.warning("keys_not_admitted", error=self.keys.not_admitted)
         if history is not self._rows_say:
             await self._write_rows()
 
     async def _write_rows(self) -> None:
-        async with reading(self._pool) as connection, connection.transaction():
-            history = await self._chain.history(connection)
-            if self._chain.fault is None:
-                published = await self._chain.published(connection)
+        async with reading(self.pool) as connection, connection.transaction():
+            history = await self.chain.history(connection)
+            if self.chain.fault is None:
+                published = await self.chain.published(connection)
                 await store.write_rows(connection, [(each.key, each.revocation_reason) for each in published.admitted])
             keys = self._held
-            await store.name_in_use(connection, self._node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+            await store.name_in_use(connection, self.node.node_id, keys.signer.key_id, keys.log_signer.key_id)
         self._rows_say = history
 
     async def record(self) -> None:
@@ -164,7 +158,7 @@ class KeyRecords:
         keys, history = self._held, await self.history()
         # 1. The key that the ledger begins with.
         if history.root_key_id is None and keys.root_key_id in (None, keys.signer.key_id):
-            await self.enter(SystemAction.KEY_ADDED, root_facts(keys.signer.public_key, self._node.node_id))
+            await self.enter(SystemAction.KEY_ADDED, root_facts(keys.signer.public_key, self.node.node_id))
         elif history.root_key_id is None and self._offline_root is not None:
             await self.enter(SystemAction.KEY_ADDED, root_facts(self._offline_root, None))
         history = await self.history()
@@ -180,18 +174,18 @@ class KeyRecords:
         # 3. Keys that are new. Where the key that the ledger began with is gone, there is nothing to add one to.
         history = await self.history()
         if history.root_key_id is None:
-            log.error("keys_not_recorded", root_key_id=keys.root_key_id, fault=self._chain.fault)
+            log.error("keys_not_recorded", root_key_id=keys.root_key_id, fault=self.chain.fault)
             return
         introduced = history.admitted.keys() | history.waiting.keys() | {item.successor_id for item in keys.retired}
         for signer in keys.signers():
             if signer.key_id not in introduced:
-                facts = added_facts(signer.public_key, self._node.node_id)
+                facts = added_facts(signer.public_key, self.node.node_id)
                 facts = await self.stated(SystemAction.KEY_ADDED, facts, history, keys.signers())
                 await self.enter(SystemAction.KEY_ADDED, facts)
         # 4. A chain without statements takes no change without one any more.
         root = next((signer for signer in keys.signers() if signer.key_id == history.root_key_id), None)
         if history.is_old_form and root is not None:
-            facts = added_facts(root.public_key, self._node.node_id)
+            facts = added_facts(root.public_key, self.node.node_id)
             facts = await self.stated(SystemAction.KEY_ADMITTED, facts, history, (root,))
             if key_statement.FIELD in facts:
                 await self.enter(SystemAction.KEY_ADMITTED, facts)
@@ -203,7 +197,7 @@ class KeyRecords:
         if retired:
             keys.retired = [item for item in keys.retired if item not in retired]
             await asyncio.to_thread(keys.store)
-            await self.until_stored(self._sign_checkpoints_again)
+            await self.until_stored(self.sign_checkpoints_again)
 
     async def until_stored(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do ``work``, trying until Postgres takes it."""
@@ -222,12 +216,12 @@ class KeyRecords:
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
-        async with reading(self._pool) as connection:
-            return await self._chain.history(connection)
+        async with reading(self.pool) as connection:
+            return await self.chain.history(connection)
 
     def _facts_of(self, item: Retired) -> Facts:
         """What the chain is to say of a rotation."""
-        facts = rotated_facts(PublicKey.of(item.successor_pem), self._node.node_id, item.key_id, item.not_after_ms or 0)
+        facts = rotated_facts(PublicKey.of(item.successor_pem), self.node.node_id, item.key_id, item.not_after_ms or 0)
         return facts if item.statement is None else {**facts, key_statement.FIELD: item.statement}
 
     async def vouched(self, item: Retired, history: KeyHistory, signers: Sequence[Signer]) -> Retired:
@@ -244,7 +238,7 @@ class KeyRecords:
                 continue
             try:
                 work = partial(key_statement.sign, action, facts, root_id, after, signer)
-                return await self._keys.sign_with(signer, work)
+                return await self.keys.sign_with(signer, work)
             except SigningUnavailableError as error:
                 log.warning("signing_delayed", error=str(error))
         return facts
@@ -254,5 +248,5 @@ class KeyRecords:
 
         Raises: as ``SystemEntries.record``.
         """
-        await self._write_entry(action, f"{SUBJECT_PREFIX}{facts['key_id']}", facts)
+        await self.write_entry(action, f"{SUBJECT_PREFIX}{facts['key_id']}", facts)
         log.info("key_entry_chained", action=action.value, key_id=facts["key_id"])

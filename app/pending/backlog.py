@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 
 from app.store.growth import ChainPosition
@@ -21,10 +22,6 @@ BYTES_MAX_MIN = 256 << 20
 """Bytes that any backlog may hold."""
 BYTES_MAX_PER_ENTRY = 1024
 """Bytes that each entry it may hold allows it, beyond that."""
-FACTS_KEPT_ENTRIES_MAX = 20_000
-"""Events that keep their parsed payload until they are chained; those behind them are parsed again."""
-FACTS_KEPT_BYTES_MAX = 2048
-"""Longest payload whose parsed form is kept."""
 BYTES_AROUND_PAYLOAD = 640
 """Most that a record takes beside its payload: header, tenant, job, key, digest."""
 
@@ -34,6 +31,7 @@ def record_bytes_of(records: int, payload_bytes: int) -> int:
     return payload_bytes + records * BYTES_AROUND_PAYLOAD
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """One event between WAL and chain. ``outcome`` resolves once it is chained, never before.
 
@@ -41,44 +39,17 @@ class Pending:
     be. ``refusal`` is why another entry stands in its place, or none; it is known once the event is chained.
     """
 
-    __slots__ = (
-        "answered_early",
-        "epoch",
-        "hlc",
-        "idempotency",
-        "job_id",
-        "lsn",
-        "outcome",
-        "payload",
-        "record_type",
-        "refusal",
-        "tenant_id",
-    )
-
-    def __init__(
-        self,
-        lsn: int,
-        epoch: int,
-        hlc: Hlc,
-        record_type: int,
-        tenant_id: str,
-        job_id: str,
-        payload: bytes,
-        idempotency: IdempotencyKey | None,
-        outcome: asyncio.Future[ChainPosition] | None,
-        answered_early: bool = True,
-    ) -> None:
-        self.lsn = lsn
-        self.epoch = epoch
-        self.hlc = hlc
-        self.record_type = record_type
-        self.tenant_id = tenant_id
-        self.job_id = job_id
-        self.payload = payload
-        self.idempotency = idempotency
-        self.outcome = outcome
-        self.answered_early = answered_early
-        self.refusal: LedgerError | None = None
+    lsn: int
+    epoch: int
+    hlc: Hlc
+    record_type: int
+    tenant_id: str
+    job_id: str
+    payload: bytes
+    idempotency: IdempotencyKey | None
+    outcome: asyncio.Future[ChainPosition] | None
+    answered_early: bool = True
+    refusal: LedgerError | None = None
 
 
 class Backlog:

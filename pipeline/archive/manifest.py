@@ -34,7 +34,8 @@ from pipeline.archive.layout import (
 )
 from signing.envelope import Envelope
 from signing.keys import Keyring
-from signing.range_manifest import Count, Hash, ManifestForm, RangeManifest, Seq, Statement
+from signing.range_manifest import ManifestForm, RangeManifest, Statement
+from signing.statement import Count, Hash, Seq
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/archive/v1"
 

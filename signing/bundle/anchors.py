@@ -28,7 +28,8 @@ from signing.anchors import WITNESS, Outsiders, as_of, judge_cosignature, judge_
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.keys import Keyring
-from signing.range_manifest import CONSISTENCY_HASHES_MAX, Hash
+from signing.range_manifest import CONSISTENCY_HASHES_MAX
+from signing.statement import Hash
 from signing.strict import decode_base64
 
 ANCHORS_MAX: Final = 128

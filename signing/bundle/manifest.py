@@ -23,7 +23,8 @@ from ledger.bundle.format import (
     tail_of,
 )
 from ledger.errors import BundleInvalidError, BundleSignatureError
-from signing.range_manifest import Count, ManifestForm, RangeManifest, Statement
+from signing.range_manifest import ManifestForm, RangeManifest, Statement
+from signing.statement import Count
 
 PREDICATE_TYPE: Final = "https://tallystick.dev/bundle/v1"
 

@@ -340,10 +340,10 @@ UNUSUAL = {
 @pytest.mark.parametrize("what", UNUSUAL)
 async def test_what_is_unusual_is_the_frameworks_and_nothing_of_it_is_taken(parts: Parts, what: str) -> None:
     protocol, transport = connected(parts)
-    before = parts.submitter._wal.next_lsn
+    before = parts.submitter.wal.next_lsn
     protocol.data_received(UNUSUAL[what])
     assert await answered(transport, 1) == [404]
-    assert parts.submitter._wal.next_lsn == before
+    assert parts.submitter.wal.next_lsn == before
 
 
 async def test_requests_behind_a_plain_write_are_answered_in_their_order(parts: Parts) -> None:
@@ -354,7 +354,7 @@ async def test_requests_behind_a_plain_write_are_answered_in_their_order(parts: 
 
 async def test_a_plain_write_whose_client_left_is_chained_and_nothing_is_written(parts: Parts) -> None:
     protocol, transport = connected(parts)
-    before = parts.submitter._wal.next_lsn
+    before = parts.submitter.wal.next_lsn
     protocol.data_received(FOLLOWED[0])
     protocol.connection_lost(None)
     await until(lambda: parts.node.chained.lsn > before)
@@ -386,14 +386,14 @@ async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_f
         protocol, transport = connected(parts, create_app(parts))
         protocol.data_received(FOLLOWED[0])
         assert await answered(transport, 1) == [201]
-        await until(lambda: parts.node.chained.lsn == parts.submitter._wal.next_lsn - 1)
+        await until(lambda: parts.node.chained.lsn == parts.submitter.wal.next_lsn - 1)
         await proxy.refuse()
-        lsn = parts.submitter._wal.next_lsn
+        lsn = parts.submitter.wal.next_lsn
         protocol.data_received(FOLLOWED[-1])
         assert await answered(transport, 2) == [201, 503]
         told = json.loads(transport.pieces[-1].partition(b"\r\n\r\n")[2])
         assert (told["type"].rpartition("/")[2], told["lsn"], told["achieved"]) == ("durability-timeout", lsn, "LOCAL")
-        assert [each.lsn for each in parts.submitter._backlog if each.tenant_id == "acme"] == [lsn]
+        assert [each.lsn for each in parts.submitter.backlog if each.tenant_id == "acme"] == [lsn]
         labels = {"method": "POST", "route": "/v1/jobs"}
         took_s = parts.metrics.registry.get_sample_value("http_request_duration_seconds_sum", labels)
         assert took_s is not None
