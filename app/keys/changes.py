@@ -121,14 +121,13 @@ class KeyChanges:
         if log_key and is_one_key:
             raise InvalidInputError("one key signs snapshots and checkpoints here; rotate it without log_key")
         old, own = keys.log_signer if log_key else keys.signer, keys.signers()
-        old_uri = keys.log_signer_uri if log_key else keys.signer_uri
-        signer, uri = await asyncio.to_thread(self._new_signer, new_key_uri, log_key)
+        signer = await asyncio.to_thread(self._new_signer, new_key_uri, log_key)
         history = await self.records.history()
         if signer.key_id in history.admitted.keys() | history.waiting.keys():
             raise KeyConflictError(f"key {signer.key_id} was used in this ledger before; give another one")
-        log_signer, log_uri = keys.log_signer, keys.log_signer_uri
+        log_signer = keys.log_signer
         if log_key or is_one_key:
-            log_signer, log_uri = await asyncio.to_thread(self._new_log_signer, signer, uri)
+            log_signer = await asyncio.to_thread(self._new_log_signer, signer)
         # 2. Its row.
         now_ms = self.node.wall.now_ms()
         async with reading(self.pool) as connection, connection.transaction():
@@ -140,10 +139,9 @@ class KeyChanges:
             now_ms = self.node.wall.now_ms()
             end_ms = last_signed_ms(self.node.clock, now_ms, max(signed_ms, self.keys.highest_signed_ms))
             self.node.clock.observe(Hlc(end_ms + 1, 0, self.node.node_id))
-            retired = await self.records.vouched(Retired.by(signer, old.key_id, end_ms, old_uri), history, (old, *own))
-            if not log_key:
-                keys.signer, keys.signer_uri = signer, uri
-            keys.log_signer, keys.log_signer_uri = log_signer, log_uri
+            retired = Retired.by(signer, old.key_id, end_ms, keys.uri_of(old))
+            retired = await self.records.vouched(retired, history, (old, *own))
+            keys.signer, keys.log_signer = keys.signer if log_key else signer, log_signer
             keys.retired = [*keys.retired, retired]
             await asyncio.to_thread(keys.store)
             self.records.judge(history)
@@ -159,35 +157,33 @@ class KeyChanges:
             self.spawn(self._record_late(recording))
         return signer.key_id, old.key_id, is_recorded
 
-    def _new_signer(self, new_key_uri: str | None, log_key: bool) -> tuple[LocalOrRemote, str]:
-        """The new key and the URI that names it in the node's file of keys. Blocks."""
+    def _new_signer(self, new_key_uri: str | None, log_key: bool) -> LocalOrRemote:
+        """The new key. Blocks."""
         configured = self._held.configured_uri
         if new_key_uri is None and log_key:
             return self._new_log_key()
         if new_key_uri is None:
             if isinstance(self.keys.signer, remote_signer.RemoteSigner) or remote_signer.is_remote(configured):
                 raise InvalidInputError("new_key_uri: name the new key; this node signs outside of files")
-            path = new_key_path(configured)
-            return key_file.generate(path, self.keys.signer.public_key.algorithm), path.name
+            return key_file.generate(new_key_path(configured), self.keys.signer.public_key.algorithm)
         signing = self.settings.signing
         signer = open_named(new_key_uri, signing.uris_allowed, signing.read_pin)
         if isinstance(signer, remote_signer.RemoteSigner):
             if log_key:
                 raise InvalidInputError("new_key_uri: checkpoints are signed with a key in a file", ("new_key_uri",))
-            return signer, signer.key_uri
+            return signer
         if log_key and signer.algorithm != ED25519:
             raise InvalidInputError(f"new_key_uri: checkpoints are signed with {ED25519}", ("new_key_uri",))
-        return signer, str(signer.path.absolute())
+        return signer
 
-    def _new_log_signer(self, signer: LocalOrRemote, uri: str) -> tuple[FileSigner, str]:
+    def _new_log_signer(self, signer: LocalOrRemote) -> FileSigner:
         """The key of checkpoints that goes with a new ``signer``. Blocks."""
         if isinstance(signer, FileSigner) and signer.algorithm == ED25519:
-            return signer, uri
+            return signer
         return self._new_log_key()
 
-    def _new_log_key(self) -> tuple[FileSigner, str]:
-        path = log_key_beside(self._held.configured_uri, self.settings)
-        return key_file.generate(path), str(path.absolute())
+    def _new_log_key(self) -> FileSigner:
+        return key_file.generate(log_key_beside(self._held.configured_uri, self.settings))
 
     async def _record_late(self, recording: asyncio.Future[None]) -> None:
         try:

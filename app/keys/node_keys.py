@@ -126,9 +126,7 @@ class NodeKeys:
     configured_uri: str
     configured_key_id: str
     signer: LocalOrRemote
-    signer_uri: str
     log_signer: FileSigner
-    log_signer_uri: str
     retired: list[Retired] = field(default_factory=list)
     root_key_id: str | None = None
     """None as long as this node has seen no root."""
@@ -150,8 +148,8 @@ class NodeKeys:
             self._write(
                 _KeysFile(
                     configured=_Configured(self.configured_uri, self.configured_key_id),
-                    signer=self._described(self.signer_uri, self.signer),
-                    log_signer=self._described(self.log_signer_uri, self.log_signer),
+                    signer=self._described(self.signer),
+                    log_signer=self._described(self.log_signer),
                     retired=list(self.retired),
                 )
             )
@@ -208,15 +206,20 @@ class NodeKeys:
         _store(self.folder, file)
         self._stored = file
 
-    def _described(self, uri: str, signer: LocalOrRemote) -> _Signer:
-        is_beside = (
-            uri != self.configured_uri
-            and isinstance(signer, FileSigner)
-            and not remote_signer.is_remote(self.configured_uri)
-            and signer.path.absolute().parent == path_of(self.configured_uri).absolute().parent
-        )
-        name = signer.path.name if is_beside and isinstance(signer, FileSigner) else uri
-        return _Signer(name, signer.key_id, signer.public_key.public_key_pem)
+    def uri_of(self, signer: LocalOrRemote) -> str:
+        """What names the key in the file: the setting, a name beside the key of the setting, or where it is."""
+        if isinstance(signer, remote_signer.RemoteSigner):
+            return signer.key_uri
+        path = signer.path.absolute()
+        if remote_signer.is_remote(self.configured_uri):
+            return str(path)
+        configured = path_of(self.configured_uri).absolute()
+        if path == configured:
+            return self.configured_uri
+        return path.name if path.parent == configured.parent else str(path)
+
+    def _described(self, signer: LocalOrRemote) -> _Signer:
+        return _Signer(self.uri_of(signer), signer.key_id, signer.public_key.public_key_pem)
 
 
 def last_signed_ms(clock: Clock, now_ms: int, signed_ms: int) -> int:
@@ -244,22 +247,17 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
     if kept is None or not _is_as_configured(kept, configured):
         # The first start, or the setting names another key than before, which takes the place of the one that signed.
         signer = open_signer(configured, pin, may_generate=True)
-        uri = configured if isinstance(signer, FileSigner) else signer.key_uri
         configured_key_id = signer.key_id
-        log_signer, log_uri = log_signer_of(signer, configured, settings)
+        log_signer = log_signer_of(signer, settings)
     else:
-        uri = kept.signer.uri
-        is_configured = uri == kept.configured.uri
+        is_configured = kept.signer.uri == kept.configured.uri
         signer = _reopened(kept.signer, configured, pin, may_generate=is_configured)
-        if is_configured and isinstance(signer, FileSigner):
-            uri = configured
-        log_uri = kept.log_signer.uri
         if kept.log_signer.key_id == kept.signer.key_id:
-            log_signer, log_uri = log_signer_of(signer, uri, settings)
+            log_signer = log_signer_of(signer, settings)
         else:
-            log_signer = key_file.load_or_generate(str(file_of(log_uri, configured)))
+            log_signer = key_file.load_or_generate(str(file_of(kept.log_signer.uri, configured)))
         configured_key_id = signer.key_id if is_configured else kept.configured.key_id
-    keys = NodeKeys(folder, configured, configured_key_id, signer, uri, log_signer, log_uri)
+    keys = NodeKeys(folder, configured, configured_key_id, signer, log_signer)
     keys.root_key_id, keys.ended = _seen(folder, kept)
     if kept is not None:
         keys._stored = kept

@@ -41,13 +41,11 @@ def open_signer(uri: str, pin: remote_signer.PinSource, *, may_generate: bool) -
     return key_file.load_or_generate(uri) if may_generate else key_file.load(uri)
 
 
-def log_signer_of(signer: LocalOrRemote, uri: str, settings: Settings) -> tuple[FileSigner, str]:
+def log_signer_of(signer: LocalOrRemote, settings: Settings) -> FileSigner:
     """The key of checkpoints that goes with ``signer``: the same if it can be, else a file of its own."""
     if isinstance(signer, FileSigner):
-        log_signer = key_file.log_signer(signer)
-        return log_signer, uri if log_signer is signer else str(log_signer.path)
-    path = settings.data_dir / "keys" / f"{LOG_KEY_NAME}.pem"
-    return key_file.load_or_generate(str(path)), str(path.absolute())
+        return key_file.log_signer(signer)
+    return key_file.load_or_generate(str(settings.data_dir / "keys" / f"{LOG_KEY_NAME}.pem"))
 
 
 def new_key_path(configured: str) -> Path:

@@ -38,7 +38,7 @@ def test_after_a_rotation_the_key_that_signs_now_is_handed_over(settings: Settin
     keys.store()
     assert handed_over(settings) == settings.signing_key_uri
     successor = key_file.generate(uris.new_key_path(settings.signing_key_uri))
-    replace(keys, signer=successor, signer_uri=str(successor.path), log_signer=successor).store()
+    replace(keys, signer=successor, log_signer=successor).store()
     assert key_file.load(handed_over(settings)).key_id == successor.key_id != keys.signer.key_id
 
 

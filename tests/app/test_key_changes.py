@@ -255,9 +255,8 @@ def switch_keys(settings: Settings, end_ms: int | None) -> str:
     (folder,) = [path.parent for path in settings.wal_dir.glob("*/keys")]
     keys = node_keys.open_keys(folder, settings)
     new = key_file.generate(settings.data_dir / "keys" / "signing-1.pem")
-    keys.retired = [Retired.by(new, keys.signer.key_id, end_ms, keys.signer_uri)]
+    keys.retired = [Retired.by(new, keys.signer.key_id, end_ms, keys.uri_of(keys.signer))]
     keys.signer = keys.log_signer = new
-    keys.signer_uri = keys.log_signer_uri = new.path.name
     keys.store()
     return new.key_id
 

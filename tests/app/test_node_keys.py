@@ -38,7 +38,6 @@ async def test_what_was_seen_is_kept_beside_the_signers_that_were_stored_last(
     keys.store()
     first = keys.signer.key_id
     keys.signer = keys.log_signer = key_file.generate(tmp_path / "keys" / "second.pem")
-    keys.signer_uri = keys.log_signer_uri = "second.pem"
 
     await keys.learn_root(ROOT)
 
