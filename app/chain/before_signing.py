@@ -7,24 +7,20 @@ beside the WAL, the tree in memory, and the links this node chained itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import structlog
 
+from app.store import Connection
 from app.store import notary as store
 from app.store.notary import GrownTree, LinkRow, LockedTree
 from ledger import merkle
 from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeBehindError, StoredTreeError
 from ledger.merkle import tiles
 from ledger.merkle.tiles import TileTree
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow
 from ledger.verification.verdict import Findings
 from signing import checkpoint
 from signing.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from ledger.verification.entry_check import EntryRow
 
 ENTRIES_A_READ = 1000
 """Entries read back at once when a tree is made again."""

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
-from app.store import anchors, chain_reads
+from app.store import Connection, anchors, chain_reads
 from app.store import notary as store
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger.errors import (
     ClockSkewError,
     CosignatureRefusedError,
@@ -30,22 +29,17 @@ from ledger.errors import (
 from ledger.merkle import tiles
 from signing import checkpoint as checkpoints
 from signing import note as notes
+from signing.checkpoint import Checkpoint
 from signing.cosignature import Cosignature, WitnessKey, cosignatures_of
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from app.store import Connection
-    from signing.checkpoint import Checkpoint
-    from signing.keys import Keyring
-    from signing.note import Note
+from signing.keys import Keyring
+from signing.note import Note
 
 
 @dataclass(kw_only=True, eq=False)
 class CosignatureInbox:
     """Takes cosignatures in for all tenants of one ledger."""
 
-    pool: asyncpg.Pool[asyncpg.Record]
+    pool: Pool
     origin: Callable[[str], str]
     keyring: Callable[[], Awaitable[Keyring]]
     witnesses: Sequence[WitnessKey]

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from app.chain.followers import Turn
+from app.store import Connection
 from app.store import job_table as store
+from app.store.following import FollowedEntry
 from app.store.job_table import JobKey
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
 from ledger.verification.projection_check import stored_form
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from app.chain.followers import Turn
-    from app.store import Connection
-    from app.store.following import FollowedEntry
 
 CACHED_JOBS_MAX = 50_000
 """Job states kept so that a job whose events follow each other is not read back each time."""

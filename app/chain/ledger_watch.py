@@ -24,14 +24,18 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
 from app.background.paced import paced
+from app.chain.checkpoints import CheckpointJournal
+from app.chain.notary import Notary
 from app.chain.signed_chain import is_in_tree, root_of_chain, tree_agrees
+from app.node.state import Node
+from app.store import Connection
 from app.store import watching as store
-from app.store.reading import reading
+from app.store.notary import TileCoordinates
+from app.store.reading import Pool, reading
 from app.store.watching import SeenChain
 from ledger import merkle
 from ledger.errors import DatabaseUnavailableError, DatabaseWentBackError, LedgerError
@@ -41,15 +45,6 @@ from ledger.verification.entry_check import ENTRY_COLUMNS, holds_together
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from app.chain.checkpoints import CheckpointJournal
-    from app.chain.notary import Notary
-    from app.node.state import Node
-    from app.store import Connection
-    from app.store.notary import TileCoordinates
 
 SHARE = 0.05
 """Most of the time that the watch takes, waiting for the database included."""
@@ -111,7 +106,7 @@ class LedgerWatch:
     """The watch of one node; belongs to its event loop."""
 
     node: Node
-    pool: asyncpg.Pool[asyncpg.Record]
+    pool: Pool
     checkpoints: CheckpointJournal
     notary: Notary
     keyring: Callable[[], Awaitable[Keyring]]

@@ -9,14 +9,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import asyncpg
-
 from app.chain import previous
 from app.pending.backlog import Pending
 from app.pending.linking import LinkedBatch, link_batch, tenant_begun_by
 from app.store.chaining import ChainHead
 from app.store.growth import head_of
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger.chain import Linker
 from ledger.errors import DatabaseUnavailableError
 
@@ -33,7 +31,7 @@ class _LinkedAhead:
 class LinkingAhead:
     """Links one batch at a time. ``linkers`` are those of the appender, which keeps them up to date."""
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], linkers: dict[str, Linker]) -> None:
+    def __init__(self, pool: Pool, linkers: dict[str, Linker]) -> None:
         self._pool = pool
         self._linkers = linkers
         self._task: asyncio.Task[_LinkedAhead | None] | None = None

@@ -25,7 +25,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import asyncpg
 import structlog
 
 from app.chain.before_signing import unforeseen
@@ -37,9 +36,11 @@ from app.chain.tree_follower import TreeFollower
 from app.keys.in_use import KeyInUse
 from app.metrics import Metrics
 from app.node.state import Node
+from app.store import Connection
 from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
+from app.store.reading import Pool
 from ledger.errors import (
     ChainBrokenError,
     LedgerError,
@@ -71,7 +72,7 @@ class Notary:
         self,
         *,
         node: Node,
-        pool: asyncpg.Pool[asyncpg.Record],
+        pool: Pool,
         checkpoints: CheckpointJournal,
         own: OwnEntries,
         keys: KeyInUse,
@@ -186,19 +187,17 @@ class Notary:
                 self.last_error = f"{type(error).__name__}: {error}"
                 log.warning("signing_delayed", error=self.last_error)
             await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
-        strangers = {*behind, *tree_sizes} - {name for name in (*behind, *tree_sizes) if is_readable_tenant(name)}
+        strangers = {name for name in (*behind, *tree_sizes) if not is_readable_tenant(name)}
         if strangers:
             log.error("chain_break_found", tenants=sorted(strangers), error="no tenant can have such a name")
-        for tenant_id, head_seq in behind.items():
-            if tenant_id in strangers:
-                continue
+        for tenant_id in behind.keys() - strangers:
             tenant = self._memory.of(tenant_id)
-            tenant.head_seq = max(tenant.head_seq, head_seq)
+            tenant.head_seq = max(tenant.head_seq, behind[tenant_id])
             tenant.unsigned_since_s = time.monotonic()
             self._grown.add(tenant_id)
-        for tenant_id, tree_size in tree_sizes.items():
-            if tenant_id not in strangers and not self._trees.is_kept(tenant_id, tree_size):
-                self._sign_again(tenant_id, tree_size)
+        for tenant_id in tree_sizes.keys() - strangers:
+            if not self._trees.is_kept(tenant_id, tree_sizes[tenant_id]):
+                self._sign_again(tenant_id, tree_sizes[tenant_id])
 
     def _sign_again(self, tenant_id: str, tree_size: int) -> None:
         tenant = self._memory.of(tenant_id)
@@ -260,17 +259,8 @@ class Notary:
     async def _mend_trees(self, names: Sequence[str]) -> None:
         """Make the stored trees of these tenants again from their chains, each in a transaction of its own."""
         for name in names:
-            tenant = self._tenants[name]
-            try:
-                async with self._signing(tenant), self._pool.acquire() as connection:
-                    await self._trees.make_again(connection, name)
-            except LedgerError as error:
-                self._note_fault(name, error)
-            except DATABASE_FAULTS as error:
-                self._delayed((name,), error)
-            except Exception as error:
-                self._note_fault(name, unforeseen(name, error))
-            else:
+            async with self._turn(name) as (tenant, connection):
+                await self._trees.make_again(connection, name)
                 log.info("stored_tree_made_again", tenant_id=name)
                 tenant.tree = None
                 tenant.is_tree_damaged, tenant.is_kept = False, False
@@ -325,25 +315,30 @@ class Notary:
 
     async def _attend(self, tenant_id: str, *, sign_rest: bool) -> None:
         """One turn for the snapshots of a tenant."""
+        async with self._turns, self._turn(tenant_id) as (tenant, connection):
+            if tenant.tree is None:
+                for fault in (await self._trees.advance(connection, (tenant_id,))).values():
+                    raise fault
+            await self._snapshots.sign(
+                connection, tenant_id, tenant, sign_rest=sign_rest, snapshots_max=SNAPSHOTS_PER_TURN
+            )
+            self._memory.forget_signed(tenant)
+            if self._is_snapshot_due(tenant):
+                self._grown.add(tenant_id)
+
+    @asynccontextmanager
+    async def _turn(self, tenant_id: str) -> AsyncIterator[tuple[FollowedTenant, Connection]]:
+        """The tenant, locked, and a connection; what fails meanwhile is noted, and ends the context quietly."""
         tenant = self._tenants[tenant_id]
         try:
-            async with self._turns, self._signing(tenant), self._pool.acquire() as connection:
-                if tenant.tree is None:
-                    for fault in (await self._trees.advance(connection, (tenant_id,))).values():
-                        raise fault
-                await self._snapshots.sign(
-                    connection, tenant_id, tenant, sign_rest=sign_rest, snapshots_max=SNAPSHOTS_PER_TURN
-                )
-                self._memory.forget_signed(tenant)
+            async with self._signing(tenant), self._pool.acquire() as connection:
+                yield tenant, connection
         except LedgerError as error:
             self._note_fault(tenant_id, error)
         except DATABASE_FAULTS as error:
             self._delayed((tenant_id,), error)
         except Exception as error:
             self._note_fault(tenant_id, unforeseen(tenant_id, error))
-        else:
-            if self._is_snapshot_due(tenant):
-                self._grown.add(tenant_id)
 
     def _note_fault(self, tenant_id: str, error: LedgerError) -> None:
         """One tenant could not be followed or signed."""

@@ -21,7 +21,6 @@ import threading
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -29,12 +28,9 @@ from ledger.chain import record
 from ledger.errors import ChainBrokenError
 from ledger.machines.events import ACTIONS, SystemAction
 from ledger.positions import Lsn
-from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
 from wal import reader as wal_reader
 from wal.segment import list_segments
-
-if TYPE_CHECKING:
-    from ledger.verification.entry_check import EntryRow
 
 _SEQ, _T_HLC, _PHYSICAL, _NODE, _JOB, _ACTION, _DIGEST, _PAYLOAD, _ORIGIN = map(
     ENTRY_COLUMNS.index,

@@ -7,7 +7,6 @@ touches is where it was then: keyed lines change only together with the head of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from app.pending.backlog import Pending
 from app.pending.keyed_entry import is_bound
@@ -19,15 +18,12 @@ from app.pending.linking import (
     tenant_begun_by,
 )
 from app.pending.requests import RequestName
-from app.store import idempotency, node
+from app.store import Connection, idempotency, node
 from app.store.standing import Chained, find_standing
 from ledger.chain.conflict import Event
 from ledger.chain.standing import Standing, place_of
 from ledger.errors import ChainDamagedError
 from ledger.machines.events import SystemAction
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 
 async def chained_keys(connection: Connection, batch: Sequence[Pending]) -> ChainedKeys:

@@ -7,16 +7,13 @@ the one that was signed; else the root is computed from the links of the chain i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from app.store import Connection
 from app.store import notary as notary_store
+from app.store.notary import TileCoordinates
 from ledger import merkle
 from ledger.merkle import tiles
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.notary import TileCoordinates
-    from signing.checkpoint import Checkpoint
+from signing.checkpoint import Checkpoint
 
 LINKS_A_READ = 10_000
 """Links read at once when a root is computed from the chain."""

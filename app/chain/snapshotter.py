@@ -12,7 +12,6 @@ import hashlib
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -20,15 +19,13 @@ from app.chain.before_signing import leaf_hashes_of, not_stored, proved_root
 from app.chain.tenant_memory import FollowedTenant
 from app.keys.in_use import KeyInUse
 from app.metrics import Metrics
+from app.store import Connection
 from app.store import notary as store
 from ledger import merkle
 from ledger.errors import ChainBrokenError
 from ledger.hlc import Hlc
 from ledger.verification.snapshot import SnapshotClaim
 from signing.snapshot import sign_snapshot
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 
 @dataclass(kw_only=True, eq=False)

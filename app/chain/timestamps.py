@@ -17,23 +17,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import structlog
+from cryptography import x509
 
+from app.metrics import Metrics
 from app.store import anchors
 from app.store.faults import DATABASE_FAULTS
+from app.store.reading import Pool
 from ledger.errors import LedgerError, SignatureError
 from signing.checkpoint import open_checkpoint
+from signing.keys import Keyring
 from signing.timestamp import RESPONSE_BYTES_MAX, make_request, open_timestamp, stated_time
-
-if TYPE_CHECKING:
-    import asyncpg
-    from cryptography import x509
-
-    from app.metrics import Metrics
-    from signing.keys import Keyring
 
 REQUEST_TIMEOUT_S = 30.0
 NOTES_A_ROUND = 1000
@@ -61,7 +58,7 @@ class NotStampedError(LedgerError):
 class Timestamper:
     """Has the checkpoints of one ledger stamped by all configured authorities."""
 
-    pool: asyncpg.Pool[asyncpg.Record]
+    pool: Pool
     authorities: Sequence[Authority]
     interval: timedelta
     origin: Callable[[str], str]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from app.chain.before_signing import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen
 from app.chain.checkpoints import CheckpointJournal
@@ -25,6 +24,7 @@ from app.chain.own_entries import OwnEntries
 from app.chain.tenant_memory import FollowedTenant, TenantMemory
 from app.keys.in_use import KeyInUse
 from app.node.state import Node
+from app.store import Connection
 from app.store import notary as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.notary import GrownTree, LinkRow
@@ -34,9 +34,6 @@ from ledger.merkle import tiles
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.note import is_signed_by
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 LINKS_PER_TURN = 10_000
 """Links appended to one tree in one transaction, as this node chained them."""

@@ -16,7 +16,7 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -24,10 +24,11 @@ from app.intake.system_entries import SystemEntries
 from app.node.state import Node
 from app.pending.linking import DuplicateLineError
 from app.privacy.knowledge import PrivacyKnowledge
+from app.store import Connection
 from app.store import privacy as store
 from app.store.faults import DATABASE_FAULTS
 from app.store.privacy import DeclaredFields, PrivacyRecord
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger.errors import (
     ChainDamagedError,
     DatabaseUnavailableError,
@@ -40,10 +41,6 @@ from ledger.errors import (
 from ledger.machines.events import SystemAction
 from ledger.privacy_facts import name_of
 from ledger.private_fields import Declaration
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.reading import Pool
 
 RETRY_PAUSE_S = 5.0
 """Pause before a start tries again to have the chains say what they must."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -33,7 +33,7 @@ from app.keys.recording import TRY_AGAIN, Facts, KeyRecords
 from app.keys.uris import LocalOrRemote, log_key_beside, new_key_path, open_named
 from app.node.state import Node
 from app.store import keys as store
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
@@ -51,9 +51,6 @@ from signing.key_file import FileSigner
 from signing.key_history import KeyHistory, revoked_facts
 from signing.keys import ED25519
 
-if TYPE_CHECKING:
-    import asyncpg
-
 log = structlog.get_logger()
 
 
@@ -63,7 +60,7 @@ class KeyChanges:
 
     settings: Settings
     node: Node
-    pool: asyncpg.Pool[asyncpg.Record]
+    pool: Pool
     keys: KeyInUse
     records: KeyRecords
     spawn: Callable[[Coroutine[Any, Any, None]], None]

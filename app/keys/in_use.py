@@ -16,22 +16,20 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 
+from app.keys.node_keys import NodeKeys
+from app.keys.trust import KeyChain
+from app.metrics import Metrics
+from app.store import Connection
 from app.store import keys as store
 from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
 from ledger.hlc import Hlc
 from signing.key_file import FileSigner
 from signing.key_history import time_of
 from signing.keys import PublicKey, Signer
-
-if TYPE_CHECKING:
-    from app.keys.node_keys import NodeKeys
-    from app.keys.trust import KeyChain
-    from app.metrics import Metrics
-    from app.store import Connection
 
 SIGN_TIMEOUT_S = 10.0
 """Longest that one signature may take."""

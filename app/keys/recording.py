@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 from msgspec import structs
@@ -27,22 +26,18 @@ from msgspec import structs
 from app.config import Settings
 from app.keys.in_use import KeyInUse
 from app.keys.node_keys import Retired, last_signed_ms, offline_root, retired_signer
+from app.keys.trust import KeyChain
 from app.node.state import Node
+from app.store import Connection
 from app.store import keys as store
 from app.store.faults import DATABASE_FAULTS
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger.errors import DatabaseUnavailableError, SigningUnavailableError, WalFullError
 from ledger.hlc import Hlc
 from ledger.machines.events import SystemAction
 from signing import key_statement
 from signing.key_history import SUBJECT_PREFIX, KeyHistory, added_facts, root_facts, rotated_facts
 from signing.keys import PublicKey, Signer
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from app.keys.trust import KeyChain
-    from app.store import Connection
 
 FOLLOW_INTERVAL_S = 1.0
 """How often a node looks whether its keys count, and whether the rows say what the chain says."""
@@ -93,7 +88,7 @@ class KeyRecords:
 
     settings: Settings
     node: Node
-    pool: asyncpg.Pool[asyncpg.Record]
+    pool: Pool
     keys: KeyInUse
     chain: KeyChain
     write_entry: WriteEntry

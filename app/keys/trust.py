@@ -26,15 +26,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from app.keys.node_keys import NodeKeys
+from app.store import Connection
 from app.store import keys as store
 from app.store import notary as notary_store
 from app.store.keys import KeyRow
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger import merkle
 from ledger.errors import LedgerError, SignatureError
 from ledger.machines.events import SYSTEM_TENANT
@@ -43,16 +44,11 @@ from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRo
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import Findings
 from signing import checkpoint
+from signing.checkpoint import Checkpoint
 from signing.key_history import KeyEvent, KeyHistory, WaitingKey, event_of, history_of, time_of
 from signing.key_statement import Anchor
 from signing.keys import ED25519, Keyring, PublicKey
 from signing.note import VerifierKey, verifier_key
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from app.store import Connection
-    from signing.checkpoint import Checkpoint
 
 ENTRIES_A_READ = 1000
 """Entries read at once."""
@@ -301,7 +297,7 @@ def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> Publi
 class Trust:
     """The keys that count for a node's ledger and its logs, as they are at the time of each question."""
 
-    def __init__(self, chain: KeyChain, pool: asyncpg.Pool[asyncpg.Record], origin: Callable[[str], str]) -> None:
+    def __init__(self, chain: KeyChain, pool: Pool, origin: Callable[[str], str]) -> None:
         """``origin`` gives the name of a tenant's log."""
         self._chain = chain
         self._pool = pool

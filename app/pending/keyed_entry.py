@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import orjson
 
 from app.background.turns import Turn
-from app.pending.requests import LEDGER_ROUTE
+from app.pending.backlog import Pending
+from app.pending.requests import LEDGER_ROUTE, Draft, RequestKey, RequestName
+from app.store.idempotency import ChainedLine
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import ChainDamagedError, KeyUnprovenError, LedgerError
 from ledger.hlc import Hlc
 from ledger.machines.events import ACTIONS
-
-if TYPE_CHECKING:
-    from app.pending.backlog import Pending
-    from app.pending.requests import Draft, RequestKey, RequestName
-    from app.store.idempotency import ChainedLine
 
 
 def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:

@@ -9,5 +9,5 @@ if TYPE_CHECKING:
     from asyncpg import Record
     from asyncpg.pool import PoolConnectionProxy
 
-    Connection: TypeAlias = DedicatedConnection[Record] | PoolConnectionProxy[Record]
-    """A connection as the functions here take it: dedicated or borrowed from a pool."""
+Connection: TypeAlias = "DedicatedConnection[Record] | PoolConnectionProxy[Record]"
+"""A connection as the functions here take it: dedicated or borrowed from a pool."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import asyncpg
 
+from app.store import Connection
 from ledger.errors import DatabaseUnavailableError
 
-if TYPE_CHECKING:
-    from app.store import Connection
-
-    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
 READ_TIMEOUT_S = 10.0
 """Longest that one read may take, the wait for a connection included."""
