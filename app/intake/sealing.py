@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from app.background.turns import Turn
@@ -30,21 +31,19 @@ from signing.data_keys import DataKey
 SUBJECT_CHARACTERS_MAX = 256
 
 
+@dataclass(slots=True, eq=False)
 class FieldSeal:
     """Seals the private values of one event."""
 
-    __slots__ = ("_key", "_tenant_id", "_values")
-
-    def __init__(self, key: DataKey, tenant_id: str, values: Sequence[tuple[Path, bytes]]) -> None:
-        self._key = key
-        self._tenant_id = tenant_id
-        self._values = values
+    key: DataKey
+    tenant_id: str
+    values: Sequence[tuple[Path, bytes]]
 
     def seal(self, fields: dict[str, object], hlc: str, /) -> dict[str, object]:
         """``fields`` with every private value sealed for the event of this HLC."""
-        for path, plaintext in self._values:
-            associated = private_fields.associated_data(self._tenant_id, hlc, self._key.key_id, path)
-            sealed = self._key.seal(plaintext, associated)
+        for path, plaintext in self.values:
+            associated = private_fields.associated_data(self.tenant_id, hlc, self.key.key_id, path)
+            sealed = self.key.seal(plaintext, associated)
             fields = private_fields.with_value(fields, path, private_fields.to_json(sealed))
         return fields
 
@@ -67,12 +66,7 @@ class Sealing:
             InvalidInputError: it has private fields and does not say whose, or what it says is not allowed.
             PrivacyUnavailableError, DatabaseUnavailableError: the key cannot be had now.
         """
-        if self._knowledge.doubts:
-            self._refuse_in_doubt(draft)
-        declaration = self._knowledge.declarations.get(draft.tenant_id)
-        if declaration is None and draft.subject is None:
-            return draft
-        found = self._examine(draft, declaration)
+        found = self._examine(draft)
         if found is None:
             return draft
         tag, values = found
@@ -85,18 +79,16 @@ class Sealing:
         Raises:
             InvalidEventError: a line is not as it must be; errors else as ``prepare``.
         """
-        declarations = self._knowledge.declarations
+        knowledge = self._knowledge
         wanted: dict[str, set[Tag]] = defaultdict(set)
         found: dict[int, tuple[Tag, list[tuple[Path, bytes]]]] = {}
         turn = Turn()
         for number, draft in enumerate(drafts):
             await turn.pause()
-            if self._knowledge.doubts:
-                self._refuse_in_doubt(draft)
-            if draft.subject is None and draft.tenant_id not in declarations:
+            if not knowledge.doubts and draft.subject is None and draft.tenant_id not in knowledge.declarations:
                 continue
             try:
-                examined = self._examine(draft, declarations.get(draft.tenant_id))
+                examined = self._examine(draft)
             except InvalidInputError as error:
                 raise InvalidEventError(f"line {number + 1}: {error}", number + 1, error.path) from None
             if examined is not None:
@@ -104,7 +96,7 @@ class Sealing:
                 wanted[draft.tenant_id].add(examined[0])
         if not found:
             return drafts
-        keys = {tenant: await self._knowledge.keys.of_subjects(tenant, tags) for tenant, tags in wanted.items()}
+        keys = {tenant: await knowledge.keys.of_subjects(tenant, tags) for tenant, tags in wanted.items()}
         sealed = list(drafts)
         for number, (tag, values) in found.items():
             draft = drafts[number]
@@ -120,12 +112,13 @@ class Sealing:
             return key._replace(body_digest=keyed, other_digest=key.body_digest)
         return key._replace(other_digest=keyed)
 
-    def _refuse_in_doubt(self, draft: Draft) -> None:
-        if draft.subject is not None or private_fields.may_hold_private(draft.fields):
-            self._knowledge.check_certain(draft.tenant_id)
-
-    def _examine(self, draft: Draft, declaration: Declaration | None) -> tuple[Tag, list[tuple[Path, bytes]]] | None:
+    def _examine(self, draft: Draft) -> tuple[Tag, list[tuple[Path, bytes]]] | None:
         """Whose private values the event has, and which in canonical form; None when it has none."""
+        if self._knowledge.doubts and (draft.subject is not None or private_fields.may_hold_private(draft.fields)):
+            self._knowledge.check_certain(draft.tenant_id)
+        declaration = self._knowledge.declarations.get(draft.tenant_id)
+        if declaration is None and draft.subject is None:
+            return None
         if declaration is None:
             raise InvalidInputError(
                 f"subject: tenant {draft.tenant_id} has no private fields that this node knows of", ("subject",)

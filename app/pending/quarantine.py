@@ -27,10 +27,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Final, Literal
 
-import orjson
+import msgspec
 import structlog
+from msgspec import Meta
 
 from app.pending.backlog import Pending
 from app.store.chaining import ChainHead
@@ -38,7 +39,9 @@ from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
 from wal.segment import store_file, sync_folder
 
 NAME = "held.json"
-VERSION = 2
+VERSION: Final = 2
+
+_Lsn = Annotated[int, Meta(ge=1)]
 
 log = structlog.get_logger()
 
@@ -49,9 +52,14 @@ class TenantDamage:
 
     reason: str
     seen: tuple[int, str] | None
-    lsns: set[int] = field(default_factory=set)
-    from_lsn: int | None = None
+    lsns: set[_Lsn] = field(default_factory=set)
+    from_lsn: _Lsn | None = None
     """Where the records begin that wait for a lock, None when none does."""
+
+
+class _File(msgspec.Struct):
+    version: Literal[1, 2]
+    tenants: dict[str, TenantDamage]
 
 
 def load(wal_folder: Path) -> dict[str, TenantDamage]:
@@ -62,21 +70,10 @@ def load(wal_folder: Path) -> dict[str, TenantDamage]:
     """
     path = wal_folder / NAME
     try:
-        content = orjson.loads(path.read_bytes())
-        if content["version"] not in (1, VERSION):
-            raise ValueError(f"version {content['version']} is not known")
-        return {
-            tenant_id: TenantDamage(
-                str(item["reason"]),
-                _seen(item["seen"]),
-                set(map(_lsn, item["lsns"])),
-                None if item.get("from_lsn") is None else _lsn(item["from_lsn"]),
-            )
-            for tenant_id, item in content["tenants"].items()
-        }
+        return msgspec.json.decode(path.read_bytes(), type=_File).tenants
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OSError) as error:
+    except (msgspec.MsgspecError, UnicodeError, OSError) as error:
         raise StartRefusedError(
             f"{path} cannot be read: {error!r}. It lists acknowledged events that are not chained yet: restore it"
         ) from error
@@ -90,16 +87,7 @@ def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
     """
     path = wal_folder / NAME
     if damages:
-        tenants = {
-            tenant_id: {
-                "reason": damage.reason,
-                "seen": damage.seen,
-                "lsns": sorted(damage.lsns),
-                **({} if damage.from_lsn is None else {"from_lsn": damage.from_lsn}),
-            }
-            for tenant_id, damage in sorted(damages.items())
-        }
-        store_file(path, orjson.dumps({"version": VERSION, "tenants": tenants}))
+        store_file(path, msgspec.json.encode(_File(VERSION, damages), order="deterministic"))
     elif path.exists():
         path.unlink()
         sync_folder(wal_folder)
@@ -251,13 +239,3 @@ class Quarantine:
     async def _store(self) -> None:
         await asyncio.to_thread(store, self._folder, self._listed)
         self._is_stored = True
-
-
-def _lsn(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{value!r} is no LSN")
-    return value
-
-
-def _seen(value: Any) -> tuple[int, str] | None:
-    return None if value is None else (int(value[0]), str(value[1]))
