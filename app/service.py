@@ -29,7 +29,6 @@ from app.intake.submit import Submitter
 from app.intake.system_entries import SystemEntries
 from app.keys.changes import KeyChanges
 from app.keys.in_use import KeyInUse
-from app.keys.recording import KeyRecords
 from app.keys.trust import Trust
 from app.metrics import Metrics
 from app.node import unrecorded
@@ -164,7 +163,7 @@ class Service:
             JobTable(self.submitter.followed), self._connect_follower, lambda: self.node.chained.lsn
         )
         self._followers: tuple[Follower, ...] = (self.notary, self.job_table)
-        self.key_records = KeyRecords(
+        self.key_changes = KeyChanges(
             settings=settings,
             node=self.node,
             pool=pool,
@@ -172,13 +171,6 @@ class Service:
             chain=started.key_chain,
             write_entry=self.system_entries.record,
             sign_checkpoints_again=self.notary.log_key_changed,
-        )
-        self.key_changes = KeyChanges(
-            settings=settings,
-            node=self.node,
-            pool=pool,
-            keys=self.keys,
-            records=self.key_records,
             spawn=self.spawn,
         )
 
@@ -294,7 +286,7 @@ class Service:
         for task in (self.appender.run(), self._persist_control()):
             self.spawn(task)
         followers = [follower.run for follower in self._followers]
-        for derived in (*followers, self._clean_up, self.key_records.follow_admission):
+        for derived in (*followers, self._clean_up, self.key_changes.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(self._record_start())
 
@@ -332,7 +324,7 @@ class Service:
                     self.system_entries.record(SystemAction.LOG_FORKED, fork.subject, fork.facts())
                 )
                 unrecorded.FORK.store(self._started.folder, None)
-            await self._unless_refused(self.key_records.record_start())
+            await self._unless_refused(self.key_changes.record_start())
         except ChainDamagedError as error:
             log.error("start_not_recorded", error=str(error))
 

@@ -1,4 +1,10 @@
-"""Changing which keys count in a ledger, because somebody asks: rotating, admitting and revoking.
+"""What the chain of ``_system`` says of a node's keys: written until it says it, and changed because somebody asks.
+
+At start, and for as long as the node runs::
+
+    1. the keys that the node signs with are published, before anything is signed with them
+    2. once all that an earlier process left is chained: the chain names them, and what took whose place
+    3. once a second: whether they are admitted, and whether the rows say what the chain says
 
 A rotation, each step durable before the next::
 
@@ -13,62 +19,263 @@ A process that dies before the third step is done has changed nothing. One that 
 it starts, and does what is missing. While Postgres is away a rotation waits before the fourth step for as long as a
 write may, then the new key signs, and the rest follows by itself.
 
-Who admits or revokes gives the word of this node's key, or of one that is kept elsewhere, such as an offline root: its
-statement is then made by whoever has it, and brought here to be recorded. It is judged before anything is written.
+Every entry carries a statement by a key that was admitted before (signing.key_statement): a rotation by the key that
+gives way, the rest by one that this node signs with, or by one that is kept elsewhere, such as an offline root: that
+statement is made by whoever has it, brought here, and judged before anything is written. A key that nothing vouches
+for is recorded all the same; the node signs nothing then, until somebody has admitted it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
+from msgspec import structs
 
 from app.config import Settings
 from app.keys.in_use import KeyInUse
-from app.keys.node_keys import Retired, last_signed_ms
-from app.keys.recording import TRY_AGAIN, Facts, KeyRecords
+from app.keys.node_keys import Retired, last_signed_ms, offline_root, retired_signer
+from app.keys.trust import KeyChain
 from app.keys.uris import LocalOrRemote, log_key_beside, new_key_path, open_named
 from app.node.state import Node
+from app.store import Connection
 from app.store import keys as store
+from app.store.faults import DATABASE_FAULTS
 from app.store.reading import Pool, reading
 from ledger.errors import (
     ChainDamagedError,
     ClockSkewError,
+    DatabaseUnavailableError,
     DurabilityTimeoutError,
     EventRefusedError,
     InvalidInputError,
     KeyConflictError,
     NotFoundError,
     NotReadyError,
+    SigningUnavailableError,
+    WalFullError,
 )
 from ledger.hlc import Hlc
 from ledger.machines.events import SystemAction
 from signing import key_file, key_statement, remote_signer
 from signing.key_file import FileSigner
-from signing.key_history import KeyHistory, revoked_facts
-from signing.keys import ED25519
+from signing.key_history import SUBJECT_PREFIX, KeyHistory, added_facts, revoked_facts, root_facts, rotated_facts
+from signing.keys import ED25519, PublicKey, Signer
+
+FOLLOW_INTERVAL_S = 1.0
+"""How often a node looks whether its keys count, and whether the rows say what the chain says."""
+RETRY_PAUSE_S = 1.0
+"""Pause before Postgres is asked again for what a change still needs."""
+
+TRY_AGAIN = (DatabaseUnavailableError, WalFullError, *DATABASE_FAULTS)
+
+Facts = dict[str, object]
+WriteEntry = Callable[[SystemAction, str, Facts], Awaitable[object]]
+"""Writes an entry of ``_system`` about a subject, and waits until it is chained."""
 
 log = structlog.get_logger()
 
 
+async def publish_at_start(connection: Connection, node: Node, chain: KeyChain, oldest_ms: int | None) -> None:
+    """Publish the node's keys, valid for whatever they may have to sign: what it will write, what the WAL holds beyond
+    the chain, from the HLC time ``oldest_ms`` on, and what no snapshot covers yet. Keys whose place they took end here,
+    however far an earlier process came with that.
+
+    A row that is gone, or holds another key, is put back, for all that the key may have signed.
+    """
+    keys = chain.keys
+    now_ms = time.time_ns() // 1_000_000
+    # A wall clock that is set back after this must not lead to HLCs from before the keys count.
+    node.clock.observe(Hlc(now_ms, 0, node.node_id))
+    oldest_ms = now_ms if oldest_ms is None else min(now_ms, oldest_ms)
+    history = await chain.history(connection)
+    for signer in keys.signers():
+        is_known = signer.key_id in history.admitted or signer.key_id in history.waiting
+        key = signer.public_key
+        if not await store.publish(connection, key, node.node_id, oldest_ms, is_known=is_known) and is_known:
+            log.error("own_key_was_removed", key_id=key.key_id, done="published again")
+    signed_ms = await store.highest_signed_ms(connection) if keys.retired else 0
+    end_ms = last_signed_ms(node.clock, now_ms, signed_ms)
+    keys.retired = [
+        item if item.not_after_ms is not None else structs.replace(item, not_after_ms=end_ms) for item in keys.retired
+    ]
+    await asyncio.to_thread(keys.store)
+    for item in keys.retired:
+        node.clock.observe(Hlc((item.not_after_ms or 0) + 1, 0, node.node_id))
+    await store.name_in_use(connection, node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+
+
 @dataclass(kw_only=True, eq=False)
 class KeyChanges:
-    """Changes the keys of one node, one rotation at a time, and which keys count in its ledger."""
+    """Keeps chain, rows and admission of one node's keys together, and changes them, one rotation at a time."""
 
     settings: Settings
     node: Node
     pool: Pool
     keys: KeyInUse
-    records: KeyRecords
+    chain: KeyChain
+    write_entry: WriteEntry
+    sign_checkpoints_again: Callable[[], Awaitable[None]]
     spawn: Callable[[Coroutine[Any, Any, None]], None]
 
     def __post_init__(self) -> None:
-        self._held = self.keys.node_keys
+        self._held = self.chain.keys
+        self._offline_root = offline_root(self.settings)
         self._wait_s = self.settings.write.timeout.total_seconds()
         self._changing = False
+        self.recorded = asyncio.Event()
+        """Set once the chain names the keys that the node started with."""
+        self._rows_say: KeyHistory | None = None
+        """What the rows say since they were written last."""
+
+    async def record_start(self) -> None:
+        """Bring chain and rows up to the keys that the node signs with, trying until Postgres answers.
+
+        It MUST be called once all that an earlier process left in the WAL is chained.
+        """
+        await self.until_stored(self.record)
+        await self.follow_up()
+        self.recorded.set()
+
+    async def follow_admission(self) -> None:
+        """Let the node sign as long as its keys count, and ask for their admission while they do not; let the rows say
+        what the chain says; for ever, once the start is recorded."""
+        await self.recorded.wait()
+        while True:
+            with suppress(DatabaseUnavailableError):
+                history = await self.history()
+                if self.chain.fault is None or self.chain.is_of_another_root:
+                    await self._follow(history)
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+
+    def judge(self, history: KeyHistory) -> None:
+        """Let the node sign, or not, as ``history`` says."""
+        self.keys.not_admitted = self.chain.admission_fault(history)
+
+    async def _follow(self, history: KeyHistory) -> None:
+        before = self.keys.not_admitted
+        self.judge(history)
+        if self.keys.not_admitted is None and before is not None:
+            log.info("keys_admitted", key_ids=[key.key_id for key in self.keys.own()])
+            await self.until_stored(self.sign_checkpoints_again)
+        elif self.keys.not_admitted != before:
+            log.warning("keys_not_admitted", error=self.keys.not_admitted)
+        if history is not self._rows_say:
+            await self._write_rows()
+
+    async def _write_rows(self) -> None:
+        async with reading(self.pool) as connection, connection.transaction():
+            history = await self.chain.history(connection)
+            if self.chain.fault is None:
+                published = await self.chain.published(connection)
+                await store.write_rows(connection, [(each.key, each.revocation_reason) for each in published.admitted])
+            keys = self._held
+            await store.name_in_use(connection, self.node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+        self._rows_say = history
+
+    async def record(self) -> None:
+        """Chain what ``_system`` does not say yet of the node's keys."""
+        keys, history = self._held, await self.history()
+        # 1. The key that the ledger begins with.
+        if history.root_key_id is None and keys.root_key_id in (None, keys.signer.key_id):
+            await self.enter(SystemAction.KEY_ADDED, root_facts(keys.signer.public_key, self.node.node_id))
+        elif history.root_key_id is None and self._offline_root is not None:
+            await self.enter(SystemAction.KEY_ADDED, root_facts(self._offline_root, None))
+        history = await self.history()
+        # 2. Keys that took the place of others.
+        for number, item in enumerate(keys.retired):
+            if (item.successor_id, item.key_id) not in history.replaced:
+                if item.statement is None:
+                    old = await asyncio.to_thread(retired_signer, item, keys, self.settings.signing.read_pin)
+                    item = await self.vouched(item, history, [*([old] if old else []), *keys.signers()])
+                    keys.retired[number] = item
+                    await asyncio.to_thread(keys.store)
+                await self.enter(SystemAction.KEY_ROTATED, self._facts_of(item))
+        # 3. Keys that are new. Where the key that the ledger began with is gone, there is nothing to add one to.
+        history = await self.history()
+        if history.root_key_id is None:
+            log.error("keys_not_recorded", root_key_id=keys.root_key_id, fault=self.chain.fault)
+            return
+        introduced = history.admitted.keys() | history.waiting.keys() | {item.successor_id for item in keys.retired}
+        for signer in keys.signers():
+            if signer.key_id not in introduced:
+                facts = added_facts(signer.public_key, self.node.node_id)
+                facts = await self.stated(SystemAction.KEY_ADDED, facts, history, keys.signers())
+                await self.enter(SystemAction.KEY_ADDED, facts)
+        # 4. A chain without statements takes no change without one any more.
+        root = next((signer for signer in keys.signers() if signer.key_id == history.root_key_id), None)
+        if history.is_old_form and root is not None:
+            facts = added_facts(root.public_key, self.node.node_id)
+            facts = await self.stated(SystemAction.KEY_ADMITTED, facts, history, (root,))
+            if key_statement.FIELD in facts:
+                await self.enter(SystemAction.KEY_ADMITTED, facts)
+
+    async def follow_up(self) -> None:
+        """Once the chain says it: rows, the node's file, checkpoints by the new key."""
+        keys, retired = self._held, self._held.retired
+        await self.until_stored(self._write_rows)
+        if retired:
+            keys.retired = [item for item in keys.retired if item not in retired]
+            await asyncio.to_thread(keys.store)
+            await self.until_stored(self.sign_checkpoints_again)
+
+    async def until_stored(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do ``work``, trying until Postgres takes it."""
+        while True:
+            try:
+                return await work()
+            except TRY_AGAIN as error:
+                log.warning("key_change_delayed", error=str(error))
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    # --- entries and who vouches for them ---------------------------------------------------------
+
+    async def history(self) -> KeyHistory:
+        """What the chain says of keys now.
+
+        Raises:
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
+        async with reading(self.pool) as connection:
+            return await self.chain.history(connection)
+
+    def _facts_of(self, item: Retired) -> Facts:
+        """What the chain is to say of a rotation."""
+        facts = rotated_facts(PublicKey.of(item.successor_pem), self.node.node_id, item.key_id, item.not_after_ms or 0)
+        return facts if item.statement is None else {**facts, key_statement.FIELD: item.statement}
+
+    async def vouched(self, item: Retired, history: KeyHistory, signers: Sequence[Signer]) -> Retired:
+        """``item`` with the word of a key that may give it, if there is one."""
+        stated = await self.stated(SystemAction.KEY_ROTATED, self._facts_of(item), history, signers)
+        statement = stated.get(key_statement.FIELD)
+        return structs.replace(item, statement=statement if isinstance(statement, dict) else None)
+
+    async def stated(self, action: SystemAction, facts: Facts, history: KeyHistory, signers: Sequence[Signer]) -> Facts:
+        """``facts`` with a statement by the first of ``signers`` that may change keys and answers; else as they are."""
+        root_id, after = history.root_key_id, history.newest
+        for signer in signers:
+            if root_id is None or after is None or signer.key_id not in history.authorities:
+                continue
+            try:
+                work = partial(key_statement.sign, action, facts, root_id, after, signer)
+                return await self.keys.sign_with(signer, work)
+            except SigningUnavailableError as error:
+                log.warning("signing_delayed", error=str(error))
+        return facts
+
+    async def enter(self, action: SystemAction, facts: Facts) -> None:
+        """Write the entry about a key and wait until it is chained.
+
+        Raises: as ``SystemEntries.record``.
+        """
+        await self.write_entry(action, f"{SUBJECT_PREFIX}{facts['key_id']}", facts)
+        log.info("key_entry_chained", action=action.value, key_id=facts["key_id"])
 
     # --- rotation ---------------------------------------------------------------------------------
 
@@ -91,7 +298,7 @@ class KeyChanges:
         """
         try:
             async with asyncio.timeout(self._wait_s):
-                await self.records.recorded.wait()
+                await self.recorded.wait()
         except TimeoutError:
             raise NotReadyError("the chain does not name the keys of this node yet; try again") from None
         if self._changing:
@@ -119,7 +326,7 @@ class KeyChanges:
             raise InvalidInputError("one key signs snapshots and checkpoints here; rotate it without log_key")
         old, own = keys.log_signer if log_key else keys.signer, keys.signers()
         signer = await asyncio.to_thread(self._new_signer, new_key_uri, log_key)
-        history = await self.records.history()
+        history = await self.history()
         if signer.key_id in history.admitted.keys() | history.waiting.keys():
             raise KeyConflictError(f"key {signer.key_id} was used in this ledger before; give another one")
         log_signer = keys.log_signer
@@ -137,19 +344,19 @@ class KeyChanges:
             end_ms = last_signed_ms(self.node.clock, now_ms, max(signed_ms, self.keys.highest_signed_ms))
             self.node.clock.observe(Hlc(end_ms + 1, 0, self.node.node_id))
             retired = Retired.by(signer, old.key_id, end_ms, keys.uri_of(old))
-            retired = await self.records.vouched(retired, history, (old, *own))
+            retired = await self.vouched(retired, history, (old, *own))
             keys.signer, keys.log_signer = keys.signer if log_key else signer, log_signer
             keys.retired = [*keys.retired, retired]
             await asyncio.to_thread(keys.store)
-            self.records.judge(history)
+            self.judge(history)
             log.info("key_rotated", key_id=signer.key_id, previous_key_id=old.key_id)
             # 4. The entry.
-            recording = asyncio.ensure_future(self.records.record())
+            recording = asyncio.ensure_future(self.record())
             done, _ = await asyncio.wait((recording,), timeout=self._wait_s)
         # 5. The new key signs.
         is_recorded = bool(done) and recording.exception() is None
         if is_recorded:
-            await self.records.follow_up()
+            await self.follow_up()
         else:
             self.spawn(self._record_late(recording))
         return signer.key_id, old.key_id, is_recorded
@@ -186,12 +393,12 @@ class KeyChanges:
         try:
             await recording
         except TRY_AGAIN:
-            await self.records.until_stored(self.records.record)
+            await self.until_stored(self.record)
         except (ChainDamagedError, EventRefusedError) as error:
             # The chain of _system takes nothing now, or its place in the chain is taken; the next start tries again.
             log.error("key_change_not_recorded", error=str(error))
             return
-        await self.records.follow_up()
+        await self.follow_up()
 
     # --- admitting and revoking -------------------------------------------------------------------
 
@@ -205,7 +412,7 @@ class KeyChanges:
             DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
             DurabilityTimeoutError: it is in this node's log, and will count once Postgres answers.
         """
-        history = await self.records.history()
+        history = await self.history()
         if key_id in history.admitted:
             raise KeyConflictError(f"key {key_id} is admitted already")
         if key_id not in history.waiting:
@@ -230,7 +437,7 @@ class KeyChanges:
             DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
             DurabilityTimeoutError: it is in this node's log, and will count once Postgres answers.
         """
-        history = await self.records.history()
+        history = await self.history()
         key = history.keys().get(key_id) or (history.waiting[key_id].key if key_id in history.waiting else None)
         now_ms = self.node.wall.now_ms()
         if key is None:
@@ -264,13 +471,13 @@ class KeyChanges:
                     ("statement",),
                 )
         else:
-            vouched = await self.records.stated(action, facts, history, self._held.signers())
+            vouched = await self.stated(action, facts, history, self._held.signers())
             if key_statement.FIELD not in vouched:
                 why = self.keys.not_admitted or self.keys.fault or "they have ended or were revoked"
                 raise KeyConflictError(
                     f"no key that this node signs with may vouch for this: {why}. Ask another node, or use --root-key"
                 )
-        entering = asyncio.ensure_future(self.records.enter(action, vouched))
+        entering = asyncio.ensure_future(self.enter(action, vouched))
         done, _ = await asyncio.wait((entering,), timeout=self._wait_s)
         if not done:
             self.spawn(_joined(entering))

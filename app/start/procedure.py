@@ -37,7 +37,7 @@ import structlog
 from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.keys import node_keys
-from app.keys.recording import publish_at_start
+from app.keys.changes import publish_at_start
 from app.keys.trust import KeyChain
 from app.node import identity, wall_clock
 from app.node.identity import Identity

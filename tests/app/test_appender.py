@@ -177,7 +177,7 @@ async def test_a_node_whose_epoch_was_taken_over_chains_nothing_any_more(
     service: Service, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
     await submit_numbered(service, "acme", range(5))
-    await service.key_records.recorded.wait()
+    await service.key_changes.recorded.wait()
     written_lsn = service.writer.next_lsn
     await superuser.execute("UPDATE scheduler.wal_positions SET epoch = epoch + 1")
     await refused_ever_after(service, FencedError)

@@ -30,7 +30,7 @@ def creation(n: int, **how: Any) -> Draft:
 
 
 async def refused(service: Service, draft: Draft) -> None:
-    await service.key_records.recorded.wait()
+    await service.key_changes.recorded.wait()
     next_lsn = service.writer.next_lsn
     with pytest.raises(JobExistsError, match=JOB):
         await service.submitter.submit(draft, key=None)
@@ -78,7 +78,7 @@ async def test_a_creation_that_waits_in_the_wal_is_known_also_after_a_restart(
     settings = make_settings(shutdown_grace="1s", write={"timeout": "1s"})
     async with run_node(settings, url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
-        await service.key_records.recorded.wait()
+        await service.key_changes.recorded.wait()
         await until(lambda: not service.backlog, "nothing waits")
         await proxy.refuse()
         with pytest.raises(DurabilityTimeoutError):

@@ -188,7 +188,7 @@ async def test_without_postgres_local_keys_are_known_on_this_node_and_global_one
 ) -> None:
     async with run_node(hasty, url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
-        await service.key_records.recorded.wait()
+        await service.key_changes.recorded.wait()
         await proxy.refuse()
         draft = created("acme", 1, durability=LOCAL)
         receipts = [await service.submitter.submit(draft, key=key("k")) for _ in range(3)]

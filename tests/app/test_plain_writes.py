@@ -251,7 +251,7 @@ def test_every_request_has_the_same_answer_both_ways(
 @pytest.fixture
 async def parts(database: Database, make_settings: MakeSettings) -> AsyncIterator[Parts]:
     async with running(make_settings(), database.service_url) as (service, parts):
-        await service.key_records.recorded.wait()
+        await service.key_changes.recorded.wait()
         yield parts
 
 
@@ -382,7 +382,7 @@ async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_f
 ) -> None:
     late = make_settings(write={"timeout": "300ms"}, shutdown_grace="1s")
     async with running(late, proxy.url) as (service, parts):
-        await service.key_records.recorded.wait()
+        await service.key_changes.recorded.wait()
         protocol, transport = connected(parts, create_app(parts))
         protocol.data_received(FOLLOWED[0])
         assert await answered(transport, 1) == [201]

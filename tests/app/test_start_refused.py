@@ -178,7 +178,7 @@ async def test_a_wal_whose_oldest_unchained_segment_was_removed_is_refused_until
     settings = make_settings(shutdown_grace="500ms", wal=wal)
     async with run_node(settings, url=proxy.url) as service:
         await write(service, 1)
-        await service.key_records.recorded.wait()
+        await service.key_changes.recorded.wait()
         await until(lambda: service.node.chained.lsn == service.writer.durable_lsn, "all is chained")
         chained_lsn = service.node.chained.lsn
         await proxy.refuse()

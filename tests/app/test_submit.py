@@ -108,7 +108,7 @@ async def test_events_of_jobs_that_do_not_exist_or_have_ended_are_refused(run_no
     async with run_node() as service:
         job = await service.submitter.submit(created("acme", 1), key=None)
         await service.submitter.submit(completed("acme", job.job_id), key=None)
-        await service.key_records.recorded.wait()
+        await service.key_changes.recorded.wait()
         next_lsn = service.writer.next_lsn
         with pytest.raises(JobNotFoundError):
             await service.submitter.submit(completed("acme", "nobody"), key=None)
@@ -170,7 +170,7 @@ async def test_an_event_over_the_bound_of_a_record_is_refused_and_nothing_of_its
     service: Service, chains: Chains
 ) -> None:
     huge = Draft("acme", None, JOB_EVENTS["JobCreated"], {"spec": {"n": "x" * (1 << 20)}}, None, GLOBAL)
-    await service.key_records.recorded.wait()
+    await service.key_changes.recorded.wait()
     next_lsn = service.writer.next_lsn
     with pytest.raises(RecordTooLargeError):
         await service.submitter.submit(huge, key=None)
@@ -223,7 +223,7 @@ async def test_a_request_that_needs_postgres_before_it_may_be_taken_says_that_po
 ) -> None:
     async with run_node(make_settings("other"), url=proxy.url) as other:
         job = await service.submitter.submit(created("acme", 0), key=None)
-        await other.key_records.recorded.wait()
+        await other.key_changes.recorded.wait()
         await proxy.refuse()
         next_lsn = other.writer.next_lsn
         with pytest.raises(DatabaseUnavailableError):
