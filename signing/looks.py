@@ -28,40 +28,44 @@ class Look(NamedTuple):
     """What was verified before and this ledger must still hold; one checkpoint, or none at a first look."""
     now: Seen | None
     """The ledger's own checkpoint, None when there is none that a trusted key signed."""
-    why_not: str | None = None
-    """Why what was verified before cannot be compared, where it cannot."""
+    to_seq: int | None = None
+    """Where the range ends that is looked at, None for the whole of a ledger."""
 
     @classmethod
-    def at(cls, memory: Memory, tenant_id: str, note: str | None, keyring: Keyring, now: datetime) -> Look:
-        """The look at a ledger whose own checkpoint is ``note``.
-
-        Whoever edits a ledger can take that away. Then every log of the tenant counts that one of the keys signed.
-        """
-        own = _opened(tenant_id, note, keyring, now)
-        if own is None:
-            return cls(memory, memory.seen_of_tenant(tenant_id, keyring), None)
-        before = memory.seen(own)
-        return cls(memory, () if before is None else (before,), own)
-
-    @classmethod
-    def at_range(
-        cls, memory: Memory, tenant_id: str, note: str, keyring: Keyring, now: datetime, *, to_seq: int
+    def at(
+        cls,
+        memory: Memory,
+        tenant_id: str,
+        note: str | None,
+        keyring: Keyring,
+        now: datetime,
+        *,
+        to_seq: int | None = None,
     ) -> Look:
-        """The look at a range that ends at ``to_seq`` and carries the checkpoint ``note``, which may be a later one.
+        """The look at a ledger whose own checkpoint is ``note``, or at a range of it that carries one which may be a
+        later one.
 
-        A range that ends before what was verified is an older one, and no rollback by itself.
+        Whoever edits a ledger can take its checkpoint away. Then every log of the tenant counts that a key signed.
         """
         own = _opened(tenant_id, note, keyring, now)
+        if own is None and to_seq is None:
+            return cls(memory, memory.seen_of_tenant(tenant_id, keyring), None)
         before = None if own is None else memory.seen(own)
-        if own is None or before is None:
-            return cls(memory, (), own)
-        size, last = before.checkpoint.size, own.checkpoint.size
-        why_not = None
-        if size > last:
-            why_not = f"what is here is older, and ends at {last} entries: that is no rollback by itself"
-        elif to_seq < size < last:
-            why_not = f"only the entries up to seq {to_seq} are here"
-        return cls(memory, (before,), own, why_not)
+        return cls(memory, () if before is None else (before,), own, to_seq)
+
+    @property
+    def why_not(self) -> str | None:
+        """Why what was verified before cannot be compared, where it cannot: a range that ends before it is an older
+        one, and no rollback by itself."""
+        if self.now is None or self.to_seq is None:
+            return None
+        last = self.now.checkpoint.size
+        for seen in self.before:
+            if seen.checkpoint.size > last:
+                return f"what is here is older, and ends at {last} entries: that is no rollback by itself"
+            if self.to_seq < seen.checkpoint.size < last:
+                return f"only the entries up to seq {self.to_seq} are here"
+        return None
 
     def compared_with_own(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """``verdict`` on such a range; what was verified is compared with its checkpoint, if they are of one size."""
@@ -75,17 +79,14 @@ class Look(NamedTuple):
         found = self.compared_with_own({**verdict})
         return {**found, "memory": self.told(found)}
 
-    def heads_within(self, to_seq: int) -> list[TreeHead]:
-        """Of ``heads``, those from before that the entries of such a range reach."""
-        return [head for head in self.heads if not head.is_own and head.size <= to_seq]
-
     @property
     def heads(self) -> list[TreeHead]:
-        """Tree heads that the entries must agree with."""
+        """Tree heads that the entries must agree with; of a range, those from before that it reaches."""
         heads = [TreeHead(seen.checkpoint.size, seen.checkpoint.root, MEMORY) for seen in self.before]
-        if self.now is not None:
-            heads.append(TreeHead(self.now.checkpoint.size, self.now.checkpoint.root, "", is_own=True))
-        return heads
+        if self.to_seq is not None:
+            return [head for head in heads if head.size <= self.to_seq]
+        own = () if self.now is None else (self.now.checkpoint,)
+        return heads + [TreeHead(each.size, each.root, "", is_own=True) for each in own]
 
     def verified(self, verdict: Mapping[str, Any]) -> Seen | None:
         """What to remember now that the verdict is known: nothing unless all of it holds."""

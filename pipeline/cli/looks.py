@@ -23,7 +23,6 @@ class Looks:
     ) -> None:
         """Without keys nobody vouches for a checkpoint, and without a memory there is nothing to compare with."""
         self._looks: dict[str, Look] = {}
-        self._heads: dict[str, list[TreeHead]] = {}
         self._keyring, self._memory = keyring, memory
         if keyring is None or memory is None:
             return
@@ -32,19 +31,13 @@ class Looks:
                 newest = next(reversed(opened.sealed(tenant)), None)
             except ArchiveInvalidError:
                 continue  # Its verification says so.
-            now = datetime.now(UTC)
-            if newest is None or newest.to_seq is None:
-                note = None if newest is None else newest.checkpoint
-                look = self._looks[tenant] = Look.at(memory, tenant, note, keyring, now)
-                self._heads[tenant] = look.heads
-            else:
-                note, end = newest.checkpoint, newest.to_seq
-                look = self._looks[tenant] = Look.at_range(memory, tenant, note, keyring, now, to_seq=end)
-                self._heads[tenant] = look.heads_within(end)
+            note, to_seq = (None, None) if newest is None else (newest.checkpoint, newest.to_seq)
+            self._looks[tenant] = Look.at(memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq)
 
     def heads(self, tenant: str) -> list[TreeHead]:
         """Tree heads that the entries of ``tenant`` must agree with."""
-        return self._heads.get(tenant, [])
+        look = self._looks.get(tenant)
+        return [] if look is None else look.heads
 
     def gone(self, held: Collection[str]) -> list[Seen]:
         """What was verified before of tenants that are not among ``held``, which are all that the ledger has: of logs

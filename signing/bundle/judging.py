@@ -144,8 +144,8 @@ async def judged(
         look = None
         if memory is not None and keyring is not None:
             note, now = reader.checkpoint(), datetime.now(UTC)
-            look = Look.at_range(memory, manifest.tenant_id, note, keyring, now, to_seq=manifest.to_seq)
-            heads += look.heads_within(manifest.to_seq)
+            look = Look.at(memory, manifest.tenant_id, note, keyring, now, to_seq=manifest.to_seq)
+            heads += look.heads
         # 4. The rows.
         found = await verify_rows(
             tenant_id=manifest.tenant_id,
