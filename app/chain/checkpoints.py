@@ -23,7 +23,7 @@ from zlib import crc32
 
 import orjson
 
-from ledger.errors import InvalidInputError, StartRefusedError
+from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
 from ledger.names import is_readable_tenant
 from signing import checkpoint
 from signing.checkpoint import Checkpoint
@@ -60,9 +60,16 @@ class CheckpointJournal:
         return self._notes.get(tenant_id)
 
     def size(self, tenant_id: str) -> int:
-        """Tree size of the tenant's newest note, 0 before the first; raises as ``newest``."""
-        head = self.newest(tenant_id)
-        return 0 if head is None else head.size
+        """Tree size that the tenant's newest note names in its second line, 0 before the first.
+
+        Raises:
+            SignatureError: it is no checkpoint.
+        """
+        text = self.load(tenant_id)
+        try:
+            return 0 if text is None else int(text.split("\n")[1])
+        except (IndexError, ValueError) as error:
+            raise SignatureError(f"what {self._path} has of tenant {tenant_id} is no checkpoint: {error}") from error
 
     def newest(self, tenant_id: str) -> Checkpoint | None:
         """What the tenant's newest note says, None before the first: where it is kept vouches for it.

@@ -7,7 +7,9 @@ node again: everything that was acknowledged is then chained exactly once.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import NamedTuple
 
 import asyncpg
@@ -303,3 +305,36 @@ async def test_a_wal_without_what_is_held_back_is_refused_until_the_loss_is_acce
         assert (error.lsn, error.lsn) in again._started.lost
         await chained(again, "acme", 3)
     assert numbers(await chains.sound("acme")) == [1, 2, 3]
+
+
+def test_the_list_of_held_records_is_read_as_it_was_written_and_as_earlier_versions_wrote_it(tmp_path: Path) -> None:
+    listed = {
+        "acme": quarantine.TenantDamage("cut", (41, "ab"), {23, 17, 18}),
+        "beta": quarantine.TenantDamage("locked", None, set(), 20),
+    }
+    quarantine.store(tmp_path, listed)
+    assert quarantine.load(tmp_path) == listed
+    written = json.loads((tmp_path / quarantine.NAME).read_text())
+    assert written["tenants"]["acme"]["lsns"] == [17, 18, 23]
+    del written["tenants"]["beta"]
+    del written["tenants"]["acme"]["from_lsn"]
+    (tmp_path / quarantine.NAME).write_text(json.dumps({**written, "version": 1}))
+    assert quarantine.load(tmp_path) == {"acme": listed["acme"]}
+    quarantine.store(tmp_path, {})
+    assert quarantine.load(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "change", [{"lsns": [0]}, {"lsns": [True]}, {"lsns": ["1"]}, {"from_lsn": 0}, {"seen": [1]}, {"reason": None}]
+)
+def test_a_list_of_held_records_of_no_form_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    tenant = {"reason": "cut", "seen": None, "lsns": [1], **change}
+    (tmp_path / quarantine.NAME).write_text(json.dumps({"version": 2, "tenants": {"acme": tenant}}))
+    with pytest.raises(StartRefusedError, match="cannot be read"):
+        quarantine.load(tmp_path)
+
+
+def test_a_list_of_held_records_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / quarantine.NAME).write_text('{"version": 3, "tenants": {}}')
+    with pytest.raises(StartRefusedError, match="cannot be read"):
+        quarantine.load(tmp_path)

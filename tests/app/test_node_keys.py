@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from app.keys.node_keys import KeyBounds
 from ledger.hlc import Hlc
 from signing import key_file
 from signing.keys import PublicKey
+from signing.remote_signer import RemoteSigner
 
 ROOT = "0123456789abcdef"
 END = datetime(2026, 1, 1, tzinfo=UTC)
@@ -101,3 +103,20 @@ async def test_files_of_an_earlier_version_that_a_crash_left_are_not_read_again(
 
     assert again.root_key_id is None
     assert [path.name for path in folder.iterdir()] == [node_keys.NAME]
+
+
+def test_the_file_names_a_key_by_where_its_signer_is(tmp_path: Path, folder: Path, settings: Settings) -> None:
+    keys = node_keys.open_keys(folder, settings)
+    beside = key_file.generate(tmp_path / "keys" / "second.pem")
+    elsewhere = key_file.generate(tmp_path / "elsewhere" / "second.pem")
+    remote = RemoteSigner("hv:name/3", elsewhere.public_key, str)
+
+    assert keys.uri_of(keys.signer) == settings.signing_key_uri
+    assert [keys.uri_of(each) for each in (beside, elsewhere, remote)] == [
+        "second.pem",
+        str(elsewhere.path),
+        "hv:name/3",
+    ]
+    replace(keys, signer=beside, log_signer=elsewhere, configured_key_id=keys.signer.key_id).store()
+    again = node_keys.open_keys(folder, settings)
+    assert (again.signer.key_id, again.log_signer.key_id) == (beside.key_id, elsewhere.key_id)

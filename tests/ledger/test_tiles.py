@@ -13,6 +13,7 @@ from ledger.merkle.tiles import (
     TileTree,
     consistency_proof,
     consistency_tiles,
+    has_leaf,
     inclusion_proof,
     inclusion_tiles,
     right_edge,
@@ -173,6 +174,21 @@ def test_roots_and_inclusion_proofs_are_those_of_the_naive_tree(large: Shelf, si
         hashes = inclusion_proof(index, size, large.get)
         assert hashes == naive.inclusion_path(index, LEAVES[:size])
         verify_inclusion(index, size, LEAVES[index], hashes, whole)
+
+
+def test_only_the_link_that_a_tree_was_made_of_is_found_to_be_its_leaf() -> None:
+    links = [index.to_bytes(4, "big").hex() for index in range(700)]
+    stored, whole = shelf_of(700).tiles, naive.root(LEAVES[:700])
+    for index in (0, 255, 256, 699):
+        assert has_leaf(index, 700, whole, links[index], stored)
+        assert not has_leaf(index, 700, whole, links[index - 1], stored)
+        assert not has_leaf(index, 700, naive.root(LEAVES[:699]), links[index], stored)
+        assert not has_leaf(index, 701, whole, links[index], stored)
+        for nothing in (None, "", "no hex"):
+            assert not has_leaf(index, 700, whole, nothing, stored)
+        for tile in inclusion_tiles(index, 700):
+            assert not has_leaf(index, 700, whole, links[index], {**stored, tile: b""}), tile
+            assert not has_leaf(index, 700, whole, links[index], {at: stored[at] for at in stored.keys() - {tile}})
 
 
 @pytest.mark.parametrize("second", SMALL_SIZES)
