@@ -11,7 +11,7 @@ import structlog
 from app.store import idempotency, job_table
 from app.store.idempotency import ChainedLine
 from app.store.reading import reading
-from app.store.reads import find_refusal, with_refusals
+from app.store.reads import find_refusal
 from app.store.rows import whole
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
@@ -51,7 +51,8 @@ class EdgeLookups:
         there: verification names it, and its events are recorded."""
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
             found, created = {}, set()
-            for parts in await job_table.find_parts(connection, wanted):
+            mentioned, refused = await job_table.mentioned(connection, wanted)
+            for parts in await job_table.find_parts(connection, mentioned) if mentioned else ():
                 job = parts.tenant_id, parts.job_id
                 try:
                     state = await job_table.merged(connection, parts)
@@ -61,7 +62,7 @@ class EdgeLookups:
                 if state is not None:
                     found[job] = _chained_job(state)
                     created.update([job] if state.created is not None else [])
-            for tenant_id, job_id in await with_refusals(connection, list(set(wanted) - created)):
+            for tenant_id, job_id in set(refused) - created:
                 refusal = await find_refusal(connection, tenant_id, job_id)
                 if refusal is not None and refusal.is_creation:
                     found[tenant_id, job_id] = ChainedJob(0, refusal.text(), None, is_made=False)

@@ -21,6 +21,7 @@ from app.store.following import FollowedEntry, Place
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.machines import jobs
 from ledger.machines.jobs import JobState
+from ledger.machines.refusals import refused_job_id
 from ledger.verification import JOB_COLUMNS
 
 if TYPE_CHECKING:
@@ -97,6 +98,17 @@ SELECT w.tenant_id, w.job_id, {count_named("j")} AS named, followed.entries AS f
 
 
 _JOBS = jobs_query("unnest((SELECT $1::text[]), (SELECT $2::text[]))")
+_MENTIONED = """
+SELECT * FROM (
+    SELECT n,
+           EXISTS (SELECT FROM scheduler.scheduler_log l WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id)
+               OR EXISTS (SELECT FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id)
+               AS has_parts,
+           EXISTS (SELECT FROM scheduler.scheduler_log l WHERE l.tenant_id = w.tenant_id AND l.job_id = w.refused_id)
+               AS has_refusals
+      FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(tenant_id, job_id, refused_id, n)
+) AS each WHERE has_parts OR has_refusals
+"""
 _PAST = """
 SELECT seq, hlc_physical, hlc_logical, hlc_node, action, payload_digest, payload
   FROM scheduler.scheduler_log
@@ -148,6 +160,15 @@ class JobParts(NamedTuple):
 
 class UnfollowedError(Exception):
     """The follower is too far behind for its row to help."""
+
+
+async def mentioned(connection: Connection, wanted: Sequence[JobKey]) -> tuple[list[JobKey], list[JobKey]]:
+    """Those of each (tenant, job id) that have any parts, and those of which PostgreSQL refused events. Of jobs that
+    are to be created that is none nearly always, and learned at a tenth of what finding parts costs."""
+    tenants, job_ids = [tenant_id for tenant_id, _ in wanted], [job_id for _, job_id in wanted]
+    rows = await connection.fetch(_MENTIONED, tenants, job_ids, list(map(refused_job_id, job_ids)))
+    found = [(wanted[number - 1], has_parts, has_refusals) for number, has_parts, has_refusals in rows]
+    return [job for job, has_parts, _ in found if has_parts], [job for job, _, has_refusals in found if has_refusals]
 
 
 async def find_parts(connection: Connection, wanted: Sequence[JobKey]) -> list[JobParts]:

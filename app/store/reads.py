@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from app.store.job_table import JobKey, JobParts, count_named, entries_named, jobs_query
+from app.store.job_table import JobParts, count_named, entries_named, jobs_query
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
 from app.store.rows import columns, fetch_as, whole
 from ledger.machines.jobs import ABOUT_JOBS
@@ -87,11 +87,6 @@ REFUSALS_MAX = 20
 _REFUSALS = """
 SELECT seq, t_hlc, payload FROM scheduler.scheduler_log
  WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
-"""
-_WITH_REFUSALS = """
-SELECT n FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS wanted(tenant_id, job_id, n)
- WHERE EXISTS (SELECT FROM scheduler.scheduler_log l
-                WHERE l.tenant_id = wanted.tenant_id AND l.job_id = wanted.job_id AND l.action = 'REFUSED')
 """
 _JOB_AND_SEEN = f"""
 SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals,
@@ -176,13 +171,6 @@ async def job_parts_and_seen(
     assert row is not None
     parts = JobParts(*(row[name] for name in JobParts._fields)) if row["job_id"] is not None else None
     return parts, row["has_refusals"], _seen_in(row)
-
-
-async def with_refusals(connection: Connection, wanted: Sequence[JobKey]) -> list[JobKey]:
-    """Those of ``wanted`` of which PostgreSQL refused events: none nearly always, in one statement."""
-    ids = [refused_job_id(job_id) for _, job_id in wanted]
-    rows = await connection.fetch(_WITH_REFUSALS, [tenant_id for tenant_id, _ in wanted], ids)
-    return [wanted[number - 1] for (number,) in rows]
 
 
 async def find_refusal(connection: Connection, tenant_id: str, job_id: str) -> Refusal | None:

@@ -13,6 +13,7 @@ from app.intake.job_checks import JobChecks
 from app.intake.job_index import JobIndex
 from app.pending.requests import Draft
 from app.service import Service
+from app.store import job_table
 from app.store.edge import ChainedJob, EdgeLookups
 from ledger.errors import DurabilityTimeoutError, InvalidEventError, JobEndedError, JobExistsError
 from tests.app.chains import Chains, until
@@ -168,3 +169,17 @@ async def test_the_store_is_asked_for_any_number_of_jobs_in_as_many_statements(d
             assert await lookups.find_jobs([("acme", f"job-{n}") for n in range(jobs)]) == {}
             counts.append(len(asked))
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("query", [job_table._JOBS, job_table._MENTIONED], ids=["parts", "mentioned"])
+async def test_a_ledger_that_was_never_analyzed_finds_jobs_by_their_index(database: Database, query: str) -> None:
+    parameters = ", ".join(["NULL"] * (1 + query.count("$3::text[]") + 1))
+    connection = await asyncpg.connect(database.service_url)
+    try:
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        await connection.execute(f"PREPARE asked AS {query}")
+        plan = [row[0] for row in await connection.fetch(f"EXPLAIN EXECUTE asked({parameters})")]
+    finally:
+        await connection.close()
+    assert sum("Index Cond" in line and "job_id = " in line for line in plan) >= 8, plan
+    assert not [line for line in plan if "Filter: (job_id" in line]
