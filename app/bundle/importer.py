@@ -45,6 +45,7 @@ from app.store.chaining import ChainHead
 from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
 from app.store.notary import read_link
+from app.store.standing import find_by_seq
 from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries, set_digest
 from ledger.bundle.placing import decide, note_beginning
 from ledger.chain import LINK_VERSION, Linker
@@ -264,7 +265,7 @@ class BundleImporter:
                 async for batch in _batches(incoming_entries(reader.source, reader.entry_batches(), bounds)):
                     if born := born_in(f"{own_origin}/{tenant_id}", batch):
                         async with self._pool.acquire() as connection:
-                            check_births(born, await imports.entries_at(connection, tenant_id, list(born)))
+                            check_births(born, await find_by_seq(connection, tenant_id, list(born)))
                     await asyncio.to_thread(sorter.add, batch)
                     count += len(batch)
                     if batch[0].link_version != LINK_VERSION and batch[0].key.seq == from_seq:
@@ -296,11 +297,11 @@ class BundleImporter:
     async def _store(self, bundles: _Set) -> None:
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
-            heads = await imports.read_heads(connection, sorted(bundles.tenants))
+            heads = await chaining.read_heads(connection, sorted(bundles.tenants))
         for tenant_id in sorted(bundles.tenants - heads.keys()):
             await self._begin(tenant_id)
         async with self._pool.acquire() as connection:
-            heads = await imports.read_heads(connection, sorted(bundles.tenants))
+            heads = await chaining.read_heads(connection, sorted(bundles.tenants))
             if missing := bundles.tenants - heads.keys():
                 raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
             self._check_heads(heads)
@@ -394,7 +395,7 @@ class BundleImporter:
                 now = await imports.lock(connection, bundles.digest)
                 if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
-            heads = await imports.lock_heads(connection, sorted(ready.standing))
+            heads = await chaining.lock_heads(connection, sorted(ready.standing))
             self._check_heads(heads)
             # 2. somebody else appended: what the chains hold is another matter now
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
@@ -429,7 +430,7 @@ class BundleImporter:
         ready: ReadyBatch | None = None
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
-            heads = await imports.read_heads(connection, sorted(bundles.tenants))
+            heads = await chaining.read_heads(connection, sorted(bundles.tenants))
             outcome = bundles.outcome
             outcome.heads = {tenant: heads.get(tenant, ChainHead(0, None, None)) for tenant in bundles.tenants}
             async for batch in _batches(bundles.in_order):

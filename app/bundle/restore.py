@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store import chaining, imports
+from app.store import chaining
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead
 from app.store.growth import ChainPosition, Grower, Growth, head_of
@@ -57,7 +57,7 @@ async def restore_bundle(connection: Connection, reader: BundleReader, log_origi
         )
     async with connection.transaction():
         # 1. the head
-        head = (await imports.lock_heads(connection, [tenant_id])).get(tenant_id)
+        head = (await chaining.lock_heads(connection, [tenant_id])).get(tenant_id)
         if head is None:
             await chaining.create_heads(connection, [tenant_id])
             head = ChainHead(0, None, None)

@@ -399,8 +399,8 @@ class Appender:
             self._check_never_seen(missing)
             new_tenants = await chaining.create_heads(connection, sorted(missing))
             if new_tenants != missing:
-                begun_elsewhere = await chaining.existing_heads(connection, sorted(missing - new_tenants))
-                for tenant in sorted(missing - new_tenants - begun_elsewhere):
+                begun_elsewhere = await chaining.read_heads(connection, sorted(missing - new_tenants))
+                for tenant in sorted(missing - new_tenants - begun_elsewhere.keys()):
                     raise ChainDamagedError(tenant, "PostgreSQL dropped its new row of scheduler.chain_heads")
                 raise asyncpg.InterfaceError("another node began the same tenant; trying again")
             heads.update((tenant, ChainHead(0, None, None)) for tenant in missing)

@@ -34,7 +34,7 @@ from app.chain.signed_chain import is_in_tree, root_of_chain, tree_agrees
 from app.node.state import Node
 from app.store import Connection
 from app.store import watching as store
-from app.store.notary import TileCoordinates
+from app.store.notary import TileCoordinates, read_entry, read_tiles_of
 from app.store.reading import Pool, reading
 from app.store.watching import SeenChain
 from ledger import merkle
@@ -182,7 +182,7 @@ class LedgerWatch:
         links = await store.read_links(connection, {name: anchor.size for name, anchor in anchors.items()})
         unproved = {name: anchor for name, anchor in anchors.items() if not self._is_known(name, links.get(name))}
         wanted = [(name, at) for name, anchor in unproved.items() for at in _tiles_of(anchor)]
-        stored = await store.read_tiles(connection, wanted)
+        stored = await read_tiles_of(connection, wanted)
         doubtful = []
         for name, anchor in unproved.items():
             link, known = links.get(name), self._of(name)
@@ -215,7 +215,7 @@ class LedgerWatch:
         assert anchor is not None
         async with reading(self.pool, timeout_s=ROOT_TIMEOUT_S, snapshot=True) as connection:
             end_seq = await store.read_end(connection, tenant_id)
-            row = await store.read_entry(connection, tenant_id, anchor.size)
+            row = await read_entry(connection, tenant_id, anchor.size)
             if row is None and end_seq < anchor.size:
                 raise DatabaseWentBackError(
                     f"the chain of tenant {tenant_id} ends at seq {end_seq}, but this node keeps a checkpoint of it of "
@@ -260,7 +260,7 @@ class LedgerWatch:
             return
         async with reading(self.pool, snapshot=True) as connection:
             wanted = [(name, at) for name, head in signed.items() for at in _tiles_between(self._of(name).anchor, head)]
-            stored = await store.read_tiles(connection, wanted)
+            stored = await read_tiles_of(connection, wanted)
         for tenant_id, head in signed.items():
             if not _extends(self._of(tenant_id).anchor, head, stored.get(tenant_id, {})):
                 log.error("checkpoint_does_not_extend", tenant_id=tenant_id, size=head.size)

@@ -303,7 +303,7 @@ async def _read_heads(
     """Head of every tenant that has a sound one, and why the others are damaged: their head cannot be one, or the
     chain is not mended that an earlier process of this node found damaged. Takes the mended ones without anything
     held out of ``held``, and the damaged ones into it."""
-    heads = await node_store.read_heads(connection)
+    heads = await chaining.read_heads(connection)
     damaged = {name: fault for name, head in heads.items() if (fault := chaining.head_fault(head)) is not None}
     for tenant_id, damage in held.items():
         if tenant_id not in damaged and not await chain_holds(connection, tenant_id, heads.get(tenant_id), damage.seen):

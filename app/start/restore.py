@@ -92,11 +92,11 @@ async def restore_from_wal(
             was stored.
     """
     async with _alone(settings, database_url) as locked:
-        before = await node_store.read_heads(locked.connection)
+        before = await chaining.read_heads(locked.connection)
         origin = await node_store.read_log_origin(locked.connection)
         async with locked.connection.transaction():
             await _chain_wal(settings, database_url, locked, on_progress)
-            after = await node_store.read_heads(locked.connection)
+            after = await chaining.read_heads(locked.connection)
             grown = _grown(before, after)
             for head, error in await _lacking(settings, locked, origin):
                 if grown and head.tenant_id not in {each.tenant_id for each in grown}:
@@ -179,7 +179,7 @@ class _NobodySetApart(Quarantine):
 async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tuple[SignedHead, StartRefusedError]]:
     """Step 4: the checkpoints beside the WAL that the chains of the log ``origin`` do not reach or do not fit."""
     log_signer = node_keys.open_keys(locked.folder, settings).log_signer
-    heads = await node_store.read_heads(locked.connection)
+    heads = await chaining.read_heads(locked.connection)
     lacking = []
     for tenant_id, text in CheckpointJournal(locked.folder).load_all().items():
         name = f"{origin}/{tenant_id}"

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncpg
 
-from ledger.chain.conflict import Event
+from app.store.rows import fetch_one_as
 from ledger.errors import ChainDamagedError
-from ledger.hlc import Hlc
 from ledger.verification import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
@@ -57,13 +56,33 @@ SELECT n.tenant_id, n.sent, count(l.seq) AS stored
  GROUP BY n.tenant_id, n.sent ORDER BY n.sent = count(l.seq), n.tenant_id LIMIT 1
 """
 
-
-_ENTRIES_BY_HLC = """
-SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
-  FROM unnest($2::bigint[], $3::bigint[], $4::text[]) AS hlc(physical, logical, node)
-  JOIN scheduler.scheduler_log l ON l.tenant_id = $1
-       AND l.hlc_physical = hlc.physical AND l.hlc_logical = hlc.logical AND l.hlc_node = hlc.node
- WHERE seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+_POSITION = """
+SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions WHERE node_id = $1 FOR UPDATE
+"""
+_HEADS = """
+SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads
+ WHERE $1::text[] IS NULL OR tenant_id = ANY($1)
+"""
+_LOCK_HEADS = """
+SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads
+ WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
+"""
+_CREATE_HEADS = """
+INSERT INTO scheduler.chain_heads (tenant_id, head_seq)
+SELECT tenant_id, 0 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
+    ON CONFLICT (tenant_id) DO NOTHING
+RETURNING tenant_id
+"""
+_LOCKED_TENANTS = """
+WITH free AS MATERIALIZED (
+    SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) FOR UPDATE SKIP LOCKED
+)
+SELECT tenant_id FROM scheduler.chain_heads
+ WHERE tenant_id = ANY($1::text[]) AND tenant_id NOT IN (SELECT tenant_id FROM free)
+"""
+_IS_BY_NODE = """
+SELECT EXISTS (SELECT FROM scheduler.scheduler_log l JOIN scheduler.wal_positions w ON w.node_id = l.hlc_node
+                WHERE l.tenant_id = $1 AND l.seq = $2 AND l.origin IS NULL AND l.link_version > 1)
 """
 
 
@@ -85,15 +104,6 @@ def head_fault(head: ChainHead) -> str | None:
     if head.chain_link is not None and not _LINK.fullmatch(head.chain_link):
         return f"its head at seq {head.seq} has link {head.chain_link[:100]!r}"
     return None
-
-
-class ChainedEntry(NamedTuple):
-    """Place of one chained row, and what makes it this event and no other."""
-
-    seq: int
-    chain_link: str
-    prev_chain_link: str | None
-    event: Event
 
 
 class WalPosition(NamedTuple):
@@ -139,54 +149,38 @@ async def advance_and_lock(
     rows = await connection.fetch(
         _ADVANCE_AND_LOCK, node_id, epoch, new_chained_lsn, durable_lsn, old_chained_lsn, tenant_ids
     )
-    heads = {row["tenant_id"]: ChainHead(*row[1:]) for row in rows}
+    heads = {tenant_id: ChainHead(*head) for tenant_id, *head in rows}
     passed = heads.pop(None).seq == 1
     return heads if passed else None
 
 
-async def locked_tenants(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
-    """Which of these tenants have their head locked by another session now. Nothing stays locked."""
-    rows = await connection.fetch(
-        """
-        WITH free AS MATERIALIZED (
-            SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) FOR UPDATE SKIP LOCKED
-        )
-        SELECT tenant_id FROM scheduler.chain_heads
-         WHERE tenant_id = ANY($1::text[]) AND tenant_id NOT IN (SELECT tenant_id FROM free)
-        """,
-        tenant_ids,
-    )
-    return {row["tenant_id"] for row in rows}
+async def read_heads(connection: Connection, tenant_ids: Sequence[str] | None = None) -> dict[str, ChainHead]:
+    """Heads of ``tenant_ids`` that exist; of all tenants without."""
+    return _by_tenant(await connection.fetch(_HEADS, tenant_ids))
+
+
+async def lock_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, ChainHead]:
+    """Heads of ``tenant_ids`` that exist, locked in tenant order."""
+    return _by_tenant(await connection.fetch(_LOCK_HEADS, tenant_ids))
 
 
 async def create_heads(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
     """Give each tenant a head at seq 0; returns those that had none before. All are locked afterwards."""
-    rows = await connection.fetch(
-        """
-        INSERT INTO scheduler.chain_heads (tenant_id, head_seq)
-        SELECT tenant_id, 0 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
-            ON CONFLICT (tenant_id) DO NOTHING
-        RETURNING tenant_id
-        """,
-        tenant_ids,
-    )
-    return {row["tenant_id"] for row in rows}
+    return {row["tenant_id"] for row in await connection.fetch(_CREATE_HEADS, tenant_ids)}
 
 
-async def existing_heads(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
-    """Which of these tenants have a head."""
-    rows = await connection.fetch("SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id = ANY($1)", tenant_ids)
-    return {row["tenant_id"] for row in rows}
+async def locked_tenants(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
+    """Which of these tenants have their head locked by another session now. Nothing stays locked."""
+    return {row["tenant_id"] for row in await connection.fetch(_LOCKED_TENANTS, tenant_ids)}
+
+
+def _by_tenant(rows: Sequence[asyncpg.Record]) -> dict[str, ChainHead]:
+    return {tenant_id: ChainHead(*head) for tenant_id, *head in rows}
 
 
 async def read_position(connection: Connection, node_id: str) -> WalPosition | None:
     """The node's row, locked until the transaction ends: waits for a commit whose answer was lost."""
-    row = await connection.fetchrow(
-        "SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions"
-        " WHERE node_id = $1 FOR UPDATE",
-        node_id,
-    )
-    return WalPosition(*row) if row else None
+    return await fetch_one_as(connection, WalPosition, _POSITION, node_id)
 
 
 def copied(status: str) -> int:
@@ -240,21 +234,10 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
             )
 
 
-async def find_entries(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:
-    """Entries of the tenant by HLC, those of ``t_hlcs`` that stand in its chain: at or below the head."""
-    parts = zip(*map(Hlc.parse, t_hlcs), strict=True) if t_hlcs else ((), (), ())
-    rows = await connection.fetch(_ENTRIES_BY_HLC, tenant_id, *map(list, parts))
-    return {t_hlc: ChainedEntry(seq, link, prev, Event(t_hlc, *rest)) for seq, link, prev, t_hlc, *rest in rows}
-
-
 async def is_by_node(connection: Connection, tenant_id: str, seq: int) -> bool:
     """Whether the entry is one that a node of this ledger chained. One that was imported has an origin, or a link of
     version 1, which binds none; whatever node it names, the time in it is that of another ledger."""
-    query = """
-        SELECT EXISTS (SELECT FROM scheduler.scheduler_log l JOIN scheduler.wal_positions w ON w.node_id = l.hlc_node
-                        WHERE l.tenant_id = $1 AND l.seq = $2 AND l.origin IS NULL AND l.link_version > 1)
-    """
-    return bool(await connection.fetchval(query, tenant_id, seq))
+    return bool(await connection.fetchval(_IS_BY_NODE, tenant_id, seq))
 
 
 def is_record_fault(error: asyncpg.PostgresError) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from app.store.chaining import ChainHead, WalPosition
+from app.store.chaining import WalPosition
 from ledger.errors import StartRefusedError
 from ledger.hlc import LOGICAL_MAX, Hlc
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
@@ -131,12 +131,6 @@ async def fork_log(connection: Connection, from_origin: str, to_origin: str) -> 
         )
         if forked:
             await connection.execute("UPDATE scheduler.merkle_head SET checkpoint = NULL, signed_at = NULL")
-
-
-async def read_heads(connection: Connection) -> dict[str, ChainHead]:
-    """Head of every tenant."""
-    rows = await connection.fetch("SELECT tenant_id, head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads")
-    return {row["tenant_id"]: ChainHead(*row[1:]) for row in rows}
 
 
 async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc | None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.store.rows import fetch_as, fetch_one_as, fetch_tuples, turned
 from ledger.merkle import EMPTY_ROOT
 from ledger.merkle.tiles import TileTree
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
@@ -52,97 +53,135 @@ class LastSnapshot(NamedTuple):
     """Where the chain ends."""
 
 
+_BEGIN_TREES = """
+INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash)
+SELECT tenant_id, 0, $2 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
+    ON CONFLICT DO NOTHING
+"""
+_LOCK_TREES = """
+SELECT tenant_id, tree_size, root_hash, checkpoint FROM scheduler.merkle_head
+ WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
+"""
+_STORE_TILES = """
+WITH stored AS (
+    INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes)
+    SELECT * FROM unnest($1::text[], $2::smallint[], $3::bigint[], $4::bytea[])
+        ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
+    RETURNING tenant_id
+)
+SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
+"""
+_STORE_HEADS = """
+UPDATE scheduler.merkle_head AS m
+   SET tree_size = n.tree_size, root_hash = n.root_hash, checkpoint = n.checkpoint, signed_at = now()
+  FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[]) AS n(tenant_id, tree_size, root_hash, checkpoint)
+ WHERE m.tenant_id = n.tenant_id
+RETURNING m.tenant_id
+"""
+_TILES = """
+SELECT t.tenant_id, t.level, t.tile_index, t.hashes
+  FROM unnest($1::text[], $2::smallint[], $3::bigint[]) AS wanted(tenant_id, level, tile_index)
+  JOIN scheduler.merkle_tile t USING (tenant_id, level, tile_index)
+"""
+_LINKS = """
+SELECT seq, t_hlc, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3
+"""
+_LINK = "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2"
+_ENTRY = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2"
+_ENTRIES = f"""
+SELECT {", ".join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND seq >= $2 AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+ ORDER BY seq LIMIT $3
+"""
+_ENTRIES_OF = f"""
+SELECT {", ".join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND hlc_node = $2 AND origin IS NULL AND seq BETWEEN $3 AND $4 ORDER BY seq LIMIT $5
+"""
+_LAST_SNAPSHOT = """
+SELECT to_seq, dsse_envelope, coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0) AS head_seq
+  FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1
+"""
+_LOCK_HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = $1 FOR UPDATE"
+_INSERT_SNAPSHOT = """
+INSERT INTO scheduler.batch_snapshot
+       (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count, merkle_root,
+        dsse_envelope)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    ON CONFLICT (tenant_id, from_seq) DO NOTHING
+RETURNING *
+"""
+_TREE_SIZES = """
+SELECT tenant_id, tree_size FROM scheduler.merkle_head
+ WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0
+"""
+_TENANTS_BEHIND = """
+SELECT h.tenant_id, h.head_seq
+  FROM scheduler.chain_heads h
+  LEFT JOIN scheduler.merkle_head m USING (tenant_id)
+  LEFT JOIN LATERAL (SELECT to_seq FROM scheduler.batch_snapshot s
+                      WHERE s.tenant_id = h.tenant_id ORDER BY from_seq DESC LIMIT 1) s ON true
+ WHERE h.tenant_id IS NOT NULL
+   AND h.head_seq > least(CASE WHEN m.checkpoint IS NULL THEN 0 ELSE m.tree_size END, coalesce(s.to_seq, 0))
+"""
+
+
 async def begin_trees(connection: Connection, tenant_ids: Sequence[str]) -> None:
     """Give each tenant that has none an empty tree."""
-    await connection.execute(
-        """
-        INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash)
-        SELECT tenant_id, 0, $2 FROM unnest($1::text[]) AS t(tenant_id) ORDER BY tenant_id COLLATE "C"
-            ON CONFLICT DO NOTHING
-        """,
-        tenant_ids,
-        EMPTY_ROOT.hex(),
-    )
+    await connection.execute(_BEGIN_TREES, tenant_ids, EMPTY_ROOT.hex())
 
 
 async def lock_trees(connection: Connection, tenant_ids: Sequence[str]) -> list[LockedTree]:
     """The trees of these tenants in tenant order, locked until the transaction ends."""
-    rows = await connection.fetch(
-        """
-        SELECT tenant_id, tree_size, root_hash, checkpoint FROM scheduler.merkle_head
-         WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
-        """,
-        tenant_ids,
-    )
-    return [LockedTree(*row) for row in rows]
+    return await fetch_as(connection, LockedTree, _LOCK_TREES, tenant_ids)
 
 
 async def read_links(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[LinkRow]:
     """Chained entries from ``from_seq`` on, in seq order."""
-    rows = await connection.fetch(
-        "SELECT seq, t_hlc, chain_link FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3",
-        tenant_id,
-        from_seq,
-        limit,
-    )
-    return [LinkRow(*row) for row in rows]
-
-
-async def read_entries(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> list[EntryRow]:
-    """Entries from ``from_seq`` up to the head, all ``ENTRY_COLUMNS``, in seq order. A row beyond the head is not in
-    the chain."""
-    rows = await connection.fetch(
-        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2"
-        "   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1) ORDER BY seq LIMIT $3",
-        tenant_id,
-        from_seq,
-        limit,
-    )
-    return [tuple(row) for row in rows]
-
-
-async def read_entries_of(
-    connection: Connection, tenant_id: str, node_id: str, from_seq: int, to_seq: int, limit: int
-) -> list[EntryRow]:
-    """Entries of this range that bear the name of ``node_id`` and were not imported, as ``read_entries`` gives them."""
-    rows = await connection.fetch(
-        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND hlc_node = $2"
-        "   AND origin IS NULL AND seq BETWEEN $3 AND $4 ORDER BY seq LIMIT $5",
-        tenant_id,
-        node_id,
-        from_seq,
-        to_seq,
-        limit,
-    )
-    return [tuple(row) for row in rows]
+    return await fetch_as(connection, LinkRow, _LINKS, tenant_id, from_seq, limit)
 
 
 async def read_link(connection: Connection, tenant_id: str, seq: int) -> str | None:
     """Chain link of the entry at ``seq``, None when there is none."""
-    link: str | None = await connection.fetchval(
-        "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2", tenant_id, seq
-    )
+    link: str | None = await connection.fetchval(_LINK, tenant_id, seq)
     return link
+
+
+async def read_entry(connection: Connection, tenant_id: str, seq: int) -> EntryRow | None:
+    """The entry at ``seq``, all ``ENTRY_COLUMNS``, None when there is none."""
+    row = await connection.fetchrow(_ENTRY, tenant_id, seq)
+    return tuple(row) if row is not None else None
+
+
+async def read_entries(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> Sequence[EntryRow]:
+    """Entries from ``from_seq`` up to the head, all ``ENTRY_COLUMNS``, in seq order. A row beyond the head is not in
+    the chain."""
+    return await fetch_tuples(connection, _ENTRIES, tenant_id, from_seq, limit)
+
+
+async def read_entries_of(
+    connection: Connection, tenant_id: str, node_id: str, from_seq: int, to_seq: int, limit: int
+) -> Sequence[EntryRow]:
+    """Entries of this range that bear the name of ``node_id`` and were not imported, as ``read_entries`` gives them."""
+    return await fetch_tuples(connection, _ENTRIES_OF, tenant_id, node_id, from_seq, to_seq, limit)
 
 
 async def read_tiles(
     connection: Connection, tenant_id: str, coordinates: Iterable[TileCoordinates]
 ) -> dict[TileCoordinates, bytes]:
-    """Hashes of the stored tiles at ``coordinates``."""
-    wanted = list(coordinates)
-    rows = await connection.fetch(
-        """
-        SELECT t.level, t.tile_index, t.hashes
-          FROM unnest($2::smallint[], $3::bigint[]) AS wanted(level, tile_index)
-          JOIN scheduler.merkle_tile t USING (level, tile_index)
-         WHERE t.tenant_id = $1
-        """,
-        tenant_id,
-        [level for level, _ in wanted],
-        [index for _, index in wanted],
-    )
-    return {(row["level"], row["tile_index"]): row["hashes"] for row in rows}
+    """Hashes of the tenant's stored tiles at ``coordinates``."""
+    found = await read_tiles_of(connection, [(tenant_id, at) for at in coordinates])
+    return found.get(tenant_id, {})
+
+
+async def read_tiles_of(
+    connection: Connection, wanted: Iterable[tuple[str, TileCoordinates]]
+) -> dict[str, dict[TileCoordinates, bytes]]:
+    """By tenant, the hashes of its stored tiles among ``wanted``."""
+    asked = [(tenant_id, level, index) for tenant_id, (level, index) in wanted]
+    found: dict[str, dict[TileCoordinates, bytes]] = {}
+    for tenant_id, level, index, hashes in await connection.fetch(_TILES, *turned(asked, 3)):
+        found.setdefault(tenant_id, {})[level, index] = hashes
+    return found
 
 
 async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> set[str]:
@@ -152,49 +191,19 @@ async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> set
         Tenants of which Postgres did not store all that was sent, without an error.
     """
     tiles = [(tree.tenant_id, *at, hashes) for tree in grown for at, hashes in tree.tree.changed.items()]
+    heads = [(tree.tenant_id, tree.tree.size, tree.tree.root().hex(), tree.checkpoint) for tree in grown]
     unstored = Counter(tile[0] for tile in tiles)
     if tiles:
-        rows = await connection.fetch(
-            """
-            WITH stored AS (
-                INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes)
-                SELECT * FROM unnest($1::text[], $2::smallint[], $3::bigint[], $4::bytea[])
-                    ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
-                RETURNING tenant_id
-            )
-            SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
-            """,
-            *zip(*tiles, strict=True),
-        )
-        unstored -= Counter(dict(map(tuple, rows)))
+        unstored -= Counter(dict(map(tuple, await connection.fetch(_STORE_TILES, *turned(tiles, 4)))))
     missing = {tree.tenant_id for tree in grown}
-    if grown:
-        rows = await connection.fetch(
-            """
-            UPDATE scheduler.merkle_head AS m
-               SET tree_size = n.tree_size, root_hash = n.root_hash, checkpoint = n.checkpoint, signed_at = now()
-              FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
-                   AS n(tenant_id, tree_size, root_hash, checkpoint)
-             WHERE m.tenant_id = n.tenant_id
-            RETURNING m.tenant_id
-            """,
-            *zip(
-                *((tree.tenant_id, tree.tree.size, tree.tree.root().hex(), tree.checkpoint) for tree in grown),
-                strict=True,
-            ),
-        )
-        missing -= {row["tenant_id"] for row in rows}
+    if heads:
+        missing -= {row["tenant_id"] for row in await connection.fetch(_STORE_HEADS, *turned(heads, 4))}
     return missing.union(unstored)
 
 
 async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:
     """The newest snapshot, None before the first."""
-    row = await connection.fetchrow(
-        "SELECT to_seq, dsse_envelope, coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0)"
-        "  FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1",
-        tenant_id,
-    )
-    return LastSnapshot(*row) if row else None
+    return await fetch_one_as(connection, LastSnapshot, _LAST_SNAPSHOT, tenant_id)
 
 
 async def insert_snapshot(connection: Connection, row: Sequence[object]) -> dict[str, object] | None:
@@ -205,19 +214,8 @@ async def insert_snapshot(connection: Connection, row: Sequence[object]) -> dict
     """
     # Whoever keeps the head locked must not keep the notary from all others.
     await connection.execute("SET LOCAL lock_timeout = '1s'")
-    await connection.execute("SELECT FROM scheduler.chain_heads WHERE tenant_id = $1 FOR UPDATE", row[0])
-    inserted = await connection.fetchrow(
-        """
-        INSERT INTO scheduler.batch_snapshot
-               (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count,
-                merkle_root, dsse_envelope)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-            ON CONFLICT (tenant_id, from_seq) DO NOTHING
-        RETURNING id, tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count,
-                  merkle_root, dsse_envelope, created_at
-        """,
-        *row,
-    )
+    await connection.execute(_LOCK_HEAD, row[0])
+    inserted = await connection.fetchrow(_INSERT_SNAPSHOT, *row)
     return dict(inserted) if inserted is not None else None
 
 
@@ -229,24 +227,9 @@ async def tree_size(connection: Connection, tenant_id: str) -> int:
 
 async def tree_sizes(connection: Connection) -> dict[str, int]:
     """Size of each tenant's tree that has one and a checkpoint."""
-    rows = await connection.fetch(
-        "SELECT tenant_id, tree_size FROM scheduler.merkle_head"
-        " WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0"
-    )
-    return {row["tenant_id"]: row["tree_size"] for row in rows}
+    return dict(map(tuple, await connection.fetch(_TREE_SIZES)))
 
 
 async def tenants_behind(connection: Connection) -> dict[str, int]:
     """Head seq of each tenant whose tree, checkpoint or snapshots do not reach it."""
-    rows = await connection.fetch(
-        """
-        SELECT h.tenant_id, h.head_seq
-          FROM scheduler.chain_heads h
-          LEFT JOIN scheduler.merkle_head m USING (tenant_id)
-          LEFT JOIN LATERAL (SELECT to_seq FROM scheduler.batch_snapshot s
-                              WHERE s.tenant_id = h.tenant_id ORDER BY from_seq DESC LIMIT 1) s ON true
-         WHERE h.tenant_id IS NOT NULL
-           AND h.head_seq > least(CASE WHEN m.checkpoint IS NULL THEN 0 ELSE m.tree_size END, coalesce(s.to_seq, 0))
-        """
-    )
-    return {row["tenant_id"]: row["head_seq"] for row in rows}
+    return dict(map(tuple, await connection.fetch(_TENANTS_BEHIND)))

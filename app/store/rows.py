@@ -6,8 +6,8 @@ from 4713 BC to 294276, Python those from 1 to 9999: a time that somebody put in
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ledger.errors import ChainDamagedError
 
@@ -46,6 +46,16 @@ async def fetch_one_as(connection: Connection, row: type[Row], query: str, *argu
     """As ``fetch_as``, the first row; None when there is none."""
     found = await connection.fetchrow(query, *arguments)
     return None if found is None else row._make(found)
+
+
+async def fetch_tuples(connection: Connection, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+    """The rows of ``query`` as they are."""
+    return [tuple(found) for found in await connection.fetch(query, *arguments)]
+
+
+def turned(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
+    """The columns of ``rows``, each of ``width`` values: what ``unnest`` takes. So many empty ones of no rows."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
 
 
 def whole(tenant_id: str, row: Row, nullable: Collection[str] = ()) -> Row:
