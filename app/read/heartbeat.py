@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app.store import heartbeat
 from app.store.faults import DATABASE_FAULTS
+from app.store.node import beat
 from app.store.reading import reading
 from ledger.errors import DatabaseUnavailableError
 
@@ -64,7 +64,7 @@ class Heartbeat:
         """
         sent_s = time.monotonic()
         async with reading(self._primary, timeout_s=BEAT_TIMEOUT_S) as connection:
-            beat_at = await heartbeat.beat(connection)
+            beat_at = await beat(connection)
         self._own_beat_at, self._sent_s = beat_at, sent_s
 
     def age_ms(self, beat_at: datetime | None) -> int | None:

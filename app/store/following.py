@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
+from app.store.rows import columns, fetch_as, turned
+
 if TYPE_CHECKING:
     from app.store import Connection
 
@@ -32,6 +34,20 @@ SELECT p.tenant_id, p.seq, h.head_seq, p.seq = 0
   FROM scheduler.follower_positions p JOIN scheduler.chain_heads h USING (tenant_id)
  WHERE p.follower = $1 AND p.tenant_id = ANY($2::text[]) AND h.head_seq >= 0
  ORDER BY p.tenant_id FOR UPDATE OF p SKIP LOCKED
+"""
+_BEHIND = """
+SELECT h.tenant_id FROM scheduler.chain_heads h
+  LEFT JOIN scheduler.follower_positions p ON p.follower = $1 AND p.tenant_id = h.tenant_id
+ WHERE h.tenant_id IS NOT NULL AND h.head_seq > 0 AND p.seq IS DISTINCT FROM h.head_seq
+"""
+_MOVE = """
+UPDATE scheduler.follower_positions AS p SET seq = n.new_seq
+  FROM unnest($2::text[], $3::bigint[], $4::bigint[]) AS n(tenant_id, old_seq, new_seq)
+ WHERE p.follower = $1 AND p.tenant_id = n.tenant_id AND p.seq = n.old_seq RETURNING p.tenant_id
+"""
+_ENTRIES = f"""
+SELECT {columns(FollowedEntry)} FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT $4
 """
 _BEGIN = """
 INSERT INTO scheduler.follower_positions (follower, tenant_id, seq)
@@ -62,13 +78,7 @@ async def connect(url: str, statement_timeout_s: float) -> asyncpg.Connection[as
 
 async def behind(connection: Connection, follower: str) -> list[str]:
     """Tenants whose chain goes beyond where the follower stands, or ends before that."""
-    rows = await connection.fetch(
-        "SELECT h.tenant_id FROM scheduler.chain_heads h"
-        "  LEFT JOIN scheduler.follower_positions p ON p.follower = $1 AND p.tenant_id = h.tenant_id"
-        " WHERE h.tenant_id IS NOT NULL AND h.head_seq > 0 AND p.seq IS DISTINCT FROM h.head_seq",
-        follower,
-    )
-    return [row["tenant_id"] for row in rows]
+    return [row["tenant_id"] for row in await connection.fetch(_BEHIND, follower)]
 
 
 async def lock_places(connection: Connection, follower: str, tenant_ids: Sequence[str]) -> dict[str, Place]:
@@ -91,29 +101,13 @@ async def move(
     connection: Connection, follower: str, old_seqs: Mapping[str, int], new_seqs: Mapping[str, int]
 ) -> set[str]:
     """Move each tenant's place from its old seq to its new one; returns the tenants whose place was not moved."""
-    moving = [name for name, seq in new_seqs.items() if seq != old_seqs[name]]
-    rows = await connection.fetch(
-        "UPDATE scheduler.follower_positions AS p SET seq = n.new_seq"
-        "  FROM unnest($2::text[], $3::bigint[], $4::bigint[]) AS n(tenant_id, old_seq, new_seq)"
-        " WHERE p.follower = $1 AND p.tenant_id = n.tenant_id AND p.seq = n.old_seq RETURNING p.tenant_id",
-        follower,
-        moving,
-        [old_seqs[name] for name in moving],
-        [new_seqs[name] for name in moving],
-    )
-    return set(moving) - {row["tenant_id"] for row in rows}
+    moving = [(name, old_seqs[name], seq) for name, seq in new_seqs.items() if seq != old_seqs[name]]
+    rows = await connection.fetch(_MOVE, follower, *turned(moving, 3))
+    return {name for name, *_ in moving} - {row["tenant_id"] for row in rows}
 
 
 async def entries_behind(
     connection: Connection, tenant_id: str, after_seq: int, upto_seq: int, limit: int
 ) -> list[FollowedEntry]:
     """Up to ``limit`` entries from behind ``after_seq`` up to ``upto_seq``, in seq order."""
-    rows = await connection.fetch(
-        f"SELECT {', '.join(FollowedEntry._fields)} FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT $4",
-        tenant_id,
-        after_seq,
-        upto_seq,
-        limit,
-    )
-    return [FollowedEntry(*row) for row in rows]
+    return await fetch_as(connection, FollowedEntry, _ENTRIES, tenant_id, after_seq, upto_seq, limit)

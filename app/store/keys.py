@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.store.rows import columns, fetch_as, fetch_one_as, fetch_tuples
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
@@ -42,6 +43,56 @@ class SystemHead(NamedTuple):
     strays: list[int]
 
 
+_PUBLISH = """
+WITH found AS (SELECT 1 FROM scheduler.signing_keys WHERE key_id = $1 AND algorithm = $2 AND public_key_pem = $3)
+INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id)
+SELECT $1, $2, $3, least(now(), to_timestamp(floor(least(min(l.hlc_physical), $5) / 1000.0))), $4
+  FROM scheduler.chain_heads h
+ CROSS JOIN LATERAL (
+       SELECT coalesce(max(s.to_seq), 0) AS signed_seq FROM scheduler.batch_snapshot s
+        WHERE s.tenant_id = h.tenant_id AND NOT $6) s
+  JOIN scheduler.scheduler_log l
+    ON l.tenant_id = h.tenant_id AND l.seq = s.signed_seq + 1 AND l.hlc_physical >= 0
+ WHERE NOT EXISTS (SELECT FROM found)
+    ON CONFLICT (key_id) DO UPDATE SET algorithm = $2, public_key_pem = $3
+RETURNING EXISTS (SELECT FROM found)
+"""
+_NAME_IN_USE = """
+UPDATE scheduler.signing_keys
+   SET signs_snapshots = (key_id = $2), signs_checkpoints = (key_id = $3), node_id = $1
+ WHERE (node_id = $1 OR key_id IN ($2, $3))
+   AND (signs_snapshots, signs_checkpoints) IS DISTINCT FROM (key_id = $2, key_id = $3)
+"""
+_WRITE_ROW = """
+UPDATE scheduler.signing_keys
+   SET algorithm = $2, public_key_pem = $3, not_after = $4, revoked_from_hlc = $5, revocation_reason = $6
+ WHERE key_id = $1
+   AND (algorithm, public_key_pem, not_after, revoked_from_hlc, revocation_reason)
+       IS DISTINCT FROM ($2, $3, $4, $5, $6)
+"""
+_WIDEN = "UPDATE scheduler.signing_keys SET not_before = $2 WHERE key_id = $1 AND not_before > $2"
+_ROWS = f"""
+SELECT {columns(KeyRow, ("not_before",))} FROM scheduler.signing_keys AS k ORDER BY k.not_before, key_id
+"""
+_ENTRIES = f"""
+SELECT {", ".join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log
+ WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5) ORDER BY seq
+"""
+_SYSTEM_HEAD = """
+SELECT h.seq, h.chain_link,
+       ARRAY(SELECT l.seq FROM scheduler.scheduler_log l
+              WHERE l.tenant_id = $1 AND l.job_id >= $2 AND l.job_id < $3 AND l.seq > h.seq
+              ORDER BY l.seq LIMIT $4) AS strays
+  FROM (SELECT coalesce(max(head_seq), 0) AS seq, max(head_chain_link) FILTER (WHERE head_seq > 0) AS chain_link
+          FROM scheduler.chain_heads WHERE tenant_id = $1) h
+"""
+_HIGHEST_SIGNED_MS = """
+SELECT coalesce(max(CASE WHEN snapshot_hlc ~ '^[0-9]{1,15}:'
+                         THEN split_part(snapshot_hlc, ':', 1)::bigint END), 0)
+  FROM scheduler.batch_snapshot
+"""
+
+
 async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_ms: int, *, is_known: bool) -> bool:
     """Publish a key, or put the key back into its row; returns whether a row of it was there.
 
@@ -49,128 +100,50 @@ async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_m
     earliest HLC time that an entry still to be chained may have. One that the chain knows, and whose row is gone, may
     have signed any entry.
     """
-    was_there: bool = await connection.fetchval(
-        """
-        WITH found AS (SELECT 1 FROM scheduler.signing_keys
-                        WHERE key_id = $1 AND algorithm = $2 AND public_key_pem = $3)
-        INSERT INTO scheduler.signing_keys (key_id, algorithm, public_key_pem, not_before, node_id)
-        SELECT $1, $2, $3, least(now(), to_timestamp(floor(least(min(l.hlc_physical), $5) / 1000.0))), $4
-          FROM scheduler.chain_heads h
-         CROSS JOIN LATERAL (
-               SELECT coalesce(max(s.to_seq), 0) AS signed_seq FROM scheduler.batch_snapshot s
-                WHERE s.tenant_id = h.tenant_id AND NOT $6) s
-          JOIN scheduler.scheduler_log l
-            ON l.tenant_id = h.tenant_id AND l.seq = s.signed_seq + 1 AND l.hlc_physical >= 0
-         WHERE NOT EXISTS (SELECT FROM found)
-            ON CONFLICT (key_id) DO UPDATE SET algorithm = $2, public_key_pem = $3
-        RETURNING EXISTS (SELECT FROM found)
-        """,
-        key.key_id,
-        key.algorithm,
-        key.public_key_pem,
-        node_id,
-        oldest_ms,
-        is_known,
-    )
+    said = (key.key_id, key.algorithm, key.public_key_pem)
+    was_there: bool = await connection.fetchval(_PUBLISH, *said, node_id, oldest_ms, is_known)
     return was_there
 
 
 async def name_in_use(connection: Connection, node_id: str, snapshots_key: str, checkpoints_key: str) -> None:
     """Say with which keys the node signs now."""
-    await connection.execute(
-        """
-        UPDATE scheduler.signing_keys
-           SET signs_snapshots = (key_id = $2), signs_checkpoints = (key_id = $3), node_id = $1
-         WHERE (node_id = $1 OR key_id IN ($2, $3))
-           AND (signs_snapshots, signs_checkpoints) IS DISTINCT FROM (key_id = $2, key_id = $3)
-        """,
-        node_id,
-        snapshots_key,
-        checkpoints_key,
-    )
+    await connection.execute(_NAME_IN_USE, node_id, snapshots_key, checkpoints_key)
 
 
 async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str | None]]) -> None:
     """Let the rows of these keys, each with why it was revoked, be those keys and say how long they count."""
-    await connection.executemany(
-        """
-        UPDATE scheduler.signing_keys
-           SET algorithm = $2, public_key_pem = $3, not_after = $4, revoked_from_hlc = $5, revocation_reason = $6
-         WHERE key_id = $1
-           AND (algorithm, public_key_pem, not_after, revoked_from_hlc, revocation_reason)
-               IS DISTINCT FROM ($2, $3, $4, $5, $6)
-        """,
-        [
-            (
-                key.key_id,
-                key.algorithm,
-                key.public_key_pem,
-                key.not_after,
-                None if key.revoked_from_hlc is None else key.revoked_from_hlc.text(),
-                reason,
-            )
-            for key, reason in said
-        ],
-    )
+    rows = []
+    for key, reason in said:
+        revoked_from = None if key.revoked_from_hlc is None else key.revoked_from_hlc.text()
+        rows.append((key.key_id, key.algorithm, key.public_key_pem, key.not_after, revoked_from, reason))
+    await connection.executemany(_WRITE_ROW, rows)
 
 
 async def widen(connection: Connection, key_id: str, not_before: datetime) -> None:
     """Let the key count from ``not_before`` on, when its window begins later."""
-    await connection.execute(
-        "UPDATE scheduler.signing_keys SET not_before = $2 WHERE key_id = $1 AND not_before > $2", key_id, not_before
-    )
+    await connection.execute(_WIDEN, key_id, not_before)
 
 
 async def list_rows(connection: Connection) -> list[KeyRow]:
     """Every published key, oldest first."""
-    rows = await connection.fetch(
-        "SELECT key_id, CASE WHEN not_before BETWEEN '0001-01-02' AND '9999-12-30' THEN not_before END, node_id,"
-        "       signs_snapshots, signs_checkpoints FROM scheduler.signing_keys AS k ORDER BY k.not_before, key_id"
-    )
-    return [KeyRow(*row) for row in rows]
+    return await fetch_as(connection, KeyRow, _ROWS)
 
 
 async def list_entries(connection: Connection) -> list[EntryRow]:
     """The entries of ``_system`` about keys and forks, all ``ENTRY_COLUMNS``, in seq order."""
-    rows = await connection.fetch(
-        f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5) ORDER BY seq",
-        SYSTEM_TENANT,
-        SUBJECT_PREFIX,
-        AFTER_SUBJECTS,
-        FORK_PREFIX,
-        AFTER_FORKS,
-    )
-    return [tuple(row) for row in rows]
+    about = (SUBJECT_PREFIX, AFTER_SUBJECTS, FORK_PREFIX, AFTER_FORKS)
+    return [*await fetch_tuples(connection, _ENTRIES, SYSTEM_TENANT, *about)]
 
 
 async def system_head(connection: Connection) -> SystemHead:
     """Where the chain of ``_system`` ends; seq 0 without a head that can be one."""
-    row = await connection.fetchrow(
-        """
-        SELECT h.seq, h.link,
-               ARRAY(SELECT l.seq FROM scheduler.scheduler_log l
-                      WHERE l.tenant_id = $1 AND l.job_id >= $2 AND l.job_id < $3 AND l.seq > h.seq
-                      ORDER BY l.seq LIMIT $4) AS strays
-          FROM (SELECT coalesce(max(head_seq), 0) AS seq, max(head_chain_link) FILTER (WHERE head_seq > 0) AS link
-                  FROM scheduler.chain_heads WHERE tenant_id = $1) h
-        """,
-        SYSTEM_TENANT,
-        SUBJECT_PREFIX,
-        AFTER_SUBJECTS,
-        STRAYS_MAX,
-    )
-    assert row is not None, "an aggregate has one row"
-    return SystemHead(row["seq"], row["link"], row["strays"])
+    asked = (SYSTEM_TENANT, SUBJECT_PREFIX, AFTER_SUBJECTS, STRAYS_MAX)
+    head = await fetch_one_as(connection, SystemHead, _SYSTEM_HEAD, *asked)
+    assert head is not None, "an aggregate has one row"
+    return head
 
 
 async def highest_signed_ms(connection: Connection) -> int:
     """Highest HLC time that any snapshot says it ends with, in ms; 0 without snapshots."""
-    highest: int = await connection.fetchval(
-        """
-        SELECT coalesce(max(CASE WHEN snapshot_hlc ~ '^[0-9]{1,15}:'
-                                 THEN split_part(snapshot_hlc, ':', 1)::bigint END), 0)
-          FROM scheduler.batch_snapshot
-        """
-    )
+    highest: int = await connection.fetchval(_HIGHEST_SIGNED_MS)
     return highest

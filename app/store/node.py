@@ -1,7 +1,9 @@
-"""SQL about nodes: WAL positions and epochs, job id claims, keys, the identity of the ledger."""
+"""SQL about nodes: epochs, job id claims, the identity of the ledger, its session secret, the database's clock and the
+heartbeat, the one row that tells how far behind a copy of the database is, and of whose copy it is."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import orjson
@@ -14,6 +16,54 @@ from ledger.positions import Epoch, Lsn
 
 if TYPE_CHECKING:
     from app.store import Connection
+
+
+_TAKE_EPOCH = """
+INSERT INTO scheduler.wal_positions AS p (node_id, wal_id, epoch, chained_lsn, seen_durable_lsn)
+VALUES ($1, $2, $3, $4, $4)
+    ON CONFLICT (node_id) DO UPDATE
+       SET wal_id = excluded.wal_id, epoch = excluded.epoch, chained_lsn = excluded.chained_lsn,
+           seen_durable_lsn = greatest(p.seen_durable_lsn, excluded.seen_durable_lsn), updated_at = now()
+     WHERE p.epoch < excluded.epoch AND p.epoch = $5 AND p.chained_lsn = $6
+RETURNING true
+"""
+_END_EPOCH = """
+INSERT INTO scheduler.wal_epochs (node_id, epoch, end_lsn) VALUES ($1, $2, $3) ON CONFLICT (node_id, epoch) DO NOTHING
+"""
+_CLAIM_JOB_IDS = """
+WITH claimed AS (
+    INSERT INTO scheduler.job_id_claims (region, gate, node_id) VALUES ($1, $2, $3)
+        ON CONFLICT (region, gate) DO NOTHING
+    RETURNING node_id
+)
+SELECT node_id FROM claimed
+UNION ALL
+SELECT node_id FROM scheduler.job_id_claims WHERE region = $1 AND gate = $2
+"""
+_BEAT = """
+INSERT INTO scheduler.heartbeat (beat_at) VALUES (clock_timestamp())
+    ON CONFLICT ("only") DO UPDATE SET beat_at = clock_timestamp()
+RETURNING beat_at
+"""
+_FORK_LOG = """
+UPDATE scheduler.ledger_identity SET log_origin = $2 WHERE log_origin = $1 AND $1 <> $2 RETURNING true
+"""
+_HIGHEST_HLC = """
+SELECT newest.hlc_physical, newest.hlc_logical
+  FROM scheduler.chain_heads h
+ CROSS JOIN LATERAL (
+       SELECT l.hlc_physical, l.hlc_logical FROM scheduler.scheduler_log l
+        WHERE l.tenant_id = h.tenant_id AND l.hlc_node = $1 AND l.hlc_logical BETWEEN 0 AND $4
+          AND (l.hlc_physical, l.hlc_logical) > ($2, $3) AND l.origin IS NULL AND l.link_version > 1
+        ORDER BY l.hlc_physical DESC, l.hlc_logical DESC LIMIT 1) newest
+ ORDER BY newest.hlc_physical DESC, newest.hlc_logical DESC LIMIT 1
+"""
+_IS_RECORDED = """
+SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3)
+"""
+_LOSSES = """
+SELECT payload::text FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = 'wal:' || $2 AND action = $3
+"""
 
 
 async def take_epoch(
@@ -31,52 +81,16 @@ async def take_epoch(
 
     ``ends`` gives the last LSN of each past epoch that the WAL still knows.
     """
-    taken = await connection.fetchval(
-        """
-        INSERT INTO scheduler.wal_positions AS p (node_id, wal_id, epoch, chained_lsn, seen_durable_lsn)
-        VALUES ($1, $2, $3, $4, $4)
-            ON CONFLICT (node_id) DO UPDATE
-               SET wal_id = excluded.wal_id, epoch = excluded.epoch, chained_lsn = excluded.chained_lsn,
-                   seen_durable_lsn = greatest(p.seen_durable_lsn, excluded.seen_durable_lsn),
-                   updated_at = now()
-             WHERE p.epoch < excluded.epoch AND p.epoch = $5 AND p.chained_lsn = $6
-        RETURNING true
-        """,
-        node_id,
-        wal_id,
-        epoch,
-        chained_lsn,
-        expected.epoch if expected else None,
-        expected.chained_lsn if expected else None,
-    )
-    if not taken:
+    found = (expected.epoch, expected.chained_lsn) if expected else (None, None)
+    if not await connection.fetchval(_TAKE_EPOCH, node_id, wal_id, epoch, chained_lsn, *found):
         return False
-    await connection.executemany(
-        "INSERT INTO scheduler.wal_epochs (node_id, epoch, end_lsn) VALUES ($1, $2, $3)"
-        " ON CONFLICT (node_id, epoch) DO NOTHING",
-        [(node_id, past, end_lsn) for past, end_lsn in ends.items()],
-    )
+    await connection.executemany(_END_EPOCH, [(node_id, past, end_lsn) for past, end_lsn in ends.items()])
     return True
 
 
 async def claim_job_ids(connection: Connection, region: str, gate: str, node_id: str) -> bool:
     """Claim (region, gate) for this node's job ids; False when another node has it."""
-    owner = await connection.fetchval(
-        """
-        WITH claimed AS (
-            INSERT INTO scheduler.job_id_claims (region, gate, node_id) VALUES ($1, $2, $3)
-                ON CONFLICT (region, gate) DO NOTHING
-            RETURNING node_id
-        )
-        SELECT node_id FROM claimed
-        UNION ALL
-        SELECT node_id FROM scheduler.job_id_claims WHERE region = $1 AND gate = $2
-        """,
-        region,
-        gate,
-        node_id,
-    )
-    return bool(owner == node_id)
+    return bool(await connection.fetchval(_CLAIM_JOB_IDS, region, gate, node_id) == node_id)
 
 
 async def log_origin(connection: Connection) -> str | None:
@@ -89,6 +103,12 @@ async def database_ms(connection: Connection) -> int:
     """What the clock of Postgres says, milliseconds since 1970."""
     said: int = await connection.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
     return said
+
+
+async def beat(connection: Connection) -> datetime:
+    """Set the heartbeat to the primary's present time; returns that time."""
+    beat_at: datetime = await connection.fetchval(_BEAT)
+    return beat_at
 
 
 async def settle_session_secret(connection: Connection, proposed: bytes) -> bytes | None:
@@ -124,58 +144,25 @@ async def read_log_origin(connection: Connection) -> str:
 async def fork_log(connection: Connection, from_origin: str, to_origin: str) -> None:
     """Let the logs go on as ``to_origin``, without checkpoints until they are signed again; done already is fine."""
     async with connection.transaction():
-        forked = await connection.fetchval(
-            "UPDATE scheduler.ledger_identity SET log_origin = $2 WHERE log_origin = $1 AND $1 <> $2 RETURNING true",
-            from_origin,
-            to_origin,
-        )
-        if forked:
+        if await connection.fetchval(_FORK_LOG, from_origin, to_origin):
             await connection.execute("UPDATE scheduler.merkle_head SET checkpoint = NULL, signed_at = NULL")
 
 
 async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc | None:
     """Highest HLC that this node chained anywhere, if it is above ``above``: only entries from then on are read. What
     was imported under its name, with an origin or a link of version 1, does not count."""
-    row = await connection.fetchrow(
-        """
-        SELECT newest.hlc_physical, newest.hlc_logical
-          FROM scheduler.chain_heads h
-         CROSS JOIN LATERAL (
-               SELECT l.hlc_physical, l.hlc_logical FROM scheduler.scheduler_log l
-                WHERE l.tenant_id = h.tenant_id AND l.hlc_node = $1 AND l.hlc_logical BETWEEN 0 AND $4
-                  AND (l.hlc_physical, l.hlc_logical) > ($2, $3) AND l.origin IS NULL AND l.link_version > 1
-                ORDER BY l.hlc_physical DESC, l.hlc_logical DESC LIMIT 1) newest
-         ORDER BY newest.hlc_physical DESC, newest.hlc_logical DESC LIMIT 1
-        """,
-        node_id,
-        above.physical_ms,
-        above.logical,
-        LOGICAL_MAX,
-    )
+    row = await connection.fetchrow(_HIGHEST_HLC, node_id, above.physical_ms, above.logical, LOGICAL_MAX)
     return Hlc(row["hlc_physical"], row["hlc_logical"], node_id) if row else None
 
 
 async def is_recorded(connection: Connection, action: SystemAction, subject: str) -> bool:
     """Whether the chain of ``_system`` has such an entry about ``subject``."""
-    return bool(
-        await connection.fetchval(
-            "SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3)",
-            SYSTEM_TENANT,
-            subject,
-            action,
-        )
-    )
+    return bool(await connection.fetchval(_IS_RECORDED, SYSTEM_TENANT, subject, action))
 
 
 async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[int, int]]:
     """First and last LSN of each range of the node's WAL that ``_system`` records as lost."""
-    rows = await connection.fetch(
-        "SELECT payload::text FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = 'wal:' || $2"
-        " AND action = $3",
-        SYSTEM_TENANT,
-        node_id,
-        SystemAction.WAL_LOST,
-    )
+    rows = await connection.fetch(_LOSSES, SYSTEM_TENANT, node_id, SystemAction.WAL_LOST)
     losses = set()
     for fact in (_object_in(row[0]) for row in rows):
         first_lsn, last_lsn = fact.get("first_lsn"), fact.get("last_lsn")

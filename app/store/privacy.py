@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import asyncpg
 import orjson
 
+from app.store.rows import columns, fetch_as, fetch_tuples
 from ledger.errors import InvalidInputError, PrivacyDamagedError
 from ledger.machines.events import SystemAction
 from ledger.privacy_facts import facts_of
@@ -75,17 +76,80 @@ class RowFault(NamedTuple):
     reason: str
 
 
-_STATE_COLUMNS = "revision, master_key_id, wrapped_secret"
-_RECORD_COLUMNS = """tenant_id, revision, action, facts, seq,
-    CASE WHEN created_at BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN created_at END AS created_at"""
-"""A time that Python has none for reads as none."""
+_STATE = f"SELECT {columns(PrivacyState)} FROM scheduler.privacy_state"
+_BEGIN = """
+INSERT INTO scheduler.privacy_state (revision, master_key_id, wrapped_secret) VALUES (0, $1, $2)
+    ON CONFLICT DO NOTHING
+"""
+_NEXT_REVISION = "UPDATE scheduler.privacy_state SET revision = revision + 1, updated_at = now() RETURNING revision"
+_REPLACE_MASTER = """
+UPDATE scheduler.privacy_state
+   SET master_key_id = $1, wrapped_secret = $2, revision = revision + 1, updated_at = now()
+"""
+
+_DECLARED = f"SELECT {columns(DeclaredFields)} FROM scheduler.private_fields"
+_DECLARED_SINCE = f"{_DECLARED} WHERE revision > $1 OR revision IS NULL OR $1 = 0"
+_DECLARED_BY = f"{_DECLARED} WHERE tenant_id = $1"
+_DECLARE = """
+INSERT INTO scheduler.private_fields (tenant_id, fields, subject, revision) VALUES ($1, $2, $3, $4)
+    ON CONFLICT (tenant_id) DO UPDATE
+       SET fields = excluded.fields, subject = excluded.subject, revision = excluded.revision, updated_at = now()
+"""
+
+_KEYS = f"SELECT {columns(SubjectKey)} FROM scheduler.subject_keys WHERE tenant_id = $1"
+_LIVING_KEYS = f"{_KEYS} AND subject_tag = ANY($2::bytea[]) AND wrapped_key IS NOT NULL"
+_KEYS_OF_ID = f"{_KEYS} AND key_id = ANY($2::text[])"
+_ADD_KEYS = """
+WITH state AS MATERIALIZED (
+    SELECT FROM scheduler.privacy_state WHERE master_key_id = $5 FOR SHARE
+)
+INSERT INTO scheduler.subject_keys (tenant_id, key_id, subject_tag, wrapped_key)
+SELECT $1, key_id, subject_tag, wrapped_key
+  FROM unnest($2::text[], $3::bytea[], $4::bytea[]) AS n(key_id, subject_tag, wrapped_key)
+ WHERE EXISTS (SELECT FROM state)
+ ORDER BY subject_tag
+    ON CONFLICT DO NOTHING
+"""
+_DESTROY_KEYS = """
+UPDATE scheduler.subject_keys SET wrapped_key = NULL, erased_at = now(), erased_revision = $3
+ WHERE tenant_id = $1 AND subject_tag = $2 AND wrapped_key IS NOT NULL RETURNING key_id
+"""
+_LAST_ERASURE = "SELECT max(erased_revision) FROM scheduler.subject_keys WHERE tenant_id = $1 AND subject_tag = $2"
+_ERASED_SINCE = "SELECT tenant_id, key_id, subject_tag FROM scheduler.subject_keys WHERE erased_revision > $1 LIMIT $2"
+_LIVING_KEYS_AFTER = """
+SELECT tenant_id, key_id, wrapped_key FROM scheduler.subject_keys
+ WHERE (tenant_id, key_id) > ($1, $2) AND wrapped_key IS NOT NULL ORDER BY tenant_id, key_id LIMIT $3
+"""
+_REWRAP = """
+UPDATE scheduler.subject_keys AS k SET wrapped_key = n.wrapped_key
+  FROM unnest($1::text[], $2::text[], $3::bytea[]) AS n(tenant_id, key_id, wrapped_key)
+ WHERE k.tenant_id = n.tenant_id AND k.key_id = n.key_id
+"""
+
+_RECORDS = f"SELECT {columns(PrivacyRecord, ('created_at',))} FROM scheduler.privacy_records"
+_RECORD_AT = f"{_RECORDS} WHERE tenant_id = $1 AND revision = $2"
+_OPEN_RECORDS = f"{_RECORDS} WHERE node_id = $1 AND seq IS NULL ORDER BY revision"
+_RECORDS_OF_ACTION = f"{_RECORDS} WHERE action = $1 ORDER BY revision"
+_ADD_RECORD = """
+INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, created_at)
+VALUES ($1, $2, $3, $4, $5, $6)
+"""
+_CLOSE_RECORD = "UPDATE scheduler.privacy_records SET seq = $3 WHERE tenant_id = $1 AND revision = $2"
+_FIND_CHAINED = """
+SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3 LIMIT 1
+"""
 
 # --- the ledger's own row -------------------------------------------------------------------------
 
 
 async def read_state(connection: Connection) -> PrivacyState | None:
     """The state of the ledger; None while no tenant has ever declared anything."""
-    return _state(await connection.fetchrow(f"SELECT {_STATE_COLUMNS} FROM scheduler.privacy_state"))
+    return _state(await connection.fetchrow(_STATE))
+
+
+async def lock_state(connection: Connection) -> PrivacyState | None:
+    """The state, locked: no key is made or destroyed until this transaction ends."""
+    return _state(await connection.fetchrow(f"{_STATE} FOR UPDATE"))
 
 
 def _state(row: asyncpg.Record | None) -> PrivacyState | None:
@@ -96,12 +160,7 @@ def _state(row: asyncpg.Record | None) -> PrivacyState | None:
 
 async def begin(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> PrivacyState:
     """The state of the ledger, which begins with these values if it has none."""
-    await connection.execute(
-        "INSERT INTO scheduler.privacy_state (revision, master_key_id, wrapped_secret) VALUES (0, $1, $2)"
-        " ON CONFLICT DO NOTHING",
-        master_key_id,
-        wrapped_secret,
-    )
+    await connection.execute(_BEGIN, master_key_id, wrapped_secret)
     state = await read_state(connection)
     assert state is not None
     return state
@@ -110,9 +169,7 @@ async def begin(connection: Connection, master_key_id: str, wrapped_secret: byte
 async def next_revision(connection: Connection) -> int:
     """Take the next revision; others wait for theirs until this transaction ends."""
     try:
-        revision: int | None = await connection.fetchval(
-            "UPDATE scheduler.privacy_state SET revision = revision + 1, updated_at = now() RETURNING revision"
-        )
+        revision: int | None = await connection.fetchval(_NEXT_REVISION)
     except (asyncpg.NumericValueOutOfRangeError, asyncpg.NotNullViolationError):
         revision = None
     if revision is None:
@@ -120,24 +177,22 @@ async def next_revision(connection: Connection) -> int:
     return revision
 
 
+async def replace_master(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> None:
+    """From now on this master key wraps everything."""
+    await connection.execute(_REPLACE_MASTER, master_key_id, wrapped_secret)
+
+
 # --- declarations ---------------------------------------------------------------------------------
 
 
 async def declared_since(connection: Connection, revision: int) -> tuple[list[DeclaredFields], list[RowFault]]:
     """Declarations above ``revision``, and the damaged ones of them; from 0 on, all."""
-    rows = await connection.fetch(
-        "SELECT tenant_id, fields, subject, revision FROM scheduler.private_fields"
-        " WHERE revision > $1 OR revision IS NULL OR $1 = 0",
-        revision,
-    )
-    return _told_apart(rows, _declared)
+    return _told_apart(await connection.fetch(_DECLARED_SINCE, revision), _declared)
 
 
 async def read_declared(connection: Connection, tenant_id: str) -> DeclaredFields | None:
     """What the tenant declared last."""
-    row = await connection.fetchrow(
-        "SELECT tenant_id, fields, subject, revision FROM scheduler.private_fields WHERE tenant_id = $1", tenant_id
-    )
+    row = await connection.fetchrow(_DECLARED_BY, tenant_id)
     return None if row is None else _declared(row)
 
 
@@ -174,18 +229,8 @@ def _told_apart(
 
 async def declare(connection: Connection, declared: DeclaredFields) -> None:
     """Store what the tenant declares from now on."""
-    await connection.execute(
-        """
-        INSERT INTO scheduler.private_fields (tenant_id, fields, subject, revision) VALUES ($1, $2, $3, $4)
-            ON CONFLICT (tenant_id) DO UPDATE
-               SET fields = excluded.fields, subject = excluded.subject, revision = excluded.revision,
-                   updated_at = now()
-        """,
-        declared.tenant_id,
-        orjson.dumps(declared.fields).decode(),
-        declared.subject,
-        declared.revision,
-    )
+    fields = orjson.dumps(declared.fields).decode()
+    await connection.execute(_DECLARE, declared.tenant_id, fields, declared.subject, declared.revision)
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -193,48 +238,12 @@ async def declare(connection: Connection, declared: DeclaredFields) -> None:
 
 async def living_keys(connection: Connection, tenant_id: str, tags: Sequence[bytes]) -> list[SubjectKey]:
     """The living key of each subject that has one."""
-    rows = await connection.fetch(
-        "SELECT key_id, subject_tag, wrapped_key FROM scheduler.subject_keys"
-        " WHERE tenant_id = $1 AND subject_tag = ANY($2::bytea[]) AND wrapped_key IS NOT NULL",
-        tenant_id,
-        tags,
-    )
-    return [SubjectKey(*row) for row in rows]
-
-
-async def add_keys(
-    connection: Connection, tenant_id: str, keys: Iterable[tuple[str, bytes, bytes]], master_key_id: str
-) -> None:
-    """Store keys (key id, subject tag, wrapped key) of subjects that have no living one; none when another master key
-    than ``master_key_id`` wraps the keys of the ledger by now."""
-    columns: Sequence[Sequence[object]] = list(zip(*keys, strict=True))
-    await connection.execute(
-        """
-        WITH state AS MATERIALIZED (
-            SELECT FROM scheduler.privacy_state WHERE master_key_id = $5 FOR SHARE
-        )
-        INSERT INTO scheduler.subject_keys (tenant_id, key_id, subject_tag, wrapped_key)
-        SELECT $1, key_id, subject_tag, wrapped_key
-          FROM unnest($2::text[], $3::bytea[], $4::bytea[]) AS n(key_id, subject_tag, wrapped_key)
-         WHERE EXISTS (SELECT FROM state)
-         ORDER BY subject_tag
-            ON CONFLICT DO NOTHING
-        """,
-        tenant_id,
-        *columns,
-        master_key_id,
-    )
+    return await fetch_as(connection, SubjectKey, _LIVING_KEYS, tenant_id, tags)
 
 
 async def find_keys(connection: Connection, tenant_id: str, key_ids: Sequence[str]) -> list[SubjectKey]:
     """Those of the keys that this ledger made, living or not."""
-    rows = await connection.fetch(
-        "SELECT key_id, subject_tag, wrapped_key FROM scheduler.subject_keys"
-        " WHERE tenant_id = $1 AND key_id = ANY($2::text[])",
-        tenant_id,
-        key_ids,
-    )
-    return [SubjectKey(*row) for row in rows]
+    return await fetch_as(connection, SubjectKey, _KEYS_OF_ID, tenant_id, key_ids)
 
 
 async def any_living_key(connection: Connection) -> bool:
@@ -245,36 +254,39 @@ async def any_living_key(connection: Connection) -> bool:
     return found
 
 
+async def add_keys(
+    connection: Connection, tenant_id: str, keys: Iterable[tuple[str, bytes, bytes]], master_key_id: str
+) -> None:
+    """Store keys (key id, subject tag, wrapped key) of subjects that have no living one; none when another master key
+    than ``master_key_id`` wraps the keys of the ledger by now."""
+    await connection.execute(_ADD_KEYS, tenant_id, *zip(*keys, strict=True), master_key_id)
+
+
 async def destroy_keys(connection: Connection, tenant_id: str, tag: bytes, revision: int) -> list[str]:
     """Destroy the living keys of the subject, for good; returns their ids."""
-    rows = await connection.fetch(
-        "UPDATE scheduler.subject_keys SET wrapped_key = NULL, erased_at = now(), erased_revision = $3"
-        " WHERE tenant_id = $1 AND subject_tag = $2 AND wrapped_key IS NOT NULL RETURNING key_id",
-        tenant_id,
-        tag,
-        revision,
-    )
-    return [row["key_id"] for row in rows]
+    return [row["key_id"] for row in await connection.fetch(_DESTROY_KEYS, tenant_id, tag, revision)]
 
 
 async def last_erasure(connection: Connection, tenant_id: str, tag: bytes) -> int | None:
     """Revision of the subject's newest erasure; None when there was none."""
-    revision: int | None = await connection.fetchval(
-        "SELECT max(erased_revision) FROM scheduler.subject_keys WHERE tenant_id = $1 AND subject_tag = $2",
-        tenant_id,
-        tag,
-    )
+    revision: int | None = await connection.fetchval(_LAST_ERASURE, tenant_id, tag)
     return revision
 
 
 async def erased_since(connection: Connection, revision: int) -> list[tuple[str, str, bytes]] | None:
     """(tenant, key id, subject tag) of keys destroyed above ``revision``; None when they are too many to tell."""
-    rows = await connection.fetch(
-        "SELECT tenant_id, key_id, subject_tag FROM scheduler.subject_keys WHERE erased_revision > $1 LIMIT $2",
-        revision,
-        ERASED_FETCHED_MAX + 1,
-    )
-    return None if len(rows) > ERASED_FETCHED_MAX else [tuple(row) for row in rows]
+    rows = await fetch_tuples(connection, _ERASED_SINCE, revision, ERASED_FETCHED_MAX + 1)
+    return None if len(rows) > ERASED_FETCHED_MAX else rows
+
+
+async def living_keys_after(connection: Connection, tenant_id: str, key_id: str) -> list[tuple[str, str, bytes]]:
+    """The next (tenant, key id, wrapped key) in order, at most ``REWRAPPED_AT_ONCE``."""
+    return await fetch_tuples(connection, _LIVING_KEYS_AFTER, tenant_id, key_id, REWRAPPED_AT_ONCE)
+
+
+async def rewrap(connection: Connection, keys: Sequence[tuple[str, str, bytes]]) -> None:
+    """Store these keys (tenant, key id, wrapped key) as wrapped now."""
+    await connection.execute(_REWRAP, *zip(*keys, strict=True))
 
 
 # --- what the chain must say ----------------------------------------------------------------------
@@ -282,25 +294,14 @@ async def erased_since(connection: Connection, revision: int) -> list[tuple[str,
 
 async def add_record(connection: Connection, record: PrivacyRecord, node_id: str) -> None:
     """Note what the tenant's chain must say; ``node_id`` sees to it should this process end first."""
-    await connection.execute(
-        "INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, created_at)"
-        " VALUES ($1, $2, $3, $4, $5, $6)",
-        record.tenant_id,
-        record.revision,
-        record.action,
-        orjson.dumps(record.facts).decode(),
-        node_id,
-        record.created_at,
-    )
+    facts = orjson.dumps(record.facts).decode()
+    said = (record.tenant_id, record.revision, record.action, facts)
+    await connection.execute(_ADD_RECORD, *said, node_id, record.created_at)
 
 
 async def read_record(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord | None:
     """What was noted at ``revision``."""
-    row = await connection.fetchrow(
-        f"SELECT {_RECORD_COLUMNS} FROM scheduler.privacy_records WHERE tenant_id = $1 AND revision = $2",
-        tenant_id,
-        revision,
-    )
+    row = await connection.fetchrow(_RECORD_AT, tenant_id, revision)
     return None if row is None else _record(row)
 
 
@@ -320,20 +321,12 @@ async def check_noted(connection: Connection, declared: DeclaredFields) -> None:
 
 async def open_records(connection: Connection, node_id: str) -> tuple[list[PrivacyRecord], list[RowFault]]:
     """What this node noted and no chain is known to say yet, oldest first; and the damaged rows of them."""
-    rows = await connection.fetch(
-        f"SELECT {_RECORD_COLUMNS} FROM scheduler.privacy_records WHERE node_id = $1 AND seq IS NULL ORDER BY revision",
-        node_id,
-    )
-    return _told_apart(rows, _record)
+    return _told_apart(await connection.fetch(_OPEN_RECORDS, node_id), _record)
 
 
 async def declaration_records(connection: Connection) -> tuple[list[PrivacyRecord], list[RowFault]]:
     """What was noted of declarations, oldest first; and the damaged rows of them."""
-    rows = await connection.fetch(
-        f"SELECT {_RECORD_COLUMNS} FROM scheduler.privacy_records WHERE action = $1 ORDER BY revision",
-        SystemAction.PRIVACY_DECLARED,
-    )
-    return _told_apart(rows, _record)
+    return _told_apart(await connection.fetch(_RECORDS_OF_ACTION, SystemAction.PRIVACY_DECLARED), _record)
 
 
 def _record(row: asyncpg.Record) -> PrivacyRecord:
@@ -349,62 +342,10 @@ def _record(row: asyncpg.Record) -> PrivacyRecord:
 
 async def find_chained(connection: Connection, tenant_id: str, action: str, name: str) -> int | None:
     """Seq of the tenant's entry of this action about ``name``."""
-    seq: int | None = await connection.fetchval(
-        "SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3 LIMIT 1",
-        tenant_id,
-        name,
-        action,
-    )
+    seq: int | None = await connection.fetchval(_FIND_CHAINED, tenant_id, name, action)
     return seq
 
 
 async def close_record(connection: Connection, record: PrivacyRecord, seq: int) -> None:
     """The chain says it, at ``seq``."""
-    await connection.execute(
-        "UPDATE scheduler.privacy_records SET seq = $3 WHERE tenant_id = $1 AND revision = $2",
-        record.tenant_id,
-        record.revision,
-        seq,
-    )
-
-
-# --- another master key ---------------------------------------------------------------------------
-
-
-async def lock_state(connection: Connection) -> PrivacyState | None:
-    """The state, locked: no key is made or destroyed until this transaction ends."""
-    return _state(await connection.fetchrow(f"SELECT {_STATE_COLUMNS} FROM scheduler.privacy_state FOR UPDATE"))
-
-
-async def living_keys_after(connection: Connection, tenant_id: str, key_id: str) -> list[tuple[str, str, bytes]]:
-    """The next (tenant, key id, wrapped key) in order, at most ``REWRAPPED_AT_ONCE``."""
-    rows = await connection.fetch(
-        "SELECT tenant_id, key_id, wrapped_key FROM scheduler.subject_keys"
-        " WHERE (tenant_id, key_id) > ($1, $2) AND wrapped_key IS NOT NULL ORDER BY tenant_id, key_id LIMIT $3",
-        tenant_id,
-        key_id,
-        REWRAPPED_AT_ONCE,
-    )
-    return [tuple(row) for row in rows]
-
-
-async def rewrap(connection: Connection, keys: Sequence[tuple[str, str, bytes]]) -> None:
-    """Store these keys (tenant, key id, wrapped key) as wrapped now."""
-    await connection.execute(
-        """
-        UPDATE scheduler.subject_keys AS k SET wrapped_key = n.wrapped_key
-          FROM unnest($1::text[], $2::text[], $3::bytea[]) AS n(tenant_id, key_id, wrapped_key)
-         WHERE k.tenant_id = n.tenant_id AND k.key_id = n.key_id
-        """,
-        *zip(*keys, strict=True),
-    )
-
-
-async def replace_master(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> None:
-    """From now on this master key wraps everything."""
-    await connection.execute(
-        "UPDATE scheduler.privacy_state SET master_key_id = $1, wrapped_secret = $2, revision = revision + 1,"
-        " updated_at = now()",
-        master_key_id,
-        wrapped_secret,
-    )
+    await connection.execute(_CLOSE_RECORD, record.tenant_id, record.revision, seq)

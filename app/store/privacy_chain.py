@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.store.rows import fetch_as, fetch_tuples
 from ledger.machines.events import SystemAction
 
 if TYPE_CHECKING:
@@ -40,14 +41,26 @@ _ENTRIES = """
 """One look into the index of job ids a tenant, as what these entries are about begins alike. OFFSET keeps the planner
 from reading the whole log instead."""
 
+_NOT_DESTROYED = """
+SELECT n.tenant_id, n.key_id FROM unnest($1::text[], $2::text[]) AS n(tenant_id, key_id)
+  LEFT JOIN scheduler.subject_keys AS k ON k.tenant_id = n.tenant_id AND k.key_id = n.key_id
+ WHERE k.key_id IS NULL OR k.wrapped_key IS NOT NULL
+"""
+_DESTROY = """
+INSERT INTO scheduler.subject_keys AS k (tenant_id, key_id, subject_tag, erased_at, erased_revision)
+SELECT $1, key_id, $3, now(), $4 FROM unnest($2::text[]) AS key_id
+    ON CONFLICT (tenant_id, key_id) DO UPDATE
+       SET wrapped_key = NULL, erased_at = excluded.erased_at, erased_revision = excluded.erased_revision
+     WHERE k.wrapped_key IS NOT NULL
+"""
+
 _DECLARED = (SystemAction.PRIVACY_DECLARED, "privacy:", "privacy;")
 _ERASED = (SystemAction.SUBJECT_ERASED, "erasure:", "erasure;")
 
 
 async def declarations(connection: Connection) -> list[PrivacyEntry]:
     """Every declaration that a chain holds, of all tenants."""
-    rows = await connection.fetch(f"{_ENTRIES} ORDER BY l.tenant_id, l.seq", *_DECLARED)
-    return [PrivacyEntry(*row) for row in rows]
+    return await fetch_as(connection, PrivacyEntry, f"{_ENTRIES} ORDER BY l.tenant_id, l.seq", *_DECLARED)
 
 
 async def erasures(connection: Connection) -> AsyncIterator[list[PrivacyEntry]]:
@@ -61,29 +74,9 @@ async def not_destroyed(connection: Connection, keys: Sequence[tuple[str, str]])
     """Those of these keys (tenant, key id) that live, or that the table does not have at all."""
     if not keys:
         return set()
-    rows = await connection.fetch(
-        """
-        SELECT n.tenant_id, n.key_id FROM unnest($1::text[], $2::text[]) AS n(tenant_id, key_id)
-          LEFT JOIN scheduler.subject_keys AS k ON k.tenant_id = n.tenant_id AND k.key_id = n.key_id
-         WHERE k.key_id IS NULL OR k.wrapped_key IS NOT NULL
-        """,
-        *zip(*keys, strict=True),
-    )
-    return {(row["tenant_id"], row["key_id"]) for row in rows}
+    return {*await fetch_tuples(connection, _NOT_DESTROYED, *zip(*keys, strict=True))}
 
 
 async def destroy(connection: Connection, tenant_id: str, key_ids: Sequence[str], revision: int) -> None:
     """Have these keys destroyed for good, the unknown ones too, so that nothing brings them back."""
-    await connection.execute(
-        """
-        INSERT INTO scheduler.subject_keys AS k (tenant_id, key_id, subject_tag, erased_at, erased_revision)
-        SELECT $1, key_id, $3, now(), $4 FROM unnest($2::text[]) AS key_id
-            ON CONFLICT (tenant_id, key_id) DO UPDATE
-               SET wrapped_key = NULL, erased_at = excluded.erased_at, erased_revision = excluded.erased_revision
-             WHERE k.wrapped_key IS NOT NULL
-        """,
-        tenant_id,
-        key_ids,
-        UNKNOWN_TAG,
-        revision,
-    )
+    await connection.execute(_DESTROY, tenant_id, key_ids, UNKNOWN_TAG, revision)

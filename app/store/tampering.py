@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
+from app.store.rows import columns, fetch_one_as
+
 if TYPE_CHECKING:
     from app.store import Connection
 
@@ -23,6 +25,12 @@ class LogRow(NamedTuple):
     action: str
     payload: str
     payload_digest: str
+
+
+_ROW = f"SELECT {columns(LogRow)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2"
+_WRITE_PAYLOAD = """
+UPDATE scheduler.scheduler_log SET payload = $3::text::json, payload_digest = $4 WHERE tenant_id = $1 AND seq = $2
+"""
 
 
 @asynccontextmanager
@@ -38,14 +46,9 @@ async def superuser(url: str) -> AsyncIterator[Connection]:
 
 async def read_row(connection: Connection, tenant_id: str, seq: int) -> LogRow:
     """The entry at ``seq``, which must exist."""
-    row = await connection.fetchrow(
-        "SELECT seq, job_id, action, payload::text, payload_digest FROM scheduler.scheduler_log"
-        " WHERE tenant_id = $1 AND seq = $2",
-        tenant_id,
-        seq,
-    )
+    row = await fetch_one_as(connection, LogRow, _ROW, tenant_id, seq)
     assert row is not None
-    return LogRow(*row)
+    return row
 
 
 async def find_seq(connection: Connection, tenant_id: str, action: str) -> int:
@@ -58,14 +61,7 @@ async def find_seq(connection: Connection, tenant_id: str, action: str) -> int:
 
 async def write_payload(connection: Connection, tenant_id: str, row: LogRow) -> None:
     """Put payload and digest of ``row`` where its ``seq`` is."""
-    await connection.execute(
-        "UPDATE scheduler.scheduler_log SET payload = $3::text::json, payload_digest = $4"
-        " WHERE tenant_id = $1 AND seq = $2",
-        tenant_id,
-        row.seq,
-        row.payload,
-        row.payload_digest,
-    )
+    await connection.execute(_WRITE_PAYLOAD, tenant_id, row.seq, row.payload, row.payload_digest)
 
 
 async def cut_tail(connection: Connection, tenant_id: str, last_seq: int) -> None:
