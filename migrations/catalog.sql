@@ -1,8 +1,10 @@
--- What a database has in schema scheduler, as PostgreSQL itself tells it: a line each of relation, kind, name, definition.
+-- What a database has in schema scheduler, as PostgreSQL's catalog says: a line each of relation, kind, name, definition.
 -- schema.txt beside this file is the answer of a database that was just migrated (tests/app/test_schema.py). A start asks
 -- again, and refuses a database that lacks a line or has another in its place. By hand:
 --   psql "$TALLY_MIGRATE_URL" -XAtf migrations/catalog.sql | diff migrations/schema.txt -
--- A plain index guards nothing: a start does without. What is switched off or not valid is not told.
+-- A plain index guards nothing: a start does without. What is switched off or not valid is not told. Nothing here waits
+-- for a table that somebody keeps locked; PostgreSQL writes out a condition only under a lock of its table, so of checks,
+-- of partial indexes and of WHEN it is told that there is one.
 WITH relations AS (
     SELECT oid, relname, relispartition FROM pg_class
      WHERE relnamespace = to_regnamespace('scheduler') AND relkind IN ('r', 'p') AND relname <> 'alembic_version'
@@ -10,30 +12,42 @@ WITH relations AS (
     SELECT c.relname, 'column' AS kind, a.attname AS name, a.attnum AS place,
            concat_ws(' ', format_type(a.atttypid, a.atttypmod), 'COLLATE ' || nullif(quote_ident(l.collname), '"default"'),
                      CASE a.attidentity WHEN 'a' THEN 'GENERATED ALWAYS AS IDENTITY' END,
-                     'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid),
+                     'DEFAULT ' || pg_get_expr(d.adbin, 0),
                      CASE WHEN a.attnotnull THEN 'NOT NULL' END) AS definition
       FROM relations c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
       LEFT JOIN pg_collation l ON l.oid = a.attcollation
       LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
      WHERE NOT c.relispartition
     UNION ALL
-    SELECT c.relname, 'constraint', k.conname, 0, pg_get_constraintdef(k.oid)
+    SELECT c.relname, 'constraint', k.conname, 0,
+           CASE k.contype
+               WHEN 'c' THEN 'CHECK of ' || (SELECT string_agg(a.attname, ', ' ORDER BY a.attnum) FROM pg_attribute a
+                                              WHERE a.attrelid = c.oid AND a.attnum = ANY(k.conkey))
+               ELSE pg_get_constraintdef(k.oid) END
       FROM relations c JOIN pg_constraint k ON k.conrelid = c.oid LEFT JOIN pg_index i ON i.indexrelid = k.conindid
-     WHERE NOT c.relispartition AND k.contype IN ('p', 'u', 'c', 'f', 'x') AND k.convalidated
-       AND coalesce(i.indisvalid, true)
+     WHERE NOT c.relispartition AND k.contype IN ('p', 'u', 'c') AND k.convalidated AND coalesce(i.indisvalid, true)
     UNION ALL
     SELECT c.relname, CASE WHEN i.indisunique THEN 'unique' ELSE 'index' END, n.relname, 0,
-           substring(pg_get_indexdef(i.indexrelid) FROM 'USING .*')
+           (SELECT string_agg(a.attname, ', ' ORDER BY key.place) FROM pg_attribute a
+              JOIN unnest(i.indkey) WITH ORDINALITY AS key(attnum, place) USING (attnum) WHERE a.attrelid = c.oid)
+           || CASE WHEN i.indpred IS NULL THEN '' ELSE ' WHERE ...' END
       FROM relations c JOIN pg_index i ON i.indrelid = c.oid JOIN pg_class n ON n.oid = i.indexrelid
      WHERE NOT c.relispartition AND i.indisvalid AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = n.oid)
     UNION ALL
     SELECT c.relname, 'trigger', t.tgname, 0,
-           regexp_replace(pg_get_triggerdef(t.oid), '^CREATE TRIGGER \S+ (.*) ON \S+ (.*)EXECUTE FUNCTION .*$', '\1 \2')
-           || 'EXECUTE ' || p.pronamespace::regnamespace || '.' || p.proname
+           concat_ws(' ', CASE WHEN t.tgtype & 2 > 0 THEN 'BEFORE' WHEN t.tgtype & 64 > 0 THEN 'INSTEAD' ELSE 'AFTER' END,
+                     concat_ws(' OR ', CASE WHEN t.tgtype & 4 > 0 THEN 'INSERT' END,
+                               CASE WHEN t.tgtype & 8 > 0 THEN 'DELETE' END,
+                               CASE WHEN t.tgtype & 16 > 0 THEN 'UPDATE' END,
+                               CASE WHEN t.tgtype & 32 > 0 THEN 'TRUNCATE' END),
+                     'OF ' || nullif(t.tgattr::text, ''),
+                     CASE WHEN t.tgtype & 1 > 0 THEN 'FOR EACH ROW' ELSE 'FOR EACH STATEMENT' END,
+                     CASE WHEN t.tgqual IS NOT NULL THEN 'WHEN ...' END,
+                     'EXECUTE ' || p.pronamespace::regnamespace || '.' || p.proname)
       FROM relations c JOIN pg_trigger t ON t.tgrelid = c.oid JOIN pg_proc p ON p.oid = t.tgfoid
      WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A')
     UNION ALL
-    SELECT c.relname, 'partition', p.relname, 0, pg_get_expr(p.relpartbound, p.oid)
+    SELECT c.relname, 'partition', p.relname, 0, pg_get_expr(p.relpartbound, 0)
       FROM relations c JOIN pg_inherits i ON i.inhparent = c.oid JOIN pg_class p ON p.oid = i.inhrelid
     UNION ALL
     SELECT 'scheduler', 'function', f.proname, 0,

@@ -312,9 +312,14 @@ GUARDS = {
     "constraint scheduler_log_hlc of scheduler_log is missing": (
         "ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT scheduler_log_hlc"
     ),
-    "constraint chain_heads_link of chain_heads is CHECK": (
+    "constraint chain_heads_link of chain_heads is CHECK of head_seq, not CHECK of head_seq, head_chain_link": (
         "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT chain_heads_link,"
         " ADD CONSTRAINT chain_heads_link CHECK (head_seq >= 0)"
+    ),
+    "trigger append_only_rows of batch_snapshot is BEFORE DELETE OR UPDATE FOR EACH ROW WHEN": (
+        "DROP TRIGGER append_only_rows ON scheduler.batch_snapshot;"
+        "CREATE TRIGGER append_only_rows BEFORE UPDATE OR DELETE ON scheduler.batch_snapshot"
+        " FOR EACH ROW WHEN (OLD.id < 0) EXECUTE FUNCTION scheduler.refuse_change()"
     ),
     "trigger erased_for_good of subject_keys is missing or disabled": (
         "DROP TRIGGER erased_for_good ON scheduler.subject_keys"

@@ -117,6 +117,18 @@ async def test_the_catalog_is_told_alike_whoever_asks_and_wherever_he_looks_for_
     assert await catalog(owner) == told
 
 
+async def test_the_catalog_is_told_while_others_keep_every_table_locked(
+    service: asyncpg.Connection, owner: asyncpg.Connection
+) -> None:
+    told = await catalog(service)
+    tables = {fact.split()[0] for fact in told if fact.split()[1] == "column"}
+    async with owner.transaction():
+        for table in sorted(tables):
+            await owner.execute(f"LOCK TABLE scheduler.{table} IN ACCESS EXCLUSIVE MODE")
+        await service.execute("SET lock_timeout = '1s'")
+        assert await catalog(service) == told
+
+
 async def test_the_log_has_all_its_hash_partitions(superuser: asyncpg.Connection) -> None:
     partitions = await superuser.fetch(
         "SELECT inhrelid::regclass::text, pg_get_expr(relpartbound, inhrelid) FROM pg_inherits"
