@@ -79,9 +79,10 @@ UPDATE scheduler.merkle_head AS m
 RETURNING m.tenant_id
 """
 _TILES = """
-SELECT t.tenant_id, t.level, t.tile_index, t.hashes
-  FROM unnest($1::text[], $2::smallint[], $3::bigint[]) AS wanted(tenant_id, level, tile_index)
-  JOIN scheduler.merkle_tile t USING (tenant_id, level, tile_index)
+SELECT w.tenant_id, w.level, w.tile_index, t.hashes
+  FROM unnest($1::text[], $2::smallint[], $3::bigint[]) AS w(tenant_id, level, tile_index)
+ CROSS JOIN LATERAL (SELECT hashes FROM scheduler.merkle_tile
+                      WHERE tenant_id = w.tenant_id AND level = w.level AND tile_index = w.tile_index LIMIT 1) AS t
 """
 _LINKS = """
 SELECT seq, t_hlc, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3
