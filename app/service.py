@@ -53,7 +53,7 @@ from ledger.errors import (
     WalPoisonedError,
 )
 from ledger.machines.events import SystemAction
-from ledger.positions import Epoch, Lsn
+from ledger.positions import Epoch, Lsn, before
 from wal import control as wal_control
 from wal import retention as wal_retention
 from wal.group_commit import GroupCommit
@@ -236,7 +236,7 @@ class Service:
         for follower in self._followers:
             follower.chained(growth)
 
-    def _durable(self, lsn: int) -> None:
+    def _durable(self, lsn: Lsn) -> None:
         waited_s = self.submitter.became_durable(lsn)
         if waited_s is not None:
             self.metrics.wal_append_seconds.observe(waited_s)
@@ -317,7 +317,7 @@ class Service:
                 await self._unless_refused(
                     self.system_entries.record(SystemAction.WAL_LOST, f"wal:{self.node.node_id}", facts)
                 )
-            await self.node.chained.reached(self._started.next_lsn - 1)
+            await self.node.chained.reached(before(self._started.next_lsn))
             if self._started.fork is not None:
                 fork = self._started.fork
                 await self._unless_refused(
@@ -354,11 +354,11 @@ class Service:
         )
         wal_control.store(self._started.folder, reached)
 
-    def _settled_lsn(self) -> int:
+    def _settled_lsn(self) -> Lsn:
         """Up to here every record of the WAL is chained and signed: nobody needs it any more."""
         settled_lsn = min(self.notary.signed_lsn, self.node.chained.lsn)
         held_lsn = self.quarantine.keeps_from()
-        return settled_lsn if held_lsn is None else min(settled_lsn, held_lsn - 1)
+        return settled_lsn if held_lsn is None else min(settled_lsn, before(held_lsn))
 
     async def _clean_up(self) -> None:
         """Remove WAL segments that nobody needs any more, and idempotency keys that are too old."""

@@ -27,6 +27,7 @@ from benchmarks.machine import peak_memory_mib
 from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.verify import Chain, Verified, verify_chain
 from ledger.hlc import Clock
+from ledger.positions import Epoch
 from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_file import FileSigner
@@ -140,7 +141,7 @@ async def _export_all(chain: Chain, key: Path, path: Path) -> Exported:
     async with asyncpg.create_pool(chain.url, min_size=1, max_size=2) as pool:
         exporter = BundleExporter(
             pool=pool,
-            node=Node("bench", "local", "gate", "0" * 32, 1, Clock("bench", 5000)),
+            node=Node("bench", "local", "gate", "0" * 32, Epoch(1), Clock("bench", 5000)),
             log_origin=_LOG_ORIGIN,
             signer=lambda: signer,
             keyring=keyring,

@@ -28,6 +28,7 @@ from benchmarks.copied_rows import CHAINED_COLUMNS, copy, read_back
 from benchmarks.machine import peak_memory_mib
 from benchmarks.row import Outcome, Row, expect, interleave
 from ledger.hlc import Clock
+from ledger.positions import Epoch
 from signing.bundle.reader import digest_of
 
 GROWTH_RUNS = 3
@@ -114,7 +115,7 @@ async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
 
         importer = BundleImporter(
             pool=pool,
-            node=Node("importing", "local", "gate", "0" * 32, 1, Clock("importing", 5000)),
+            node=Node("importing", "local", "gate", "0" * 32, Epoch(1), Clock("importing", 5000)),
             trusted_keys=keys,
             begin_tenant=begin_tenant,
             check_heads=lambda heads: None,

@@ -8,7 +8,9 @@ LeafIndex  position in one tenant's Merkle log, from 0
 leaf_index == seq - 1
 """
 
-from typing import NewType
+from collections.abc import Iterator
+from itertools import count
+from typing import NewType, cast
 
 Lsn = NewType("Lsn", int)
 Epoch = NewType("Epoch", int)
@@ -19,6 +21,21 @@ BEFORE_FIRST = Lsn(0)
 """Below the first LSN: nothing was written, synced, chained."""
 NO_EPOCH = Epoch(0)
 """Below the first epoch: nobody has written yet."""
+
+
+def before(lsn: Lsn) -> Lsn:
+    """The LSN that comes before."""
+    return Lsn(lsn - 1)
+
+
+def after(lsn: Lsn) -> Lsn:
+    """The LSN that comes next."""
+    return Lsn(lsn + 1)
+
+
+def lsns_from(first: Lsn) -> Iterator[Lsn]:
+    """``first`` and all that come after it."""
+    return cast("Iterator[Lsn]", count(first))
 
 
 def leaf_index_of(seq: Seq) -> LeafIndex:

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from app.answers import HexHash, HlcText, JobId, TimeOfHlc
 from ledger.machines.jobs import STATUSES
+from ledger.positions import Epoch, Lsn
 
 JobStatus = Literal[
     "SUBMITTED", "ACCEPTED", "RUNNING", "CANCELLING", "CANCELLED", "COMPLETED", "FAILED", "TIMED_OUT", "REFUSED"
@@ -41,8 +42,8 @@ class EventAnswer(TypedDict):
     action: str
     hlc: HlcText
     at: TimeOfHlc
-    epoch: int
-    lsn: int
+    epoch: Epoch
+    lsn: Lsn
     fence_token: int
     durability: DurabilityAnswer
     chain: ChainPlace | None

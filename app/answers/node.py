@@ -7,6 +7,7 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from app.answers import HexHash, HlcText, Time, TimeOfHlc
+from ledger.positions import Epoch, Lsn
 
 
 class KeyEntry(TypedDict):
@@ -61,10 +62,10 @@ class KeyList(TypedDict):
 class Positions(TypedDict):
     """How far this node's writes have come; each is at least the next."""
 
-    written_lsn: int
-    durable_lsn: int
-    commit_lsn: int
-    chained_lsn: int
+    written_lsn: Lsn
+    durable_lsn: Lsn
+    commit_lsn: Lsn
+    chained_lsn: Lsn
 
 
 class ClockAnswer(TypedDict):
@@ -91,7 +92,7 @@ class NodeAnswer(TypedDict):
     node_id: str
     region: str
     gate: str
-    epoch: int
+    epoch: Epoch
     wal_id: str
     ack_mode: str
     topology: Topology

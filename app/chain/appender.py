@@ -66,6 +66,7 @@ from ledger.errors import (
     LedgerError,
 )
 from ledger.hlc import Hlc
+from ledger.positions import Lsn
 
 BATCH_ENTRIES_MAX = 2000
 """Most events in one transaction: enough to spread the commit, few enough to keep the latency of one low."""
@@ -354,7 +355,7 @@ class Appender:
             self._connection = await self._connect()
         return self._connection
 
-    async def _was_committed(self, new_lsn: int) -> bool:
+    async def _was_committed(self, new_lsn: Lsn) -> bool:
         """Whether the transaction whose COMMIT got no answer took effect."""
         while True:
             try:
@@ -372,7 +373,7 @@ class Appender:
         self,
         connection: asyncpg.Connection[asyncpg.Record],
         batch: Sequence[Pending],
-        new_lsn: int,
+        new_lsn: Lsn,
         refused_sqlstate: str | None,
     ) -> LinkedBatch:
         # 1. the fence and the heads

@@ -8,11 +8,12 @@ from app.metrics import Metrics
 from app.node.state import Node
 from app.store.chaining import WalPosition
 from ledger.errors import DatabaseWentBackError, FencedError
+from ledger.positions import Lsn
 
 log = structlog.get_logger()
 
 
-def is_moved(position: WalPosition | None, node: Node, new_lsn: int, metrics: Metrics) -> bool:
+def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn, metrics: Metrics) -> bool:
     """Whether the position of ``node``, read under lock, is at ``new_lsn`` already: then the transaction that moves it
     there was committed. False where it is still where ``node`` left it: do the transaction again.
 

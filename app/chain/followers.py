@@ -37,6 +37,7 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.following import FollowedEntry
 from app.store.growth import Growth
 from ledger.errors import ChainDamagedError, LedgerError
+from ledger.positions import Lsn
 
 ENTRIES_A_TURN = 2000
 """Most entries that are followed in one transaction."""
@@ -79,7 +80,7 @@ class Turn:
     """What comes next, in seq order."""
     places: dict[str, int] = field(default_factory=dict)
     """Where each stands then."""
-    covered_lsn: dict[str, int] = field(default_factory=dict)
+    covered_lsn: dict[str, Lsn] = field(default_factory=dict)
     """Of those that stand at the end of their chain: up to where the records of this node are in it, at least."""
 
 
@@ -109,7 +110,7 @@ class Table(Protocol):
 class TableFollower:
     """Keeps ``table`` behind all chains. ``chained_lsn`` is asked how far the records of this node are chained."""
 
-    def __init__(self, table: Table, connect: Connect, chained_lsn: Callable[[], int]) -> None:
+    def __init__(self, table: Table, connect: Connect, chained_lsn: Callable[[], Lsn]) -> None:
         self._table = table
         self._connect = connect
         self._chained_lsn = chained_lsn

@@ -16,6 +16,7 @@ from ledger.machines import jobs
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
+from ledger.positions import Lsn
 from ledger.verification.projection_check import stored_form
 
 CACHED_JOBS_MAX = 50_000
@@ -23,7 +24,7 @@ CACHED_JOBS_MAX = 50_000
 ENTRIES_A_STEP = 200
 """Entries folded between two turns of the event loop."""
 
-OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, int]], None]
+OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
 """Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
 
 

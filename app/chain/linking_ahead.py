@@ -17,6 +17,7 @@ from app.store.growth import head_of
 from app.store.reading import Pool, reading
 from ledger.chain import Linker
 from ledger.errors import DatabaseUnavailableError
+from ledger.positions import Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class LinkingAhead:
         self._task: asyncio.Task[_LinkedAhead | None] | None = None
 
     def start(
-        self, batch: list[Pending], before: LinkedBatch, known: Mapping[str, ChainHead], chained_lsn: int
+        self, batch: list[Pending], before: LinkedBatch, known: Mapping[str, ChainHead], chained_lsn: Lsn
     ) -> None:
         """Begin to link ``batch`` onto what ``before`` leaves. ``known`` has the heads of tenants that ``before`` does
         not touch, as this node left them; events up to ``chained_lsn`` were chained before."""

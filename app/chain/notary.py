@@ -50,6 +50,7 @@ from ledger.errors import (
     StoredTreeError,
 )
 from ledger.names import is_readable_tenant
+from ledger.positions import BEFORE_FIRST, Lsn
 
 SNAPSHOTS_PER_TURN = 20
 """Snapshots signed for one tenant before others get their turn."""
@@ -112,8 +113,8 @@ class Notary:
         self._mending: asyncio.Task[None] | None = None
         self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
         self._wake = asyncio.Event()
-        self._mark: tuple[int, dict[str, int]] = (0, {})
-        self.signed_lsn = 0
+        self._mark: tuple[Lsn, dict[str, int]] = (BEFORE_FIRST, {})
+        self.signed_lsn = BEFORE_FIRST
         """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
         where snapshots are off."""
         self.last_error: str | None = None

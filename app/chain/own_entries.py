@@ -47,7 +47,7 @@ class OwnEntries:
         wal_folder: Path,
         node_id: str,
         *,
-        last_lsn: int,
+        last_lsn: Lsn,
         head_seqs: Mapping[str, int],
         quarantined: Sequence[str],
         believes_earlier: bool,
@@ -131,7 +131,7 @@ def _forged(tenant_id: str, row: EntryRow, why: str) -> ChainBrokenError:
 class _WalRecords:
     """The records of one WAL up to ``last_lsn``, read as far back as is asked for, and then known by their marks."""
 
-    def __init__(self, folder: Path, node_id: str, last_lsn: int) -> None:
+    def __init__(self, folder: Path, node_id: str, last_lsn: Lsn) -> None:
         self._folder = folder
         self._node_id = node_id
         self._last_lsn = last_lsn
@@ -176,7 +176,7 @@ class _WalRecords:
             self._marks.add(_mark(event.tenant_id, each.hlc.text(), event.job_id, ACTIONS[each.type], digest))
         self._from_lsn = from_lsn
 
-    def _begins_ms(self, base_lsn: int) -> int:
+    def _begins_ms(self, base_lsn: Lsn) -> int:
         """Physical HLC of the first record of the segment that begins with ``base_lsn``."""
         return next(wal_reader.read(self._folder, Lsn(base_lsn), self._node_id, Lsn(self._last_lsn))).hlc.physical_ms
 

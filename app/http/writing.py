@@ -19,6 +19,7 @@ from app.pending.requests import Draft, Receipt, RequestKey
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from ledger.machines.events import JOB_EVENTS, Durability, EventType
+from ledger.positions import Epoch, Lsn
 
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
 _SESSION_HEADER = "Tally-Session"
@@ -74,7 +75,7 @@ def session_tokens(request: Request) -> Sequence[Token]:
     return parts_of(request).sessions.decode_header(",".join(request.headers.getlist("tally-session")))
 
 
-def token_of(sessions: SessionTokens, hlc: str, epoch: int, lsn: int) -> str:
+def token_of(sessions: SessionTokens, hlc: str, epoch: Epoch, lsn: Lsn) -> str:
     """The session token of a write of the node that ``hlc`` names."""
     return sessions.encode(Token(hlc.rpartition(":")[2], epoch, lsn, hlc))
 

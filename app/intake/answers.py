@@ -22,6 +22,7 @@ from app.store.growth import ChainPosition
 from app.store.idempotency import ChainedLine
 from ledger.errors import DurabilityTimeoutError, EventRefusedError
 from ledger.machines.events import Durability, SystemAction
+from ledger.positions import BEFORE_FIRST, Lsn
 
 _CREATED = "JobCreated"
 SURVIVES = ("process", "node", "region")
@@ -77,7 +78,7 @@ class Answers:
         self._chained_survives = SURVIVES[: SURVIVES.index(postgres_survives) + 1]
 
     async def wait(
-        self, lsn: int, level: Durability, pending: Pending | None, outcome: asyncio.Future[ChainPosition] | None = None
+        self, lsn: Lsn, level: Durability, pending: Pending | None, outcome: asyncio.Future[ChainPosition] | None = None
     ) -> ChainPosition | None:
         """Wait until ``lsn`` has reached ``level``; the chain position when its ``outcome`` was waited for.
 
@@ -108,7 +109,7 @@ class Answers:
             lsn = last.lsn if last else self._node.durable.lsn
             raise self.late(Durability.GLOBAL, "another session keeps rows of the tenant locked", lsn, last)
 
-    def late(self, level: Durability, why: str, lsn: int, pending: Pending | None) -> DurabilityTimeoutError:
+    def late(self, level: Durability, why: str, lsn: Lsn, pending: Pending | None) -> DurabilityTimeoutError:
         """The error that says how far an event has come, and how to learn what becomes of it."""
         node = self._node
         return DurabilityTimeoutError(
@@ -132,7 +133,7 @@ class Answers:
         node, timeout_s = self._node, self._write_timeout_s
         reached: Any = pending.outcome
         if reached is None:
-            lsn = 0 if self._acknowledge_before_fsync else pending.lsn
+            lsn = BEFORE_FIRST if self._acknowledge_before_fsync else pending.lsn
             return node.durable.reached(lsn, timeout_s), None  # type: ignore[return-value]
         node.chained.want(pending.lsn)
         return reached, reached.get_loop().call_later(timeout_s, expire, reached, f"not chained within {timeout_s:g} s")

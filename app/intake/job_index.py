@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ledger.machines.jobs import COMPLETED, ended_text
+from ledger.positions import BEFORE_FIRST, Lsn
 
 ENDED: Final = ended_text(COMPLETED, None)
 JOBS_MAX = 200_000
@@ -31,7 +32,7 @@ class KnownJob:
 
     fence_token: int
     ended: str | None = None
-    ended_lsn: int = 0
+    ended_lsn: Lsn = BEFORE_FIRST
     creation: str | None = None
     is_doubtful: bool = False
 
@@ -50,7 +51,7 @@ class JobIndex:
         return known
 
     def entered(
-        self, tenant_id: str, job_id: str, fence_token: int, lsn: int, *, is_end: bool, creation: str | None = None
+        self, tenant_id: str, job_id: str, fence_token: int, lsn: Lsn, *, is_end: bool, creation: str | None = None
     ) -> None:
         """An event of the job goes to the chain. An end counts at once unless its fence is stale: whether a stale one
         ends the job is for the fold of the chain to say."""
@@ -65,11 +66,11 @@ class JobIndex:
         known = self._known(tenant_id, job_id, fence_token, creation)
         known.ended = known.ended or ended
 
-    def chained(self, tenant_id: str, job_id: str, fence_token: int, ended: str | None, upto_lsn: int) -> None:
+    def chained(self, tenant_id: str, job_id: str, fence_token: int, ended: str | None, upto_lsn: Lsn) -> None:
         """What the chain says of the job now, with all records of this node up to ``upto_lsn``."""
         known = self._known(tenant_id, job_id, fence_token, None)
         if ended is not None or known.ended_lsn <= upto_lsn:
-            known.ended, known.ended_lsn = ended, 0
+            known.ended, known.ended_lsn = ended, BEFORE_FIRST
 
     def doubt(self, jobs: Iterable[tuple[str, str]]) -> None:
         """What was chained may have ended these jobs, or shown that they have not: ask the chain when one is needed."""

@@ -24,6 +24,7 @@ from app.pending.requests import BatchReceipt, RequestKey, RequestName
 from app.store.idempotency import ChainedLine
 from ledger.errors import DatabaseUnavailableError, IdempotencyReusedError
 from ledger.machines.events import Durability
+from ledger.positions import BEFORE_FIRST, Lsn
 
 log = structlog.get_logger()
 
@@ -44,7 +45,7 @@ class KeyedRequest:
     pending: Pending | None = None
     """Its last record in this node's WAL."""
     receipt: BatchReceipt | None = None
-    last_lsn: int = 0
+    last_lsn: Lsn = BEFORE_FIRST
     """LSN of its last record in this node's WAL, 0 when it has none that is not chained."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Entered, or given up."""

@@ -49,6 +49,7 @@ from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, Durability, SystemAction
 from ledger.machines.jobs import ENDING
+from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
 
 FIRST_FENCE_TOKEN = 1
 """Fence of a job whose creator named none."""
@@ -217,15 +218,15 @@ class Submitter:
         """Doubt what is known of the jobs that something was imported of."""
         self.job_index.doubt((row[_TENANT], row[_JOB]) for row in growth.log_rows)
 
-    def followed(self, states: Mapping[JobKey, jobs.JobState], covered_lsn: Mapping[str, int]) -> None:
+    def followed(self, states: Mapping[JobKey, jobs.JobState], covered_lsn: Mapping[str, Lsn]) -> None:
         """Learn from what the chain says of jobs now which of those that are known take no more events, and which still
         do. ``covered_lsn``, by tenant, is up to which LSN the records of this node are part of that."""
         for (tenant_id, job_id), state in states.items():
             if self.job_index.get(tenant_id, job_id) is not None:
                 ended = jobs.ended_text(jobs.status(state), state.refused)
-                self.job_index.chained(tenant_id, job_id, state.fence, ended, covered_lsn.get(tenant_id, 0))
+                self.job_index.chained(tenant_id, job_id, state.fence, ended, covered_lsn.get(tenant_id, BEFORE_FIRST))
 
-    def became_durable(self, lsn: int) -> float | None:
+    def became_durable(self, lsn: Lsn) -> float | None:
         """Seconds from queueing until durable of the one record being watched, once ``lsn`` has reached it."""
         if self._watched is None or self._watched[0] > lsn:
             return None
@@ -316,7 +317,7 @@ class Submitter:
         Each event is a draft with what ``_payload`` says of it, and key. All are queued, or none.
         """
         node, tick, wall_ms = self.node, self.node.clock.tick, self.node.wall.now_ms()
-        epoch, lsn = node.epoch, self.wal.next_lsn
+        epoch, lsns = node.epoch, lsns_from(self.wal.next_lsn)
         entered: list[Pending] = []
         queued: list[Pending] = []
         records: list[tuple[Hlc, int, bytes]] = []
@@ -326,21 +327,19 @@ class Submitter:
             if tenant_id not in self._tenants and tenant_id not in begun:
                 begun.add(tenant_id)
                 named: dict[str, object] = {"tenant_id": tenant_id}
-                beginning = self.system.event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", named, lsn)
+                beginning = self.system.event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", named, next(lsns))
                 queued.append(beginning)
                 records.append(record_of(beginning))
-                lsn += 1
             hlc = tick(wall_ms)
             if job_id is None:
                 job_id = f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
             if draft.seal is not None:
                 payload = _sealed(draft, fence_token, hlc.text(), key)
             kind = event.record_type
-            pending = Pending(lsn, epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early)
+            pending = Pending(next(lsns), epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early)
             entered.append(pending)
             queued.append(pending)
             records.append((hlc, kind, record.encode(pending)))
-            lsn += 1
         first_lsn = self.wal.append_all(records)
         assert first_lsn == queued[0].lsn
         self.backlog.add(queued)

@@ -25,6 +25,7 @@ from ledger.chain.record import IdempotencyKey
 from ledger.errors import EventRefusedError
 from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
+from ledger.positions import Lsn, before
 
 _TYPE_OF_ACTION = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
 
@@ -33,7 +34,7 @@ class WalAppend(Protocol):
     """What writing such entries needs of the WAL writer."""
 
     @property
-    def next_lsn(self) -> int: ...
+    def next_lsn(self) -> Lsn: ...
     def append_all(self, records: Sequence[tuple[Hlc, int, bytes]]) -> int: ...
 
 
@@ -90,7 +91,7 @@ class SystemEntries:
     async def begin_tenant(self, tenant_id: str) -> None:
         """Let a tenant begin without an event of its own; on return its chain has a head."""
         if tenant_id in self.tenants:
-            await self.node.chained.reached(self.wal.next_lsn - 1, self.write_timeout_s)
+            await self.node.chained.reached(before(self.wal.next_lsn), self.write_timeout_s)
             return
         with contextlib.suppress(DuplicateLineError, EventRefusedError):
             await self.record(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
@@ -118,7 +119,7 @@ class SystemEntries:
         action: SystemAction,
         subject: str,
         facts: dict[str, object],
-        lsn: int,
+        lsn: Lsn,
         tenant_id: str = SYSTEM_TENANT,
         key: IdempotencyKey | None = None,
     ) -> Pending:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.names import NODE_ID
+from ledger.positions import Epoch, Lsn
 
 SESSION_HEADER_BYTES_MAX = 4096
 """Longest ``Tally-Session`` header that is read."""
@@ -40,8 +41,8 @@ class Token(NamedTuple):
     """One write: LSN ``lsn`` of epoch ``epoch`` in the WAL of ``node_id``, stamped ``hlc`` (text form)."""
 
     node_id: str
-    epoch: int
-    lsn: int
+    epoch: Epoch
+    lsn: Lsn
     hlc: str
 
 
@@ -121,7 +122,7 @@ def _token(plain: bytes) -> Token:
         Hlc.parse(match["hlc"])
     except InvalidInputError:
         raise _malformed() from None
-    return Token(match["node"], int(match["epoch"]), int(match["lsn"]), match["hlc"])
+    return Token(match["node"], Epoch(int(match["epoch"])), Lsn(int(match["lsn"])), match["hlc"])
 
 
 def _malformed() -> InvalidInputError:

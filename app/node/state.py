@@ -17,6 +17,7 @@ from typing import Any
 from app.node.wall_clock import WallClock
 from ledger.errors import DurabilityTimeoutError, LedgerError
 from ledger.hlc import Clock
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 
 
 class Watermark:
@@ -26,7 +27,7 @@ class Watermark:
     held in columns, in the order of the LSNs: position; deadline in the loop's time, and the seconds given; future.
     """
 
-    def __init__(self, name: str, lsn: int = 0) -> None:
+    def __init__(self, name: str, lsn: Lsn = BEFORE_FIRST) -> None:
         self.name = name
         self.lsn = lsn
         self.wanted_lsn = lsn
@@ -36,13 +37,13 @@ class Watermark:
         self._failure: LedgerError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Kept, since asking for the running one costs a system call."""
-        self._lsns: list[int] = []
+        self._lsns: list[Lsn] = []
         self._deadlines: list[tuple[float, float]] = []
         self._futures: list[asyncio.Future[None]] = []
         self._looks_at_s = math.inf
         """When the deadlines are looked at next: at the first of them, or before."""
 
-    def reached(self, lsn: int, timeout_s: float = math.inf) -> asyncio.Future[None]:
+    def reached(self, lsn: Lsn, timeout_s: float = math.inf) -> asyncio.Future[None]:
         """A future that resolves once the watermark is at ``lsn`` or above, not before.
 
         It fails with the error given to ``fail`` if that comes first, and with DurabilityTimeoutError after
@@ -70,14 +71,14 @@ class Watermark:
                 self._look_at(deadline_s)
         return future
 
-    def want(self, lsn: int) -> None:
+    def want(self, lsn: Lsn) -> None:
         """Somebody waits for ``lsn``, here or in another way."""
         if lsn > self.wanted_lsn:
             self.wanted_lsn = lsn
             if self.on_wanted is not None:
                 self.on_wanted()
 
-    def advance(self, lsn: int) -> None:
+    def advance(self, lsn: Lsn) -> None:
         """Raise the watermark to ``lsn`` and resolve whoever waited for it; a lower one changes nothing."""
         if lsn <= self.lsn:
             return
@@ -142,9 +143,9 @@ class Node:
     region: str
     gate: str
     wal_id: str
-    epoch: int
+    epoch: Epoch
     clock: Clock
-    written_lsn: Callable[[], int] = field(default=lambda: 0)
+    written_lsn: Callable[[], Lsn] = field(default=lambda: BEFORE_FIRST)
     """How far the WAL was given to the operating system; the writer, which its thread moves, is asked."""
     durable: Watermark = field(default_factory=lambda: Watermark("durable"))
     committed: Watermark = field(default_factory=lambda: Watermark("committed"))

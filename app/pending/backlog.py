@@ -17,6 +17,7 @@ from app.store.growth import ChainPosition
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
+from ledger.positions import Epoch, Lsn
 
 BYTES_MAX_MIN = 256 << 20
 """Bytes that any backlog may hold."""
@@ -39,8 +40,8 @@ class Pending:
     be. ``refusal`` is why another entry stands in its place, or none; it is known once the event is chained.
     """
 
-    lsn: int
-    epoch: int
+    lsn: Lsn
+    epoch: Epoch
     hlc: Hlc
     record_type: int
     tenant_id: str
@@ -123,7 +124,7 @@ class Backlog:
         self._queue.extend(events)
         self._bytes += sum([len(pending.payload) for pending in events]) + len(events) * BYTES_AROUND_PAYLOAD
 
-    def peek(self, committed_lsn: int, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
+    def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
         """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""
         committed = takewhile(lambda pending: pending.lsn <= committed_lsn, islice(self._queue, skip, None))
         return _within(committed, entries_max, bytes_max)

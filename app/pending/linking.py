@@ -25,6 +25,7 @@ from ledger.errors import EventRefusedError, HeldBackError, IdempotencyReusedErr
 from ledger.machines import jobs
 from ledger.machines.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
 from ledger.machines.refusals import refused_job_id
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
 
@@ -59,7 +60,7 @@ class LinkedBatch(Growth):
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
     refused_jobs: list[tuple[str, str]] = field(default_factory=list)
     """(tenant, job) of each event in whose place a REFUSED entry stands."""
-    last_lsn: int = 0
+    last_lsn: Lsn = BEFORE_FIRST
     """LSN of the last event of the batch."""
     conflicts: list[tuple[str, str, int]] = field(default_factory=list)
     """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
@@ -78,7 +79,7 @@ def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
     )
 
 
-def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: int, lsn: int) -> EventRefusedError:
+def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: Epoch, lsn: Lsn) -> EventRefusedError:
     """What the caller is told of an event that the REFUSED entry at ``seq`` stands in for."""
     return EventRefusedError(
         f"PostgreSQL refused the event with SQLSTATE {sqlstate}; a REFUSED entry at seq {seq} keeps its bytes. "

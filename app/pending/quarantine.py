@@ -36,12 +36,13 @@ from msgspec import Meta
 from app.pending.backlog import Pending
 from app.store.chaining import ChainHead
 from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
+from ledger.positions import Lsn
 from wal.segment import store_file, sync_folder
 
 NAME = "held.json"
 VERSION: Final = 2
 
-_Lsn = Annotated[int, Meta(ge=1)]
+_Lsn = Annotated[Lsn, Meta(ge=1)]
 
 log = structlog.get_logger()
 
@@ -156,7 +157,7 @@ class Quarantine:
         """The outcome of a record that is passed over, None when that is open: its tenant waits for a lock."""
         return None if pending.tenant_id in self.locked else self.held_back(pending)
 
-    def keeps_from(self) -> int | None:
+    def keeps_from(self) -> Lsn | None:
         """Lowest LSN that is listed, which the WAL must keep; None when there is none."""
         kept = [lsn for damage in self._listed.values() for lsn in (damage.from_lsn, *damage.lsns) if lsn is not None]
         return min(kept, default=None)

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from app.store.growth import ChainPosition
 from ledger.machines.events import Durability, EventType
+from ledger.positions import Epoch, Lsn
 
 LEDGER_ROUTE = 255
 """Stands, in keyed records, where other requests have their route: what the ledger writes once about itself."""
@@ -64,8 +65,8 @@ class Receipt(NamedTuple):
     tenant_id: str
     event: EventType
     hlc: str
-    epoch: int
-    lsn: int
+    epoch: Epoch
+    lsn: Lsn
     fence_token: int
     requested: Durability
     achieved: Durability
@@ -84,6 +85,6 @@ class BatchReceipt(NamedTuple):
     first_hlc: str
     last_hlc: str
     job_ids: list[str]
-    epoch: int
-    last_lsn: int
+    epoch: Epoch
+    last_lsn: Lsn
     replayed: bool

@@ -30,6 +30,7 @@ from ledger.errors import (
     WriteLostError,
 )
 from ledger.hlc import Hlc
+from ledger.positions import Epoch
 
 if TYPE_CHECKING:
     from app.node.session import Token
@@ -176,7 +177,7 @@ class Consistency:
         except DurabilityTimeoutError as error:
             raise TooStaleError(f"this node's own writes are not all chained yet: {error}") from None
 
-    def check_not_fenced(self, epoch: int | None) -> None:
+    def check_not_fenced(self, epoch: Epoch | None) -> None:
         """Refuse unless ``epoch``, which Postgres has for this node, is its own.
 
         Raises:

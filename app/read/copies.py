@@ -9,6 +9,7 @@ from app.read.consistency import Promise, ReadLevel, UnfitError
 from app.read.replicas import Judge, Look, Replicas, Source
 from app.store import reads
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, SessionNotCaughtUpError, TooStaleError
+from ledger.positions import Epoch
 
 if TYPE_CHECKING:
     from app.node.state import Node
@@ -45,7 +46,7 @@ class Copies:
                 f"tenant {tenant_id} has writes that are not chained yet: {reason}; try again"
             )
 
-    def asked_of(self, promise: Promise) -> tuple[Sequence[tuple[str, int]], str]:
+    def asked_of(self, promise: Promise) -> tuple[Sequence[tuple[str, Epoch]], str]:
         """What a look has to ask its snapshot for, so that a judge can judge it: arguments of ``reads.seen``."""
         return [(token.node_id, token.epoch) for token in promise.tokens], self._node.node_id
 

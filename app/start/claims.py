@@ -24,6 +24,7 @@ from app.pending.backlog import Pending
 from app.pending.linking import events_of, tenant_begun_by
 from app.start.wal import FoundWal
 from ledger.errors import ChainDamagedError
+from ledger.positions import Lsn, after, before
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -33,10 +34,10 @@ RECORDS_A_LOOKUP = 1000
 log = structlog.get_logger()
 
 
-async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: int) -> None:
+async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: Lsn) -> None:
     """Lower ``wal.chained_lsn`` to the last record below which every one above ``trusted_lsn`` is in the chain."""
     held = {lsn for damage in wal.held.values() for lsn in damage.lsns}
-    first_lsn = max(trusted_lsn + 1, wal.recovered.first_lsn)
+    first_lsn = max(after(trusted_lsn), wal.recovered.first_lsn)
     last_lsn = min(wal.chained_lsn, wal.recovered.last_lsn)
     records = wal.records(first_lsn, last_lsn)
     while batch := list(islice(records, RECORDS_A_LOOKUP)):
@@ -50,7 +51,7 @@ async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: i
                 hlc=missing.hlc.text(),
                 done="what the chain lacks is chained from the WAL; somebody edited scheduler.wal_positions, or rows",
             )
-            wal.chained_lsn = missing.lsn - 1
+            wal.chained_lsn = before(missing.lsn)
             return
 
 
@@ -68,7 +69,7 @@ async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pe
     return None
 
 
-async def _lost_to_another(connection: Connection, keyed: Sequence[Pending]) -> set[int]:
+async def _lost_to_another(connection: Connection, keyed: Sequence[Pending]) -> set[Lsn]:
     """LSNs of those that the chain has another event for, which came with the same key."""
     try:
         keys = await previous.chained_keys(connection, keyed)

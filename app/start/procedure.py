@@ -58,7 +58,7 @@ from app.store.schema import check_schema
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import ACTIONS, SystemAction
-from ledger.positions import Epoch, Lsn
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
 from wal import control as wal_control
 from wal import history as wal_history
 from wal import lock as wal_lock
@@ -86,8 +86,8 @@ class StartedNode:
     lock: wal_lock.Lock
     control: Control
     """The control file as this start left it: what a running node moves in it are the positions."""
-    next_lsn: int
-    previous_lsn: int
+    next_lsn: Lsn
+    previous_lsn: Lsn
     """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were given up."""
     recovered: list[Pending]
     """What the WAL holds that is not chained."""
@@ -202,7 +202,7 @@ async def _start_locked(
 
     # 3. 4. 5. the WAL
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
-    await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else 0)
+    await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else BEFORE_FIRST)
 
     # 6. chains and checkpoints
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
@@ -239,7 +239,7 @@ async def _start_locked(
         folder=folder,
         lock=lock,
         control=control,
-        next_lsn=wal.last_lsn + 1,
+        next_lsn=after(wal.last_lsn),
         previous_lsn=wal.recovered.last_lsn,
         recovered=pending,
         held=wal.held,
@@ -355,24 +355,25 @@ async def take_epoch(connection: Connection, wal: FoundWal, position: WalPositio
     known = wal.known
     wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
     wal_id = wal_id or wal_control.new_wal_id()
-    epoch = 1 + max(known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
+    epochs = (known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
+    epoch = Epoch(1 + max(epochs))
     LOST.store(wal.folder, wal.lost)
     control = Control(
         wal_id=wal_id,
         node_id=wal.node_id,
-        epoch=Epoch(epoch),
+        epoch=epoch,
         highest_hlc=wal.highest_hlc(),
-        durable_lsn=Lsn(wal.last_lsn),
+        durable_lsn=wal.last_lsn,
         # A restore that fails must leave the node knowing how far Postgres once was.
         chained_lsn=Lsn(max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn)),
         signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
-        committed_lsn=Lsn(wal.last_lsn),
-        history=wal_history.begin(wal.history(), Epoch(epoch), Lsn(wal.last_lsn + 1)),
+        committed_lsn=wal.last_lsn,
+        history=wal_history.begin(wal.history(), epoch, after(wal.last_lsn)),
     )
     wal_control.store(wal.folder, control)
     ends = dict(wal.recovered.epoch_ends)
     if position is not None:
-        ends[Epoch(position.epoch)] = Lsn(wal.kept_lsn)
+        ends[position.epoch] = wal.kept_lsn
     async with connection.transaction():
         if not await node_store.take_epoch(
             connection,

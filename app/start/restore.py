@@ -51,7 +51,7 @@ from app.store.chaining import ChainHead
 from ledger.errors import StartRefusedError
 from ledger.hlc import Clock
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
-from ledger.positions import Lsn
+from ledger.positions import BEFORE_FIRST, Lsn
 from signing import checkpoint as checkpoints_format
 from signing.bundle.judging import refuse_unless_trusted
 from signing.bundle.reader import BundleReader
@@ -130,7 +130,7 @@ async def _chain_wal(
     wal = await find_wal(locked.folder, locked.who.node_id, position, accept_lost_wal=False, restoring=True)
     if wal.known is None:
         raise StartRefusedError(f"{locked.folder} holds no WAL that was in use; nothing can come back from it")
-    await check_chained(locked.connection, wal, trusted_lsn=0)
+    await check_chained(locked.connection, wal, trusted_lsn=BEFORE_FIRST)
     # 2. a higher epoch
     epoch = (await procedure.take_epoch(locked.connection, wal, position)).epoch
     # 3. the records
@@ -319,7 +319,7 @@ async def _give_up_what_is_gone(locked: _Locked) -> None:
     if wal.chained_lsn > chained_lsn and wal.recovered.first_lsn > chained_lsn + 1:
         gone = (chained_lsn + 1, wal.recovered.first_lsn - 1)
         wal.lost = [*(each for each in wal.lost if each != gone), gone]
-    await check_chained(connection, wal, trusted_lsn=0)
+    await check_chained(connection, wal, trusted_lsn=BEFORE_FIRST)
     control = await procedure.take_epoch(connection, wal, position)
     signed_lsn = min(control.signed_lsn, wal.chained_lsn)
     wal_control.store(folder, control._replace(chained_lsn=Lsn(wal.chained_lsn), signed_lsn=Lsn(signed_lsn)))

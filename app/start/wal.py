@@ -25,7 +25,7 @@ from app.store.chaining import WalPosition
 from ledger.chain import record
 from ledger.errors import StartRefusedError
 from ledger.hlc import Hlc
-from ledger.positions import Lsn
+from ledger.positions import BEFORE_FIRST, Lsn, after, before
 from wal import history as histories
 from wal import reader as wal_reader
 from wal import recovery as wal_recovery
@@ -49,10 +49,10 @@ class FoundWal:
     is_given_up: bool
     """Whether the folder held another WAL than Postgres knows; it was set aside, and a new one begins."""
     recovered: Survey
-    chained_lsn: int
-    kept_lsn: int
+    chained_lsn: Lsn
+    kept_lsn: Lsn
     """Last LSN that is held here or chained."""
-    last_lsn: int
+    last_lsn: Lsn
     """Last LSN that was ever known durable: new ones go on above."""
     lost: list[LsnRange]
     held: dict[str, TenantDamage]
@@ -77,7 +77,7 @@ class FoundWal:
             StartRefusedError: the list of those held back is not of this WAL.
         """
         tenant_of = {lsn: tenant_id for tenant_id, damage in self.held.items() for lsn in damage.lsns}
-        for pending in self.records(min([self.chained_lsn + 1, *tenant_of]), self.last_lsn):
+        for pending in self.records(min([after(self.chained_lsn), *tenant_of]), self.last_lsn):
             if pending.lsn <= self.chained_lsn and pending.lsn not in tenant_of:
                 continue
             if tenant_of.pop(pending.lsn, pending.tenant_id) != pending.tenant_id:
@@ -87,11 +87,11 @@ class FoundWal:
                 )
             yield pending
 
-    def records(self, from_lsn: int, to_lsn: int) -> Iterator[Pending]:
+    def records(self, from_lsn: Lsn, to_lsn: Lsn) -> Iterator[Pending]:
         """The records from ``from_lsn`` on that the WAL holds up to ``to_lsn``."""
         if from_lsn > to_lsn:
             return
-        for entry in wal_reader.read(self.folder, Lsn(from_lsn), self.node_id):
+        for entry in wal_reader.read(self.folder, from_lsn, self.node_id):
             if entry.lsn > to_lsn:
                 return
             event = record.decode(entry.payload)
@@ -123,7 +123,7 @@ async def find_wal(
     is_given_up = is_damaged or judge_wal(
         node_id, known, position, accept_lost_wal=accept_lost_wal, restoring=restoring
     )
-    chained_lsn = position.chained_lsn if position else 0
+    chained_lsn = position.chained_lsn if position else BEFORE_FIRST
     for damage in held.values():
         # Beyond the chain they are in the backlog anyway, unless a torn tail took them.
         damage.lsns = {lsn for lsn in damage.lsns if lsn <= chained_lsn}
@@ -134,10 +134,10 @@ async def find_wal(
         set_aside(folder)
 
     # 4. recovery
-    durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else 0)
+    durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else BEFORE_FIRST)
     if known is not None and not is_given_up:
         durable_lsn = max(durable_lsn, known.durable_lsn)
-    recover = partial(wal_recovery.recover, folder, node_id, Lsn(durable_lsn), accept_lost=accept_lost_wal)
+    recover = partial(wal_recovery.recover, folder, node_id, durable_lsn, accept_lost=accept_lost_wal)
     try:
         recovered = await to_its_end(recover)
     except OSError as error:
@@ -161,7 +161,7 @@ async def find_wal(
             )
         if not restoring:
             lost.append((chained_lsn + 1, recovered.first_lsn - 1))
-        chained_lsn = recovered.first_lsn - 1
+        chained_lsn = before(recovered.first_lsn)
     kept_lsn = max(recovered.last_lsn, chained_lsn)
     last_lsn = max(kept_lsn, durable_lsn)
     if is_given_up or kept_lsn < durable_lsn:
@@ -172,7 +172,7 @@ async def find_wal(
 
 
 def _list_waiting(
-    folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Survey, chained_lsn: int
+    folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn
 ) -> None:
     """Name the records one by one that waited for a lock, of which only the first is listed."""
     waiting = {tenant_id: damage for tenant_id, damage in held.items() if damage.from_lsn is not None}
@@ -207,7 +207,7 @@ def _give_up_held(
     return _ranges(gone)
 
 
-def _ranges(lsns: Iterable[int]) -> list[LsnRange]:
+def _ranges(lsns: Iterable[Lsn]) -> list[LsnRange]:
     """``lsns`` as ranges, each as long as can be."""
     ranges: list[LsnRange] = []
     for lsn in sorted(lsns):

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ledger.positions import Epoch
+
 FILES_MAX = 20_000
 """Most closed files that are kept, however small they are."""
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
@@ -42,7 +44,7 @@ class StatsFiles:
         self,
         folder: Path,
         *,
-        epoch: int,
+        epoch: Epoch,
         file_bytes_max: int,
         file_age_max_s: float,
         bytes_max: int,

@@ -10,6 +10,7 @@ import asyncpg
 
 from app.store.rows import fetch_one_as
 from ledger.errors import ChainDamagedError
+from ledger.positions import Epoch, Lsn
 from ledger.verification import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
@@ -110,9 +111,9 @@ class WalPosition(NamedTuple):
     """What Postgres knows of one node's WAL."""
 
     wal_id: str
-    epoch: int
-    chained_lsn: int
-    seen_durable_lsn: int
+    epoch: Epoch
+    chained_lsn: Lsn
+    seen_durable_lsn: Lsn
 
 
 async def connect(
@@ -135,10 +136,10 @@ async def advance_and_lock(
     connection: Connection,
     *,
     node_id: str,
-    epoch: int,
-    old_chained_lsn: int,
-    new_chained_lsn: int,
-    durable_lsn: int,
+    epoch: Epoch,
+    old_chained_lsn: Lsn,
+    new_chained_lsn: Lsn,
+    durable_lsn: Lsn,
     tenant_ids: Sequence[str],
 ) -> dict[str, ChainHead] | None:
     """Pass the fence and lock the heads of ``tenant_ids`` that exist, in tenant order.

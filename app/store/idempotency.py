@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.store.chaining import copied, dropped
 from app.store.rows import fetch_as
+from ledger.positions import Epoch, Lsn
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -21,8 +22,8 @@ class ChainedLine(NamedTuple):
     line: int
     body_digest: bytes
     seq: int
-    epoch: int
-    lsn: int
+    epoch: Epoch
+    lsn: Lsn
     t_hlc: str
     job_id: str
     action: str

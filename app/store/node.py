@@ -71,8 +71,8 @@ async def take_epoch(
     *,
     node_id: str,
     wal_id: str,
-    epoch: int,
-    chained_lsn: int,
+    epoch: Epoch,
+    chained_lsn: Lsn,
     ends: dict[Epoch, Lsn],
     expected: WalPosition | None,
 ) -> bool:
@@ -160,14 +160,14 @@ async def is_recorded(connection: Connection, action: SystemAction, subject: str
     return bool(await connection.fetchval(_IS_RECORDED, SYSTEM_TENANT, subject, action))
 
 
-async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[int, int]]:
+async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[Lsn, Lsn]]:
     """First and last LSN of each range of the node's WAL that ``_system`` records as lost."""
     rows = await connection.fetch(_LOSSES, SYSTEM_TENANT, node_id, SystemAction.WAL_LOST)
     losses = set()
     for fact in (_object_in(row[0]) for row in rows):
         first_lsn, last_lsn = fact.get("first_lsn"), fact.get("last_lsn")
         if isinstance(first_lsn, int) and isinstance(last_lsn, int):
-            losses.add((first_lsn, last_lsn))
+            losses.add((Lsn(first_lsn), Lsn(last_lsn)))
     return losses
 
 

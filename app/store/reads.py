@@ -13,6 +13,7 @@ from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
 from app.store.rows import columns, fetch_as, whole
 from ledger.machines.jobs import ABOUT_JOBS
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
+from ledger.positions import Epoch, Lsn
 
 if TYPE_CHECKING:
     import asyncpg
@@ -29,9 +30,9 @@ class TokenPosition(NamedTuple):
     ``end_lsn`` is the last LSN of the token's epoch, known once that epoch is over.
     """
 
-    epoch: int | None
-    chained_lsn: int | None
-    end_lsn: int | None
+    epoch: Epoch | None
+    chained_lsn: Lsn | None
+    end_lsn: Lsn | None
 
 
 class Seen(NamedTuple):
@@ -41,7 +42,7 @@ class Seen(NamedTuple):
     """
 
     positions: list[TokenPosition]
-    epoch: int | None
+    epoch: Epoch | None
     beat_at: datetime | None
 
 
@@ -149,12 +150,12 @@ SELECT {columns(EventRow)} FROM scheduler.scheduler_log
 """
 
 
-async def positions(connection: Connection, tokens: Sequence[tuple[str, int]]) -> list[TokenPosition]:
+async def positions(connection: Connection, tokens: Sequence[tuple[str, Epoch]]) -> list[TokenPosition]:
     """How far the chain has come for each (node, epoch), in their order."""
     return await fetch_as(connection, TokenPosition, _POSITIONS, *_columns(tokens))
 
 
-async def seen(connection: Connection, tokens: Sequence[tuple[str, int]], node_id: str) -> Seen:
+async def seen(connection: Connection, tokens: Sequence[tuple[str, Epoch]], node_id: str) -> Seen:
     """What the snapshot says of itself: positions for each (node, epoch) of ``tokens``, the epoch of ``node_id``."""
     row = await connection.fetchrow(_ONLY_SEEN, *_columns(tokens), node_id)
     assert row is not None
@@ -162,7 +163,7 @@ async def seen(connection: Connection, tokens: Sequence[tuple[str, int]], node_i
 
 
 async def job_parts_and_seen(
-    connection: Connection, tenant_id: str, job_id: str, tokens: Sequence[tuple[str, int]], node_id: str
+    connection: Connection, tenant_id: str, job_id: str, tokens: Sequence[tuple[str, Epoch]], node_id: str
 ) -> tuple[JobParts | None, bool, Seen]:
     """The parts of the job, whether PostgreSQL refused events of it, and ``seen`` of the same snapshot: one
     statement."""
@@ -179,7 +180,7 @@ async def find_refusal(connection: Connection, tenant_id: str, job_id: str) -> R
     return refusal_of(job_id, [tuple(row) for row in rows])
 
 
-def _columns(tokens: Sequence[tuple[str, int]]) -> tuple[list[str], list[int]]:
+def _columns(tokens: Sequence[tuple[str, Epoch]]) -> tuple[list[str], list[int]]:
     return [node_id for node_id, _ in tokens], [epoch for _, epoch in tokens]
 
 

@@ -16,6 +16,7 @@ from app.store import following
 from app.store.chain_reader import consistent_reader
 from app.store.migrate import migrate
 from ledger.errors import JobEndedError, JobExistsError
+from ledger.positions import BEFORE_FIRST
 from ledger.verification import verify
 from tests.app.chains import Chains, followed, numbers, places, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
@@ -227,7 +228,9 @@ async def test_states_from_before_another_node_followed_are_not_believed(
     await superuser.execute("DELETE FROM scheduler.follower_positions; SET session_replication_role = replica")
 
     def follower() -> TableFollower:
-        return TableFollower(JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda: 0)
+        return TableFollower(
+            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda: BEFORE_FIRST
+        )
 
     one, two = follower(), follower()
     for each, head_seq in ((one, 1), (two, 2), (one, 2), (one, 3)):
