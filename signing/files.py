@@ -112,9 +112,8 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 def _unfinished(path: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
     """A new file beside ``path``, which is gone under that name when the context ends."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield temporary, file
     finally:
         temporary.unlink(missing_ok=True)
