@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-import sys
 import tarfile
 import time
-from asyncio import create_subprocess_exec, subprocess
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.app.conftest import MakeSettings, RunServer
 from tests.app.timestamp_authority import Authority, serving_stamps
 from tests.app.witness import Witness
 from tests.conftest import Database
+from tests.tally import run_tally
 
 WITNESS = Witness()
 
@@ -240,12 +240,10 @@ async def test_what_outsiders_said_travels_in_bundles_and_is_judged_there(
     (tmp_path / "witness.vkey").write_text(f"{WITNESS.verifier_key}\n")
 
     async def verify(*options: str) -> dict[tuple[str, int], str]:
-        command = [sys.executable, "-m", "app.cli", "verify-bundle", str(tmp_path / "acme.tar"), "--json"]
-        command += ["--keys", str(tmp_path / "keys.json"), *options]
-        done = await create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = await done.communicate()
-        assert done.returncode == 0, out + err
-        return {(each["kind"], each["to_seq"]): each["status"] for each in json.loads(out)["anchors"]}
+        command = ("verify-bundle", tmp_path / "acme.tar", "--json", "--keys", tmp_path / "keys.json", *options)
+        done = await asyncio.to_thread(run_tally, *command)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {(each["kind"], each["to_seq"]): each["status"] for each in json.loads(done.stdout)["anchors"]}
 
     given = ("--tsa-ca", str(authority.ca_file), "--witness-key", str(tmp_path / "witness.vkey"))
     unjudged, judged = await verify(), await verify(*given)
@@ -305,12 +303,9 @@ async def test_tally_verify_judges_outsiders_by_what_the_caller_brings(
 
 
 async def tally(code: int, *arguments: str) -> dict[str, Any]:
-    process = await create_subprocess_exec(
-        *(sys.executable, "-m", "app.cli", *arguments, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    out, err = await process.communicate()
-    assert process.returncode == code, err.decode() + out.decode()
-    return json.loads(out) if out.startswith(b"{") else {}
+    done = await asyncio.to_thread(run_tally, *arguments, "--json")
+    assert done.returncode == code, done.stderr + done.stdout
+    return json.loads(done.stdout) if done.stdout.startswith("{") else {}
 
 
 async def test_a_ca_file_that_holds_no_certificate_stops_the_start(

@@ -15,6 +15,7 @@ from signing.keys import Keyring
 from tests.app.bundle_cases import GOOD, LEDGER
 from tests.app.bundles import bundle_of, checkpoint_of, store
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
+from tests.tally import run_tally
 
 Done = subprocess.CompletedProcess[str]
 
@@ -27,9 +28,7 @@ def keys(tmp_path: Path) -> str:
 
 
 def tally(*arguments: str, code: int) -> Done:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    command = [sys.executable, "-m", "app.cli", "verify-bundle", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=clean, check=False, timeout=60)
+    done = run_tally("verify-bundle", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done

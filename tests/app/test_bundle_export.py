@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 from tests.app.bundles import exit_code, store
 from tests.app.service_thread import serving
+from tests.tally import run_tally
 
 DATABASE = "bundle_export"
 
@@ -211,10 +210,7 @@ def test_without_snapshots_nothing_leaves(postgres: EmbeddedPostgres, tmp_path: 
 
 
 def tally(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    command = [sys.executable, "-m", "app.cli", "bundle", "export", *arguments]
-    environment = clean | {"TALLY_URL": url}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+    return run_tally("bundle", "export", *arguments, TALLY_URL=url)
 
 
 def test_the_command_writes_a_whole_file_and_says_what_it_holds(client: httpx.Client, tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ from tests.app.bundles import bundle_of, exit_code, rows_of, statement_of, store
 from tests.app.chains import Chains, until
 from tests.app.service_thread import serving
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
+from tests.tally import run_tally
 
 DATABASE = "bundle_import"
 
@@ -431,10 +430,7 @@ def test_a_job_that_ended_elsewhere_has_ended_here(client: httpx.Client) -> None
 
 
 def tally(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    command = [sys.executable, "-m", "app.cli", "bundle", "import", *arguments]
-    environment = clean | {"TALLY_URL": url}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+    return run_tally("bundle", "import", *arguments, TALLY_URL=url)
 
 
 def test_the_command_says_what_became_of_the_bundles(client: httpx.Client, tmp_path: Path) -> None:

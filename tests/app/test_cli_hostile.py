@@ -18,6 +18,7 @@ from app.cli.client import LedgerClient, NotTheLedgerError, UnreachableError
 from app.config import load_settings
 from ledger.errors import ConfigurationError
 from ledger.verification.verdict import ASPECTS
+from tests.tally import COLD
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 PATIENCE_S = 60.0
@@ -166,7 +167,7 @@ def test_a_bundle_without_end_leaves_nothing_on_a_disk_that_it_filled(tmp_path: 
     with answering(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-tar\r\n\r\n", drip=bytes(65536)) as url:
         # Blocks of 512 or 1,024 bytes, by the shell.
         limited = ["sh", "-c", 'ulimit -f 1024; exec "$@"', "sh"]
-        export = [sys.executable, "-m", "app.cli", "bundle", "export", "-t", "acme", "-o", str(file), "--url", url]
+        export = [*COLD, "bundle", "export", "-t", "acme", "-o", str(file), "--url", url]
         done = subprocess.run([*limited, *export], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == f"error: [Errno 27] File too large; nothing of it is kept: '{file}'\n"

@@ -1,6 +1,5 @@
 """Exit codes and errors of ``tally``, as scripts rely on them."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from app.cli import Commands
 from app.cli import tally as command_line
 from ledger.exit_code import ExitCode, exit_code_of_verdict, gravest
 from ledger.verification.comparison import with_checkpoint
+from tests.tally import COLD, bare_environment, run_tally
 
 ASPECTS = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
 
@@ -30,14 +30,8 @@ def verdict(*, unsigned_entries: int = 0, from_seq: int = 1, **results: str) -> 
 
 
 def tally(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    return subprocess.run(
-        [sys.executable, "-m", "app.cli", *arguments],
-        capture_output=True,
-        text=True,
-        env=clean | environment,
-        check=False,
-    )
+    given = bare_environment() | environment
+    return subprocess.run([*COLD, *arguments], capture_output=True, text=True, env=given, check=False)
 
 
 @pytest.mark.parametrize(
@@ -166,3 +160,21 @@ def test_a_checkpoint_of_an_unknown_key_is_not_a_comparison() -> None:
     assert found["valid"] is False
     assert found["compared_with"] == "node"
     assert exit_code_of_verdict(found) is ExitCode.UNKNOWN_KEY
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify-bundle", "gone.tar"),
+        ("db-url",),
+        ("snapshot", "-t", "a", "--url", "no address"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_forked_command_says_and_does_what_one_does_that_imports_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forked, cold = (run(*arguments, TALLY_DATA_DIR=str(tmp_path)) for run in (run_tally, tally))
+
+    assert (forked.returncode, forked.stdout, forked.stderr) == (cold.returncode, cold.stdout, cold.stderr)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
+from tests.tally import run_tally
 
 NAME = "cli_privacy"
 Tally = Callable[..., subprocess.CompletedProcess[str]]
@@ -22,14 +21,8 @@ Tally = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def tally(postgres: EmbeddedPostgres, tmp_path: Path) -> Tally:
     def run(*arguments: str, url: str, said: str = "") -> subprocess.CompletedProcess[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-        environment = clean | {
-            "TALLY_URL": url,
-            "TALLY_DATA_DIR": str(tmp_path / "node"),
-            "TALLY_DATABASE_URL": postgres.service_url(NAME),
-        }
-        command = [sys.executable, "-m", "app.cli", *arguments]
-        return subprocess.run(command, env=environment, input=said, capture_output=True, text=True, check=False)
+        where = {"TALLY_DATA_DIR": str(tmp_path / "node"), "TALLY_DATABASE_URL": postgres.service_url(NAME)}
+        return run_tally(*arguments, said=said, TALLY_URL=url, **where)
 
     return run
 

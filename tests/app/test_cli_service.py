@@ -4,13 +4,11 @@ import asyncio
 import csv
 import hashlib
 import json
-import os
 import re
 import shlex
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -30,6 +28,7 @@ from app.cli.serve import embedded_postgres
 from app.dev.cluster import find_data
 from app.store import tampering
 from tests.processes import runs
+from tests.tally import COLD, run_tally
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -43,10 +42,7 @@ class Service(NamedTuple):
     folder: Path
 
     def tally(self, *arguments: str) -> Done:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-        environment = clean | {"TALLY_URL": self.url, "TALLY_DATA_DIR": str(self.folder)}
-        command = [sys.executable, "-m", "app.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)
+        return run_tally(*arguments, TALLY_URL=self.url, TALLY_DATA_DIR=str(self.folder))
 
     def report(self, *arguments: str, code: int = 0) -> Any:
         done = self.tally(*arguments, "--json")
@@ -336,7 +332,7 @@ def test_what_could_not_be_stored_is_not_said_to_be_remembered(service: Service,
     verify = ("verify", "-t", "lone", "--state", str(tmp_path / "state"), "--url", service.url)
 
     full = subprocess.run(
-        ["bash", "-c", 'ulimit -f 0 && exec "$@"', "bash", sys.executable, "-m", "app.cli", *verify],
+        ["bash", "-c", 'ulimit -f 0 && exec "$@"', "bash", *COLD, *verify],
         capture_output=True,
         text=True,
         check=False,

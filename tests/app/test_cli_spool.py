@@ -5,7 +5,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +24,7 @@ from app.cli.spool import Spool, SpoolError
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering
+from tests.tally import Tally, bare_environment
 
 AWAY = "http://127.0.0.1:9"
 CREATED_ACCEPTED_COMPLETED = ["ENQUEUE", "DEQUEUE", "COMPLETE"]
@@ -114,10 +114,10 @@ def waiting(folder: Path) -> list[str]:
 
 
 def start(*arguments: str, url: str) -> subprocess.Popen[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "app.cli", "run", *arguments],
-        env=clean | {"TALLY_URL": url},
+    return Tally(
+        "run",
+        *arguments,
+        env=bare_environment() | {"TALLY_URL": url},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing import key_file, key_statement
 from signing.key_file import FileSigner
 from signing.key_history import added_facts, revoked_facts, root_facts, rotated_facts
+from tests import tally
 from tests.app import chain_builder
 from tests.app.admitting import admit_node, is_admitted, waiting_keys
 from tests.app.chains import Chains, until
@@ -49,15 +47,7 @@ def key_of(settings: Settings) -> FileSigner:
 
 async def run_tally(client: httpx.AsyncClient, *arguments: str, code: int = 0) -> str:
     """What a command against the node says."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "app.cli", *arguments],
-        capture_output=True,
-        text=True,
-        env=clean | {"TALLY_URL": str(client.base_url)},
-        timeout=100,
-    )
+    done = await asyncio.to_thread(tally.run_tally, *arguments, TALLY_URL=str(client.base_url))
     assert done.returncode == code, done.stderr + done.stdout
     return done.stdout
 

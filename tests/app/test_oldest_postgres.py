@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +22,7 @@ from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, build
+from tests.tally import run_tally
 
 DEBIAN = Path("/usr/lib/postgresql")
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -97,9 +95,7 @@ def test_a_service_on_the_oldest_postgres_does_all_its_work(server: EmbeddedPost
 
 
 def verified_with_dsn(url: str) -> dict[str, object]:
-    command = [sys.executable, "-m", "app.cli", "verify", "--tenant", "acme", "--dsn", url, "--json"]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    done = subprocess.run(command, capture_output=True, text=True, env=clean, cwd=MIGRATIONS.parent, timeout=120)
+    done = run_tally("verify", "--tenant", "acme", "--dsn", url, "--json")
     assert done.returncode in (0, 3), done.stdout + done.stderr
     told: dict[str, object] = json.loads(done.stdout)
     return told

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created, key
 from tests.conftest import Database, fresh_database
 from tests.pipeline.archived_ledgers import file_here
+from tests.tally import run_tally
 
 ROWS = (
     "SELECT tenant_id, seq, t_hlc, job_id, action, link_version, prev_chain_link, chain_link, payload::text,"
@@ -80,13 +79,8 @@ def archive(database: Database, settings: Settings, folder: Path) -> list[Archiv
 
 
 def restore(settings: Settings, database: Database, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "TALLY_DATA_DIR": str(settings.data_dir),
-        "TALLY_DATABASE_URL": database.service_url,
-    }
-    command = [sys.executable, "-m", "app.cli", "restore", "--from", "archive", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    where = {"TALLY_DATA_DIR": str(settings.data_dir), "TALLY_DATABASE_URL": database.service_url}
+    return run_tally("restore", "--from", "archive", *arguments, **where)
 
 
 async def test_an_archive_brings_a_lost_database_back_and_the_wal_what_came_after(

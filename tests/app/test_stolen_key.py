@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from app.cli.serve import embedded_postgres
 from signing import key_file
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
+from tests.tally import run_tally
 
 SECOND_VERIFIER = Path(__file__).parents[2] / "docs" / "formats" / "verify.py"
 
@@ -32,10 +30,7 @@ class Ledger:
 
     def tally(self, *arguments: str, code: int = 0) -> Any:
         """What a command reports, once it has ended with ``code``."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-        environment = clean | {"TALLY_URL": self.url, "TALLY_DATA_DIR": str(self.folder)}
-        command = [sys.executable, "-m", "app.cli", *arguments, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)
+        done = run_tally(*arguments, "--json", TALLY_URL=self.url, TALLY_DATA_DIR=str(self.folder))
         assert done.returncode == code, done.stderr + done.stdout
         return json.loads(done.stdout)
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +35,7 @@ from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import wal_folder
 from tests.app.witness import Witness
 from tests.conftest import Database, fresh_database
+from tests.tally import run_tally
 
 WHOLE, CUT = 6, 3
 NOBODY = Outsiders([], [])
@@ -124,10 +122,8 @@ async def test_on_the_command_line_it_is_a_rollback_to_whoever_looked_before(
         (tmp_path / "keys.json").write_text((await client.get("/v1/keys")).text)
 
     async def verify(*options: str, code: int) -> dict[str, Any]:
-        command = [sys.executable, "-m", "app.cli", "verify", "-t", "acme", "--json", "--dsn", database.service_url]
-        command += ["--keys", str(tmp_path / "keys.json"), *options]
-        ran = partial(subprocess.run, command, capture_output=True, text=True, check=False, timeout=100)
-        done = await asyncio.to_thread(ran)
+        command = ("verify", "-t", "acme", "--json", "--dsn", database.service_url, "--keys", tmp_path / "keys.json")
+        done = await asyncio.to_thread(run_tally, *command, *options)
         assert done.returncode == code, done.stdout + done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         return told

@@ -6,7 +6,6 @@ import base64
 import itertools
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from signing.key_file import load
 from signing.note import parse
 from tests.app.service_thread import serving
 from tests.app.witness import Witness
+from tests.tally import run_tally
 
 ONE, TWO, STRANGER = Witness(), Witness("witness.example/w2", 2), Witness("stranger.example", 3)
 NOW_S = int(time.time())
@@ -237,8 +237,7 @@ def test_cosignatures_are_listed_page_by_page(client: httpx.Client, tenant: str)
 
 
 def tally(client: httpx.Client, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "app.cli", *arguments, "--url", str(client.base_url)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    return run_tally(*arguments, "--url", str(client.base_url))
 
 
 def test_tally_adds_and_lists_witnesses(client: httpx.Client, tenant: str, tmp_path: Path) -> None:

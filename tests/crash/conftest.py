@@ -52,7 +52,7 @@ async def launch() -> AsyncIterator[Launch]:
     for child in children:
         await child.kill()
     for child in children[-3:]:
-        print(f"--- process {child.pid} ended with {child.process.returncode} and said last:\n{child.last_words()}")
+        print(f"--- process {child.pid} ended with {child.returncode} and said last:\n{child.last_words()}")
 
 
 @pytest.fixture

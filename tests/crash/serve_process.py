@@ -7,15 +7,17 @@ import json
 import os
 import re
 import signal
-import sys
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.tally import COLD, Tally, bare_environment
+
 ROOT = Path(__file__).parents[2]
-TALLY = (sys.executable, "-m", "app.cli")
 WAIT_S = 60.0
 """Longest that anything a child must say or do is waited for."""
+LINE_BYTES_MAX = 1 << 22
 LINES_SHOWN = 60
 """Last lines of a child that a failing test shows."""
 
@@ -27,7 +29,7 @@ Found = TypeVar("Found")
 class ServeProcess:
     """One child. What it says on stderr is kept; ``says`` and ``ready`` wait for a line."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.pid = process.pid
         self.lines: list[str] = []
@@ -42,29 +44,33 @@ class ServeProcess:
         database_url: str | None,
         *,
         before: Sequence[str] = (),
-        program: Sequence[str] = TALLY,
+        program: Sequence[str] = (),
         **settings: object,
     ) -> ServeProcess:
         """Start ``tally serve`` on ``database_url``, or ``tally dev`` without one, under the command ``before``.
 
-        ``settings`` are names of environment variables in lower case without their prefix: ``wal__dir``.
+        ``program`` takes the place of ``tally``. ``settings`` are names of environment variables in lower case without
+        their prefix: ``wal__dir``.
         """
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
+        environment = bare_environment() | {"PYTHONPATH": str(ROOT)}
         given = {"data_dir": data_dir, "port": 0, "database_url": database_url, **settings}
         environment |= {f"TALLY_{name.upper()}": str(value) for name, value in given.items() if value is not None}
         data_dir.mkdir(exist_ok=True)
-        return cls(
-            await asyncio.create_subprocess_exec(
-                *before,
-                *program,
-                "dev" if database_url is None else "serve",
-                env=environment | {"PYTHONPATH": str(ROOT)},
-                cwd=data_dir,
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                limit=1 << 22,
-            )
-        )
+        command = "dev" if database_url is None else "serve"
+        how: dict[str, Any] = {
+            "env": environment,
+            "cwd": data_dir,
+            "stdin": subprocess.DEVNULL,
+            "stderr": subprocess.PIPE,
+        }
+        if before or program:
+            return cls(subprocess.Popen([*before, *(program or COLD), command], **how))
+        return cls(await asyncio.to_thread(Tally, command, **how))
+
+    @property
+    def returncode(self) -> int | None:
+        """As ``ended`` returns it, None while the child runs."""
+        return self.process.poll()
 
     async def ready(self) -> str:
         """Base URL, once the child answers requests.
@@ -96,8 +102,7 @@ class ServeProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; one to a child that has ended goes nowhere."""
-        if self.process.returncode is None:
-            self.process.send_signal(number)
+        self.process.send_signal(number)
 
     async def ended(self, within_s: float = WAIT_S) -> int:
         """Exit code, negative for a signal.
@@ -107,11 +112,11 @@ class ServeProcess:
         """
         try:
             async with asyncio.timeout(within_s):
-                code = await self.process.wait()
+                await self._gone()
                 await self._listening
         except TimeoutError:
             raise AssertionError(f"not ended within {within_s:g} s; it said:\n{self.last_words()}") from None
-        return code
+        return self.process.wait()
 
     async def kill(self) -> None:
         """SIGKILL, and wait for the end."""
@@ -127,12 +132,28 @@ class ServeProcess:
         """The last lines it said."""
         return "\n".join(self.lines[-LINES_SHOWN:])
 
+    async def _gone(self) -> None:
+        """Wait for the end of the process."""
+        if self.returncode is not None:
+            return
+        loop, ended, descriptor = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(self.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
     async def _listen(self) -> None:
-        assert self.process.stderr is not None
-        async for line in self.process.stderr:
+        lines = asyncio.StreamReader(LINE_BYTES_MAX)
+        reading, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), self.process.stderr
+        )
+        async for line in lines:
             async with self._heard:
                 self.lines.append(line.decode(errors="replace").rstrip())
                 self._heard.notify_all()
+        reading.close()
         async with self._heard:
             self._closed = True
             self._heard.notify_all()

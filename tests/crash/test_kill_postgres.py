@@ -90,7 +90,7 @@ async def test_postgres_dying_while_a_node_starts_ends_the_start_with_a_reason_o
     url = await child.ready_or_ended()
     if url is None:
         assert moment != "answers"
-        assert child.process.returncode == 1
+        assert child.returncode == 1
         assert child.lines[-1].startswith("error: "), child.last_words()
         await asyncio.to_thread(mortal_postgres.ensure_alive)
         child = await launch(tmp_path / "node", mortal_database.service_url, **SETTINGS)
@@ -195,7 +195,7 @@ async def test_postgres_killed_and_stopped_at_any_moment_loses_nothing_and_repea
             await fault.strike()
             if draw.random() < 0.3:
                 await child.kill()
-        if child.process.returncode is not None:
+        if child.returncode is not None:
             child = await launch(data_dir, mortal_database.service_url, **SETTINGS)
             url = await child.ready()
     async with writer(url, load.book) as one:

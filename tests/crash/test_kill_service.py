@@ -109,7 +109,7 @@ async def test_kill_at_any_moment_loses_nothing_acknowledged_and_repeats_nothing
                 await death.come(child, load)
                 await asyncio.gather(repeating, return_exceptions=True)
                 _unless_connection_lost(repeating)
-        assert child.process.returncode == -signal.SIGKILL, child.last_words()
+        assert child.returncode == -signal.SIGKILL, child.last_words()
     child = await launch(data_dir, database.service_url, **SETTINGS)
     url = await child.ready()
     await load.repeat_keyed(url)

@@ -238,8 +238,8 @@ async def test_a_start_that_waits_for_postgres_can_be_stopped(
     tmp_path: Path, launch: Launch, number: signal.Signals
 ) -> None:
     child = await launch(tmp_path / "node", f"postgresql://nobody@127.0.0.1:{free_port()}/none", **SETTINGS)
-    await until(lambda: list((tmp_path / "node").glob("wal/*/LOCK")) or child.process.returncode, "it starts", WAIT_S)
-    assert child.process.returncode is None
+    await until(lambda: list((tmp_path / "node").glob("wal/*/LOCK")) or child.returncode, "it starts", WAIT_S)
+    assert child.returncode is None
     child.signal(number)
     assert await child.ended(AT_ONCE_S) == 0
     assert "Traceback" not in child.last_words()
