@@ -157,21 +157,13 @@ class WrittenBundle(NamedTuple):
     """The side that lacks what is in it, ``a`` or ``b``."""
     from_seq: int
     to_seq: int
-    size_bytes: int
-    digest: str
-    """SHA-256 of the file, hex."""
+    bytes: int
+    sha256: str
+    """Of the file, hex."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {
-            "file": str(self.file),
-            "tenant_id": self.tenant_id,
-            "lacking": self.lacking,
-            "from_seq": self.from_seq,
-            "to_seq": self.to_seq,
-            "bytes": self.size_bytes,
-            "sha256": self.digest,
-        }
+        return {**self._asdict(), "file": str(self.file)}
 
 
 def write_bundles(
@@ -214,8 +206,8 @@ def _made(
             _add_snapshot(writer, tenant_id, row)
         for piece in writer.finish(end, signers.signer):
             file.write(piece)
-    digest, size_bytes = digest_of(path)
-    return WrittenBundle(path, tenant_id, lacking, *within, size_bytes, digest)
+    digest, size = digest_of(path)
+    return WrittenBundle(path, tenant_id, lacking, *within, size, digest)
 
 
 def _copied(chain: Chain, file: Path, lacking: str, folder: Path) -> WrittenBundle:
@@ -227,8 +219,8 @@ def _copied(chain: Chain, file: Path, lacking: str, folder: Path) -> WrittenBund
     path = folder / _name(chain.tenant_id, within)
     with whole_file(path) as target, file.open("rb") as source:
         shutil.copyfileobj(source, target)
-    digest, size_bytes = digest_of(path)
-    return WrittenBundle(path, chain.tenant_id, lacking, *within, size_bytes, digest)
+    digest, size = digest_of(path)
+    return WrittenBundle(path, chain.tenant_id, lacking, *within, size, digest)
 
 
 def _name(tenant_id: str, within: SeqRange) -> str:

@@ -57,7 +57,7 @@ class Merged:
             "duplicates": self.found.duplicates,
             "conflict_count": self.found.conflict_count,
             "conflicts": self.found.conflicts,
-            "bundles": [_told(bundle) for bundle in self.merged],
+            "bundles": [bundle.to_json() for bundle in self.merged],
             "inputs": [bundle.to_json() for bundle in self.bundles],
         }
 
@@ -184,20 +184,6 @@ def _paths(output: Path, tenants: Sequence[str], files: Sequence[str], *, is_fol
         if path.resolve() in inputs:
             raise InvalidInputError(f"{path} is one of the bundles that are merged; let the merged one go elsewhere")
     return paths
-
-
-def _told(bundle: MergedBundle) -> dict[str, Any]:
-    return {
-        "file": str(bundle.file),
-        "tenant_id": bundle.tenant_id,
-        "sha256": bundle.digest,
-        "bytes": bundle.size_bytes,
-        "log_origin": bundle.log_origin,
-        "entry_count": bundle.entries,
-        "snapshot_count": bundle.snapshots,
-        "to_chain_link": bundle.to_chain_link,
-        "tree_root": bundle.tree_root,
-    }
 
 
 def refuse_unless_a_folder_can_be(output: Path) -> None:

@@ -40,16 +40,20 @@ CONFLICTS_LISTED_MAX: Final = 1000
 class MergedBundle(NamedTuple):
     """One bundle that came out."""
 
-    tenant_id: str
     file: Path
-    digest: str
-    """SHA-256 of the file, hex."""
-    size_bytes: int
+    tenant_id: str
+    sha256: str
+    """Of the file, hex."""
+    bytes: int
     log_origin: str
-    entries: int
-    snapshots: int
+    entry_count: int
+    snapshot_count: int
     to_chain_link: str
     tree_root: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**self._asdict(), "file": str(self.file)}
 
 
 @dataclass
@@ -138,8 +142,8 @@ def _arrived(tenant_id: str, path: Path, signers: Signers) -> MergedBundle:
     with BundleReader.open(path, Keyring([signers.signer.public_key])) as reader:
         manifest = reader.manifest
         return MergedBundle(
-            tenant_id,
             path,
+            tenant_id,
             reader.digest,
             reader.size_bytes,
             manifest.log_origin,

@@ -219,7 +219,7 @@ def test_bundles_of_several_tenants_make_a_folder_of_bundles_each_as_if_merged_a
     outcome = merged(spark, files, tmp_path / "merged")
     names = sorted(path.name for path in (tmp_path / "merged").iterdir())
     assert names == ["acme.bundle.tar", "zeta.bundle.tar"]
-    assert [(one.tenant_id, one.entries) for one in outcome.merged] == [("acme", 18), ("zeta", 18)]
+    assert [(one.tenant_id, one.entry_count) for one in outcome.merged] == [("acme", 18), ("zeta", 18)]
     (alone,) = merged(spark, files[2:], tmp_path / "alone.tar").merged
     assert alone.file.read_bytes() == (tmp_path / "merged" / "zeta.bundle.tar").read_bytes()
     with pytest.raises(InvalidInputError, match="name a folder"):
