@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
-from ledger.merkle import Frontier, node_hash
+from ledger.merkle import Frontier
 
 TreeNode = tuple[int, int]
 """(level, index) of the perfect subtree over leaves index << level and the following 2^level - 1."""
@@ -90,32 +90,6 @@ class PartOfTree:
         while len(roots) > 1:
             roots = _paired(roots)
         return roots[0]
-
-
-class GrowingPart:
-    """Roots of the subtrees that a run of leaves falls into, for runs of any length: holds no more than these roots.
-
-    The same as ``PartOfTree`` gives for its whole run, in the tree that begins at leaf 0.
-    """
-
-    def __init__(self, first_leaf: int) -> None:
-        """The run begins at leaf ``first_leaf`` of the tree."""
-        self._next = first_leaf
-        self._roots: list[tuple[int, bytes]] = []
-
-    def append(self, leaf_hashes: Sequence[bytes]) -> None:
-        """The next leaves."""
-        for leaf_hash in leaf_hashes:
-            level, root = 0, leaf_hash
-            while self._roots and self._roots[-1][0] == level and self._next >> level & 1:
-                root = node_hash(self._roots.pop()[1], root)
-                level += 1
-            self._roots.append((level, root))
-            self._next += 1
-
-    def roots(self) -> list[bytes]:
-        """Root of each subtree, from left to right, as ``append_part`` takes them."""
-        return [root for _, root in self._roots]
 
 
 def _paired(nodes: list[bytes]) -> list[bytes]:

@@ -95,10 +95,14 @@ class RangeChecker:
             self._marks[seq] = Mark(run.links[at], run.hlcs[at])
 
     @property
-    def _tree(self) -> PartOfTree | None:
+    def _part(self) -> PartOfTree | None:
         """The entries as part of the tree: only what follows the range before without gap can be."""
-        is_known = self.task.first_seq == 1 and bool(self._runs) and self._runs[0].begin == self.task.begin - 1
-        return self._runs[0] if is_known else None
+        return self._runs[0] if self._runs and self._runs[0].begin == self.task.begin - 1 else None
+
+    @property
+    def _tree(self) -> PartOfTree | None:
+        """That part where tiles can be compared: these are of the tree from the first entry on."""
+        return self._part if self.task.first_seq == 1 else None
 
     def tiles(self) -> Iterator[TileRange]:
         """No row follows: the tiles to be read and given to ``compare_tiles``, as far as any are stored."""
@@ -143,7 +147,7 @@ class RangeChecker:
             runs=[(run.begin + 1, run.end) for run in self._runs],
             marks=self._marks,
             parts=[*self._parts()],
-            segments=[] if tree is None else [*self._segments(tree)],
+            segments=[] if self._part is None else [*self._segments(self._part)],
             tile_nodes=[] if tree is None else [*_tile_nodes(tree, task.tree_size)],
             tile_breaks=self._tile_breaks,
             tiles=self._tiles,

@@ -53,6 +53,8 @@ class Ends(NamedTuple):
     """Link that the entry before ``first_seq`` had when it was last verified."""
     expected_snapshot: str | None = None
     """Payload digest that the snapshot which ends there had then."""
+    expected_frontier: tuple[bytes, ...] = ()
+    """Right edge of the tree over the entries before ``first_seq``, empty when it is not known."""
 
     @property
     def tree_size(self) -> int:
@@ -134,12 +136,12 @@ class Fold:
             follows=None if expected is None else (ends.first_seq - 1, expected),
         )
         self._next_seq = ends.first_seq
-        self._last_link: Any = None
-        self._is_link_known = is_from_start
+        self._last_link: Any = ends.expected_prev
+        self._is_link_known = is_from_start or ends.expected_prev is not None
         self._may_be_v1 = True
         self._entries_checked = 0
         self._last_row: Head | None = None
-        self._has_all = is_from_start
+        self._has_all = is_from_start or bool(ends.expected_frontier)
         """Whether no entry is missing so far, from the first on."""
         self._reach = 0
         """The last entry before any is missing."""
@@ -148,6 +150,8 @@ class Fold:
         self._parts: dict[Interval, list[IntervalPart]] = {}
         self._segments: deque[tuple[int, list[bytes]]] = deque()
         self._tree = Frontier()
+        if ends.expected_frontier:
+            self._tree = Frontier.restore(ends.first_seq - 1, ends.expected_frontier)
         self._tiles = _SharedTiles()
         self._claims: list[Interval] = []
         """What signed claims cover that are not as stored, as far as ranges that follow are concerned."""
@@ -223,6 +227,11 @@ class Fold:
             check_head(findings, head, last, reach)
         if ends.is_left_over and "tail-truncated" not in findings.counts():
             findings.add("tail-truncated", 1, "other tables name the tenant; neither head nor entries of it are left")
+
+    @property
+    def frontier(self) -> Frontier | None:
+        """Right edge of the tree over all entries so far, None where one is missing."""
+        return self._tree if self._has_all else None
 
     def verdict(self) -> Verdict:
         """The verdict, once closed and once the jobs were compared."""

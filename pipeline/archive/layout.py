@@ -42,6 +42,8 @@ RANGE_ROWS_MAX: Final = 64 * FILE_ROWS_MAX
 """Most entries that a run puts under one manifest, unless a single snapshot has more."""
 RANGE_FILES: Final = 256
 """Most files that a run puts under one manifest, unless a single snapshot needs more."""
+RANGE_SNAPSHOTS: Final = 4_096
+"""Most snapshots that a run puts under one manifest: they are held until their entries are read."""
 MANIFEST_BYTES_MAX: Final = 4 << 20
 PLAN_BYTES_MAX: Final = 2 << 20
 CHECKPOINT_CHARACTERS_MAX: Final = 1 << 20

@@ -1,10 +1,13 @@
 """Making the files of an archive: rows are read, checked, written to a local file, and put under their name.
 
-Each is made by a task, ``file_on`` Spark, alone and in bounded memory. In order::
+Each file of entries is made by a task, ``file_on`` Spark, alone and in bounded memory. In order::
 
-    1. rows are read in batches, checked against one another and against what stands before them, and written
+    1. rows are read in batches, checked as one range of the chain, and written
     2. rows that do not hold end it: nothing is put into the archive, and what is wrong is the outcome
     3. the file is put under its name; where the name is taken, what stands there must have the same rows
+
+What a file says of the chain beyond itself is left to the fold of all ranges (``ledger.verification.range_fold``): a
+range is judged on its way into an archive by the algorithm that verifies it later.
 
 Step 3 takes another file with the same rows for the one it would write: the writer of Parquet may have become another
 one between a run that was killed and the one that carries on.
@@ -21,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from ledger import merkle
 from ledger.errors import (
     ArchiveConflictError,
     ArchiveInvalidError,
@@ -30,15 +32,15 @@ from ledger.errors import (
     LedgerError,
     UnknownKeyError,
 )
-from ledger.merkle.subtrees import GrowingPart
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker
+from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.range_check import RangeChecker
+from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.verdict import Break, Findings
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName
 from pipeline.archive.manifest import ArchivedFile
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, WrittenFile
 from pipeline.archive.store import ArchiveStore
-from pipeline.archiving.covered import Covered, Ground, UnjudgedBreak, worst
 from pipeline.archiving.postgres import Ledger
 from pipeline.arrow import lists_of
 
@@ -49,11 +51,16 @@ if TYPE_CHECKING:
 _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 
 
+class UnjudgedBreak(Break):
+    """Nothing is wrong but that no held key signed it."""
+
+
 class FileTask(NamedTuple):
-    """One file to be made; ``ground`` of a file of snapshots alone."""
+    """One file of entries to be made."""
 
     name: FileName
-    ground: Ground | None = None
+    first_seq: int
+    """Of the range that the file is a part of."""
 
 
 def found_in(error: LedgerError, seq: int) -> Break:
@@ -66,105 +73,64 @@ def found_in(error: LedgerError, seq: int) -> Break:
 
 
 class FiledEntries(NamedTuple):
-    """A file of entries that stands in the archive, and what its entries say of the chain."""
+    """What came of a file of entries: the file, None where they do not hold, and what they say of the chain."""
 
-    file: ArchivedFile
-    prev_chain_link: str | None
-    from_chain_link: str
-    to_chain_link: str
-    first_hlc: str
-    last_hlc: str
-    first_physical_ms: int
+    file: ArchivedFile | None
+    summary: RangeSummary
+    first: dict[str, Any]
+    """The first entry, by ``ENTRY_COLUMNS``."""
     highest_physical_ms: int
-    subtrees: list[bytes]
-    """Roots of the perfect subtrees of the tenant's tree that the entries fall into, from left to right."""
 
 
-class FiledSnapshots(NamedTuple):
-    """A file of snapshots that stands in the archive, and what the entries under them come to."""
-
-    file: ArchivedFile
-    node_id: str
-    to_chain_link: str
-    tree_root: str
-
-
-Outcome = FiledEntries | FiledSnapshots | Break
+Outcome = FiledEntries | Break
 FileAll = Callable[[Sequence[FileTask]], Sequence[Outcome]]
 """Makes files, in any order, and gives what came of each."""
 
 
-def file_entries(ledger: Ledger, store: ArchiveStore, name: FileName) -> FiledEntries | Break:
-    """Put the entries of ``name`` into the archive; what is wrong with them, if anything is.
+def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEntries:
+    """Put the entries of a file into the archive, if they hold.
 
     Raises:
         ArchiveConflictError: something else stands there.
         ArchiveUnavailableError, DatabaseUnavailableError: one of the two does not answer.
     """
-    tenant_id, from_seq, to_seq, _ = name
-    before = ledger.entry_before(tenant_id, from_seq)
-    findings = Findings()
-    checker = EntryChecker(
+    tenant_id, from_seq, to_seq, _ = task.name
+    checked = RangeTask(
         tenant_id,
-        findings,
-        first_seq=from_seq,
-        prev_link=before.chain_link,
-        may_be_v1=before.link_version in (None, 1),
+        0,
+        from_seq,
+        to_seq,
+        task.first_seq,
+        intervals=ledger.intervals(tenant_id, from_seq, to_seq),
+        may_be_v1=ledger.entry_before(tenant_id, from_seq).link_version in (None, 1),
     )
-    subtrees = GrowingPart(from_seq - 1)
-    first: list[Any] = []
-    last: list[Any] = []
-    highest = 0
+    findings = Findings()
+    checker = RangeChecker(checked, [], findings)
+    first: dict[str, Any] = {}
+    highest, file = 0, None
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_FILE_SCHEMA)) as writer:
-        # 1. Read, checked and written.
         for batch in ledger.entries(tenant_id, from_seq, to_seq):
             columns = lists_of(batch)
-            runs = checker.check_columns(columns)
-            if findings.first_break() is not None:
-                continue
-            subtrees.append([merkle.leaf_hash(link) for run in runs for link in run.links])
-            highest = max(highest, max(columns[_PHYSICAL]))
-            first = first or [column[0] for column in columns]
-            last = [column[-1] for column in columns]
-            writer.add(batch)
-        # 2. Whether they hold.
-        if checker.last_seq < to_seq:
-            missing = f"entries from seq {checker.last_seq + 1} on are missing, and a snapshot covers them"
-            findings.add("gap", checker.last_seq + 1, missing)
-        found = findings.first_break()
-        if found is not None:
-            return found
-        # 3. Under their name.
-        file = _put(store, name, local, writer.finish(), ENTRY_FILE_SCHEMA)
-    named_first, named_last = (dict(zip(ENTRY_COLUMNS, row, strict=True)) for row in (first, last))
-    return FiledEntries(
-        file=file,
-        prev_chain_link=named_first["prev_chain_link"],
-        from_chain_link=named_first["chain_link"],
-        to_chain_link=named_last["chain_link"],
-        first_hlc=named_first["t_hlc"],
-        last_hlc=named_last["t_hlc"],
-        first_physical_ms=named_first["hlc_physical"],
-        highest_physical_ms=highest,
-        subtrees=subtrees.roots(),
-    )
+            checker.check_columns(columns)
+            if findings.first_break() is None:
+                first = first or {name: column[0] for name, column in zip(ENTRY_COLUMNS, columns, strict=True)}
+                highest = max(highest, max(columns[_PHYSICAL]))
+                writer.add(batch)
+        if first and findings.first_break() is None:
+            file = _put(store, task.name, local, writer.finish(), ENTRY_FILE_SCHEMA)
+    return FiledEntries(file, checker.finish(), first, highest)
 
 
-def file_snapshots(ledger: Ledger, store: ArchiveStore, name: FileName, ground: Ground) -> FiledSnapshots | Break:
-    """Put the snapshots of ``name`` into the archive, which cover its range without gap, are those of its entries, and
-    were signed by keys that are held; raises as ``file_entries``."""
-    findings = Findings()
-    covered = Covered(ledger, name, ground, findings)
+def file_snapshots(store: ArchiveStore, name: FileName, batches: Iterable[pa.RecordBatch]) -> ArchivedFile:
+    """Put snapshots, which were compared with their entries, into the archive; raises as ``file_entries``.
+
+    Raises:
+        InvalidInputError: a column holds what it never may.
+    """
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, SNAPSHOT_FILE_SCHEMA)) as writer:
-        for batch in covered.batches():
+        for batch in batches:
             writer.add(batch)
-        found = worst(findings)
-        if found is not None:
-            return found
-        file = _put(store, name, local, writer.finish(), SNAPSHOT_FILE_SCHEMA)
-    claim = None if covered.last is None else covered.last.claim
-    assert claim is not None
-    return FiledSnapshots(file, claim.node_id, claim.to_chain_link, covered.frontier.root().hex())
+        return _put(store, name, local, writer.finish(), SNAPSHOT_FILE_SCHEMA)
 
 
 def _put(store: ArchiveStore, name: FileName, local: Any, written: WrittenFile, schema: pa.Schema) -> ArchivedFile:
@@ -204,7 +170,7 @@ def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> 
         with Ledger.connected(dsn) as ledger:
             for outcome in file_each(names, ledger, ArchiveStore(url)):
                 if isinstance(outcome, FiledEntries):
-                    rows.add(outcome.file.rows)
+                    rows.add(outcome.summary.rows)
                 yield outcome
 
     def file_all(names: Sequence[FileTask]) -> Sequence[Outcome]:
@@ -222,11 +188,8 @@ def file_each(tasks: Iterable[FileTask], ledger: Ledger, store: ArchiveStore) ->
     Raises:
         ArchiveUnavailableError, DatabaseUnavailableError: one of the two does not answer.
     """
-    for name, ground in tasks:
+    for task in tasks:
         try:
-            if ground is None:
-                yield file_entries(ledger, store, name)
-            else:
-                yield file_snapshots(ledger, store, name, ground)
+            yield file_entries(ledger, store, task)
         except (ArchiveConflictError, ArchiveInvalidError, InvalidInputError) as error:
-            yield found_in(error, name.from_seq)
+            yield found_in(error, task.name.from_seq)

@@ -39,12 +39,11 @@ from pipeline.archive.layout import (
     month_of,
     plan_path,
 )
-from pipeline.archive.manifest import SealedManifest
+from pipeline.archive.manifest import Manifest, SealedManifest
 from pipeline.archive.parquet import SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.archive.store import ArchiveStore
-from pipeline.archiving.covered import Ground, UnjudgedBreak
+from pipeline.archiving.filing import UnjudgedBreak
 from pipeline.archiving.postgres import Ledger, SignedEnd, Stretch
-from pipeline.keys import sent
 from signing import checkpoint as checkpoints
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
@@ -202,22 +201,18 @@ def next_plan(
     return plan
 
 
-def ground_of(store: ArchiveStore, last: SealedManifest | None, keyring: Keyring) -> Ground:
-    """What the snapshots behind ``last`` stand on, as the archive has it.
+def last_snapshot(store: ArchiveStore, manifest: Manifest) -> str:
+    """Digest of the snapshot that ends an archived range, as the archive has it.
 
     Raises:
-        ArchiveInvalidError: the file of the snapshots before is not what its manifest says.
+        ArchiveInvalidError: the file of snapshots is not what its manifest says.
     """
-    if last is None:
-        return Ground((), None, sent(keyring))
-    manifest = last.manifest
     with opened(store, manifest.snapshot_file, SNAPSHOT_FILE_SCHEMA) as found:
         *_, batch = batches(found, manifest.snapshot_file)
     try:
-        digest = open_snapshot(batch.column("dsse_envelope")[-1].as_py(), None).payload_sha256
+        return open_snapshot(batch.column("dsse_envelope")[-1].as_py(), None).payload_sha256
     except SignatureError as error:
         raise ArchiveInvalidError(f"{manifest.snapshot_file.name}: {error}", manifest.to_seq) from error
-    return Ground(manifest.frontier, digest, sent(keyring))
 
 
 def checkpoint_of(log_origin: str, tenant_id: str, text: str, keyring: Keyring) -> Checkpoint:

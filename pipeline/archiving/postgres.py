@@ -18,7 +18,7 @@ from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
-from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS
+from pipeline.archive.layout import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS
 from pipeline.places import statements
 from pipeline.places.connection import Connection, connected
 from pipeline.places.dsn import Dsn
@@ -155,12 +155,20 @@ class Ledger:
         return self._reader(tenant_id, 1, 1).tiles(level, index, index).get(index, b"")
 
     def snapshot_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
-        """Where the last snapshot ends that ends in the range; None when none does."""
+        """Where the last snapshot ends of the first ``RANGE_SNAPSHOTS`` that end in the range; None when none does."""
         return self._snapshot_end("max", tenant_id, f"to_seq BETWEEN {from_seq:d} AND {to_seq:d}")
 
     def next_snapshot_end(self, tenant_id: str, seq: int) -> int | None:
         """Where the first snapshot ends that ends at ``seq`` or behind it."""
         return self._snapshot_end("min", tenant_id, f"to_seq >= {seq:d}")
+
+    def intervals(self, tenant_id: str, from_seq: int, to_seq: int) -> tuple[tuple[int, int], ...]:
+        """Where the snapshots begin and end whose entries are partly in the range."""
+        rows = self._connection.rows(
+            f"SELECT from_seq, to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)}"
+            f" AND from_seq <= {to_seq:d} AND to_seq >= {from_seq:d} ORDER BY from_seq"
+        )
+        return tuple((row[0], row[1]) for row in rows)
 
     def entry_before(self, tenant_id: str, seq: int) -> LastRow:
         """The entry right before ``seq``."""
@@ -205,9 +213,11 @@ class Ledger:
         )
 
     def _snapshot_end(self, which: str, tenant_id: str, where: str) -> int | None:
-        end: int | None = self._connection.value(
-            f"SELECT {which}(to_seq) FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)} AND {where}"
-        )
+        end: int | None = self._connection.value(f"""
+            SELECT {which}(to_seq)
+              FROM (SELECT to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)} AND {where}
+                     ORDER BY from_seq LIMIT {RANGE_SNAPSHOTS}) AS first
+        """)
         return end
 
     def _stretches(self, tenant_id: str, from_seq: int, to_seq: int, rows: int) -> Iterator[Stretch]:

@@ -5,10 +5,10 @@ In rounds, until nothing is left, each tenant one range at a time::
     1. the last manifest of the tenant says what is archived; it is of this log, signed by a key of it, and the chain
        has its last link
     2. the plan of the next range: one that stands there without its manifest, else a new one, written first
-    3. the files of all plans of the round, wherever and in whatever order (pipeline.archiving.filing)
-    4. the range as a whole: files follow one another, months are right, the tree has the root that the last snapshot
-       claims, and the newest checkpoint extends it
-    5. the manifest, which makes the range a part of the archive
+    3. the files of entries of all plans of the round, wherever and in whatever order (pipeline.archiving.filing)
+    4. the range as a whole, folded of its files as a verification folds ranges: they follow on what is archived, every
+       snapshot is one of these entries; months are right, and the newest checkpoint extends the tree
+    5. the file of its snapshots, and the manifest, which makes the range a part of the archive
 
 Killed anywhere, the next run finds at 2 what it has to finish. Two runs at once write the same bytes: plans, files and
 manifests are written once, and who comes second compares. A tenant whose rows, or whose part of the archive, do not
@@ -20,7 +20,6 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -31,32 +30,29 @@ from ledger.errors import (
     ArchiveInvalidError,
     BrokenRangeError,
     InvalidInputError,
-    ProofError,
     TenantNotFoundError,
     UnknownKeyError,
 )
-from ledger.merkle import Frontier, tiles, verify_consistency
-from ledger.merkle.subtrees import append_part
 from ledger.verification.verdict import Break
-from pipeline.archive.layout import FILES_MAX, MANIFEST_BYTES_MAX, manifest_path, month_of
-from pipeline.archive.manifest import FORM, Manifest, SealedManifest, frontier_of, open_manifest
+from pipeline.archive.layout import MANIFEST_BYTES_MAX, manifest_path
+from pipeline.archive.manifest import FORM, Manifest, SealedManifest, open_manifest
 from pipeline.archive.reader import newest_manifest, tenants_of
 from pipeline.archive.store import ArchiveStore
-from pipeline.archiving.covered import UnjudgedBreak
 from pipeline.archiving.filing import (
     FileAll,
     FiledEntries,
-    FiledSnapshots,
     FileTask,
     Outcome,
+    UnjudgedBreak,
     found_in,
 )
-from pipeline.archiving.plan import Plan, checkpoint_of, ground_of, next_plan
+from pipeline.archiving.plan import Plan, next_plan
 from pipeline.archiving.postgres import Ledger, SignedEnd
+from pipeline.archiving.whole import manifest_of, whole
 from signing.keys import Keyring, Signer
 
-ROUND_FILES_MAX: Final = 4 * FILES_MAX
-"""A round is closed by the plan that takes it to so many files."""
+ROUND_FILES_MAX: Final = 512
+"""A round is closed by the plan that takes it to so many files, of each of which a summary of some 400 kB is held."""
 
 
 class Archived(NamedTuple):
@@ -137,14 +133,13 @@ class Run:
                 if plan is None:
                     del waiting[tenant_id]
                     continue
-                ground = ground_of(self._store, last, self._keyring)
-                tasks += [*map(FileTask, plan.entry_files), FileTask(plan.files[-1], ground)]
+                tasks += [FileTask(name, plan.from_seq) for name in plan.entry_files]
                 plans.append(plan)
             if len(tasks) >= ROUND_FILES_MAX:
                 break
         outcomes = iter(self._file_all(tasks) if tasks else ())
         for plan in plans:
-            filed = list(islice(outcomes, len(plan.files)))
+            filed = list(islice(outcomes, len(plan.entry_files)))
             with self._giving_up(plan.tenant_id, waiting):
                 self._finish(plan, filed)
 
@@ -153,8 +148,9 @@ class Run:
         if found:
             raise BrokenRangeError(min(found, key=lambda each: (isinstance(each, UnjudgedBreak), each.seq)))
         entries = [each for each in filed if isinstance(each, FiledEntries)]
-        (snapshots,) = (each for each in filed if isinstance(each, FiledSnapshots))
-        manifest = manifest_of(self._ledger, plan, self._last[plan.tenant_id], entries, snapshots, self._keyring)
+        last = self._last[plan.tenant_id]
+        found_whole = whole(self._ledger, self._store, plan, last, entries, self._keyring)
+        manifest = manifest_of(self._ledger, self._store, found_whole, self._keyring)
         self._last[plan.tenant_id] = write_manifest(self._store, manifest, self._signer, self._keyring)
         done, size = self._done[plan.tenant_id], sum(file.bytes for file in manifest.files)
         self._done[plan.tenant_id] = done._replace(
@@ -174,62 +170,6 @@ class Run:
     def _give_up(self, tenant_id: str, found: Break, waiting: dict[str, SignedEnd]) -> None:
         self._done[tenant_id] = self._done[tenant_id]._replace(first_break=found)
         waiting.pop(tenant_id, None)
-
-
-def manifest_of(
-    ledger: Ledger,
-    plan: Plan,
-    last: SealedManifest | None,
-    entries: Sequence[FiledEntries],
-    snapshots: FiledSnapshots,
-    keyring: Keyring,
-) -> Manifest:
-    """The manifest of the range of ``plan``, which follows on ``last``: its files follow one another, their months are
-    right, the tree has the root that the snapshots were compared with, and the newest checkpoint extends it.
-
-    Raises:
-        BrokenRangeError: one of these is not so.
-        ArchiveConflictError: the plan is not one of these entries.
-    """
-    before = None if last is None else last.manifest
-    link = None if before is None else before.to_chain_link
-    highest = entries[0].first_physical_ms if before is None else before.highest_physical_ms
-    frontier = Frontier() if before is None else frontier_of(before)
-    for name, filed in zip(plan.entry_files, entries, strict=True):
-        if filed.prev_chain_link != link:
-            detail = f"seq {name.from_seq} does not name the link of seq {name.from_seq - 1} as the one before it"
-            raise BrokenRangeError(Break(name.from_seq, "prev-link", detail))
-        months = {month_of(max(highest, each)) for each in (filed.first_physical_ms, filed.highest_physical_ms)}
-        if months != {name.month}:
-            raise ArchiveConflictError(f"the plan of {name.path()} does not fit the entries: {sorted(months)}")
-        link, highest = filed.to_chain_link, max(highest, filed.highest_physical_ms)
-        append_part(frontier, name.to_seq, filed.subtrees)
-    root = frontier.root()
-    if (snapshots.to_chain_link, snapshots.tree_root) != (link, root.hex()):
-        detail = f"the snapshot that ends at {plan.to_seq} is not of these entries"
-        raise BrokenRangeError(Break(plan.to_seq, "snapshot-root", detail))
-    checkpoint, proof = _checkpoint(ledger, plan, root, keyring)
-    return Manifest(
-        node_id=snapshots.node_id,
-        log_origin=plan.log_origin,
-        tenant_id=plan.tenant_id,
-        from_seq=plan.from_seq,
-        to_seq=plan.to_seq,
-        from_chain_link=entries[0].from_chain_link,
-        to_chain_link=entries[-1].to_chain_link,
-        first_hlc=entries[0].first_hlc,
-        last_hlc=entries[-1].last_hlc,
-        highest_physical_ms=highest,
-        entry_count=plan.to_seq - plan.from_seq + 1,
-        snapshot_count=snapshots.file.rows,
-        tree_size=plan.to_seq,
-        tree_root=root.hex(),
-        frontier=tuple(each.hex() for each in frontier.hashes),
-        checkpoint=checkpoint,
-        consistency=tuple(each.hex() for each in proof),
-        previous_manifest=plan.previous_manifest,
-        files=(*(each.file for each in entries), snapshots.file),
-    )
 
 
 def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyring: Keyring) -> SealedManifest:
@@ -258,20 +198,3 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
     if ours != theirs.manifest:
         raise ArchiveConflictError(f"{path} is there already and says something else: nothing was overwritten")
     return theirs
-
-
-def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tuple[str, list[bytes]]:
-    """The newest checkpoint, and the proof that it extends the tree under ``root``, which ends with the range."""
-    tenant_id, size = plan.tenant_id, plan.to_seq
-    with ledger.at_one_time():
-        text = ledger.checkpoint(tenant_id)
-        checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
-        if text is None or checkpoint is None or checkpoint.size < size:
-            raise BrokenRangeError(Break(size, "tree", f"the newest checkpoint does not cover seq {size} any more"))
-        try:
-            proof = tiles.consistency_proof(size, checkpoint.size, partial(ledger.tile, tenant_id))
-            verify_consistency(size, checkpoint.size, root, checkpoint.root, proof)
-        except ProofError as error:
-            detail = f"the newest checkpoint is not shown to extend these entries: {error}"
-            raise BrokenRangeError(Break(size, "tree", detail)) from error
-    return text, proof

@@ -112,7 +112,7 @@ def archive(
 
 
 def _exit_code(found: Break | None) -> ExitCode:
-    from pipeline.archiving.covered import UnjudgedBreak
+    from pipeline.archiving.filing import UnjudgedBreak
 
     if found is None:
         return ExitCode.FINE

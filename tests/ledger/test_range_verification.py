@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import merkle
-from ledger.merkle.subtrees import GrowingPart, PartOfTree, append_part, subtrees
+from ledger.merkle.subtrees import PartOfTree, append_part, subtrees
 from ledger.verification import Anchor, TreeHead, driver, verify
 from ledger.verification.verdict import Break, Verdict
 from signing.snapshot import open_snapshot
@@ -157,18 +157,6 @@ def test_parts_of_a_tree_make_the_whole(before: int, sizes: list[int]) -> None:
         begin += size
     assert shared.root() == merkle.root(leaves)
     assert alone.root() == merkle.root(leaves[before:])
-
-
-@given(st.integers(0, 5000), st.lists(st.integers(0, 300), max_size=5))
-def test_a_part_that_grows_has_the_subtrees_of_one_that_is_held_whole(begin: int, sizes: list[int]) -> None:
-    leaves = [merkle.leaf_hash(index.to_bytes(4, "big")) for index in range(sum(sizes))]
-    growing, whole = GrowingPart(begin), PartOfTree(begin)
-    at = 0
-    for size in sizes:
-        growing.append(leaves[at : at + size])
-        at += size
-    whole.append(leaves)
-    assert growing.roots() == whole.part(begin, begin + at)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))

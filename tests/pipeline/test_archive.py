@@ -27,15 +27,14 @@ from pipeline.archive.manifest import Manifest, open_manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving import plan
-from pipeline.archiving.covered import UnjudgedBreak
-from pipeline.archiving.filing import FileTask, Outcome, file_each
+from pipeline.archiving.filing import FileTask, Outcome, UnjudgedBreak, file_each
 from pipeline.archiving.plan import Stretch, cut
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Run
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from tests.conftest import Database
-from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, payload_digest
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, link_of, payload_digest
 from tests.pipeline.archived_ledgers import (
     DAY_MS,
     JANUARY_MS,
@@ -558,14 +557,45 @@ async def test_the_snapshots_of_a_later_range_follow_on_those_that_are_archived(
     assert (acme.first_break, acme.to_seq) == (None, 40)
 
 
-async def test_snapshots_are_compared_a_window_at_a_time(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_later_range_begins_with_the_link_that_is_archived(database: Database, tmp_path: Path) -> None:
+    ledger = ledger_of("acme", days(20))
+    await store(database, ledger)
+    archive_here(database, tmp_path)
+    ledger_of("acme", days(20, 20), start=ledger)
+    previous = "00" * 32
+    for row in ledger.entries[20:]:
+        row["prev_chain_link"] = previous
+        previous = row["chain_link"] = link_of("acme", row)
+    await store(database, ledger)
+    (acme,) = archive_here(database, tmp_path)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq, acme.to_seq) == ("prev-link", 21, 20)
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "seq"),
+    [
+        ("DELETE FROM scheduler.scheduler_log WHERE seq >= 18", "gap", 18),
+        ("DELETE FROM scheduler.batch_snapshot WHERE to_seq = 20", "snapshot-chain", 11),
+    ],
+)
+async def test_what_is_removed_once_it_was_planned_is_missed(
+    database: Database, tmp_path: Path, statement: str, kind: str, seq: int
 ) -> None:
-    await store(database, ledger_of("acme", days(64)))
-    archive_here(database, tmp_path / "whole")
-    monkeypatch.setattr("pipeline.archiving.covered.WINDOW_ROWS", 7)
-    archive_here(database, tmp_path / "windows")
-    assert content_of(tmp_path / "windows") == content_of(tmp_path / "whole")
+    await store(database, ledger_of("acme", days(20)))
+    loop = asyncio.get_running_loop()
+    with PostgresLedger.connected(database.service_url) as connected:
+        make = file_here(database.service_url, str(tmp_path))
+
+        def removing(names: Sequence[FileTask]) -> Sequence[Outcome]:
+            asyncio.run_coroutine_threadsafe(query(database, statement), loop).result(60)
+            return make(names)
+
+        run = Run(connected, ArchiveStore(str(tmp_path)), SIGNER, RING, removing)
+        (acme,) = await asyncio.to_thread(run.archive)
+    assert acme.first_break is not None
+    assert (acme.first_break.kind, acme.first_break.seq, acme.to_seq) == (kind, seq, 0)
+    assert not (tmp_path / "manifests").exists()
 
 
 @pytest.mark.parametrize("table", ["scheduler_log", "batch_snapshot"])
@@ -658,10 +688,11 @@ async def test_keys_that_a_database_publishes_count_while_they_hold_and_garbage_
         ledger.log_origin()
 
 
+@pytest.mark.parametrize(("bound", "value"), [("plan.RANGE_ROWS_MAX", 25), ("postgres.RANGE_SNAPSHOTS", 2)])
 async def test_long_histories_are_archived_range_by_range(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
-    monkeypatch.setattr("pipeline.archiving.plan.RANGE_ROWS_MAX", 25)
+    monkeypatch.setattr(f"pipeline.archiving.{bound}", value)
     await store(database, ledger_of("acme", days(64)), ledger_of("other", days(31)))
     acme, _ = archive_here(database, tmp_path)
     assert acme.to_seq == 60
