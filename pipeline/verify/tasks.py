@@ -20,16 +20,14 @@ import pyarrow as pa
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.machines import job_parts
 from ledger.machines.job_parts import JobParts
-from ledger.verification import ENTRY_COLUMNS
-from ledger.verification.projection_check import FOLD_COLUMNS, JobJudge, JobsFound, StoredJob, merged
+from ledger.verification.projection_check import JobJudge, JobsFound, StoredJob, merged
 from ledger.verification.range_check import RangeChecker, opened_for
 from ledger.verification.range_fold import CheckAgain, Ends, fold
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.verdict import Break, Findings
-from pipeline.arrow import rows_of
+from pipeline.arrow import lists_of, rows_of
 from pipeline.keys import keyring_of
 from pipeline.places import Piece, PieceReader
-from pipeline.verify.columns import check_batch
 from pipeline.verify.task_rows import (
     AGAIN,
     BREAK,
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
 
 JOBS_HELD_MAX: Final = 20_000
 """Jobs whose states a task holds before it hands them on: some tens of megabytes."""
-_COLUMNS_FOLDED: Final = frozenset(FOLD_COLUMNS)
 JOBS_SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
 """Parts come in chain order, stored jobs in the order that they are stored in."""
 CHAINS_SORTED_BY: Final = ("tenant_id", "kind", "number")
@@ -93,9 +90,10 @@ class CheckRanges:
         checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
         jobs, place = JobParts(reader.followed_seq() if self.with_jobs else 0), 0
         for batch in reader.entries():
-            check_batch(checker, batch)
+            columns = lists_of(batch)
+            checker.check_columns(columns)
             if self.with_jobs:
-                jobs.add([_column(name, batch) for name in ENTRY_COLUMNS])
+                jobs.add(columns)
             if len(jobs) >= JOBS_HELD_MAX:
                 yield from _parts(task, place, jobs)
             if self.passed is not None:
@@ -141,11 +139,6 @@ def _breaks(task: RangeTask, breaks: list[Break]) -> Iterator[TaskRow]:
     found, breaks[:] = [*breaks], []
     for each in found:
         yield TaskRow(task.tenant_id, BREAK, task.number, 0, None, encode(each))
-
-
-def _column(name: str, batch: pa.RecordBatch) -> list[object]:
-    """A column that folding asks for, nothing of the others."""
-    return batch.column(name).to_pylist() if name in _COLUMNS_FOLDED else []
 
 
 def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
