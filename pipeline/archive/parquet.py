@@ -7,11 +7,12 @@ Only columns that repeat themselves have dictionaries, so that what a file unpac
 
 from __future__ import annotations
 
+import hashlib
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,19 +63,19 @@ class WrittenFile(NamedTuple):
 
 
 class FileWriter:
-    """Makes one file out of batches of any size. Memory holds a row group."""
+    """Makes one file, which can be read too, out of batches of any size. Memory holds a row group."""
 
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         self.rows = 0
         self._schema = schema
         self._group_rows = GROUP_ROWS if schema is ENTRY_FILE_SCHEMA else SNAPSHOT_GROUP_ROWS
-        self._target = _Hashed(target)
+        self._target = target
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._position: int | None = None
         """Rows between the last multiple of ``_group_rows`` and the next row."""
         self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._target, mode="w"),
+            target,
             schema,
             version="2.6",
             compression="zstd",
@@ -115,13 +116,14 @@ class FileWriter:
         """
         self._write_group()
         self._writer.close()
-        if self._target.bytes > FILE_BYTES_MAX:
-            raise InvalidInputError(f"a file has {self._target.bytes} bytes, an archive takes {FILE_BYTES_MAX}")
-        return WrittenFile(self._target.digest.hexdigest(), self._target.bytes, self.rows)
+        size = self._target.seek(0, os.SEEK_END)
+        if size > FILE_BYTES_MAX:
+            raise InvalidInputError(f"a file has {size} bytes, an archive takes {FILE_BYTES_MAX}")
+        self._target.seek(0)
+        return WrittenFile(hashlib.file_digest(self._target, "sha256").hexdigest(), size, self.rows)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Drop what is not finished; a second call, or one after ``finish``, does nothing."""
-        self._target.is_dropped = True
+        """Write no more; what is not finished is of no use. A second call, or one after ``finish``, does nothing."""
         self._writer.close()
 
     def _next_group(self, batch: pa.RecordBatch, rows_left: int) -> tuple[int, int, bool]:
@@ -153,30 +155,6 @@ def _lengths(batch: pa.RecordBatch) -> pa.Array:
     return total
 
 
-class _Hashed:
-    """A file that takes the digest of what is written to it."""
-
-    closed = False
-
-    def __init__(self, target: IO[bytes]) -> None:
-        self._target = target
-        self.digest = sha256()
-        self.bytes = 0
-        self.is_dropped = False
-        """Whether nothing is written any more."""
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        self.bytes += len(data)
-        return len(data) if self.is_dropped else self._target.write(data)
-
-    def flush(self) -> None:
-        self._target.flush()
-
-    def close(self) -> None:
-        """The file itself is closed by who opened it."""
-
-
 @contextmanager
 def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     """The file, fetched and compared with what its manifest says before anything of it is parsed.
@@ -186,7 +164,7 @@ def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterat
         ArchiveUnavailableError: it cannot be read.
     """
     with tempfile.NamedTemporaryFile() as local:
-        digest, size = sha256(), 0
+        digest, size = hashlib.sha256(), 0
         try:
             for chunk in store.chunks(file.name):
                 size += len(chunk)

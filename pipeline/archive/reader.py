@@ -50,7 +50,7 @@ def ranges_of(store: ArchiveStore, tenant_id: str) -> list[tuple[int, int]]:
         ArchiveInvalidError: there is a gap, or something else among them.
         ArchiveUnavailableError: they cannot be read.
     """
-    ranges = sorted(manifest_range(each.name) for each in store.objects(manifests_of(tenant_id)))
+    ranges = sorted(manifest_range(name) for name in store.objects(manifests_of(tenant_id)))
     expected_seq = 1
     for from_seq, to_seq in ranges:
         if from_seq != expected_seq or to_seq < from_seq:

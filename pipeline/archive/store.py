@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -34,13 +34,6 @@ READ_BYTES: Final = 1 << 20
 WRITING: Final = ".writing"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-
-
-class Listed(NamedTuple):
-    """One object: its name below what was listed, and its size."""
-
-    name: str
-    bytes: int
 
 
 class ArchiveStore:
@@ -152,15 +145,15 @@ class ArchiveStore:
             found = obstore.list_with_delimiter(self._store(), name)
         return sorted(each.removeprefix(f"{name}/") for each in found["common_prefixes"])
 
-    def objects(self, name: str) -> list[Listed]:
-        """Everything below ``name``, by its name there.
+    def objects(self, name: str) -> list[str]:
+        """The names below ``name`` of everything that is there, sorted.
 
         Raises:
             ArchiveUnavailableError: it cannot be listed.
         """
         with self._told(name):
             found = [each for page in obstore.list(self._store(), name) for each in page]
-        return sorted(Listed(each["path"].removeprefix(f"{name}/"), each["size"]) for each in found)
+        return sorted(each["path"].removeprefix(f"{name}/") for each in found)
 
     # --- the store ------------------------------------------------------------------------------------
 

@@ -172,8 +172,7 @@ def next_plan(
     limit = _limit(log_origin, signed, keyring)
     archived = 0 if last is None else last.manifest.to_seq
     if archived > limit:
-        # Another run may have found more signed, and archived it, than there was when this one began.
-        limit = max((_limit(log_origin, each, keyring) for each in ledger.signed([signed.tenant_id])), default=0)
+        limit = _limit_now(ledger, log_origin, signed.tenant_id, keyring)
     if archived > limit:
         detail = f"the archive has entries up to seq {archived}, and what is signed of the chain ends at {limit}"
         raise BrokenRangeError(Break(archived, "rollback", detail))
@@ -189,8 +188,7 @@ def next_plan(
         standing = store.read(path, PLAN_BYTES_MAX) or b""
     plan = decode_plan(standing)
     if plan.to_seq > limit:
-        # Another run may have found more signed than there was when this one began.
-        limit = max((_limit(log_origin, each, keyring) for each in ledger.signed([signed.tenant_id])), default=limit)
+        limit = _limit_now(ledger, log_origin, signed.tenant_id, keyring)
     previous = None if last is None else last.digest
     expected = (log_origin, signed.tenant_id, from_seq, previous)
     if (plan.log_origin, plan.tenant_id, plan.from_seq, plan.previous_manifest) != expected or plan.to_seq > limit:
@@ -245,6 +243,11 @@ def _limit(log_origin: str, signed: SignedEnd, keyring: Keyring) -> int:
     if signed.checkpoint is None:
         return 0
     return min(signed.signed_seq, checkpoint_of(log_origin, signed.tenant_id, signed.checkpoint, keyring).size)
+
+
+def _limit_now(ledger: Ledger, log_origin: str, tenant_id: str, keyring: Keyring) -> int:
+    """The same, asked again: another run may have found more signed, and archived it, since this one began."""
+    return max((_limit(log_origin, each, keyring) for each in ledger.signed([tenant_id])), default=0)
 
 
 def _check_follows(ledger: Ledger, log_origin: str, last: SealedManifest) -> None:

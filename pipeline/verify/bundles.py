@@ -9,7 +9,6 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,38 +57,35 @@ def verify_bundles(
     if kept is not None:
         judge_checkpoint(kept, keyring)
     keys = sent(keyring)
-    check = _CheckBundles(tuple(str(file.absolute()) for file in files), keys, kept, memory, passed)
+    names = [str(file.absolute()) for file in files]
+
+    def check(number: int) -> Iterator[pa.RecordBatch]:
+        return batched(_rows(names[number], number, keyring_of(keys), kept, memory, passed))
+
     found = over_numbers(spark, len(files), check, DDL).persist()
     verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()
     return Verified(spark, [orjson.loads(bytes(row.data)) for row in verdicts], [found])
 
 
-@dataclass(frozen=True)
-class _CheckBundles:
-    """Verifies files by their numbers. Travels to the workers."""
-
-    files: Sequence[str]
-    keys: str | None
-    kept: str | None
-    memory: Memory | None
-    passed: Accumulator[int] | None
-
-    def __call__(self, number: int) -> Iterator[pa.RecordBatch]:
-        return batched(self._rows(number))
-
-    def _rows(self, number: int) -> Iterator[TaskRow]:
-        breaks: list[Break] = []
-        file = self.files[number]
-        try:
-            verdict = _verified(Path(file), keyring_of(self.keys), self.kept, self.memory, breaks).to_json()
-        except OSError as error:
-            breaks, verdict = [], _unread(error)
-        if self.passed is not None:
-            self.passed.add(verdict["entries_checked"])
-        tenant_id = verdict["tenant_id"] or ""
-        for each in breaks:
-            yield TaskRow(tenant_id, BREAK, number, 0, None, encode(each))
-        yield TaskRow(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": _readable(file), **verdict}))
+def _rows(
+    file: str,
+    number: int,
+    keyring: Keyring | None,
+    kept: str | None,
+    memory: Memory | None,
+    passed: Accumulator[int] | None,
+) -> Iterator[TaskRow]:
+    breaks: list[Break] = []
+    try:
+        verdict = _verified(Path(file), keyring, kept, memory, breaks).to_json()
+    except OSError as error:
+        breaks, verdict = [], _unread(error)
+    if passed is not None:
+        passed.add(verdict["entries_checked"])
+    tenant_id = verdict["tenant_id"] or ""
+    for each in breaks:
+        yield TaskRow(tenant_id, BREAK, number, 0, None, encode(each))
+    yield TaskRow(tenant_id, VERDICT, number, 0, None, orjson.dumps({"file": _readable(file), **verdict}))
 
 
 def _unread(error: OSError) -> dict[str, Any]:
