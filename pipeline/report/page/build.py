@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from pipeline.report import texts
 from pipeline.report.folder import visible
-from pipeline.report.page import figures, words
+from pipeline.report.page import figures, plots, words
 from pipeline.report.page.contents import Contents, contents
 from pipeline.report.period import Clock
 
@@ -49,6 +49,7 @@ def page(report: dict[str, Any], shown: Contents) -> str:
         text=_text,
         command=lambda value: _text(value, COMMAND_MAX),
     )
+    environment.globals.update(plot_height=plots.HEIGHT, plot_view=plots.VIEW)
     style = (_HERE / "style.css").read_text()
     return environment.get_template("report.html.j2").render(
         report=report,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
-
-from markupsafe import Markup
 
 from pipeline.report.folder import Row, visible
 from pipeline.report.page import axes
 from pipeline.report.page.contents import Contents
-from pipeline.report.page.plots import Frame, Series, lines, share_bar, stacked
+from pipeline.report.page.plots import Box, Frame, Plot, Series, lines, stacked
 from pipeline.report.period import Clock
 from pipeline.report.summaries import PERCENTILES
 from pipeline.report.texts import count_text, duration_text, moment_text, rate_text, width_text
@@ -31,7 +30,7 @@ class Figure(NamedTuple):
 
     title: str
     note: str
-    plot: Markup
+    plot: Plot
     legend: Sequence[tuple[str, str]]
 
 
@@ -48,14 +47,21 @@ def figures(report: dict[str, Any], shown: Contents) -> dict[str, Figure]:
     return made
 
 
-def outcome_bar(row: Row) -> Markup:
-    """How the jobs of a group ended, as a small bar of 100 %."""
-    ended = row["ended"]
-    if not ended:
-        return Markup()
-    shares = [(name, row[name] / ended) for name in OUTCOME_LABELS]
-    label = ", ".join(f"{rate_text(share)} {OUTCOME_LABELS[name].lower()}" for name, share in shares if share)
-    return share_bar([(f"s-{name}", share) for name, share in shares], label)
+class ShareBar(NamedTuple):
+    """A small bar of 100 %; ``parts`` are (class, place) from left to right."""
+
+    label: str
+    parts: Sequence[tuple[str, Box]]
+
+
+def outcome_bar(row: Row) -> ShareBar | None:
+    """How the jobs of a group ended; None where none did."""
+    shares = {name: row[name] / row["ended"] for name in OUTCOME_LABELS if row["ended"] and row[name]}
+    label = ", ".join(f"{rate_text(share)} {OUTCOME_LABELS[name].lower()}" for name, share in shares.items())
+    lefts = accumulate(shares.values(), initial=0.0)
+    places = (Box(left * 100, share * 100, height=12) for left, share in zip(lefts, shares.values(), strict=False))
+    parts = [(f"s-{name}", place) for name, place in zip(shares, places, strict=True)]
+    return ShareBar(label, parts) if row["ended"] else None
 
 
 class _Time(NamedTuple):
