@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from app.answers.chain import ImportAnswer
 from app.bundle.from_wal import export_from_wal, survey
-from app.cli.client import LedgerClient, RequestRefusedError
+from app.cli.client import LedgerClient, RequestRefusedError, given
 from app.cli.options import Tenant, Url
 from app.config import load_settings
 from app.keys import node_keys
@@ -71,8 +71,7 @@ def export(
         if from_wal is None:
             if key is not None:
                 raise InvalidInputError("--key goes with --from-wal; the service signs with its own key")
-            wanted = {"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq}
-            body = {name: value for name, value in wanted.items() if value is not None}
+            body = given({"tenant_id": tenant, "from_seq": from_seq, "to_seq": to_seq})
             with LedgerClient(url) as client:
                 client.download("/v1/bundles/export", body, file.write)
         else:

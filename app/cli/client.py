@@ -256,7 +256,7 @@ class LedgerClient:
             parts = [("file", (file.name, stack.enter_context(_CountedFile(file, advance)), _TAR)) for file in files]
             stack.enter_context(self._failures())
             response = stack.enter_context(
-                self._http.stream("POST", f"{self.url}{path}", params=_given(params), files=parts, timeout=timeout)
+                self._http.stream("POST", f"{self.url}{path}", params=given(params), files=parts, timeout=timeout)
             )
             reply = _whole(response, time.monotonic() + self._timeout_s)
         if reply.status >= 300:
@@ -301,10 +301,10 @@ class LedgerClient:
     ) -> Reply:
         """The answer of success; what is ``repeatable`` is tried again while that may help and the patience lasts."""
         kind = None if content is None else content_type
-        headers = _given({"Content-Type": kind, "Idempotency-Key": key, "Tally-Session": session})
+        headers = given({"Content-Type": kind, "Idempotency-Key": key, "Tally-Session": session})
         with self._failures():
             request = self._http.build_request(
-                method, f"{self.url}{path}", params=_given(params or {}), content=content, headers=headers
+                method, f"{self.url}{path}", params=given(params or {}), content=content, headers=headers
             )
         give_up_at = time.monotonic() + self._patience_s
         attempt = 0
@@ -382,6 +382,6 @@ def _within(timeout_s: float, work: Callable[[float], Reply]) -> Reply:
     return done.result(timeout_s)
 
 
-def _given(values: Mapping[str, Value | None]) -> dict[str, Value]:
+def given(values: Mapping[str, Value | None]) -> dict[str, Value]:
     """Those of ``values`` that are not None."""
     return {name: value for name, value in values.items() if value is not None}

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from app.answers.node import KeyAnswer, KeyList, NodeAnswer, RotationAnswer
-from app.cli.client import LedgerClient
+from app.cli.client import LedgerClient, given
 from app.cli.options import Url
 from console.options import Json
 from console.outcome import fail, tell
@@ -117,9 +117,7 @@ def rotate(
       tally keys rotate --new-key-uri file:/etc/tallystick/2027.pem
       tally keys rotate --new-key-uri "hsm:2?label=ledger" --json
     """
-    body: dict[str, object] = {"log_key": log_key} if log_key else {}
-    if new_key_uri is not None:
-        body["new_key_uri"] = new_key_uri
+    body = given({"new_key_uri": new_key_uri, "log_key": log_key or None})
     with LedgerClient(url) as client:
         answer = client.post("/v1/keys/rotate", body, RotationAnswer)
     key, previous = answer["key"], answer["previous"]
@@ -160,13 +158,11 @@ def revoke(
       tally keys revoke 06e3fd8fda29bb60 --reason "laptop stolen"
       tally keys revoke 06e3fd8fda29bb60 --from-hlc 1704931200000:0:node-7f3a --json
     """
-    given: dict[str, object] = {"from_hlc": from_hlc, "reason": reason}
+    body: dict[str, object] = {"from_hlc": from_hlc, "reason": reason}
     with LedgerClient(url) as client:
         if root_key is not None:
-            given |= _revocation(client, key_id, from_hlc, reason, root_key)
-        key = client.post(
-            f"/v1/keys/{quote(key_id, safe='')}/revoke", {n: v for n, v in given.items() if v is not None}, KeyAnswer
-        )
+            body |= _revocation(client, key_id, from_hlc, reason, root_key)
+        key = client.post(f"/v1/keys/{quote(key_id, safe='')}/revoke", given(body), KeyAnswer)
     tell(key, f"key {key['key_id']} is revoked from HLC {key['revoked_from_hlc']} on", as_json=as_json)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.answers.node import ErasureAnswer, PrivacyAnswer
-from app.cli.client import LedgerClient
+from app.cli.client import LedgerClient, given
 from app.cli.options import Tenant, Url
 from app.config import load_settings
 from console.options import Json
@@ -146,7 +146,7 @@ def erase(
     """
     if subject == FROM_STANDARD_INPUT:
         subject = sys.stdin.readline(SUBJECT_CHARACTERS_MAX).rstrip("\r\n")
-    body = {"subject": subject} if reason is None else {"subject": subject, "reason": reason}
+    body = given({"subject": subject, "reason": reason})
     with LedgerClient(url) as client:
         answer = client.post(f"/v1/tenants/{tenant}/erasures", body, ErasureAnswer, repeatable=True)
     where = f"on record at seq {answer['seq']} of tenant {answer['tenant_id']}"

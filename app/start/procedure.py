@@ -71,7 +71,13 @@ if TYPE_CHECKING:
 CONNECT_WAIT_S = 30.0
 """How long a start waits for Postgres to answer."""
 CONNECT_PAUSE_S = 0.5
-_WENT_AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, ConnectionError)
+_WENT_AWAY = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    ConnectionError,
+    TimeoutError,
+)
 """What a database that answered and then failed looks like, and the files of a node do not."""
 
 log = structlog.get_logger()
