@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainValidator,
     SecretStr,
     ValidationError,
     model_validator,
@@ -42,19 +40,18 @@ from app.setting_types import (
     CommaSeparated,
     DatabaseUrl,
     Duration,
+    HostName,
     JobIdPart,
+    KeyPlace,
+    ListenAddress,
     NodeId,
     Size,
+    Witness,
     between,
-    host_name,
-    key_place,
-    listen_address,
     parse_size,
     sized,
-    witness,
 )
 from ledger.errors import ConfigurationError
-from signing.cosignature import WitnessKey
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 
 ENV_PREFIX = "TALLY_"
@@ -88,8 +85,8 @@ class HttpSettings(_Section):
     """``http.*``: where the service listens and which names it answers to, how large a body it reads, how many
     connections it holds and how long a client may stand still."""
 
-    listen: Annotated[str, AfterValidator(listen_address)] = "127.0.0.1:8080"
-    hosts: Annotated[CommaSeparated[Annotated[str, AfterValidator(host_name)]], Field(max_length=HOSTS_MAX)] = []
+    listen: ListenAddress = "127.0.0.1:8080"
+    hosts: Annotated[CommaSeparated[HostName], Field(max_length=HOSTS_MAX)] = []
     body_bytes_max: Annotated[Size, sized("1 KiB", "1 GiB")] = 16 << 20
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     header_timeout: Annotated[Duration, between("100ms", "10m")] = timedelta(seconds=10)
@@ -187,9 +184,7 @@ class LogSettings(_Section):
     """
 
     origin: Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}$")] | None = None
-    witnesses: Annotated[
-        CommaSeparated[Annotated[WitnessKey, PlainValidator(witness)]], Field(max_length=WITNESSES_MAX)
-    ] = []
+    witnesses: Annotated[CommaSeparated[Witness], Field(max_length=WITNESSES_MAX)] = []
     timestamp_authorities: Annotated[
         list[Annotated[AuthoritySettings, BeforeValidator(_authority)]], Field(max_length=AUTHORITIES_MAX)
     ] = []
@@ -205,9 +200,7 @@ class SigningSettings(_Section):
 
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
     root_key: Path | None = None
-    uris_allowed: Annotated[
-        CommaSeparated[Annotated[str, AfterValidator(key_place)]], Field(max_length=URIS_ALLOWED_MAX)
-    ] = []
+    uris_allowed: Annotated[CommaSeparated[KeyPlace], Field(max_length=URIS_ALLOWED_MAX)] = []
     pin: SecretStr | None = None
 
     def read_pin(self) -> str:

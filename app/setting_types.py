@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_settings import NoDecode
 
 from ledger.errors import ConfigurationError, InvalidInputError
@@ -120,47 +120,27 @@ def _comma_separated(value: object) -> object:
     return value
 
 
-def witness(value: object) -> WitnessKey:
-    """The key of a witness.
-
-    Raises:
-        ValueError: it is none.
-    """
+def _witness(value: object) -> WitnessKey:
     try:
         return WitnessKey.parse(value if isinstance(value, str) else "")
     except InvalidInputError as error:
         raise ValueError(f"must be a verifier key such as name+hash+base64 of type 4: {error}") from None
 
 
-def listen_address(value: str) -> str:
-    """``value``, which is ``host:port``.
-
-    Raises:
-        ValueError: it is not.
-    """
+def _listen_address(value: str) -> str:
     host, colon, port = value.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::1]:8080")
     return value
 
 
-def host_name(value: str) -> str:
-    """``value``, which is a host as the header ``Host`` names it, without a port.
-
-    Raises:
-        ValueError: it is not.
-    """
+def _host_name(value: str) -> str:
     if _HOST_NAME.fullmatch(value) is None:
         raise ValueError("must be a host name or an address without scheme and port, such as ledger.example.org")
     return value.strip("[]")
 
 
-def key_place(value: str) -> str:
-    """``value``, which is a folder of key files, or the beginning of the URIs of keys outside of files.
-
-    Raises:
-        ValueError: it is not.
-    """
+def _key_place(value: str) -> str:
     if remote_signer.is_remote(value):
         return value
     try:
@@ -176,6 +156,13 @@ Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 CommaSeparated = Annotated[list[Item], NoDecode, BeforeValidator(_comma_separated)]
 """A list, in the environment separated by commas."""
 Size = Annotated[int, BeforeValidator(parse_size)]
+ListenAddress = Annotated[str, AfterValidator(_listen_address)]
+"""``host:port``."""
+HostName = Annotated[str, AfterValidator(_host_name)]
+"""A host as the header ``Host`` names it, without a port."""
+KeyPlace = Annotated[str, AfterValidator(_key_place)]
+"""A folder of key files, or the beginning of the URIs of keys outside of files."""
+Witness = Annotated[WitnessKey, PlainValidator(_witness)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
 JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]
