@@ -25,7 +25,7 @@ class HeadAnswer(TypedDict):
     chain_link: HexHash | None
     hlc: HlcText | None
     at: TimeOfHlc
-    updated_at: Time
+    updated_at: Time | None
     signed_to_seq: int
     tree: TreeAnswer | None
 

@@ -12,14 +12,19 @@ Where 1 to 3 are broken nothing else is looked at. Keys come from the caller alo
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
-from app.bundle.chain_reader import ReadingAhead
+from ledger.bundle.rows import Row
 from ledger.errors import BundleInvalidError
 from ledger.verification import verify
+from ledger.verification.verdict import Head
 from signing.anchors import NOBODY, Outsiders
+from signing.bundle.chain_reader import BundleChainReader
 from signing.bundle.judging import BundleVerdict, judged, refused
 from signing.bundle.reader import BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint
@@ -60,3 +65,35 @@ async def verify_bundle(
     Without ``keyring`` no signature is judged, and nothing vouches for what else is found.
     """
     return await judged(reader, keyring, kept, partial(verify, ReadingAhead(reader)), memory, outsiders)
+
+
+class ReadingAhead(BundleChainReader):
+    """As ``BundleChainReader``, without holding up the event loop: while one part is checked a thread unpacks the
+    next."""
+
+    def __init__(self, bundle: BundleReader) -> None:
+        super().__init__(bundle)
+        self._bundle = bundle
+
+    async def last_entry(self) -> Head | None:
+        """The last entry there is."""
+        return await asyncio.to_thread(self._bundle.last_entry)
+
+    async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
+        """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches."""
+        numbers = self._bundle.parts_of(from_seq, to_seq)
+        ahead = self._start_reading(numbers[0]) if numbers else None
+        try:
+            for number, following in pairwise((*numbers, None)):
+                assert ahead is not None
+                assert number is not None
+                raw = await ahead
+                ahead = self._start_reading(following) if following is not None else None
+                for batch in self._bundle.part_batches(number, raw, from_seq, to_seq):
+                    yield batch
+        finally:
+            if ahead is not None:
+                await asyncio.gather(ahead, return_exceptions=True)
+
+    def _start_reading(self, number: int) -> asyncio.Future[bytes]:
+        return asyncio.ensure_future(asyncio.to_thread(self._bundle.read_part, number))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 from starlette.responses import Response
 
@@ -11,16 +9,8 @@ _JSON_OPTIONS = orjson.OPT_UTC_Z
 
 
 def json_bytes(value: object) -> bytes:
-    """``value`` as the JSON of an answer: a hash as hex, a row as an object."""
-    return orjson.dumps(value, _plain, _JSON_OPTIONS)
-
-
-def _plain(value: Any) -> object:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return value._asdict()
-    raise TypeError
+    """``value`` as the JSON of an answer."""
+    return orjson.dumps(value, option=_JSON_OPTIONS)
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

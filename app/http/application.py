@@ -22,14 +22,11 @@ from app.http.body import SCHEMA_REF
 from app.http.middleware import Observed
 from app.http.problems import (
     KINDS,
-    ProblemError,
-    respond_to_error,
     respond_to_http_exception,
     respond_to_invalid_parameters,
 )
 from app.http.requests import EVENT_LINE, EVENT_REQUEST, STATS_REPORT
 from app.parts import Parts
-from ledger.errors import LedgerError
 
 TITLE = "Tallystick"
 ROUTERS = (jobs, events, stats, chain, snapshots, bundles, privacy, keys, log, service, docs)
@@ -45,8 +42,6 @@ def create_app(parts: Parts) -> FastAPI:
         routes += [route for route in module.router.routes if isinstance(route, APIRoute)]
     app.router.routes.extend(routes)
     app.add_middleware(Observed, metrics=parts.metrics, bodies=parts.bodies)
-    for kind in (LedgerError, ProblemError):
-        app.add_exception_handler(kind, respond_to_error)
     app.add_exception_handler(RequestValidationError, respond_to_invalid_parameters)
 
     async def respond_to_http(request: Request, error: Exception) -> Response:

@@ -14,6 +14,7 @@ from app.answers.chain import (
     HeadAnswer,
     InclusionAnswer,
     TenantList,
+    TreeAnswer,
     VerdictAnswer,
 )
 from app.http.answers import json_answer
@@ -95,21 +96,21 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
     async with reading(parts.pool) as connection:
         head = await chain_reads.head(connection, tenant_id)
     whole(tenant_id, head, ("head_chain_link", "head_hlc", "root_hash", "checkpoint"))
-    tree = None
+    tree: TreeAnswer | None = None
     if head.root_hash is not None:
         size = proofs.checkpoint_size(tenant_id, head.checkpoint)
         tree = {"size": head.tree_size, "root_hash": head.root_hash, "checkpoint_size": size}
     return json_answer(
-        {
-            "tenant_id": tenant_id,
-            "seq": head.head_seq,
-            "chain_link": head.head_chain_link,
-            "hlc": head.head_hlc,
-            "at": rfc3339.time_of(head.head_hlc),
-            "updated_at": head.updated_at,
-            "signed_to_seq": head.signed_seq,
-            "tree": tree,
-        }
+        HeadAnswer(
+            tenant_id=tenant_id,
+            seq=head.head_seq,
+            chain_link=head.head_chain_link,
+            hlc=head.head_hlc,
+            at=rfc3339.time_of(head.head_hlc),
+            updated_at=head.updated_at,
+            signed_to_seq=head.signed_seq,
+            tree=tree,
+        )
     )
 
 

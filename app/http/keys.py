@@ -84,7 +84,8 @@ async def _by_id(parts: Parts) -> dict[str, dict[str, Any]]:
 
 def _answer(item: PublishedKey) -> dict[str, Any]:
     said = item._asdict()
-    return {**said.pop("key").to_json(), **said, "admitted": True}
+    introduced = None if item.introduced_by is None else item.introduced_by._asdict()
+    return {**said.pop("key").to_json(), **said, "admitted": True, "introduced_by": introduced}
 
 
 def _waiting_answer(item: WaitingKey) -> dict[str, Any]:

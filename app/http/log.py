@@ -121,7 +121,7 @@ async def add_cosignatures(request: Request, parts: PartsDep, tenant_id: Readabl
     note = await read_body(request, TEXT_MEDIA_TYPE, NOTE_BYTES_MAX)
     checkpoint, added = await parts.cosignatures.take(tenant_id, note, datetime.now(UTC))
     items = [{"witness": each.witness.text(), "time": each.time} for each in added]
-    tree = {"tenant_id": tenant_id, "tree_size": checkpoint.size, "root_hash": checkpoint.root}
+    tree = {"tenant_id": tenant_id, "tree_size": checkpoint.size, "root_hash": checkpoint.root.hex()}
     return json_answer({**tree, "added": items}, 201)
 
 

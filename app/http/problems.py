@@ -161,11 +161,6 @@ def respond(error: Exception) -> Response:
     return problem_response(kind, str(error), members=_members_of(error))
 
 
-async def respond_to_error(_request: Request, error: Exception) -> Response:
-    """``respond`` as the framework calls it."""
-    return respond(error)
-
-
 async def respond_to_http_exception(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: unknown paths and methods."""
     assert isinstance(error, HTTPException)

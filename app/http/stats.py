@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -43,7 +43,7 @@ LINE_BYTES_MAX = 8192
 BODY_BYTES_MAX = 1 << 20
 """Longest request, where ``http.body_bytes_max`` allows as much."""
 LINES_PER_TURN = 50
-"""Lines checked or written out before others get as long as that took."""
+"""Lines checked and written out before others get as long as that took."""
 
 _REPORTS = LineModel("report", STATS_REPORT, LINES_MAX)
 _LINE = orjson.OPT_APPEND_NEWLINE
@@ -60,14 +60,6 @@ _BODY = {
 }
 
 
-class StatsReceipt(NamedTuple):
-    """What became of the reports of a request: ``StatsAnswer`` as values."""
-
-    accepted: int
-    dropped: int
-    sample_rate: float
-
-
 @router.post("/v1/stats", status_code=202, responses=answered(StatsAnswer, 202), openapi_extra={"requestBody": _BODY})
 async def report_stats(request: Request) -> Response:
     """Report how jobs are doing. Never in the ledger: counted, sampled under pressure, kept for a while in files."""
@@ -82,56 +74,47 @@ async def report_stats(request: Request) -> Response:
         if not is_mine:
             dropped = 1 if one else body.count(b"\n") + (not body.endswith(b"\n"))
             parts.metrics.stats_dropped("busy", dropped)
-            return json_answer(StatsReceipt(0, dropped, 0.0), 202)
+            return json_answer(StatsAnswer(accepted=0, dropped=dropped, sample_rate=0.0), 202)
         with parts.stats.checking.charged():
             lines = [body] if one else _REPORTS.split(body)
-        receipt = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, parts.stats, parts.metrics)
-    return json_answer(receipt, 202)
+        answer = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, parts.stats, parts.metrics)
+    return json_answer(answer, 202)
 
 
 async def take(
     lines: Sequence[bytes], one: bool, max_skew_ms: int, intake: StatsIntake, metrics: Metrics
-) -> StatsReceipt:
+) -> StatsAnswer:
     """Sample ``lines``, check those that are kept, and queue them with their weight.
 
     Raises:
         InvalidInputError: the first that is wrong; with its line unless it is the only ``one``.
         ClockSkewError: the time of one lies too far ahead.
     """
-    weight = intake.weight()
+    weight, now_ms = intake.weight(), time.time_ns() // 1_000_000
     numbers = intake.sample(range(1, len(lines) + 1), weight)
-    reports = await _reports_of(lines, numbers, one, max_skew_ms, intake.checking)
-    accepted = 0
-    for first in range(0, len(reports), LINES_PER_TURN):
-        turn = reports[first : first + LINES_PER_TURN]
-        async with _turn(intake.checking, first + len(turn) == len(reports)):
-            data = b"".join(orjson.dumps({**report, "weight": weight}, option=_LINE) for report in turn)
-            if intake.offer(Chunk(data, len(turn))):
-                accepted += len(turn)
-    metrics.stats_reports.inc(len(lines))
-    metrics.stats_dropped("sampled", len(lines) - len(reports))
-    metrics.stats_dropped("full", len(reports) - accepted)
-    return StatsReceipt(accepted, len(lines) - accepted, 1 / weight)
-
-
-async def _reports_of(
-    lines: Sequence[bytes], numbers: Sequence[int], one: bool, max_skew_ms: int, checking: LoopShare
-) -> list[dict[str, Any]]:
-    """What stands in the lines of these ``numbers``, which begin with 1; all checked, each with its times."""
-    now_ms = time.time_ns() // 1_000_000
-    received = rfc3339.text_of(now_ms)
-    reports: list[dict[str, Any]] = []
+    chunks: list[Chunk] = []
     for first in range(0, len(numbers), LINES_PER_TURN):
         turn = numbers[first : first + LINES_PER_TURN]
-        named = [None] if one else turn
-        async with _turn(checking, first + len(turn) == len(numbers)):
-            checked = _REPORTS.check([lines[number - 1] for number in turn], named, LINE_BYTES_MAX)
-            for number, report in zip(named, checked, strict=True):
-                with at_line(number):
-                    report["time"] = _time_of(report, now_ms, max_skew_ms)
-                report["received"] = received
-                reports.append(report)
-    return reports
+        async with _turn(intake.checking, first + len(turn) == len(numbers)):
+            kept = [lines[number - 1] for number in turn]
+            chunks.append(_checked(kept, [None] if one else turn, weight, now_ms, max_skew_ms))
+    accepted = sum(chunk.lines for chunk in chunks if intake.offer(chunk))
+    metrics.stats_reports.inc(len(lines))
+    metrics.stats_dropped("sampled", len(lines) - len(numbers))
+    metrics.stats_dropped("full", len(numbers) - accepted)
+    return StatsAnswer(accepted=accepted, dropped=len(lines) - accepted, sample_rate=1 / weight)
+
+
+def _checked(
+    lines: Sequence[bytes], numbers: Sequence[int | None], weight: int, now_ms: int, max_skew_ms: int
+) -> Chunk:
+    """The reports in ``lines``, which have these numbers, as they are written: each with its times and its weight."""
+    data = bytearray()
+    for number, report in zip(numbers, _REPORTS.check(lines, numbers, LINE_BYTES_MAX), strict=True):
+        with at_line(number):
+            report["time"] = _time_of(report, now_ms, max_skew_ms)
+        data += orjson.dumps({**report, "received": rfc3339.text_of(now_ms), "weight": weight}, option=_LINE)
+    return Chunk(bytes(data), len(lines))
 
 
 @contextlib.asynccontextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from app.answers.chain import ConsistencyProofAnswer, InclusionAnswer
 from app.store import chain_reads
 from app.store.notary import read_tiles
 from app.store.reading import reading
@@ -21,30 +22,10 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 
-class InclusionProof(NamedTuple):
-    """That leaf ``leaf_index`` stands in the tree of ``tree_size`` leaves (RFC 9162 2.1.3)."""
-
-    leaf_index: int
-    tree_size: int
-    leaf_hash: bytes
-    root_hash: bytes
-    hashes: list[bytes]
-
-
-class ConsistencyProof(NamedTuple):
-    """That the tree of ``second`` leaves begins with the tree of ``first`` (RFC 9162 2.1.4)."""
-
-    first: int
-    second: int
-    first_root: bytes
-    second_root: bytes
-    hashes: list[bytes]
-
-
 async def inclusion(
     pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, seq: int, tree_size: int | None
-) -> InclusionProof:
-    """Proof for entry ``seq``, in the newest checkpoint's tree when ``tree_size`` is None.
+) -> InclusionAnswer:
+    """Proof (RFC 9162 2.1.3) for entry ``seq``, in the newest checkpoint's tree when ``tree_size`` is None.
 
     Raises:
         TenantNotFoundError: no such tenant.
@@ -65,13 +46,19 @@ async def inclusion(
         leaf_hash = get_tile(*leaf_tile)[at : at + HASH_BYTES]
         hashes = tiles.inclusion_proof(index, size, get_tile)
         merkle.verify_inclusion(index, size, leaf_hash, hashes, root)
-    return InclusionProof(index, size, leaf_hash, root, hashes)
+    return InclusionAnswer(
+        leaf_index=index,
+        tree_size=size,
+        leaf_hash=leaf_hash.hex(),
+        root_hash=root.hex(),
+        hashes=[each.hex() for each in hashes],
+    )
 
 
 async def consistency(
     pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, first: int, second: int | None
-) -> ConsistencyProof:
-    """Proof from size ``first`` to ``second``, which is the newest checkpoint's when None.
+) -> ConsistencyProofAnswer:
+    """Proof (RFC 9162 2.1.4) from size ``first`` to ``second``, which is the newest checkpoint's when None.
 
     Raises:
         TenantNotFoundError: no such tenant.
@@ -89,7 +76,13 @@ async def consistency(
         first_root = tiles.root_at(first, get_tile)
         hashes = tiles.consistency_proof(first, size, get_tile)
         merkle.verify_consistency(first, size, first_root, root, hashes)
-    return ConsistencyProof(first, size, first_root, root, hashes)
+    return ConsistencyProofAnswer(
+        first=first,
+        second=size,
+        first_root=first_root.hex(),
+        second_root=root.hex(),
+        hashes=[each.hex() for each in hashes],
+    )
 
 
 def newest_checkpoint(tenant_id: str, note_text: str | None) -> checkpoints.Checkpoint | None:

@@ -163,11 +163,11 @@ async def test_under_pressure_lines_are_sampled_weighted_and_counted() -> None:
     intake = StatsIntake(50_000, draw=draw)
     lines = [lines_of(FULL).rstrip()] * 100
     receipts = [await take(lines, False, SKEW_MS, intake, metrics) for _ in range(5)]
-    assert [receipt.sample_rate for receipt in receipts] == [1.0, 0.5, 0.25, 0.125, 0.125]
-    assert all(receipt.accepted + receipt.dropped == 100 for receipt in receipts)
+    assert [receipt["sample_rate"] for receipt in receipts] == [1.0, 0.5, 0.25, 0.125, 0.125]
+    assert all(receipt["accepted"] + receipt["dropped"] == 100 for receipt in receipts)
     kept = b"".join(chunk.data for chunk in intake.take(None)).splitlines()
     weights = [json.loads(line)["weight"] for line in kept]
-    assert [weights.count(weight) for weight in (1, 2, 4)] == [receipt.accepted for receipt in receipts[:3]]
+    assert [weights.count(weight) for weight in (1, 2, 4)] == [receipt["accepted"] for receipt in receipts[:3]]
     # What was kept stands for all that came, as near as chance allows.
     assert 300 < sum(weights) < 700
     said = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines())
@@ -180,7 +180,7 @@ async def test_under_pressure_lines_are_sampled_weighted_and_counted() -> None:
 async def test_what_finds_no_room_is_counted() -> None:
     metrics, intake = Metrics(), StatsIntake(1000)
     receipt = await take([lines_of(FULL)] * 10, False, SKEW_MS, intake, metrics)
-    assert receipt == (0, 10, 1.0)
+    assert receipt == {"accepted": 0, "dropped": 10, "sample_rate": 1.0}
     assert 'stats_dropped_total{reason="full"} 10.0' in metrics.render().decode()
 
 
@@ -238,8 +238,8 @@ async def test_others_get_their_turn_while_reports_are_checked_and_queued() -> N
     counting = asyncio.ensure_future(count_turns())
     await take(lines, False, SKEW_MS, StatsIntake(1 << 20), Metrics())
     counting.cancel()
-    # Three pauses while they are checked, and three while they are queued.
-    assert turns >= 6
+    # A pause between each two turns.
+    assert turns >= 3
 
 
 async def test_a_folder_that_cannot_be_written_is_counted_and_harms_no_job(
