@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ledger.machines.events import SYSTEM_TENANT
 from pipeline.places import OpenPlace
 from pipeline.places.protocol import Times
+from pipeline.report.said import COLUMNS
 from pipeline.source import entries as entries_of
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 
 TENANTS_ASKED_MAX: Final = 20
 """Tenants whose log is looked up; those of one ledger have one log origin nearly always."""
-COLUMNS: Final = (
-    *("tenant_id", "seq", "job_id", "hlc_physical", "hlc_logical", "hlc_node"),
-    *("action", "payload", "payload_digest"),
-)
 _EVENT: Final = [name for name in COLUMNS if name not in ("seq", "payload")]
 """What makes two entries of different bundles the same event."""
 

@@ -1,5 +1,4 @@
-"""What each entry says of its job, as columns: ``said_of_job`` and the part of the fold that is about one entry
-(``ledger.machines``).
+"""What each entry says of its job, as columns: tasks ask ``ledger.machines.jobs.said_of_row``, as all who fold jobs do.
 
 As there, a fact counts whatever its payload holds, a field of the wrong type counts as not given, and a CONFLICT entry
 says what the event says that it holds.
@@ -7,163 +6,118 @@ says what the event says that it holds.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (the name everyone uses)
+import orjson
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from ledger.canonical import INTEGER_MAX
-from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX
-from ledger.hlc import TEXT as HLC_TEXT
-from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
+from ledger.machines.events import EVENTS_BY_ACTION
+from ledger.machines.jobs import said_of_row
 from ledger.private_fields import PRIVATE_MARK
+from pipeline.arrow import ddl_of, rows_of
 
 TEXT_CHARACTERS_MAX: Final = 500
 """Longest text, such as an error, that a table holds; the ledger holds the rest."""
 TRACE_SECONDS_MAX: Final = 10**11
 """Times of a trace beyond this, some 3,000 years, count as not given."""
-
-_STRICT: Final = {"allowSingleQuotes": "false"}
-_HELD_NAMES: Final = ("action", "digest", "hlc", "kept_digest", "payload", "type")
-_HELD: Final = ", ".join(f"{name} VARIANT" for name in _HELD_NAMES)
-_FIELDS: Final = (
-    "fence_token BIGINT, dc_id VARIANT, failed_dc VARIANT, assigned_dcs ARRAY<VARIANT>, reason VARIANT, "
-    "requestor VARIANT, error VARIANT, timeout_type VARIANT, trace_time DOUBLE"
+COLUMNS: Final = (
+    *("tenant_id", "seq", "job_id", "hlc_physical", "hlc_logical", "hlc_node"),
+    *("action", "payload", "payload_digest"),
 )
+"""Of an entry, what is read."""
+
 _PRIVATE_BEGIN: Final = f'{{"{PRIVATE_MARK}":{{'
 """How a private value begins in canonical JSON. Inside a string the quotes would be escaped."""
+_HLC: Final = [("physical_ms", pa.int64()), ("logical", pa.int64()), ("node", pa.string())]
+_TEXT: Final = pa.struct([("text", pa.string()), ("is_private", pa.bool_())])
+_SAID: Final = pa.schema(
+    [
+        *(("tenant_id", pa.string()), ("seq", pa.int64()), ("job_id", pa.string()), ("at", pa.struct(_HLC))),
+        ("action", pa.string()),
+        ("rank", pa.struct([("fence", pa.int64()), *_HLC, ("digest", pa.string())])),
+        *(("trace_ms", pa.int64()), ("dc", pa.string()), ("assigned_dcs", pa.list_(pa.string()))),
+        *((name, _TEXT) for name in ("requestor", "reason", "error")),
+        *(("failed_dc", pa.string()), ("private", pa.int64())),
+    ]
+)
 
 
 def said(entries: DataFrame) -> DataFrame:
     """One row an entry: ``tenant_id, seq, job_id``, its own HLC as ``at``, and what it says of the job.
 
-    ``entries`` has ``tenant_id`` and the columns of an entry. ``action`` is None when the entry is no job event, and
-    with it all that follows: ``rank`` (fence, HLC, digest), ``trace_ms``, ``dc`` and the texts. A text is a struct of
-    ``text`` and ``is_private``; that of a private value is None.
+    ``entries`` has ``COLUMNS``. ``action`` is None when the entry is no job event, and with it all that follows:
+    ``rank`` (fence, HLC, digest), ``trace_ms``, ``dc`` and the texts. A text is a struct of ``text`` and
+    ``is_private``; that of a private value is None. ``private`` counts the private values of the payload.
     """
-    own = entries.select(
-        "tenant_id",
-        "seq",
-        "job_id",
-        F.struct(
-            F.col("hlc_physical").alias("physical_ms"),
-            F.col("hlc_logical").alias("logical"),
-            F.col("hlc_node").alias("node"),
-        ).alias("at"),
-        "action",
-        "payload",
-        "payload_digest",
-        _held().alias("held"),
-    )
-    event = own.select("tenant_id", "seq", "job_id", "at", _event().alias("event"))
-    parsed = event.select("*", F.from_json("event.payload", _FIELDS, _STRICT).alias("given"))
-    return parsed.select(
-        "tenant_id",
-        "seq",
-        "job_id",
-        "at",
-        F.col("event.action").alias("action"),
-        F.struct(
-            _fence().alias("fence"), "event.physical_ms", "event.logical", "event.node", F.col("event.digest")
-        ).alias("rank"),
-        _trace_ms().alias("trace_ms"),
-        _string("given.dc_id").alias("dc"),
-        _assigned_dcs().alias("assigned_dcs"),
-        _text("given.requestor").alias("requestor"),
-        _text("given.reason").alias("reason"),
-        _error().alias("error"),
-        F.substring(_string("given.failed_dc"), 1, TEXT_CHARACTERS_MAX).alias("failed_dc"),
-        _private_count().alias("private"),
-    )
+    return entries.select(*COLUMNS).mapInArrow(_said, ddl_of(_SAID))
 
 
-def _held() -> Column:
-    """The event in a CONFLICT entry, as ``ledger.chain.conflict.held_event`` makes it out; None for anything else."""
-    is_conflict = F.col("action") == str(SystemAction.CONFLICT)
-    fields = F.from_json(F.when(is_conflict, F.col("payload")), _HELD, _STRICT)
-    values = {name: _string_of(fields[name]) for name in _HELD_NAMES}
-    names = F.json_object_keys(F.when(is_conflict, F.col("payload")))
-    parts = [F.regexp_extract(values["hlc"], f"^{HLC_TEXT}$", group) for group in (1, 2, 3)]
-    physical, logical = (part.try_cast("long") for part in parts[:2])
-    is_whole = (F.size(names) == len(_HELD_NAMES)) & (F.sha2(values["payload"], 256) == values["digest"])
-    for value in values.values():
-        is_whole &= value.isNotNull()
-    is_whole &= (physical <= PHYSICAL_MS_MAX) & (logical <= LOGICAL_MAX)
-    return F.when(
-        is_conflict & is_whole,
-        F.struct(
-            values["action"].alias("action"),
-            physical.alias("physical_ms"),
-            logical.alias("logical"),
-            parts[2].alias("node"),
-            values["digest"].alias("digest"),
-            values["payload"].alias("payload"),
-        ),
-    )
+def _said(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([_row(*row) for row in rows_of(batch)], _SAID)
 
 
-def _event() -> Column:
-    """The job event of an entry: its own, or the held one."""
-    actions = list(EVENTS_BY_ACTION)
-    own = F.struct(
-        F.col("action").alias("action"),
-        F.col("at.physical_ms").alias("physical_ms"),
-        F.col("at.logical").alias("logical"),
-        F.col("at.node").alias("node"),
-        F.col("payload_digest").alias("digest"),
-        F.col("payload").alias("payload"),
-    )
-    return F.when(F.col("action").isin(actions), own).when(F.col("held.action").isin(actions), F.col("held"))
+def _row(
+    tenant_id: str,
+    seq: Any,
+    job_id: Any,
+    physical_ms: Any,
+    logical: Any,
+    node: Any,
+    own_action: Any,
+    payload: Any,
+    own_digest: Any,
+) -> dict[str, Any]:
+    at = {"physical_ms": physical_ms, "logical": logical, "node": node}
+    row = {"tenant_id": tenant_id, "seq": seq, "job_id": job_id, "at": at, "private": 0}
+    found = said_of_row(job_id, seq, physical_ms, logical, node, own_action, own_digest, payload)
+    if found is None or found[0] not in EVENTS_BY_ACTION:
+        return row
+    action, given, hlc, digest = found
+    text = _json(given) if action != own_action else payload if isinstance(payload, str) else ""
+    fence, names = given.get("fence_token"), given.get("assigned_dcs")
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    error = {"FAIL": "error", "TIMEOUT": "timeout_type"}.get(action, "")
+    return row | {
+        "action": action,
+        "rank": {
+            "fence": fence if type(fence) is int and 0 <= fence <= INTEGER_MAX else 0,
+            "digest": digest,
+            **dict(zip(at, hlc, strict=True)),
+        },
+        "trace_ms": _trace_ms(given.get("trace_time")),
+        "dc": _string(given, "dc_id", None),
+        "assigned_dcs": names if is_list else [],
+        "requestor": _text(given, "requestor"),
+        "reason": _text(given, "reason"),
+        "error": _text(given, error),
+        "failed_dc": _string(given, "failed_dc", TEXT_CHARACTERS_MAX),
+        "private": text.count(_PRIVATE_BEGIN),
+    }
 
 
-def _fence() -> Column:
-    fence = F.col("given.fence_token")
-    return F.when(fence.between(0, INTEGER_MAX), fence).otherwise(F.lit(0)).cast("long")
+def _trace_ms(seconds: Any) -> int | None:
+    is_time = type(seconds) in (int, float) and abs(seconds) <= TRACE_SECONDS_MAX
+    return int(seconds * 1000 + (0.5 if seconds > 0 else -0.5)) if is_time else None
 
 
-def _trace_ms() -> Column:
-    seconds = F.col("given.trace_time")
-    return F.when(seconds.between(-TRACE_SECONDS_MAX, TRACE_SECONDS_MAX), F.round(seconds * 1000).cast("long"))
+def _string(given: Mapping[str, Any], name: str, characters_max: int | None) -> str | None:
+    value = given.get(name)
+    return value[:characters_max] if isinstance(value, str) else None
 
 
-def _assigned_dcs() -> Column:
-    given = F.col("given.assigned_dcs")
-    names = F.transform(given, _string_of)
-    are_strings = ~F.exists(names, lambda name: name.isNull())
-    return F.coalesce(F.when(are_strings, names), F.array().cast("array<string>"))
-
-
-def _string(name: str) -> Column:
-    return _string_of(F.col(name))
-
-
-def _string_of(value: Column) -> Column:
-    """The text that a variant holds; None when it holds anything else."""
-    return F.when(F.schema_of_variant(value) == "STRING", F.try_variant_get(value, "$", "string"))
-
-
-def _text(name: str) -> Column:
+def _text(given: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """What a table shows of a value: a string as it is, another value as JSON, nothing of a private one."""
-    value = F.col(name)
-    kind = F.schema_of_variant(value)
-    is_private = kind.startswith("OBJECT") & F.to_json(value).contains(_PRIVATE_BEGIN)
-    shown = F.coalesce(_string_of(value), F.to_json(value))
-    return F.when(
-        value.isNotNull() & (kind != "VOID"),
-        F.struct(
-            F.when(~is_private, F.substring(shown, 1, TEXT_CHARACTERS_MAX)).alias("text"),
-            is_private.alias("is_private"),
-        ),
-    )
+    value = given.get(name)
+    if value is None:
+        return None
+    shown = value if isinstance(value, str) else _json(value)
+    is_private = isinstance(value, dict) and _PRIVATE_BEGIN in shown
+    return {"text": None if is_private else shown[:TEXT_CHARACTERS_MAX], "is_private": is_private}
 
 
-def _error() -> Column:
-    action = F.col("event.action")
-    return F.when(action == "FAIL", _text("given.error")).when(action == "TIMEOUT", _text("given.timeout_type"))
-
-
-def _private_count() -> Column:
-    """How many private values the payload holds."""
-    payload = F.col("event.payload")
-    count = F.regexp_count(payload, F.lit("\\Q" + _PRIVATE_BEGIN + "\\E"))
-    return F.coalesce(F.when(payload.contains(_PRIVATE_BEGIN), count), F.lit(0))
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()

@@ -24,9 +24,8 @@ from pipeline.report import running, summaries
 from pipeline.report.folder import rows_of
 from pipeline.report.jobs import fold
 from pipeline.report.make import Made, make
-from pipeline.report.origins import COLUMNS
 from pipeline.report.period import Asked, Clock, Period, choose_period
-from pipeline.report.said import said
+from pipeline.report.said import COLUMNS, said
 from pipeline.source.frames import ddl
 from pipeline.stats.output import WINDOW_SCHEMA
 
