@@ -116,24 +116,18 @@ def hours() -> list[Tick]:
 
 
 def _time(at_ms: int, step_ms: int, clock: Clock) -> str:
+    """The time of day where ticks stand closer than days, but at midnight, which begins the next day."""
+    day, rest_ms = divmod(at_ms, DAY_MS)
+    if rest_ms and step_ms < DAY_MS:
+        form = "%H:%M" if step_ms >= MINUTE_MS else "%H:%M:%S"
+        return (_EPOCH + timedelta(milliseconds=rest_ms)).strftime(form)
     if clock is Clock.TRACE:
-        day, rest_ms = divmod(at_ms, DAY_MS)
-        return (
-            f"day {day:,}" if step_ms >= DAY_MS else f"{_clock_time(rest_ms, step_ms)}" if rest_ms else f"day {day:,}"
-        )
+        return f"day {day:,}"
     try:
         moment = _EPOCH + timedelta(milliseconds=at_ms)
     except OverflowError:
         return f"{at_ms:,}"
-    if step_ms >= DAY_MS:
-        return f"{moment.day} {moment:%b}" if step_ms < 300 * DAY_MS else f"{moment:%b} {moment.year}"
-    rest_ms = at_ms % DAY_MS
-    return _clock_time(rest_ms, step_ms) if rest_ms else f"{moment.day} {moment:%b}"
-
-
-def _clock_time(of_day_ms: int, step_ms: int) -> str:
-    form = "%H:%M" if step_ms >= MINUTE_MS else "%H:%M:%S"
-    return (_EPOCH + timedelta(milliseconds=of_day_ms)).strftime(form)
+    return f"{moment.day} {moment:%b}" if step_ms < 300 * DAY_MS else f"{moment:%b} {moment.year}"
 
 
 def _thousands(value: float) -> str:
