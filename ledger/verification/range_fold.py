@@ -26,7 +26,7 @@ from ledger.verification.entry_check import EntryRow, report_duplicate, report_g
 from ledger.verification.head_check import check_head, readable_ends
 from ledger.verification.projection_check import JobsFound, conclude
 from ledger.verification.range_summary import Interval, IntervalPart, Mark, RangeSummary, RangeTask
-from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotChecker
+from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
 from ledger.verification.tile_check import tile_break
 from ledger.verification.tree_check import Anchor, StoredTree, TreeChecker, TreeHead
 from ledger.verification.verdict import Break, Findings, Head, Verdict, begin_aspects
@@ -124,34 +124,28 @@ class Fold:
         begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
         # How head and tree cannot be read is told by ``close``, which knows the last entry.
         self._stored_tree = readable_ends(None, ends.tree, Head(0, None, None), Findings())[1]
-        self._tree_checker = TreeChecker(
-            findings, self._stored_tree, ends.checkpoints, ends.anchors, is_from_start=is_from_start
+        self._tree_checker = TreeChecker(findings, self._stored_tree, ends.checkpoints, ends.anchors)
+        self._snapshots = SnapshotJudge(
+            ends.tenant_id, findings, first_seq=ends.first_seq, expected_snapshot=ends.expected_snapshot
         )
-        expected = ends.expected_snapshot
-        self._snapshots = SnapshotChecker(
-            ends.tenant_id,
-            findings,
-            lambda row: row,
-            is_from_start=is_from_start,
-            follows=None if expected is None else (ends.first_seq - 1, expected),
-        )
+        self._waiting: deque[OpenedRow] = deque()
+        """Snapshots whose entries have not all passed."""
+        self._highest_seq = 0
+        """Highest seq that any snapshot so far is said to reach."""
         self._next_seq = ends.first_seq
         self._last_link: Any = ends.expected_prev
         self._is_link_known = is_from_start or ends.expected_prev is not None
         self._may_be_v1 = True
         self._entries_checked = 0
         self._last_row: Head | None = None
-        self._has_all = is_from_start or bool(ends.expected_frontier)
-        """Whether no entry is missing so far, from the first on."""
-        self._reach = 0
-        """The last entry before any is missing."""
         self._passed_seq = ends.first_seq - 1
         self._marks: dict[int, Mark] = {}
         self._parts: dict[Interval, list[IntervalPart]] = {}
-        self._segments: deque[tuple[int, list[bytes]]] = deque()
-        self._tree = Frontier()
-        if ends.expected_frontier:
-            self._tree = Frontier.restore(ends.first_seq - 1, ends.expected_frontier)
+        before = ends.first_seq - 1 if ends.expected_frontier else 0
+        self._tree = Frontier.restore(before, ends.expected_frontier)
+        """Over the entries from seq 1 on, up to the first that is missing."""
+        self._roots: dict[int, bytes] = {}
+        """Roots of the tree by size, those of the range that was added last."""
         self._tiles = _SharedTiles()
         self._claims: list[Interval] = []
         """What signed claims cover that are not as stored, as far as ranges that follow are concerned."""
@@ -159,7 +153,6 @@ class Fold:
     def begin_behind(self, before: EntryRow | None) -> None:
         """The first range begins behind this entry, None when it is gone; it must still be the one verified before."""
         seq, expected = self._ends.first_seq - 1, self._ends.expected_prev
-        self._last_link, self._is_link_known = expected, expected is not None
         if before is not None:
             version, link = before[7], before[9]
             if expected not in (None, link):
@@ -191,7 +184,7 @@ class Fold:
         self._entries_checked += summary.rows
         self._last_row = summary.last_row or self._last_row
         # 2. What hangs on them.
-        self._snapshots.add(summary.snapshots)
+        self._take(summary.snapshots)
         self._claims += [
             (row.from_seq, row.to_seq)
             for row in summary.snapshots
@@ -200,29 +193,28 @@ class Fold:
         self._marks.update(summary.marks)
         for part in summary.parts:
             self._parts.setdefault(part.interval, []).append(part)
-        self._segments.extend(summary.segments)
-        for run in summary.runs:
-            self._pass(*run)
+        self._pass(summary)
+        self._judge_snapshots(self._passed_seq)
         # 3. The tiles.
-        if self._stored_tree is not None and self._reach:
-            self._tiles.compare(summary, self._stored_tree.size, self._reach, self._tree_checker)
+        if self._stored_tree is not None and self._tree.size:
+            self._tiles.compare(summary, self._stored_tree.size, self._tree.size, self._tree_checker)
         self._forget()
 
     def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
         """Snapshots that begin behind the last range."""
-        self._snapshots.add(snapshots)
-        self._snapshots.finish()
+        self._take(snapshots)
+        self._judge_snapshots()
 
     def close(self) -> None:
         """No range follows."""
         ends, findings = self._ends, self.findings
         last = self._last()
         head, tree = readable_ends(ends.head, ends.tree, last, findings)
-        self._snapshots.finish()
+        self._judge_snapshots()
         self._tree_checker.finish(last_seq=last.seq)
         if ends.is_to_end:
             findings.begin("head")
-            reach = max(self._snapshots.highest_seq, tree.size if tree is not None else 0)
+            reach = max(self._highest_seq, tree.size if tree is not None else 0)
             reach = max(reach, ends.first_seq - 1 if ends.expected_prev is not None else 0)
             check_head(findings, head, last, reach)
         if ends.is_left_over and "tail-truncated" not in findings.counts():
@@ -231,7 +223,7 @@ class Fold:
     @property
     def frontier(self) -> Frontier | None:
         """Right edge of the tree over all entries so far, None where one is missing."""
-        return self._tree if self._has_all else None
+        return self._tree if self._tree.size == self._passed_seq else None
 
     def verdict(self) -> Verdict:
         """The verdict, once closed and once the jobs were compared."""
@@ -269,67 +261,59 @@ class Fold:
             self._next_seq, self._last_link, self._is_link_known = summary.next_seq, summary.last_link, True
         self._may_be_v1 = self._may_be_v1 and summary.may_be_v1
 
-    # --- along the entries ------------------------------------------------------------------------
+    # --- what hangs on the entries ----------------------------------------------------------------
 
-    def _pass(self, first_seq: int, last_seq: int) -> None:
-        """The next entries, which follow one another: cut where a snapshot or a root of the tree begins or ends."""
-        if first_seq != self._passed_seq + 1:
-            self._snapshots.lose_place()
-            self._tree_checker.lose_place()
-            self._has_all = False
-        seq = first_seq
-        while seq <= last_seq:
-            cuts = (self._snapshots.cut(seq), self._tree_checker.cut(seq), last_seq)
-            end = min(cut for cut in cuts if cut is not None)
-            covered = self._snapshots.ends_at(end)
-            if covered is not None:
-                self._snapshots.compare(self._recomputed(*covered))
-            if self._tree_checker.cut(seq) == end:
-                self._tree_checker.reached_cut(end, self._tree_root(end))
-            seq = end + 1
-        self._passed_seq = last_seq
-        if self._has_all:
-            self._reach = last_seq
+    def _pass(self, summary: RangeSummary) -> None:
+        """Append the entries to the tree, as far as none is missing, and compare its roots."""
+        runs, size_before = summary.runs, self._tree.size
+        if runs and runs[0][0] == size_before + 1:
+            for size, hashes in summary.segments:
+                append_part(self._tree, size, hashes)
+                self._roots[size] = self._tree.root()
+            for size in self._ends.sizes:
+                if size_before < size <= self._tree.size:
+                    self._tree_checker.compare(size, self._roots[size])
+        if runs:
+            self._passed_seq = runs[-1][1]
 
-    def _recomputed(self, from_seq: int, to_seq: int) -> Recomputed:
-        first, last = self._marks.get(from_seq, _NO_MARK), self._marks.get(to_seq, _NO_MARK)
+    def _take(self, snapshots: Sequence[OpenedRow]) -> None:
+        self._waiting.extend(snapshots)
+        self._highest_seq = max([self._highest_seq, *(snapshot.stored_to for snapshot in snapshots)])
+
+    def _judge_snapshots(self, passed_seq: int | None = None) -> None:
+        """Judge those whose entries have passed, all of them where none follows."""
+        while self._waiting:
+            snapshot = self._waiting[0]
+            if passed_seq is not None and snapshot.to_seq > passed_seq and self._snapshots.is_next(snapshot):
+                return
+            self._snapshots.judge(self._waiting.popleft(), self._recomputed)
+
+    def _recomputed(self, from_seq: int, to_seq: int) -> Recomputed | None:
+        """What these entries say themselves, None where they are not all there."""
+        tree = Frontier()
+        for part in self._parts.get((from_seq, to_seq), ()):
+            if part.begin == from_seq + tree.size:
+                append_part(tree, part.end - from_seq + 1, part.hashes)
+        if tree.size != to_seq - from_seq + 1:
+            return None
+        first, last, root = self._marks[from_seq], self._marks[to_seq], self._roots.get(to_seq)
         return Recomputed(
             from_chain_link=first.link.hex(),
             to_chain_link=last.link.hex(),
             snapshot_hlc=last.hlc,
-            entry_count=to_seq - from_seq + 1,
-            merkle_root=self._root_of(from_seq, to_seq).hex(),
-            tree_root=self._tree_root(to_seq).hex() if self._has_all else None,
+            entry_count=tree.size,
+            merkle_root=tree.root().hex(),
+            tree_root=None if root is None else root.hex(),
         )
-
-    def _root_of(self, from_seq: int, to_seq: int) -> bytes:
-        """Root over these entries alone; another where a range is to be checked again."""
-        tree = Frontier()
-        for part in self._parts.get((from_seq, to_seq), ()):
-            if part.begin != from_seq + tree.size:
-                break
-            append_part(tree, part.end - from_seq + 1, part.hashes)
-        return tree.root()
-
-    def _tree_root(self, size: int) -> bytes:
-        """Root of the tree over the first ``size`` entries."""
-        while self._segments and self._segments[0][0] <= size:
-            append_part(self._tree, *self._segments.popleft())
-        return self._tree.root()
 
     def _forget(self) -> None:
         """Keep nothing of what the entries have passed."""
         passed = self._passed_seq
-        if self._has_all:
-            self._tree_root(passed)
-        self._segments.clear()
+        self._roots.clear()
         self._parts = {interval: parts for interval, parts in self._parts.items() if interval[1] > passed}
         begins = {from_seq for from_seq, _ in self._parts}
         self._marks = {seq: mark for seq, mark in self._marks.items() if seq in begins}
         self._claims = [each for each in self._claims if each[1] > passed]
-
-
-_NO_MARK = Mark(b"", None)
 
 
 class _SharedTiles:

@@ -12,7 +12,6 @@ What does not fit because the chain below already breaks, or entries are missing
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -95,10 +94,6 @@ class OpenedRow(NamedTuple):
         return f"snapshot of {self.from_seq}..{self.to_seq}"
 
 
-OpenRow = Callable[[Any], OpenedRow]
-"""Opens a stored snapshot, given as the checker was given it: one whose seqs are integers."""
-
-
 def has_place(row: SnapshotRow, findings: Findings) -> bool:
     """Whether a row says from where to where it goes; reports one that does not."""
     from_seq, to_seq = row[:2]
@@ -135,109 +130,54 @@ def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Fin
     return OpenedRow(from_seq, to_seq, stored, claim, opened.payload_sha256, opened.verdict != "unknown_key")
 
 
-class SnapshotChecker:
-    """Follows the snapshots of one chain alongside its entries.
+Recompute = Callable[[int, int], Recomputed | None]
+"""What entries ``from_seq..to_seq`` say themselves, None where they are not all there."""
 
-    The caller adds rows ordered by ``from_seq`` before it passes the entries they cover, cuts what it passes at
-    ``cut``, and, where ``ends_at`` says so, gives what the entries of the range say themselves.
-    """
+
+class SnapshotJudge:
+    """Judges the snapshots of one chain, one after another as they are stored."""
 
     def __init__(
-        self,
-        tenant_id: str,
-        findings: Findings,
-        open_row: OpenRow,
-        *,
-        is_from_start: bool,
-        follows: tuple[int, str] | None = None,
+        self, tenant_id: str, findings: Findings, *, first_seq: int = 1, expected_snapshot: str | None = None
     ) -> None:
-        """``open_row`` opens what is given to ``add``; ``follows``: last seq and digest of the snapshot before."""
+        """``expected_snapshot`` is the digest of the one that ends before ``first_seq``, None when it is not known."""
         self._tenant_id = tenant_id
         self._findings = findings
-        self._open_row = open_row
-        self._waiting: deque[Any] = deque()
-        self._expected_from = 1 if is_from_start else None
-        self._previous_digest: str | None = None
-        self._is_previous_known = is_from_start
-        if follows is not None:
-            self._expected_from, self._previous_digest, self._is_previous_known = follows[0] + 1, follows[1], True
-        self._active: OpenedRow | None = None
+        self._is_previous_known = first_seq == 1 or expected_snapshot is not None
+        self._expected_from = first_seq if self._is_previous_known else None
+        self._previous_digest = expected_snapshot
+        self._covered_to = first_seq - 1
         self.signed_to: Head | None = None
         self.signed_digest: str | None = None
         """Digest of the snapshot that ends there."""
-        self.highest_seq = 0
-        """Highest seq that any snapshot seen so far is said to reach."""
 
-    def add(self, rows: Sequence[SnapshotRow]) -> None:
-        """Take rows that come next."""
-        for row in rows:
-            if has_place(row, self._findings):
-                self._waiting.append(row)
-                self.highest_seq = max(self.highest_seq, row[1])
+    def is_next(self, snapshot: OpenedRow) -> bool:
+        """Whether it covers entries from where the one before it ends, or is stored to begin behind that; only such a
+        snapshot is compared with its entries."""
+        begin = max(snapshot.stored_from, self._covered_to + 1)
+        return begin == snapshot.from_seq <= snapshot.to_seq
 
-    def last_waiting_from(self) -> int:
-        """``from_seq`` of the last row added that was not begun, 0 when there is none."""
-        return int(self._waiting[-1][0]) if self._waiting else 0
-
-    def cut(self, seq: int) -> int | None:
-        """The seq after which something begins or ends, given that ``seq`` comes next; begins what begins there."""
-        while self._active is None and self._waiting and self._waiting[0][0] <= seq:
-            snapshot = self._open_row(self._waiting.popleft())
-            if snapshot.from_seq == seq <= snapshot.to_seq:
-                self._active = snapshot
-            else:
-                self._judge(snapshot, None)
-        if self._active is not None:
-            return self._active.to_seq
-        return int(self._waiting[0][0]) - 1 if self._waiting else None
-
-    def begins_at(self, seq: int) -> bool:
-        """Whether ``seq`` is the first entry of the snapshot that is open, once ``cut`` was asked."""
-        return self._active is not None and self._active.from_seq == seq
-
-    def ends_at(self, seq: int) -> tuple[int, int] | None:
-        """First and last seq of the snapshot of which ``seq`` is the last entry."""
-        active = self._active
-        return (active.from_seq, seq) if active is not None and active.to_seq == seq else None
-
-    def compare(self, recomputed: Recomputed) -> None:
-        """Judge the snapshot that is open, of which the last entry was passed."""
-        snapshot, self._active = self._active, None
-        assert snapshot is not None
-        if self._judge(snapshot, recomputed) and snapshot.may_count_as_signed:
-            self.signed_to = Head(snapshot.to_seq, recomputed.to_chain_link, recomputed.snapshot_hlc)
-            self.signed_digest = snapshot.digest
-
-    def lose_place(self) -> None:
-        """Entries are missing here: what the open snapshot covers cannot be recomputed."""
-        if self._active is not None:
-            snapshot, self._active = self._active, None
-            self._judge(snapshot, None)
-
-    def finish(self) -> None:
-        """No entry follows: judge what is left as far as that goes."""
-        self.lose_place()
-        while self._waiting:
-            self._judge(self._open_row(self._waiting.popleft()), None)
-
-    # --- one snapshot -----------------------------------------------------------------------------
-
-    def _judge(self, snapshot: OpenedRow, recomputed: Recomputed | None) -> bool:
-        """Report what does not fit; whether all was compared and fits."""
-        fits = self._follows(snapshot)
+    def judge(self, snapshot: OpenedRow, recompute: Recompute) -> None:
+        """Report what does not fit."""
+        fits, recomputed = self._follows(snapshot), None
+        if self.is_next(snapshot):
+            self._covered_to = snapshot.to_seq
+            recomputed = recompute(snapshot.from_seq, snapshot.to_seq)
         for problem in _disagreements(snapshot, self._tenant_id):
             self._findings.add("snapshot-root", snapshot.to_seq, *problem)
             fits = False
         if recomputed is None:
             self._findings.leave_undecided("snapshots")
-            return False
+            return
         for problem in _differences(snapshot, recomputed):
             fits = False
             if self._findings.chain_broken_by(snapshot.to_seq):
                 self._findings.leave_undecided("snapshots")
             else:
                 self._findings.add("snapshot-root", snapshot.to_seq, *problem)
-        return fits
+        if fits and snapshot.may_count_as_signed:
+            self.signed_to = Head(snapshot.to_seq, recomputed.to_chain_link, recomputed.snapshot_hlc)
+            self.signed_digest = snapshot.digest
 
     def _follows(self, snapshot: OpenedRow) -> bool:
         expected, previous = self._expected_from, self._previous_digest

@@ -75,12 +75,9 @@ class TreeChecker:
         stored: StoredTree | None,
         checkpoints: Sequence[TreeHead],
         anchors: Sequence[Anchor],
-        *,
-        is_from_start: bool,
     ) -> None:
         self._findings = findings
         self._stored = stored
-        self._has_place = is_from_start
         self._checkpoints = sorted((head for head in checkpoints if head.size > 0), key=lambda head: head.size)
         self._unreadable = [head for head in checkpoints if head.fault is not None]
         self._anchors = sorted((each for each in anchors if each.status == "ok"), key=lambda each: each.size)
@@ -96,17 +93,8 @@ class TreeChecker:
         """What came of every anchor, once ``finish`` was called."""
         return tuple(sorted(self._anchored, key=lambda each: (each.kind, each.by, each.to_seq)))
 
-    def cut(self, seq: int) -> int | None:
-        """The lowest size, not below ``seq``, at which a root must be compared."""
-        if not self._has_place:
-            return None
-        sizes = [head.size for head in self._checkpoints[:1]] + [anchor.size for anchor in self._anchors[:1]]
-        if self._stored is not None and not self._is_tree_compared:
-            sizes.append(self._stored.size)
-        return min((size for size in sizes if size >= seq), default=None)
-
-    def reached_cut(self, size: int, root: bytes) -> None:
-        """The tree has grown to ``size``, a ``cut``, and has this root; compare what is known for that size."""
+    def compare(self, size: int, root: bytes) -> None:
+        """The first ``size`` entries have this root: compare what is known for that size; sizes ascend."""
         if self._stored is not None and self._stored.size == size:
             self._is_tree_compared = True
             if self._stored.root != root.hex():
@@ -119,10 +107,6 @@ class TreeChecker:
                 self._report("rollback", size, detail, head.root.hex() or None, root.hex())
         while self._anchors and self._anchors[0].size == size:
             self._compare_anchor(self._anchors.pop(0), root)
-
-    def lose_place(self) -> None:
-        """Entries are missing here: from now on there is no tree to compare with."""
-        self._has_place = False
 
     def finish(self, *, last_seq: int) -> None:
         """No entry follows; ``last_seq`` is that of the last one there is."""

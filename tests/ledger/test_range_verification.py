@@ -128,6 +128,18 @@ def test_what_a_signed_claim_covers_beyond_its_row_is_asked_of_the_ranges_that_d
         assert one_behind_the_other(forged, elsewhere=Beside(forged, 2)) == whole
 
 
+@pytest.mark.parametrize("range_entries", [4, 16, 64])
+def test_a_snapshot_inside_another_is_no_next_one_wherever_ranges_end(
+    monkeypatch: pytest.MonkeyPatch, range_entries: int
+) -> None:
+    ledger = build(60, snapshots_to=(40,))
+    ledger.snapshots.append(ledger.signed(10, 20, payload_digest(ledger.snapshots[0]), merkle_root="0" * 64))
+    whole = verdict_of_the_whole(ledger, open_snapshot=OPEN)
+    assert (whole.breaks, whole.signed_to.seq) == ({"snapshot-chain": 1}, 40)
+    monkeypatch.setattr(driver, "RANGE_ENTRIES", range_entries)
+    assert one_behind_the_other(ledger) == whole
+
+
 def test_tiles_of_every_level_are_compared_across_borders() -> None:
     large = build(66_000)
     options: dict[str, Any] = {"projection": False, "checkpoints": [large.checkpoint()]}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 from ledger import merkle
 from ledger.merkle.tiles import TileTree
@@ -16,7 +15,7 @@ from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Anchor, Head, O
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.head_check import check_head, readable_ends
 from ledger.verification.projection_check import compare_jobs, conclude
-from ledger.verification.snapshot_check import Recomputed, SnapshotChecker, open_row
+from ledger.verification.snapshot_check import Recomputed, SnapshotJudge, has_place, open_row
 from ledger.verification.tile_check import tile_break
 from ledger.verification.tree_check import TreeChecker
 from ledger.verification.verdict import Findings, begin_aspects
@@ -39,10 +38,10 @@ def verdict_of_the_whole(
     last = Head(rows[-1]["seq"], rows[-1]["chain_link"], rows[-1]["t_hlc"]) if rows else Head(0, None, None)
     head, tree = readable_ends(ledger.head, ledger.tree, last, findings)
     begin_aspects(findings, are_signatures_judged=open_snapshot is not None, is_from_start=is_from_start)
-    trees = TreeChecker(findings, tree, checkpoints, anchors, is_from_start=is_from_start)
-    opener = partial(open_row, open_snapshot=open_snapshot, findings=findings)
-    snapshots = SnapshotChecker(ledger.tenant_id, findings, opener, is_from_start=is_from_start)
-    snapshots.add([[row[name] for name in SNAPSHOT_COLUMNS] for row in in_stored_order(_wholly(ledger, first_seq))])
+    trees = TreeChecker(findings, tree, checkpoints, anchors)
+    stored = [[row[name] for name in SNAPSHOT_COLUMNS] for row in in_stored_order(_wholly(ledger, first_seq))]
+    opened = [open_row(row, open_snapshot, findings) for row in stored if has_place(row, findings)]
+    snapshots = SnapshotJudge(ledger.tenant_id, findings, first_seq=first_seq)
     entries = EntryChecker(ledger.tenant_id, findings, first_seq=first_seq, prev_link=None, is_prev_known=is_from_start)
     links: dict[int, bytes] = {}
     hlcs: dict[int, object] = {}
@@ -58,41 +57,38 @@ def verdict_of_the_whole(
     def root(from_seq: int, to_seq: int) -> bytes:
         return merkle.root([leaves[seq] for seq in range(from_seq, to_seq + 1)])
 
-    # 2. Seq by seq, whatever begins or ends there.
-    has_all, next_seq = is_from_start, first_seq
-    for run_first, run_last in runs:
-        if run_first != next_seq:
-            snapshots.lose_place()
-            trees.lose_place()
-            has_all = False
-        for seq in range(run_first, run_last + 1):
-            snapshots.cut(seq)
-            covered = snapshots.ends_at(seq)
-            if covered is not None:
-                snapshots.compare(
-                    Recomputed(
-                        from_chain_link=links[covered[0]].hex(),
-                        to_chain_link=links[seq].hex(),
-                        snapshot_hlc=hlcs[seq],  # type: ignore[arg-type]
-                        entry_count=seq - covered[0] + 1,
-                        merkle_root=root(*covered).hex(),
-                        tree_root=root(1, seq).hex() if has_all else None,
-                    )
-                )
-            if trees.cut(seq) == seq:
-                trees.reached_cut(seq, root(1, seq))
-        next_seq = run_last + 1
-    snapshots.finish()
+    # 2. Every snapshot, and every tree head as far as no entry is missing.
+    reach = runs[0][1] if is_from_start and runs and runs[0][0] == 1 else 0
+
+    def recomputed(from_seq: int, to_seq: int) -> Recomputed | None:
+        if not any(first <= from_seq and to_seq <= last for first, last in runs):
+            return None
+        return Recomputed(
+            from_chain_link=links[from_seq].hex(),
+            to_chain_link=links[to_seq].hex(),
+            snapshot_hlc=hlcs[to_seq],  # type: ignore[arg-type]
+            entry_count=to_seq - from_seq + 1,
+            merkle_root=root(from_seq, to_seq).hex(),
+            tree_root=root(1, to_seq).hex() if to_seq <= reach else None,
+        )
+
+    for snapshot in opened:
+        snapshots.judge(snapshot, recomputed)
+    sizes = {each.size for each in (*checkpoints, *anchors, *([tree] if tree is not None else []))}
+    for size in sorted(sizes):
+        if 0 < size <= reach:
+            trees.compare(size, root(1, size))
     # 3. Every tile of the stored tree that the entries reach.
-    if tree is not None and is_from_start and runs and runs[0][0] == 1:
-        for (level, index), computed in _tiles([leaves[seq] for seq in range(1, runs[0][1] + 1)], tree.size):
+    if tree is not None:
+        for (level, index), computed in _tiles([leaves[seq] for seq in range(1, reach + 1)], tree.size):
             found = tile_break(level, index, computed, ledger.tiles.get((level, index), b""))
             if found is not None:
                 trees.report_tile(found)
     trees.finish(last_seq=last.seq)
     # 4. The head, and the job states.
     findings.begin("head")
-    check_head(findings, head, last, max(snapshots.highest_seq, tree.size if tree is not None else 0))
+    said_to = [tree.size] if tree is not None else []
+    check_head(findings, head, last, max([0, *said_to, *(snapshot.stored_to for snapshot in opened)]))
     if projection and is_from_start:
         reader = MemoryReader(ledger)
         conclude(asyncio.run(compare_jobs(reader.entries_by_job(), reader.jobs())), findings)
