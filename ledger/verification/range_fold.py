@@ -28,7 +28,7 @@ from ledger.verification.projection_check import JobsFound, conclude
 from ledger.verification.range_summary import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
 from ledger.verification.tile_check import tile_break
-from ledger.verification.tree_check import Anchor, StoredTree, TreeChecker, TreeHead
+from ledger.verification.tree_check import Anchor, Compared, StoredTree, TreeHead, compare_heads, report_tile
 from ledger.verification.verdict import Break, Findings, Head, Verdict, begin_aspects
 
 
@@ -124,7 +124,7 @@ class Fold:
         begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
         # How head and tree cannot be read is told by ``close``, which knows the last entry.
         self._stored_tree = readable_ends(None, ends.tree, Head(0, None, None), Findings())[1]
-        self._tree_checker = TreeChecker(findings, self._stored_tree, ends.checkpoints, ends.anchors)
+        self._compared = Compared([], ())
         self._snapshots = SnapshotJudge(
             ends.tenant_id, findings, first_seq=ends.first_seq, expected_snapshot=ends.expected_snapshot
         )
@@ -145,7 +145,7 @@ class Fold:
         self._tree = Frontier.restore(before, ends.expected_frontier)
         """Over the entries from seq 1 on, up to the first that is missing."""
         self._roots: dict[int, bytes] = {}
-        """Roots of the tree by size, those of the range that was added last."""
+        """Roots of the tree by size: at sizes that others speak of, and in the range that was added last."""
         self._tiles = _SharedTiles()
         self._claims: list[Interval] = []
         """What signed claims cover that are not as stored, as far as ranges that follow are concerned."""
@@ -197,7 +197,7 @@ class Fold:
         self._judge_snapshots(self._passed_seq)
         # 3. The tiles.
         if self._stored_tree is not None and self._tree.size:
-            self._tiles.compare(summary, self._stored_tree.size, self._tree.size, self._tree_checker)
+            self._tiles.compare(summary, self._stored_tree.size, self._tree.size, self.findings)
         self._forget()
 
     def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
@@ -211,7 +211,8 @@ class Fold:
         last = self._last()
         head, tree = readable_ends(ends.head, ends.tree, last, findings)
         self._judge_snapshots()
-        self._tree_checker.finish(last_seq=last.seq)
+        roots, stored = self._roots, self._stored_tree
+        self._compared = compare_heads(findings, stored, ends.checkpoints, ends.anchors, roots, last.seq)
         if ends.is_to_end:
             findings.begin("head")
             reach = max(self._highest_seq, tree.size if tree is not None else 0)
@@ -237,9 +238,9 @@ class Fold:
             verdicts=findings.verdicts(),
             first_break=findings.first_break(),
             breaks=findings.counts(),
-            compared_with=", ".join(self._tree_checker.compared_sources()) or None,
+            compared_with=", ".join(self._compared.sources) or None,
             signed_to=self._snapshots.signed_to or Head(ends.first_seq - 1, ends.expected_prev, None),
-            anchors=self._tree_checker.anchored(),
+            anchors=self._compared.anchored,
             signed_digest=self._snapshots.signed_digest,
         )
 
@@ -264,15 +265,12 @@ class Fold:
     # --- what hangs on the entries ----------------------------------------------------------------
 
     def _pass(self, summary: RangeSummary) -> None:
-        """Append the entries to the tree, as far as none is missing, and compare its roots."""
-        runs, size_before = summary.runs, self._tree.size
-        if runs and runs[0][0] == size_before + 1:
+        """Append the entries to the tree, as far as none is missing."""
+        runs = summary.runs
+        if runs and runs[0][0] == self._tree.size + 1:
             for size, hashes in summary.segments:
                 append_part(self._tree, size, hashes)
                 self._roots[size] = self._tree.root()
-            for size in self._ends.sizes:
-                if size_before < size <= self._tree.size:
-                    self._tree_checker.compare(size, self._roots[size])
         if runs:
             self._passed_seq = runs[-1][1]
 
@@ -309,7 +307,8 @@ class Fold:
     def _forget(self) -> None:
         """Keep nothing of what the entries have passed."""
         passed = self._passed_seq
-        self._roots.clear()
+        sizes = self._ends.sizes
+        self._roots = {size: root for size, root in self._roots.items() if size in sizes}
         self._parts = {interval: parts for interval, parts in self._parts.items() if interval[1] > passed}
         begins = {from_seq for from_seq, _ in self._parts}
         self._marks = {seq: mark for seq, mark in self._marks.items() if seq in begins}
@@ -323,12 +322,12 @@ class _SharedTiles:
         self._nodes: dict[int, dict[int, bytes]] = {}
         """By level, the nodes by index of all tiles that are not whole yet."""
 
-    def compare(self, summary: RangeSummary, size: int, last_seq: int, tree: TreeChecker) -> None:
+    def compare(self, summary: RangeSummary, size: int, last_seq: int, findings: Findings) -> None:
         """The range that comes next, in a stored tree of ``size`` leaves, of which ``last_seq`` are there so far."""
         reach = min(size, last_seq)
         for end, found in summary.tile_breaks:
             if end <= reach:
-                tree.report_tile(found)
+                report_tile(findings, found)
         whole = self._take(summary, reach)
         for level, index, stored in summary.tiles:
             is_full = index < size >> (level + 1) * TILE_HEIGHT
@@ -339,7 +338,7 @@ class _SharedTiles:
             computed = b"".join(self._nodes[level][index * TILE_WIDTH + at] for at in range(width))
             found_here = tile_break(level, index, computed, stored)
             if found_here is not None:
-                tree.report_tile(found_here)
+                report_tile(findings, found_here)
         for level, index in whole:
             for at in range(index * TILE_WIDTH, (index + 1) * TILE_WIDTH):
                 del self._nodes[level][at]

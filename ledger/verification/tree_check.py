@@ -9,7 +9,7 @@ What does not fit because the chain below already breaks is left undecided.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ledger.merkle import EMPTY_ROOT
@@ -66,96 +66,93 @@ class StoredTree(NamedTuple):
     root: str
 
 
-class TreeChecker:
-    """Compares the tree of one chain, grown from its first entry, with what others say of it."""
+class Compared(NamedTuple):
+    """What comparing tree heads came to, beside findings."""
 
-    def __init__(
-        self,
-        findings: Findings,
-        stored: StoredTree | None,
-        checkpoints: Sequence[TreeHead],
-        anchors: Sequence[Anchor],
-    ) -> None:
-        self._findings = findings
-        self._stored = stored
-        self._checkpoints = sorted((head for head in checkpoints if head.size > 0), key=lambda head: head.size)
-        self._unreadable = [head for head in checkpoints if head.fault is not None]
-        self._anchors = sorted((each for each in anchors if each.status == "ok"), key=lambda each: each.size)
-        self._anchored = [each.found(each.status, each.detail) for each in anchors if each.status != "ok"]
-        self._is_tree_compared = False
-        self._sources = dict.fromkeys((head.source for head in checkpoints), False)
+    sources: list[str]
+    """Named sources of the checkpoints that the chain was compared with, in the order they were given."""
+    anchored: tuple[Anchored, ...]
+    """What came of every anchor."""
 
-    def compared_sources(self) -> list[str]:
-        """Named sources of the checkpoints that the chain was compared with so far, in the order they were given."""
-        return [source for source, is_compared in self._sources.items() if is_compared and source]
 
-    def anchored(self) -> tuple[Anchored, ...]:
-        """What came of every anchor, once ``finish`` was called."""
-        return tuple(sorted(self._anchored, key=lambda each: (each.kind, each.by, each.to_seq)))
+def compare_heads(
+    findings: Findings,
+    stored: StoredTree | None,
+    checkpoints: Sequence[TreeHead],
+    anchors: Sequence[Anchor],
+    roots: Mapping[int, bytes],
+    last_seq: int,
+) -> Compared:
+    """Compare what others say of the tree with ``roots``, by size, which the entries have as far as none is missing.
 
-    def compare(self, size: int, root: bytes) -> None:
-        """The first ``size`` entries have this root: compare what is known for that size; sizes ascend."""
-        if self._stored is not None and self._stored.size == size:
-            self._is_tree_compared = True
-            if self._stored.root != root.hex():
-                self._report("tree", size, "the stored root is not that of the entries", root.hex(), self._stored.root)
-        while self._checkpoints and self._checkpoints[0].size == size:
-            head = self._checkpoints.pop(0)
-            self._name_source(head)
-            if head.root != root:
-                detail = f"the first {size} entries are not those of the checkpoint held by {head.holder}"
-                self._report("rollback", size, detail, head.root.hex() or None, root.hex())
-        while self._anchors and self._anchors[0].size == size:
-            self._compare_anchor(self._anchors.pop(0), root)
+    ``last_seq`` is that of the last entry there is.
+    """
+    _compare_stored(findings, stored, roots, last_seq)
+    compared = {head.source for head in checkpoints if _is_compared(findings, head, roots, last_seq)}
+    sources = [source for source in dict.fromkeys(head.source for head in checkpoints) if source and source in compared]
+    judged_before = [each.found(each.status, each.detail) for each in anchors if each.status != "ok"]
+    anchored = judged_before + [_anchored(findings, each, roots, last_seq) for each in anchors if each.status == "ok"]
+    return Compared(sources, tuple(sorted(anchored, key=lambda each: (each.kind, each.by, each.to_seq))))
 
-    def finish(self, *, last_seq: int) -> None:
-        """No entry follows; ``last_seq`` is that of the last one there is."""
-        for head in self._unreadable:
-            self._name_source(head)
-            detail = f"the checkpoint held by {head.holder} does not open: {head.fault}"
-            self._findings.add("rollback", max(last_seq, 1), detail)
-        for head in self._checkpoints:
-            if head.size > last_seq:
-                self._name_source(head)
-                detail = f"the checkpoint held by {head.holder} covers {head.size} entries, there are {last_seq}"
-                self._findings.add("rollback", last_seq + 1, detail, expected=head.size, actual=last_seq)
-            elif not head.is_own:
-                self._findings.leave_undecided("checkpoint")
-        for anchor in self._anchors:
-            detail = f"the {anchor.kind} anchor by {anchor.by} covers {anchor.size} entries, there are {last_seq}"
-            if anchor.size > last_seq:
-                self._findings.add("rollback", last_seq + 1, detail, expected=anchor.size, actual=last_seq)
-                self._anchored.append(anchor.found("broken", detail))
-            else:
-                self._anchored.append(anchor.found("not_checked", "the entries up to there were not all read"))
-        self._anchors.clear()
-        if self._stored is not None and self._stored.size == 0 and self._stored.root != _EMPTY:
-            detail = "the stored root is not that of a tree without entries"
-            self._findings.add("tree", 1, detail, expected=_EMPTY, actual=self._stored.root)
-        if not self._is_tree_compared and last_seq > 0:
-            self._findings.leave_undecided("tree")
 
-    def _name_source(self, head: TreeHead) -> None:
-        if not head.is_own:
-            self._findings.begin("checkpoint")
-        self._sources[head.source] = True
+def _compare_stored(findings: Findings, stored: StoredTree | None, roots: Mapping[int, bytes], last_seq: int) -> None:
+    root = None if stored is None else roots.get(stored.size)
+    if stored is not None and stored.size == 0 and stored.root != _EMPTY:
+        detail = "the stored root is not that of a tree without entries"
+        findings.add("tree", 1, detail, expected=_EMPTY, actual=stored.root)
+    if root is None:
+        if last_seq > 0:
+            findings.leave_undecided("tree")
+    elif stored is not None and stored.root != root.hex():
+        _report(findings, "tree", stored.size, "the stored root is not that of the entries", root.hex(), stored.root)
 
-    def _compare_anchor(self, anchor: Anchor, root: bytes) -> None:
-        detail = f"the first {anchor.size} entries are not those of the {anchor.kind} anchor by {anchor.by}"
-        if anchor.root == root:
-            self._anchored.append(anchor.found("ok"))
-        elif self._findings.chain_broken_by(anchor.size):
-            self._anchored.append(anchor.found("not_checked", "the chain breaks before"))
-        else:
-            self._findings.add("rollback", anchor.size, detail, expected=anchor.root.hex(), actual=root.hex())
-            self._anchored.append(anchor.found("broken", detail))
 
-    def report_tile(self, found: TileBreak) -> None:
-        """A stored tile that is not that of the entries."""
-        self._report("tree", *found)
+def _is_compared(findings: Findings, head: TreeHead, roots: Mapping[int, bytes], last_seq: int) -> bool:
+    """Compare a checkpoint; whether anything could be said of it."""
+    root = roots.get(head.size)
+    is_compared = head.fault is not None or root is not None or head.size > last_seq
+    if is_compared and not head.is_own:
+        findings.begin("checkpoint")
+    if head.fault is not None:
+        detail = f"the checkpoint held by {head.holder} does not open: {head.fault}"
+        findings.add("rollback", max(last_seq, 1), detail)
+    if root is not None:
+        if head.root != root:
+            detail = f"the first {head.size} entries are not those of the checkpoint held by {head.holder}"
+            _report(findings, "rollback", head.size, detail, head.root.hex() or None, root.hex())
+    elif head.size > last_seq:
+        detail = f"the checkpoint held by {head.holder} covers {head.size} entries, there are {last_seq}"
+        findings.add("rollback", last_seq + 1, detail, expected=head.size, actual=last_seq)
+    elif head.size > 0 and not head.is_own:
+        findings.leave_undecided("checkpoint")
+    return is_compared
 
-    def _report(self, kind: str, seq: int, detail: str, expected: str | None, actual: str | None) -> None:
-        if self._findings.chain_broken_by(seq):
-            self._findings.leave_undecided("tree" if kind == "tree" else "checkpoint")
-        else:
-            self._findings.add(kind, seq, detail, expected=expected, actual=actual)
+
+def _anchored(findings: Findings, anchor: Anchor, roots: Mapping[int, bytes], last_seq: int) -> Anchored:
+    """What comes of an anchor that holds itself."""
+    root = roots.get(anchor.size)
+    if root == anchor.root:
+        return anchor.found("ok")
+    if root is None and anchor.size <= last_seq:
+        return anchor.found("not_checked", "the entries up to there were not all read")
+    if root is None:
+        detail = f"the {anchor.kind} anchor by {anchor.by} covers {anchor.size} entries, there are {last_seq}"
+        findings.add("rollback", last_seq + 1, detail, expected=anchor.size, actual=last_seq)
+        return anchor.found("broken", detail)
+    if findings.chain_broken_by(anchor.size):
+        return anchor.found("not_checked", "the chain breaks before")
+    detail = f"the first {anchor.size} entries are not those of the {anchor.kind} anchor by {anchor.by}"
+    findings.add("rollback", anchor.size, detail, expected=anchor.root.hex(), actual=root.hex())
+    return anchor.found("broken", detail)
+
+
+def report_tile(findings: Findings, found: TileBreak) -> None:
+    """A stored tile is not that of the entries."""
+    _report(findings, "tree", *found)
+
+
+def _report(findings: Findings, kind: str, seq: int, detail: str, expected: str | None, actual: str | None) -> None:
+    if findings.chain_broken_by(seq):
+        findings.leave_undecided("tree" if kind == "tree" else "checkpoint")
+    else:
+        findings.add(kind, seq, detail, expected=expected, actual=actual)

@@ -17,7 +17,7 @@ from ledger.verification.head_check import check_head, readable_ends
 from ledger.verification.projection_check import compare_jobs, conclude
 from ledger.verification.snapshot_check import Recomputed, SnapshotJudge, has_place, open_row
 from ledger.verification.tile_check import tile_break
-from ledger.verification.tree_check import TreeChecker
+from ledger.verification.tree_check import compare_heads, report_tile
 from ledger.verification.verdict import Findings, begin_aspects
 from tests.ledger.ledger_in_memory import Ledger, MemoryReader, Row, in_stored_order
 
@@ -38,7 +38,6 @@ def verdict_of_the_whole(
     last = Head(rows[-1]["seq"], rows[-1]["chain_link"], rows[-1]["t_hlc"]) if rows else Head(0, None, None)
     head, tree = readable_ends(ledger.head, ledger.tree, last, findings)
     begin_aspects(findings, are_signatures_judged=open_snapshot is not None, is_from_start=is_from_start)
-    trees = TreeChecker(findings, tree, checkpoints, anchors)
     stored = [[row[name] for name in SNAPSHOT_COLUMNS] for row in in_stored_order(_wholly(ledger, first_seq))]
     opened = [open_row(row, open_snapshot, findings) for row in stored if has_place(row, findings)]
     snapshots = SnapshotJudge(ledger.tenant_id, findings, first_seq=first_seq)
@@ -75,16 +74,14 @@ def verdict_of_the_whole(
     for snapshot in opened:
         snapshots.judge(snapshot, recomputed)
     sizes = {each.size for each in (*checkpoints, *anchors, *([tree] if tree is not None else []))}
-    for size in sorted(sizes):
-        if 0 < size <= reach:
-            trees.compare(size, root(1, size))
+    roots = {size: root(1, size) for size in sizes if 0 < size <= reach}
+    compared = compare_heads(findings, tree, checkpoints, anchors, roots, last.seq)
     # 3. Every tile of the stored tree that the entries reach.
     if tree is not None:
         for (level, index), computed in _tiles([leaves[seq] for seq in range(1, reach + 1)], tree.size):
             found = tile_break(level, index, computed, ledger.tiles.get((level, index), b""))
             if found is not None:
-                trees.report_tile(found)
-    trees.finish(last_seq=last.seq)
+                report_tile(findings, found)
     # 4. The head, and the job states.
     findings.begin("head")
     said_to = [tree.size] if tree is not None else []
@@ -101,9 +98,9 @@ def verdict_of_the_whole(
         verdicts=findings.verdicts(),
         first_break=findings.first_break(),
         breaks=findings.counts(),
-        compared_with=", ".join(trees.compared_sources()) or None,
+        compared_with=", ".join(compared.sources) or None,
         signed_to=snapshots.signed_to or Head(first_seq - 1, None, None),
-        anchors=trees.anchored(),
+        anchors=compared.anchored,
         signed_digest=snapshots.signed_digest,
     )
 
