@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ledger.chain import Linker
-from ledger.verification import ASPECTS, ENTRY_COLUMNS, KINDS, Head, StoredTree, Verdict, verify
+from ledger.verification import ASPECTS, ENTRY_COLUMNS, KINDS, Anchor, Head, StoredTree, TreeHead, Verdict, verify
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from signing.keys import Keyring
@@ -29,6 +29,7 @@ from tests.ledger import naive_verification as naive
 from tests.ledger.ledger_in_memory import OPEN, STRANGER, Ledger, MemoryReader, build, payload_digest
 from tests.turns import counted_turns
 
+ZEROS_32 = bytes(32)
 WHOLE = build(60, snapshots_to=(20, 21, 50))
 
 
@@ -186,6 +187,42 @@ def test_a_range_from_the_start_compares_the_checkpoints_that_it_reaches() -> No
     assert check(WHOLE, to_seq=29, checkpoints=heads).verdicts["checkpoint"] == "not_checked"
     partly = check(WHOLE, to_seq=30, checkpoints=[*heads, WHOLE.checkpoint()])
     assert (partly.compared_with, partly.verdicts["checkpoint"]) == ("file", "not_checked")
+
+
+@pytest.mark.parametrize(
+    ("size", "is_other", "options", "outcome", "found"),
+    [
+        (30, False, {}, "ok", None),
+        (60, False, {}, "ok", None),
+        (30, True, {}, "broken", ("rollback", 30)),
+        (61, False, {}, "broken", ("rollback", 61)),
+        (50, False, {"to_seq": 40}, "not_checked", None),
+        (61, False, {"to_seq": 40}, "broken", ("rollback", 61)),
+        (30, True, {"from_seq": 2}, "not_checked", None),
+        (61, True, {"from_seq": 2}, "broken", ("rollback", 61)),
+    ],
+)
+def test_a_checkpoint_and_an_anchor_of_the_same_tree_head_are_judged_alike(
+    size: int, is_other: bool, options: dict[str, Any], outcome: str, found: tuple[str, int] | None
+) -> None:
+    root = ZEROS_32 if is_other else WHOLE.checkpoint(min(size, 60)).root
+    kept = check(WHOLE, checkpoints=[TreeHead(size, root, "node")], **options)
+    assert (kept.verdicts["checkpoint"], first(kept)) == (outcome, found)
+    assert kept.compared_with == (None if outcome == "not_checked" else "node")
+    own = check(WHOLE, checkpoints=[TreeHead(size, root, "archive", is_own=True)], **options)
+    assert (own.verdicts["checkpoint"], first(own)) == ("broken" if found else "not_checked", found)
+    outside = check(WHOLE, anchors=[Anchor("witness", "w", "t", size, root)], **options)
+    assert ([each.status for each in outside.anchors], first(outside)) == ([outcome], found)
+    assert outside.compared_with is None
+
+
+def test_a_checkpoint_that_does_not_open_and_an_anchor_that_does_not_hold_are_told_apart() -> None:
+    torn = check(WHOLE, checkpoints=[TreeHead(0, b"", "node", fault="torn")])
+    assert (torn.verdicts["checkpoint"], first(torn), torn.compared_with) == ("broken", ("rollback", 60), "node")
+    anchors = [Anchor("rfc3161", "x", "t", 99, ZEROS_32, "invalid"), Anchor("rfc3161", "b", "t", 0, ZEROS_32)]
+    verdict = check(WHOLE, anchors=anchors)
+    assert [each.status for each in verdict.anchors] == ["not_checked", "invalid"]
+    assert verdict.first_break is None
 
 
 def test_a_range_that_asks_for_more_than_there_is_ends_at_the_head() -> None:
