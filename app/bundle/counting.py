@@ -8,14 +8,13 @@ from typing import Any, Final, NamedTuple
 from ledger.machines import jobs
 from ledger.machines.events import SystemAction
 from ledger.machines.job_fold import JobFold
-from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS
 from signing.bundle.reader import BundleReader
 
 JOBS_MAX: Final = 200_000
 """A bundle with more jobs is reported without their number by status: each is held until its last entry was read."""
 
-_COLUMNS: Final = ("job_id", "seq", "hlc_physical", "hlc_logical", "hlc_node", "action", "payload_digest", "payload")
-_PLACES: Final = tuple(map(ENTRY_COLUMNS.index, _COLUMNS))
+_PLACES: Final = tuple(map(ENTRY_COLUMNS.index, FOLD_COLUMNS))
 
 
 class Counts(NamedTuple):

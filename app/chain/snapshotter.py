@@ -12,6 +12,7 @@ import hashlib
 import time
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import orjson
 
@@ -25,7 +26,11 @@ from ledger import merkle
 from ledger.errors import ChainBrokenError
 from ledger.hlc import Hlc
 from ledger.verification.snapshot import SnapshotClaim
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from signing.snapshot import sign_snapshot
+
+_claimed = attrgetter(*SNAPSHOT_COLUMNS[:-1])
+"""What a row has of the claim: all its columns but the envelope, which is last."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,20 +104,10 @@ class Snapshotter:
         async with self.keys.signing() as signer:
             claim = await self._claim(connection, tenant_id, tenant, signer.key_id)
             envelope, digest = await self.keys.sign(partial(sign_snapshot, claim, signer))
-            row = (
-                tenant_id,
-                claim.from_seq,
-                claim.to_seq,
-                claim.snapshot_hlc,
-                claim.from_chain_link,
-                claim.to_chain_link,
-                claim.entry_count,
-                claim.merkle_root,
-                orjson.dumps(envelope).decode(),
-            )
+            row = (*_claimed(claim), orjson.dumps(envelope).decode())
             async with connection.transaction():
                 await self.keys.check_window(connection, signer, Hlc.parse(claim.snapshot_hlc))
-                inserted = await store.insert_snapshot(connection, row)
+                inserted = await store.insert_snapshot(connection, tenant_id, row)
         if inserted is None:
             return None
         tenant.signed_seq, tenant.signed_digest = claim.to_seq, digest

@@ -17,6 +17,7 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.background.turns import turns
+from app.store.rows import ENTRIES
 from ledger.errors import InvalidInputError
 from ledger.verification import (
     ENTRY_COLUMNS,
@@ -54,10 +55,7 @@ _SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
 _HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid"
 _TREE = "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _CHECKPOINT = "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
-_ENTRIES = (
-    f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
-    " WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq, ctid"
-)
+_ENTRIES = f"{ENTRIES} WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq, ctid"
 _LAST_ENTRY = (
     "SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq IS NOT NULL"
     " ORDER BY seq DESC, ctid DESC LIMIT 1"

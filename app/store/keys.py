@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import columns, fetch_as, fetch_one_as, fetch_tuples
+from app.store.rows import ENTRIES, columns, fetch_as, fetch_one_as, fetch_tuples
 from ledger.machines.events import SYSTEM_TENANT
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
+from ledger.verification.entry_check import EntryRow
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 from signing.keys import PublicKey
 
@@ -75,7 +75,7 @@ _ROWS = f"""
 SELECT {columns(KeyRow, ("not_before",))} FROM scheduler.signing_keys AS k ORDER BY k.not_before, key_id
 """
 _ENTRIES = f"""
-SELECT {", ".join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log
+{ENTRIES}
  WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5) ORDER BY seq
 """
 _SYSTEM_HEAD = """

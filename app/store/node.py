@@ -6,9 +6,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import orjson
-
 from app.store.chaining import WalPosition
+from app.store.rows import json_in
 from ledger.errors import StartRefusedError
 from ledger.hlc import LOGICAL_MAX, Hlc
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
@@ -164,17 +163,8 @@ async def recorded_losses(connection: Connection, node_id: str) -> set[tuple[Lsn
     """First and last LSN of each range of the node's WAL that ``_system`` records as lost."""
     rows = await connection.fetch(_LOSSES, SYSTEM_TENANT, node_id, SystemAction.WAL_LOST)
     losses = set()
-    for fact in (_object_in(row[0]) for row in rows):
-        first_lsn, last_lsn = fact.get("first_lsn"), fact.get("last_lsn")
-        if isinstance(first_lsn, int) and isinstance(last_lsn, int):
-            losses.add((Lsn(first_lsn), Lsn(last_lsn)))
+    for row in rows:
+        match json_in(row["payload"]):
+            case {"first_lsn": int(first_lsn), "last_lsn": int(last_lsn)}:
+                losses.add((Lsn(first_lsn), Lsn(last_lsn)))
     return losses
-
-
-def _object_in(text: str | None) -> dict[str, object]:
-    """The JSON object that ``text`` is, empty where somebody made it something else, which verification tells."""
-    try:
-        value = orjson.loads(text or "")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

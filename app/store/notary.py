@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.rows import fetch_as, fetch_one_as, fetch_tuples, turned
+from app.store.rows import ENTRIES, fetch_as, fetch_one_as, fetch_tuples, turned
 from ledger.merkle import EMPTY_ROOT
 from ledger.merkle.tiles import TileTree
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
+from ledger.verification.entry_check import EntryRow
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotRow
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -88,14 +89,14 @@ _LINKS = """
 SELECT seq, t_hlc, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3
 """
 _LINK = "SELECT chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2"
-_ENTRY = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2"
+_ENTRY = f"{ENTRIES} WHERE tenant_id = $1 AND seq = $2"
 _ENTRIES = f"""
-SELECT {", ".join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log
+{ENTRIES}
  WHERE tenant_id = $1 AND seq >= $2 AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
  ORDER BY seq LIMIT $3
 """
 _ENTRIES_OF = f"""
-SELECT {", ".join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log
+{ENTRIES}
  WHERE tenant_id = $1 AND hlc_node = $2 AND origin IS NULL AND seq BETWEEN $3 AND $4 ORDER BY seq LIMIT $5
 """
 _LAST_SNAPSHOT = """
@@ -103,10 +104,8 @@ SELECT to_seq, dsse_envelope, coalesce((SELECT head_seq FROM scheduler.chain_hea
   FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1
 """
 _LOCK_HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = $1 FOR UPDATE"
-_INSERT_SNAPSHOT = """
-INSERT INTO scheduler.batch_snapshot
-       (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count, merkle_root,
-        dsse_envelope)
+_INSERT_SNAPSHOT = f"""
+INSERT INTO scheduler.batch_snapshot (tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
     ON CONFLICT (tenant_id, from_seq) DO NOTHING
 RETURNING *
@@ -207,16 +206,13 @@ async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot 
     return await fetch_one_as(connection, LastSnapshot, _LAST_SNAPSHOT, tenant_id)
 
 
-async def insert_snapshot(connection: Connection, row: Sequence[object]) -> dict[str, object] | None:
-    """Add a snapshot under the head's lock and return its row; None when its beginning is covered already.
-
-    ``row`` is (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link, to_chain_link, entry_count,
-    merkle_root, dsse_envelope).
-    """
+async def insert_snapshot(connection: Connection, tenant_id: str, row: SnapshotRow) -> dict[str, object] | None:
+    """Add a snapshot, ``SNAPSHOT_COLUMNS``, under the head's lock and return its row as it is stored, with its id; None
+    when its beginning is covered already."""
     # Whoever keeps the head locked must not keep the notary from all others.
     await connection.execute("SET LOCAL lock_timeout = '1s'")
-    await connection.execute(_LOCK_HEAD, row[0])
-    inserted = await connection.fetchrow(_INSERT_SNAPSHOT, *row)
+    await connection.execute(_LOCK_HEAD, tenant_id)
+    inserted = await connection.fetchrow(_INSERT_SNAPSHOT, tenant_id, *row)
     return dict(inserted) if inserted is not None else None
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import asyncpg
 import orjson
 
-from app.store.rows import columns, fetch_as, fetch_tuples
+from app.store.rows import columns, fetch_as, fetch_tuples, json_in
 from ledger.errors import InvalidInputError, PrivacyDamagedError
 from ledger.machines.events import SystemAction
 from ledger.privacy_facts import facts_of
@@ -197,21 +197,13 @@ async def read_declared(connection: Connection, tenant_id: str) -> DeclaredField
 
 
 def _declared(row: asyncpg.Record) -> DeclaredFields:
-    fields, revision = _json(row["fields"]), row["revision"]
+    fields, revision = json_in(row["fields"]), row["revision"]
     if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields) or revision is None:
         raise PrivacyDamagedError(
             f"the row of tenant {row['tenant_id']} in private_fields is not as it was written; the tenant may declare "
             "its fields again"
         )
     return DeclaredFields(row["tenant_id"], fields, row["subject"], revision)
-
-
-def _json(text: str | None) -> Any:
-    """What ``text`` says; None when it is not JSON."""
-    try:
-        return orjson.loads(text or "null")
-    except orjson.JSONDecodeError:
-        return None
 
 
 def _told_apart(
@@ -332,7 +324,7 @@ async def declaration_records(connection: Connection) -> tuple[list[PrivacyRecor
 def _record(row: asyncpg.Record) -> PrivacyRecord:
     where = f"the row of tenant {row['tenant_id']} at revision {row['revision']} in privacy_records"
     try:
-        facts = facts_of(row["action"], _json(row["facts"]))
+        facts = facts_of(row["action"], json_in(row["facts"]))
     except InvalidInputError as error:
         raise PrivacyDamagedError(f"{where} is not as it was written: {error}") from error
     if row["revision"] is None or row["created_at"] is None:

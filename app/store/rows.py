@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import orjson
+
 from ledger.errors import ChainDamagedError
+from ledger.verification.entry_check import ENTRY_COLUMNS
 
 if TYPE_CHECKING:
     from app.store import Connection
+
+ENTRIES = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
+"""SQL that selects entries as verification takes them."""
 
 Row = TypeVar("Row", bound=NamedTuple)
 
@@ -56,6 +62,14 @@ async def fetch_tuples(connection: Connection, query: str, *arguments: object) -
 def turned(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
     """The columns of ``rows``, each of ``width`` values: what ``unnest`` takes. So many empty ones of no rows."""
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+
+
+def json_in(text: str | None) -> Any:
+    """What ``text``, a column of type json, says; None where somebody made it something that cannot be told."""
+    try:
+        return orjson.loads(text or "null")
+    except orjson.JSONDecodeError:
+        return None
 
 
 def whole(tenant_id: str, row: Row, nullable: Collection[str] = ()) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import asyncpg
@@ -67,3 +68,14 @@ async def test_what_is_held_of_long_rows_is_bounded_in_bytes_and_short_ones_come
     assert sum(turns) == LONG_ROWS + SHORT_ROWS
     assert max(turns) == 250
     assert peak < 3 * FETCH_BYTES < LONG_ROWS * LONG_CHARACTERS
+
+
+async def test_a_reader_that_is_left_before_its_end_leaves_the_connection_free(
+    superuser: asyncpg.Connection[asyncpg.Record],
+) -> None:
+    await superuser.execute(_INSERT_ENTRIES, 0, SHORT_ROWS, 0)
+    async with consistent_reader(superuser, "acme") as reader:
+        for rows in (reader.entries(None, None), reader.snapshots(1, None)):
+            async with aclosing(rows) as batches:
+                await anext(batches, None)
+            assert await superuser.fetchval("SELECT 1") == 1
