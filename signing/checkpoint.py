@@ -17,7 +17,6 @@ An origin holds no space, and what DSSE signs begins with ``DSSEv1`` and a space
 from __future__ import annotations
 
 import base64
-import contextlib
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -160,23 +159,6 @@ def judge_checkpoint(text: str, keyring: Keyring | None) -> JudgedCheckpoint:
         return JudgedCheckpoint(open_checkpoint(text, keyring), None)
     except UnknownKeyError as error:
         return JudgedCheckpoint(parsed, str(error))
-
-
-def open_own(text: str | bytes, log_key: PublicKey, origin: str) -> Checkpoint:
-    """A checkpoint that the reader itself has kept, signed by its key ``log_key`` or by an earlier one.
-
-    Where it was kept vouches for it; the signature is checked to find damage.
-
-    Raises:
-        SignatureError: malformed, of another log, or ``log_key`` signed something else.
-    """
-    parsed = note.parse(text)
-    checkpoint = parse(parsed.text)
-    if checkpoint.origin != origin:
-        raise SignatureError(f"the checkpoint is of log {checkpoint.origin[:200]!r}, not of {origin!r}")
-    with contextlib.suppress(UnknownKeyError):
-        note.signers_of(parsed, [VerifierKey.of(origin, log_key)])
-    return checkpoint
 
 
 def _signers(parsed: Note, keyring: Keyring) -> tuple[VerifierKey, ...]:

@@ -118,15 +118,6 @@ class VerifierKey:
         return bytes((cls.KIND,)) + public_key.ed25519_bytes()
 
 
-def verifier_key(name: str, public_key: PublicKey) -> str:
-    """``name+hash+base64`` of an Ed25519 key under ``name``.
-
-    Raises:
-        InvalidInputError: the name is not allowed, or the key is not Ed25519.
-    """
-    return VerifierKey.of(name, public_key).text()
-
-
 def sign(text: str, name: str, signer: Signer) -> str:
     """The note of ``text`` with one signature by ``signer`` under ``name``.
 

@@ -69,10 +69,8 @@ async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None
         wanted = min(ENTRIES_A_READ, anchor.size - tree.size)
         rows = await store.read_entries(connection, tenant_id, tree.size + 1, wanted)
         if not rows:
-            raise ChainBrokenError(
-                f"tenant {tenant_id} is signed no further: its chain ends at seq {tree.size}, but this node signed it "
-                f"up to {anchor.size}; run tally verify"
-            )
+            why = f"its chain ends at seq {tree.size}, but this node signed it up to {anchor.size}"
+            raise not_signed(tenant_id, why)
         links = checked_links(tenant_id, tree.size, prev_link, rows, ())
         tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(link.chain_link)) for link in links])
         prev_link = links[-1].chain_link
@@ -81,10 +79,7 @@ async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None
     if anchor is None:
         await _store(connection, GrownTree(tenant_id, tree, None))
     elif tree.root() != anchor.root:
-        raise ChainBrokenError(
-            f"tenant {tenant_id} is signed no further: its first {anchor.size} entries are not those that this node "
-            "signed; run tally verify"
-        )
+        raise not_signed(tenant_id, f"its first {anchor.size} entries are not those that this node signed")
     return tree
 
 
@@ -93,12 +88,15 @@ async def _store(connection: Connection, tree: GrownTree) -> None:
         raise not_stored(tenant_id, "its Merkle tree")
 
 
+def not_signed(tenant_id: str, why: str, what_to_do: str = "; run tally verify") -> ChainBrokenError:
+    """The error when a tenant is signed no further."""
+    return ChainBrokenError(f"tenant {tenant_id} is signed no further: {why}{what_to_do}")
+
+
 def not_stored(tenant_id: str, what: str) -> ChainBrokenError:
     """The error when PostgreSQL did not store ``what`` of a tenant, and said nothing."""
-    return ChainBrokenError(
-        f"tenant {tenant_id} is signed no further: PostgreSQL did not store {what}, without an error: a trigger or a "
-        "rule drops rows. Remove what migrations/sql does not have"
-    )
+    why = f"PostgreSQL did not store {what}, without an error: a trigger or a rule drops rows"
+    return not_signed(tenant_id, why, ". Remove what migrations/sql does not have")
 
 
 def _anchor(kept: str | None) -> Checkpoint | None:
@@ -120,18 +118,12 @@ def checked_links(
     EntryChecker(tenant_id, findings, first_seq=tree_size + 1, prev_link=prev_link).check(rows)
     found = findings.first_break()
     if found is not None:
-        raise ChainBrokenError(
-            f"tenant {tenant_id} is signed no further: {found.kind} at seq {found.seq}, {found.detail}; "
-            "run tally verify"
-        )
+        raise not_signed(tenant_id, f"{found.kind} at seq {found.seq}, {found.detail}")
     links = [LinkRow(row[_SEQ], row[_T_HLC], row[_CHAIN_LINK]) for row in rows]
     known = {link.seq: link for link in ours}
     for link in links:
         if known.get(link.seq, link) != link:
-            raise ChainBrokenError(
-                f"tenant {tenant_id} is signed no further: seq {link.seq} is not the entry that this node chained; "
-                "run tally verify"
-            )
+            raise not_signed(tenant_id, f"seq {link.seq} is not the entry that this node chained")
     return links
 
 
@@ -139,9 +131,7 @@ def unforeseen(tenant_id: str, error: Exception) -> ChainBrokenError:
     """The fault of a tenant whose stored rows broke what was to follow or sign them in a way that nobody thought of;
     said in the log, with the trace."""
     log.error("task_failed", tenant_id=tenant_id, exc_info=error)
-    return ChainBrokenError(
-        f"tenant {tenant_id} is signed no further: what is stored of it cannot be followed, {error!r}; run tally verify"
-    )
+    return not_signed(tenant_id, f"what is stored of it cannot be followed, {error!r}")
 
 
 def leaf_hashes_of(tenant_id: str, links: Sequence[LinkRow], entry_count: int) -> list[bytes]:
@@ -155,9 +145,7 @@ def leaf_hashes_of(tenant_id: str, links: Sequence[LinkRow], entry_count: int) -
     except (ValueError, TypeError):
         leaf_hashes = []
     if len(leaf_hashes) != entry_count:
-        raise ChainBrokenError(
-            f"tenant {tenant_id} is signed no further: entries are missing or have no link; run tally verify"
-        )
+        raise not_signed(tenant_id, "entries are missing or have no link")
     return leaf_hashes
 
 
@@ -179,10 +167,8 @@ async def proved_root(
         proof = tiles.consistency_proof(to_seq, tree.size, _getter(stored))
         merkle.verify_consistency(to_seq, tree.size, root, tree.root(), proof)
     except ProofError as error:
-        raise ChainBrokenError(
-            f"tenant {tenant_id} is signed no further: entries {from_seq} to {to_seq} are not those that this node "
-            "followed, rows or tiles were changed; run tally verify"
-        ) from error
+        why = f"entries {from_seq} to {to_seq} are not those that this node followed, rows or tiles were changed"
+        raise not_signed(tenant_id, why) from error
     return root
 
 

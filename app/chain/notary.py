@@ -24,6 +24,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import structlog
 
@@ -66,45 +67,38 @@ HOUSEKEEPING_INTERVAL_S = 1.0
 log = structlog.get_logger()
 
 
+@dataclass(kw_only=True, eq=False)
 class Notary:
     """Keeps trees, checkpoints and snapshots of all tenants up with their chains."""
 
-    def __init__(
-        self,
-        *,
-        node: Node,
-        pool: Pool,
-        checkpoints: CheckpointJournal,
-        own: OwnEntries,
-        keys: KeyInUse,
-        log_origin: str,
-        batch_size: int,
-        batch_interval_s: float,
-        checkpoint_interval_s: float,
-        sign_snapshots: bool,
-        metrics: Metrics,
-    ) -> None:
-        self._node = node
-        self._pool = pool
-        self._own = own
-        self._keys = keys
-        self._log_origin = log_origin
-        self._batch_size = batch_size
-        self._batch_interval_s = batch_interval_s
-        self._collect_s = checkpoint_interval_s / 4
-        self._sign_snapshots = sign_snapshots
+    node: Node
+    pool: Pool
+    checkpoints: CheckpointJournal
+    own: OwnEntries
+    keys: KeyInUse
+    log_origin: str
+    batch_size: int
+    batch_interval_s: float
+    checkpoint_interval_s: float
+    sign_snapshots: bool
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
+        self._collect_s = self.checkpoint_interval_s / 4
         self._memory = TenantMemory()
         self._tenants = self._memory.tenants
         self._trees = TreeFollower(
-            node=node,
+            node=self.node,
             memory=self._memory,
-            checkpoints=checkpoints,
-            own=own,
-            keys=keys,
+            checkpoints=self.checkpoints,
+            own=self.own,
+            keys=self.keys,
             origin=self.origin,
-            batch_size=batch_size,
+            batch_size=self.batch_size,
         )
-        self._snapshots = Snapshotter(node_id=node.node_id, keys=keys, batch_size=batch_size, metrics=metrics)
+        self._snapshots = Snapshotter(
+            node_id=self.node.node_id, keys=self.keys, batch_size=self.batch_size, metrics=self.metrics
+        )
         self._grown: set[str] = set()
         self._unsigned: set[str] = set()
         """Tenants whose snapshots wait for the signer to answer again."""
@@ -122,7 +116,7 @@ class Notary:
 
     def origin(self, tenant_id: str) -> str:
         """Origin line, and key name, of the tenant's log."""
-        return f"{self._log_origin}/{tenant_id}"
+        return f"{self.log_origin}/{tenant_id}"
 
     @property
     def checkpoint_fault(self) -> str | None:
@@ -135,7 +129,7 @@ class Notary:
         for tenant_id, rows in linked.links.items():
             tenant = self._memory.of(tenant_id)
             self._memory.remember(tenant, rows)
-            self._own.chained(tenant_id, rows[0].seq, rows[-1].seq)
+            self.own.chained(tenant_id, rows[0].seq, rows[-1].seq)
             tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
             # Another node may sign this first; here a checkpoint that covers it is kept all the same.
             tenant.is_kept = False
@@ -163,7 +157,7 @@ class Notary:
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
             self.last_error = None
-            if self._keys.not_admitted is not None:
+            if self.keys.not_admitted is not None:
                 # What it signed would count for nothing, and stand in the place of what another node signs.
                 continue
             overdue = self._overdue()
@@ -171,7 +165,7 @@ class Notary:
             failed = await self._follow_all(sorted(due))
             signing = {name for name in due - failed if name in overdue or self._is_snapshot_due(self._tenants[name])}
             signing, self._unsigned = signing | self._unsigned, set()
-            if not self._keys.may_try():
+            if not self.keys.may_try():
                 signing, self._unsigned = set(), signing
             await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(signing)))
             self._move_mark()
@@ -180,7 +174,7 @@ class Notary:
         """Note the tenants that an earlier process left to be followed or signed, trying until Postgres answers."""
         while True:
             try:
-                async with self._pool.acquire() as connection:
+                async with self.pool.acquire() as connection:
                     behind = await store.tenants_behind(connection)
                     tree_sizes = await store.tree_sizes(connection)
                 break
@@ -212,7 +206,7 @@ class Notary:
         Raises:
             DATABASE_FAULTS: the tenants cannot be listed.
         """
-        async with self._pool.acquire() as connection:
+        async with self.pool.acquire() as connection:
             tree_sizes = await store.tree_sizes(connection)
         for tenant_id, tree_size in tree_sizes.items():
             if is_readable_tenant(tenant_id):
@@ -227,7 +221,7 @@ class Notary:
             for name in free:
                 await held.enter_async_context(self._tenants[name].lock)
             try:
-                async with self._pool.acquire() as connection:
+                async with self.pool.acquire() as connection:
                     faults = await self._trees.keep_followed(connection, free)
             except DATABASE_FAULTS as error:
                 log.debug("checkpoints_not_followed", error=str(error))
@@ -294,7 +288,7 @@ class Notary:
             for name in names:
                 await held.enter_async_context(self._tenants[name].lock)
             try:
-                async with self._pool.acquire() as connection:
+                async with self.pool.acquire() as connection:
                     faults = await self._trees.advance(connection, names)
             except BaseException as error:
                 for name in names:
@@ -309,7 +303,7 @@ class Notary:
                     self._note_fault(name, faults[name])
                 elif tenant.tree is not None and tenant.tree.size < tenant.head_seq:
                     self._grown.add(name)
-                elif not self._sign_snapshots and tenant.tree is not None:
+                elif not self.sign_snapshots and tenant.tree is not None:
                     tenant.signed_seq = tenant.tree.size
                     self._memory.forget_signed(tenant)
         return busy.union(faults)
@@ -332,7 +326,7 @@ class Notary:
         """The tenant, locked, and a connection; what fails meanwhile is noted, and ends the context quietly."""
         tenant = self._tenants[tenant_id]
         try:
-            async with self._signing(tenant), self._pool.acquire() as connection:
+            async with self._signing(tenant), self.pool.acquire() as connection:
                 yield tenant, connection
         except LedgerError as error:
             self._note_fault(tenant_id, error)
@@ -350,9 +344,9 @@ class Notary:
                 log.error("stored_tree_damaged", tenant_id=tenant_id, error=str(error))
             self.mend(tenant_id)
         elif isinstance(error, ChainBrokenError):
-            if self._node.unsigned.get(tenant_id) != str(error):
+            if self.node.unsigned.get(tenant_id) != str(error):
                 log.error("chain_break_found", tenant_id=tenant_id, error=str(error))
-            self._node.unsigned[tenant_id] = str(error)
+            self.node.unsigned[tenant_id] = str(error)
             self._retry_at_s[tenant_id] = time.monotonic() + BROKEN_RETRY_S
         elif isinstance(error, SignerAwayError):
             self._unsigned.add(tenant_id)
@@ -371,13 +365,13 @@ class Notary:
         Raises:
             SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, or rows were changed.
         """
-        if not self._sign_snapshots:
+        if not self.sign_snapshots:
             raise SigningUnavailableError("chain.sign_snapshots is off on this node")
-        if self._keys.not_admitted is not None:
-            raise SignerAwayError(self._keys.not_admitted)
+        if self.keys.not_admitted is not None:
+            raise SignerAwayError(self.keys.not_admitted)
         tenant = self._memory.of(tenant_id)
         target_seq = tenant.head_seq
-        async with self._signing(tenant), self._pool.acquire() as connection:
+        async with self._signing(tenant), self.pool.acquire() as connection:
             size_before = -1
             while tenant.tree is None or size_before < tenant.tree.size:
                 size_before = tenant.tree.size if tenant.tree is not None else -1
@@ -406,14 +400,14 @@ class Notary:
 
     def _is_snapshot_due(self, tenant: FollowedTenant) -> bool:
         """Whether a batch is full, or it must be looked up how far the tenant is signed."""
-        if not self._sign_snapshots:
+        if not self.sign_snapshots:
             return False
-        return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self._batch_size
+        return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self.batch_size
 
     def _overdue(self) -> set[str]:
-        if not self._sign_snapshots or not self._keys.may_try():
+        if not self.sign_snapshots or not self.keys.may_try():
             return set()
-        oldest_s = time.monotonic() - self._batch_interval_s
+        oldest_s = time.monotonic() - self.batch_interval_s
         return {
             name
             for name, tenant in self._tenants.items()
@@ -432,4 +426,4 @@ class Notary:
                 for name, tenant in self._tenants.items()
                 if (tenant.signed_seq or 0) < tenant.head_seq
             }
-            self._mark = (self._node.chained.lsn, unsigned)
+            self._mark = (self.node.chained.lsn, unsigned)

@@ -20,10 +20,12 @@ import sys
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from app.chain.before_signing import not_signed
 from ledger.chain import record
 from ledger.errors import ChainBrokenError
 from ledger.machines.events import ACTIONS, SystemAction
@@ -39,32 +41,24 @@ _SEQ, _T_HLC, _PHYSICAL, _NODE, _JOB, _ACTION, _DIGEST, _PAYLOAD, _ORIGIN = map(
 _MARK_BYTES = 16
 
 
+@dataclass(eq=False)
 class OwnEntries:
     """What one node knows of the entries it made itself. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        wal_folder: Path,
-        node_id: str,
-        *,
-        last_lsn: Lsn,
-        head_seqs: Mapping[str, int],
-        quarantined: Sequence[str],
-        believes_earlier: bool,
-    ) -> None:
-        """
-        Args:
-            last_lsn: the last record in the WAL when this process started, 0 when it had none.
-            head_seqs: where each chain ended then; chains that are missing here had not begun.
-            quarantined: chains that this process does not extend, whose end it does not know.
-            believes_earlier: whether every entry from before this start is believed, because the operator accepted
-                that records of the WAL are lost.
-        """
-        self._node_id = node_id
-        self._head_seqs = dict(head_seqs)
-        self._quarantined = frozenset(quarantined)
-        self._believes_earlier = believes_earlier
-        self._in_wal = _WalRecords(wal_folder, node_id, last_lsn)
+    wal_folder: Path
+    node_id: str
+    last_lsn: Lsn
+    """The last record in the WAL when this process started, 0 when it had none."""
+    head_seqs: Mapping[str, int]
+    """Where each chain ended then; chains that are missing here had not begun."""
+    quarantined: Sequence[str]
+    """Chains that this process does not extend, whose end it does not know."""
+    believes_earlier: bool
+    """Whether every entry from before this start is believed, because the operator accepted that records of the WAL
+    are lost."""
+
+    def __post_init__(self) -> None:
+        self._in_wal = _WalRecords(self.wal_folder, self.node_id, self.last_lsn)
         self._runs: dict[str, list[tuple[int, int]]] = {}
         """By tenant, first and last seq of each run of entries chained since the start, in order."""
         self._newest: dict[str, int] = {}
@@ -96,7 +90,7 @@ class OwnEntries:
         earlier: list[EntryRow] = []
         count = len(rows)
         for at, row in enumerate(rows):
-            if row[_NODE] != self._node_id or row[_ORIGIN] is not None:
+            if row[_NODE] != self.node_id or row[_ORIGIN] is not None:
                 continue
             if self._is_earlier(tenant_id, row[_SEQ]):
                 earlier.append(row)
@@ -105,14 +99,14 @@ class OwnEntries:
                 break
             elif not self._is_chained(tenant_id, row[_SEQ]):
                 raise _forged(tenant_id, row, "which this process, running since before, did not chain")
-        if earlier and not self._believes_earlier:
+        if earlier and not self.believes_earlier:
             forged = await asyncio.to_thread(self._in_wal.first_missing, tenant_id, earlier, is_kept)
             if forged is not None:
                 raise _forged(tenant_id, forged, "of which its WAL holds no record")
         return count
 
     def _is_earlier(self, tenant_id: str, seq: int) -> bool:
-        return tenant_id in self._quarantined or seq <= self._head_seqs.get(tenant_id, 0)
+        return tenant_id in self.quarantined or seq <= self.head_seqs.get(tenant_id, 0)
 
     def _is_chained(self, tenant_id: str, seq: int) -> bool:
         runs = self._runs.get(tenant_id, ())
@@ -121,10 +115,11 @@ class OwnEntries:
 
 
 def _forged(tenant_id: str, row: EntryRow, why: str) -> ChainBrokenError:
-    return ChainBrokenError(
-        f"tenant {tenant_id} is signed no further: seq {row[_SEQ]} ({row[_ACTION]} of job {row[_JOB]}) bears the name "
-        f"of this node, {why}: somebody put it there. Mend the chain from a backup; if records of this node's WAL were "
-        "lost, start once with --accept-lost-wal"
+    what = f"seq {row[_SEQ]} ({row[_ACTION]} of job {row[_JOB]}) bears the name of this node, {why}"
+    return not_signed(
+        tenant_id,
+        f"{what}: somebody put it there",
+        ". Mend the chain from a backup; if records of this node's WAL were lost, start once with --accept-lost-wal",
     )
 
 

@@ -16,14 +16,13 @@ from operator import attrgetter
 
 import orjson
 
-from app.chain.before_signing import leaf_hashes_of, not_stored, proved_root
+from app.chain.before_signing import leaf_hashes_of, not_signed, not_stored, proved_root
 from app.chain.tenant_memory import FollowedTenant
 from app.keys.in_use import KeyInUse
 from app.metrics import Metrics
 from app.store import Connection
 from app.store import notary as store
 from ledger import merkle
-from ledger.errors import ChainBrokenError
 from ledger.hlc import Hlc
 from ledger.verification.snapshot import SnapshotClaim
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
@@ -90,10 +89,7 @@ class Snapshotter:
         if last is not None:
             digest = _payload_digest(last.dsse_envelope)
             if digest is None or not isinstance(last.to_seq, int) or not 0 < last.to_seq <= last.head_seq:
-                raise ChainBrokenError(
-                    f"tenant {tenant_id} is signed no further: its newest snapshot, up to seq {last.to_seq}, is not "
-                    "one of its chain; run tally verify"
-                )
+                raise not_signed(tenant_id, f"its newest snapshot, up to seq {last.to_seq}, is not one of its chain")
         tenant.signed_seq = last.to_seq if last else 0
         tenant.signed_digest = digest
 

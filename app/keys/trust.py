@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ from signing.checkpoint import Checkpoint
 from signing.key_history import KeyEvent, KeyHistory, WaitingKey, event_of, history_of, time_of
 from signing.key_statement import Anchor
 from signing.keys import ED25519, Keyring, PublicKey
-from signing.note import VerifierKey, verifier_key
+from signing.note import VerifierKey
 
 ENTRIES_A_READ = 1000
 """Entries read at once."""
@@ -294,18 +294,18 @@ def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> Publi
     return PublishedKey(key, row.node_id, bool(row.signs_snapshots), bool(row.signs_checkpoints), reason, *entered)
 
 
+@dataclass(eq=False)
 class Trust:
     """The keys that count for a node's ledger and its logs, as they are at the time of each question."""
 
-    def __init__(self, chain: KeyChain, pool: Pool, origin: Callable[[str], str]) -> None:
-        """``origin`` gives the name of a tenant's log."""
-        self._chain = chain
-        self._pool = pool
-        self._origin = origin
+    chain: KeyChain
+    pool: Pool
+    origin: Callable[[str], str]
+    """Gives the name of a tenant's log."""
 
     def fault(self) -> str | None:
         """Why it cannot be said what the ledger says of its keys, None while it can."""
-        return self._chain.fault
+        return self.chain.fault
 
     async def published(self) -> PublishedKeys:
         """Every key that counts, or counted, in this ledger, oldest first, and those that nobody has admitted.
@@ -313,8 +313,8 @@ class Trust:
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
-        async with reading(self._pool) as connection:
-            return await self._chain.published(connection)
+        async with reading(self.pool) as connection:
+            return await self.chain.published(connection)
 
     async def keyring(self) -> Keyring:
         """The keys that count in the ledger: those that the chain of ``_system`` admits."""
@@ -337,24 +337,24 @@ class Trust:
     def log_verifier_keys(self, tenant_id: str, ring: Iterable[PublicKey]) -> list[str]:
         """C2SP verifier keys of the tenant's log, ``origin+id+key``, of all nodes, this node's first, then the
         newest."""
-        own_id = self._chain.keys.log_signer.key_id
+        own_id = self.chain.keys.log_signer.key_id
         counting = [key for key in ring if key.algorithm == ED25519 and key.revoked_from_hlc is None]
         counting.sort(key=lambda key: key.key_id == own_id)
-        return [verifier_key(self._origin(tenant_id), key) for key in reversed(counting[-LOG_KEYS_MAX:])]
+        return [VerifierKey.of(self.origin(tenant_id), key).text() for key in reversed(counting[-LOG_KEYS_MAX:])]
 
     async def log_keys(self, tenant_id: str) -> list[VerifierKey]:
         """All keys that may have signed a checkpoint of the tenant's log, under its name."""
-        return _of_log(self._origin(tenant_id), await self.keyring())
+        return _of_log(self.origin(tenant_id), await self.keyring())
 
     def checkpoints(self, tenant_id: str, ring: Keyring) -> list[TreeHead]:
         """The newest checkpoint beside the WAL; one that does not open says so."""
         try:
-            text = self._chain.load_checkpoint(tenant_id)
+            text = self.chain.load_checkpoint(tenant_id)
             if text is None:
                 return []
-            origin = self._origin(tenant_id)
+            origin = self.origin(tenant_id)
             # The folder is the node's: what it signed itself it may compare with, admitted or not.
-            own = [signer.public_key for signer in self._chain.keys.signers()]
+            own = [signer.public_key for signer in self.chain.keys.signers()]
             found = checkpoint.open_checkpoint(text, _of_log(origin, (*own, *ring)), origin=origin)
         except SignatureError as error:
             log.error("checkpoint_unreadable", tenant_id=tenant_id, error=str(error))

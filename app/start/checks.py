@@ -5,6 +5,7 @@ Nothing here writes to the database; ``set_aside`` alone changes files, and dele
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ from app.chain.signed_chain import root_of_chain, tree_agrees
 from app.pending import quarantine
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
-from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
+from ledger.errors import LedgerError, StartRefusedError, UnknownKeyError, WalCorruptError
 from signing import key_file
-from signing.checkpoint import Checkpoint, open_own
+from signing.checkpoint import Checkpoint, open_checkpoint, read
+from signing.note import VerifierKey
 from wal import control as wal_control
 from wal.control import Control
 from wal.segment import sync_folder
@@ -162,7 +164,9 @@ async def chain_holds(
 def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: key_file.FileSigner) -> Checkpoint:
     """The checkpoint beside the WAL. One of an earlier key of this node counts as well: the folder is the node's."""
     try:
-        return open_own(note, log_signer.public_key, origin)
+        with suppress(UnknownKeyError):
+            return open_checkpoint(note, [VerifierKey.of(origin, log_signer.public_key)], origin=origin)
+        return read(note)
     except LedgerError as error:
         raise StartRefusedError(
             f"the checkpoint of tenant {tenant_id} beside the WAL is damaged, or of another ledger: {error}; restore "

@@ -79,7 +79,8 @@ class BundleVerdict:
         """The verdict object, and beside it what was verified."""
         about: dict[str, Any] = {"sha256": self.digest, "bytes": self.size_bytes}
         if self.manifest is not None:
-            about |= {name: value for name, value in msgspec.structs.asdict(self.manifest).items() if name in _TOLD}
+            told = msgspec.structs.asdict(self.manifest)
+            about |= {name: value for name, value in told.items() if name not in _UNTOLD}
         if self.checkpoint is not None:
             about["checkpoint"] = tree_head_json(self.checkpoint)
         about["manifest_key_ids"] = list(self.manifest_keys)
@@ -88,19 +89,8 @@ class BundleVerdict:
         return {**self.verdict, "not_checked": self.not_checked, **memory, "bundle": about}
 
 
-_TOLD: Final = (
-    "node_id",
-    "log_origin",
-    "tenant_id",
-    "from_seq",
-    "to_seq",
-    "first_hlc",
-    "last_hlc",
-    "entry_count",
-    "snapshot_count",
-    "tree_size",
-    "tree_root",
-)
+_UNTOLD: Final = ("to_chain_link", "consistency", "format_version", "parts")
+"""What of a manifest only its reader needs."""
 
 
 def tree_head_json(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Invariants::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -25,7 +26,7 @@ from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring, Signer
-from signing.note import verifier_key
+from signing.note import VerifierKey
 from signing.snapshot import sign_snapshot
 
 ENTRIES_A_SNAPSHOT: Final = 1000
@@ -41,18 +42,22 @@ class OwnEntry(NamedTuple):
     origin: str | None = None
 
 
+@dataclass(kw_only=True, eq=False)
 class OwnChainBundle:
     """Makes one bundle of a chain of its own. Calls in order: ``keep``, ``append``, ``finish``; then ``close``."""
 
-    def __init__(self, *, tenant_id: str, node_id: str, log_origin: str, signer: Signer, log_signer: Signer) -> None:
-        """``signer`` signs snapshots and the manifest, ``log_signer``, of Ed25519, the checkpoint."""
-        self._tenant_id = tenant_id
-        self._node_id = node_id
-        self._origin = f"{log_origin}/{tenant_id}"
-        self._signer = signer
-        self._log_signer = log_signer
-        self._writer = BundleWriter(tenant_id=tenant_id, node_id=node_id, log_origin=log_origin)
-        self._linker = Linker(tenant_id)
+    tenant_id: str
+    node_id: str
+    log_origin: str
+    signer: Signer
+    """Signs snapshots and the manifest."""
+    log_signer: Signer
+    """Signs the checkpoint; of Ed25519."""
+
+    def __post_init__(self) -> None:
+        self._origin = f"{self.log_origin}/{self.tenant_id}"
+        self._writer = BundleWriter(tenant_id=self.tenant_id, node_id=self.node_id, log_origin=self.log_origin)
+        self._linker = Linker(self.tenant_id)
         self._tree = merkle.Frontier()
         self._link = b""
         self._unsigned: list[bytes] = []
@@ -122,10 +127,10 @@ class OwnChainBundle:
         if self._unsigned:
             self._sign(self._last_hlc)
         root = self._tree.root()
-        note = sign_checkpoint(Checkpoint(self._origin, self._tree.size, root), self._log_signer)
-        log_key = verifier_key(self._origin, self._log_signer.public_key)
-        keys = Keyring([self._signer.public_key, self._log_signer.public_key], [log_key])
-        yield from self._writer.finish(BundleEnd(root.hex(), note, (), keys), self._signer)
+        note = sign_checkpoint(Checkpoint(self._origin, self._tree.size, root), self.log_signer)
+        log_key = VerifierKey.of(self._origin, self.log_signer.public_key).text()
+        keys = Keyring([self.signer.public_key, self.log_signer.public_key], [log_key])
+        yield from self._writer.finish(BundleEnd(root.hex(), note, (), keys), self.signer)
 
     def _add(self, rows: Sequence[Row]) -> bytes:
         pieces = self._writer.add_entries(rows)
@@ -143,7 +148,7 @@ class OwnChainBundle:
         leaf_hashes = [merkle.leaf_hash(link) for link in links]
         self._tree.extend(leaf_hashes)
         claim = SnapshotClaim(
-            tenant_id=self._tenant_id,
+            tenant_id=self.tenant_id,
             from_seq=from_seq,
             to_seq=self._tree.size,
             from_chain_link=links[0].hex(),
@@ -154,9 +159,9 @@ class OwnChainBundle:
             tree_root=self._tree.root().hex(),
             snapshot_hlc=last_hlc,
             previous_snapshot=self._snapshot_digest,
-            node_id=self._node_id,
-            key_id=self._signer.key_id,
+            node_id=self.node_id,
+            key_id=self.signer.key_id,
         )
-        envelope, self._snapshot_digest = sign_snapshot(claim, self._signer)
+        envelope, self._snapshot_digest = sign_snapshot(claim, self.signer)
         columns = (getattr(claim, column) for column in SNAPSHOT_COLUMNS[:-1])
         self._writer.add_snapshots([(*columns, orjson.dumps(envelope).decode())])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -62,13 +63,15 @@ class BundleEnd(NamedTuple):
     """What outsiders said of the log; without any the bundle has no such member."""
 
 
+@dataclass(kw_only=True, eq=False)
 class BundleWriter:
     """Makes one bundle. Calls in order: ``add_entries``, ``add_snapshots``, ``finish``."""
 
-    def __init__(self, *, tenant_id: str, node_id: str, log_origin: str) -> None:
-        self._tenant_id = tenant_id
-        self._node_id = node_id
-        self._log_origin = log_origin
+    tenant_id: str
+    node_id: str
+    log_origin: str
+
+    def __post_init__(self) -> None:
         self._lines: list[bytes] = []
         self._lines_bytes = 0
         self._parts: list[Part] = []
@@ -91,7 +94,7 @@ class BundleWriter:
         """
         pieces: list[bytes] = []
         for row in rows:
-            line = encode_entry(self._tenant_id, row)
+            line = encode_entry(self.tenant_id, row)
             if len(line) > ROW_BYTES_MAX:
                 raise InvalidInputError(f"seq {row[SEQ]} has {len(line)} bytes, a bundle takes {ROW_BYTES_MAX}")
             is_full = len(self._lines) == ROWS_A_PART_MAX or self._lines_bytes + len(line) > PART_BYTES_MAX
@@ -111,7 +114,7 @@ class BundleWriter:
             SignatureError: a stored envelope is not JSON with one reading.
         """
         for row in rows:
-            line = encode_snapshot(self._tenant_id, row)
+            line = encode_snapshot(self.tenant_id, row)
             self._snapshots.write(line)
             self._snapshots_digest.update(line)
             self._snapshot_count += 1
@@ -141,9 +144,9 @@ class BundleWriter:
 
     def _manifest(self, end: BundleEnd) -> Manifest:
         return Manifest(
-            node_id=self._node_id,
-            log_origin=self._log_origin,
-            tenant_id=self._tenant_id,
+            node_id=self.node_id,
+            log_origin=self.log_origin,
+            tenant_id=self.tenant_id,
             from_seq=self._first[0],
             to_seq=self._last[SEQ],
             first_hlc=self._first[1],

@@ -30,7 +30,7 @@ CsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=
 
 
 def key_of(signer: FileSigner, name: str = ORIGIN) -> str:
-    return note.verifier_key(name, signer.public_key)
+    return note.VerifierKey.of(name, signer.public_key).text()
 
 
 def cosigned(*notes: str) -> str:

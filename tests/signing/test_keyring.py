@@ -29,7 +29,7 @@ def test_a_ring_gives_keys_by_id(signer: FileSigner, other_signer: FileSigner) -
 
 def test_json_gives_back_the_same_ring(signer: FileSigner, other_signer: FileSigner) -> None:
     key = PublicKey.of(signer.public_key_pem, not_before=JUNE, revoked_from_hlc=Hlc(1, 2, "n"))
-    verifier_key = note.verifier_key("log.example/acme", other_signer.public_key)
+    verifier_key = note.VerifierKey.of("log.example/acme", other_signer.public_key).text()
     ring = Keyring([key, other_signer.public_key], [verifier_key])
     again = Keyring.from_json(json.loads(json.dumps(ring.to_json())))
     assert list(again) == [key, other_signer.public_key]
@@ -86,7 +86,7 @@ def test_a_folder_is_read_whole_and_other_files_in_it_are_left_alone(
 ) -> None:
     made = generate(tmp_path / "signing.pem")
     (tmp_path / "a.pem").write_text(signer.public_key_pem)
-    verifier_key = note.verifier_key("log", other_signer.public_key)
+    verifier_key = note.VerifierKey.of("log", other_signer.public_key).text()
     (tmp_path / "b.json").write_text(json.dumps(Keyring([other_signer.public_key], [verifier_key]).to_json()))
     (tmp_path / "README.txt").write_text("not a key")
     (tmp_path / ".hidden.pem").write_text("not a key")

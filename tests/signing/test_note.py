@@ -58,7 +58,7 @@ def test_the_note_of_golang_is_signed_byte_for_byte(peter: FileSigner) -> None:
 
 
 def test_the_verifier_key_of_golang_is_spelled_character_for_character(peter: FileSigner) -> None:
-    assert note.verifier_key("PeterNeumann", peter.public_key) == PETER_KEY
+    assert note.VerifierKey.of("PeterNeumann", peter.public_key).text() == PETER_KEY
     assert VerifierKey.parse(PETER_KEY) == VerifierKey.of("PeterNeumann", peter.public_key)
     for text in (PETER_KEY, ENOCH_KEY):
         assert VerifierKey.parse(text).text() == text
@@ -117,7 +117,7 @@ def test_verifier_keys_of_other_types_or_spellings_are_refused(text: str) -> Non
 @pytest.mark.parametrize("name", ["", "a b", "a+b", "a\n", "a\u00a0b", "a\u2003b", "a\x00b", "a\ud800"])
 def test_names_with_spaces_pluses_or_control_characters_are_refused(peter: FileSigner, name: str) -> None:
     with pytest.raises(InvalidInputError):
-        note.verifier_key(name, peter.public_key)
+        note.VerifierKey.of(name, peter.public_key).text()
     with pytest.raises(InvalidInputError):
         note.sign(TEXT, name, peter)
 
@@ -161,7 +161,7 @@ def test_a_witness_adds_its_signature(peter: FileSigner, other_signer: FileSigne
     witness = note.parse(note.sign(TEXT, "witness", other_signer))
     both = Note(TEXT, log.signatures + witness.signatures).encode()
     for name, signer in (("log", peter), ("witness", other_signer)):
-        assert opened(both, [note.verifier_key(name, signer.public_key)]) == TEXT
+        assert opened(both, [note.VerifierKey.of(name, signer.public_key).text()]) == TEXT
         assert [key.name for key in note.signers_of(note.parse(both), [VerifierKey.of(name, signer.public_key)])] == [
             name
         ]
@@ -237,5 +237,5 @@ def test_anything_else_is_malformed_and_nothing_worse(content: str | bytes) -> N
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]) | st.just("\n")))
 def test_whatever_text_is_signed_comes_out_again(ed25519_signer: FileSigner, text: str) -> None:
     signed = note.sign(text + "\n", "log", ed25519_signer)
-    assert opened(signed, [note.verifier_key("log", ed25519_signer.public_key)]) == text + "\n"
-    assert opened(signed.encode(), [note.verifier_key("log", ed25519_signer.public_key)]) == text + "\n"
+    assert opened(signed, [note.VerifierKey.of("log", ed25519_signer.public_key).text()]) == text + "\n"
+    assert opened(signed.encode(), [note.VerifierKey.of("log", ed25519_signer.public_key).text()]) == text + "\n"
