@@ -332,13 +332,13 @@ async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(
     async with run_node(settings) as service:
         await write(service, 1)
         await until(lambda: kept_size(settings), "the checkpoint is kept")
-        old = service._started.checkpoints.load("acme") or ""
+        old = CheckpointJournal(wal_folder(settings)).load("acme") or ""
     new = key_file.generate(settings.data_dir / "keys" / "new.pem")
     changed = make_settings(signing={"key_uri": f"file:{new.path}"})
     async with run_node(changed) as service:
         await write(service, 2)
         await until(lambda: kept_size(settings) == 2, "a new checkpoint is kept")
-        kept = service._started.checkpoints.load("acme") or ""
+        kept = CheckpointJournal(wal_folder(settings)).load("acme") or ""
     key_hash, old_key_hash = (note.split()[-1][:5] for note in (kept, old))
     assert key_hash != old_key_hash
     about_keys = [entry for entry in await chains.sound("_system") if entry["job_id"].startswith("key:")]
