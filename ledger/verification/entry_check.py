@@ -93,8 +93,10 @@ class EntryChecker:
         self.entries_checked = 0
         self._linker = Linker(tenant_id)
         self._findings = findings
-        self._next_seq = first_seq
-        self._prev_hex = prev_link
+        self.next_seq = first_seq
+        """Seq that must come next."""
+        self.last_link = prev_link
+        """Link of the last entry passed as it is stored; what was given when there is none."""
         self._prev_raw = _raw(prev_link) or b""
         self._is_prev_known = is_prev_known
         self.may_be_v1 = may_be_v1
@@ -105,27 +107,7 @@ class EntryChecker:
     @property
     def last_seq(self) -> int:
         """Seq of the last entry passed."""
-        return self._next_seq - 1
-
-    @property
-    def next_seq(self) -> int:
-        """Seq that must come next."""
-        return self._next_seq
-
-    @property
-    def tenant_id(self) -> str:
-        """Whose chain it is."""
-        return self._linker.tenant_id
-
-    @property
-    def is_prev_known(self) -> bool:
-        """Whether ``last_link`` is what the next entry must name."""
-        return self._is_prev_known
-
-    @property
-    def last_link(self) -> str | None:
-        """Link of the last entry passed as it is stored; what was given when there is none."""
-        return self._prev_hex
+        return self.next_seq - 1
 
     def check(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
         """Judge the next rows, at least one; returns them without duplicates, parted where entries are missing."""
@@ -135,25 +117,20 @@ class EntryChecker:
         """As ``check``, of rows that are given by their columns."""
         return self._run_when_in_order(columns) or self._check_one_by_one([*zip(*columns, strict=True)])
 
-    def pass_over(self, links: list[bytes], hlcs: Sequence[Any], last_link: str) -> list[EntryRun]:
-        """Take the next entries, which the caller has found to be in order, all of version 2, and to have these links.
-
-        ``last_link`` is the last of them in hex. What is in order: :meth:`check_columns`.
-        """
-        run = EntryRun(self._next_seq, links, hlcs)
-        self.entries_checked += len(links)
-        self._next_seq += len(links)
-        self._prev_hex, self._prev_raw, self._is_prev_known = last_link, links[-1], True
-        self.may_be_v1 = False
-        return [run]
-
     def _run_when_in_order(self, columns: EntryColumns) -> list[EntryRun] | None:
         try:
             links = self._links_when_in_order(columns)
         except (TypeError, ValueError, AttributeError, LedgerError):
             # A column holds what it never may, such as NULL; which one is said where each row is looked at.
             links = None
-        return None if links is None else self.pass_over(links, columns[1], columns[9][-1])
+        if links is None:
+            return None
+        run = EntryRun(self.next_seq, links, columns[1])
+        self.entries_checked += len(links)
+        self.next_seq += len(links)
+        self.last_link, self._prev_raw, self._is_prev_known = columns[9][-1], links[-1], True
+        self.may_be_v1 = False
+        return [run]
 
     def _links_when_in_order(self, columns: EntryColumns) -> list[bytes] | None:
         """The links of these rows, None when anything at all is wrong with them or has version 1."""
@@ -161,11 +138,11 @@ class EntryChecker:
         count = len(seqs)
         # 1. What compares without hashing.
         if (
-            [*seqs] != [*range(self._next_seq, self._next_seq + count)]
+            [*seqs] != [*range(self.next_seq, self.next_seq + count)]
             or {*map(type, seqs), *map(type, physical), *map(type, logical), *map(type, versions)} != {int}
             or [*versions] != [2] * count
             or not self._is_prev_known
-            or [*prevs] != [self._prev_hex, *stored[:-1]]
+            or [*prevs] != [self.last_link, *stored[:-1]]
             or [*hlcs] != [f"{p}:{c}:{node}" for p, c, node in zip(physical, logical, nodes, strict=True)]
         ):
             return None
@@ -175,7 +152,7 @@ class EntryChecker:
             return None
         # 3. Links. That what is stored follows one another is known from 1.
         sources = [b"" if origin is None else origin.encode() for origin in origins]
-        links = self._linker.links(self._next_seq, self._prev_raw, hlcs, jobs, actions, raw_digests, sources)
+        links = self._linker.links(self.next_seq, self._prev_raw, hlcs, jobs, actions, raw_digests, sources)
         return links if _spelt(links) == _SEPARATOR.join(stored) else None
 
     def _check_one_by_one(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
@@ -183,9 +160,9 @@ class EntryChecker:
         runs: list[EntryRun] = []
         links: list[bytes] = []
         hlcs: list[Any] = []
-        first_seq = self._next_seq
+        first_seq = self.next_seq
         for row in rows:
-            expected_seq = self._next_seq
+            expected_seq = self.next_seq
             link = self._examine(row)
             if link is None:
                 continue
@@ -194,24 +171,24 @@ class EntryChecker:
                 first_seq, links, hlcs = row[0], [], []
             links.append(link)
             hlcs.append(row[1])
-            self._next_seq += 1
+            self.next_seq += 1
         runs.append(EntryRun(first_seq, links, hlcs))
         return [run for run in runs if run.links]
 
     def _examine(self, row: EntryRow) -> bytes | None:
         """Report all that is wrong with ``row``; its link as raw bytes, None when it has no place here.
 
-        Leaves ``_next_seq`` at the seq of the row.
+        Leaves ``next_seq`` at the seq of the row.
         """
         seq, stored_link = row[0], row[9]
-        if seq < self._next_seq:
-            report_duplicate(self._findings, self._next_seq, seq)
+        if seq < self.next_seq:
+            report_duplicate(self._findings, self.next_seq, seq)
             return None
-        if seq > self._next_seq:
-            report_gap(self._findings, self._next_seq, seq)
-            self._next_seq, self._is_prev_known = seq, False
+        if seq > self.next_seq:
+            report_gap(self._findings, self.next_seq, seq)
+            self.next_seq, self._is_prev_known = seq, False
         computed = b"" if self._report_malformed(row) else self._examine_columns(row)
-        self._prev_hex = stored_link
+        self.last_link = stored_link
         leaf = _raw(stored_link)
         self._prev_raw = leaf or b""
         self._is_prev_known = True
@@ -237,8 +214,8 @@ class EntryChecker:
         if hlc != f"{physical}:{logical}:{node}":
             detail = f"the HLC columns of seq {seq} are not those of its t_hlc"
             add("hlc-columns", seq, detail, expected=hlc, actual=f"{physical}:{logical}:{node}")
-        if self._is_prev_known and prev != self._prev_hex:
-            report_prev_link(self._findings, seq, self._prev_hex, prev)
+        if self._is_prev_known and prev != self.last_link:
+            report_prev_link(self._findings, seq, self.last_link, prev)
         computed, problem = self._link_of(row)
         if problem is None and computed.hex() != stored:
             problem = f"the link of seq {seq} is not that of its columns"

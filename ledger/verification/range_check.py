@@ -62,13 +62,9 @@ class RangeChecker:
 
     def check_columns(self, columns: EntryColumns) -> None:
         """As ``check``, of rows that are given by their columns."""
-        checker = self.entries([column[0] for column in columns])
-        self.take(checker.check_columns(columns), Head(columns[0][-1], columns[9][-1], columns[1][-1]))
-
-    def entries(self, first_row: EntryRow) -> EntryChecker:
-        """The checker of this range's entries, given the first of the rows that come next."""
         if self._entries is None:
             # What the first row names as the one before it is believed here and compared by the fold.
+            first_row = [column[0] for column in columns]
             self._border = Border(first_row[0], first_row[8], is_malformed(first_row))
             self._entries = EntryChecker(
                 self.task.tenant_id,
@@ -77,16 +73,12 @@ class RangeChecker:
                 prev_link=first_row[8],
                 may_be_v1=self.task.may_be_v1,
             )
-        return self._entries
-
-    def take(self, runs: Sequence[EntryRun], last_row: Head) -> None:
-        """What the checker of ``entries`` gave for the next rows, and the last of them."""
-        for run in runs:
+        for run in self._entries.check_columns(columns):
             if not self._runs or self._runs[-1].end != run.first_seq - 1:
                 self._runs.append(PartOfTree(run.first_seq - 1))
             self._runs[-1].append([sha256(b"\x00" + link).digest() for link in run.links])
             self._mark(run)
-        self._last_row = last_row
+        self._last_row = Head(columns[0][-1], columns[9][-1], columns[1][-1])
 
     def _mark(self, run: EntryRun) -> None:
         end = run.first_seq + len(run.links)
