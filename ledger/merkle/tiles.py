@@ -22,6 +22,7 @@ from typing import TypeAlias
 from ledger import merkle
 from ledger.errors import InvalidInputError, LedgerError, ProofError
 from ledger.merkle import HASH_BYTES
+from ledger.merkle.subtrees import TreeNode, subtrees
 
 TILE_HEIGHT = 8
 TILE_WIDTH = 1 << TILE_HEIGHT
@@ -35,9 +36,6 @@ GetTile: TypeAlias = Callable[[int, int], bytes]
 
 _Range: TypeAlias = tuple[int, int]
 """Leaves begin..end - 1, where begin is a multiple of the largest power of two <= end - begin."""
-
-_Node: TypeAlias = tuple[int, int]
-"""(level, index) of the perfect subtree over leaves index << level and the following 2^level - 1."""
 
 
 class TileTree:
@@ -56,7 +54,7 @@ class TileTree:
             ProofError: a tile is missing or too narrow.
         """
         get_tile = _getter(tiles)
-        nodes = [_node_hash(node, get_tile) for node in _perfect_subtrees((0, size))]
+        nodes = [_node_hash(node, get_tile) for node in subtrees(0, size)]
         self._frontier = merkle.Frontier.restore(size, nodes)
         self._partial: list[bytearray] = []
         for level in range(_levels(size)):
@@ -221,18 +219,7 @@ def _consistency_ranges(first: int, second: int) -> list[_Range]:
     return ranges[::-1]
 
 
-def _perfect_subtrees(leaves: _Range) -> list[_Node]:
-    """The perfect subtrees that ``leaves`` fall into, from left to right."""
-    begin, end = leaves
-    nodes = []
-    for level in reversed(range((end - begin).bit_length())):
-        if end - begin >> level & 1:
-            nodes.append((level, begin >> level))
-            begin += 1 << level
-    return nodes
-
-
-def _tile_of(node: _Node) -> tuple[TileCoordinates, int, int]:
+def _tile_of(node: TreeNode) -> tuple[TileCoordinates, int, int]:
     """The tile that determines ``node``, and the first and the number of its hashes below it."""
     level, index = node
     tile_level, height = divmod(level, TILE_HEIGHT)
@@ -241,10 +228,10 @@ def _tile_of(node: _Node) -> tuple[TileCoordinates, int, int]:
 
 
 def _tiles_of(ranges: list[_Range]) -> set[TileCoordinates]:
-    return {_tile_of(node)[0] for each in ranges for node in _perfect_subtrees(each)}
+    return {_tile_of(node)[0] for each in ranges for node in subtrees(*each)}
 
 
-def _node_hash(node: _Node, get_tile: GetTile) -> bytes:
+def _node_hash(node: TreeNode, get_tile: GetTile) -> bytes:
     (level, index), first, count = _tile_of(node)
     tile = get_tile(level, index)
     begin, end = first * HASH_BYTES, (first + count) * HASH_BYTES
@@ -258,7 +245,7 @@ def _node_hash(node: _Node, get_tile: GetTile) -> bytes:
 
 def _range_hash(leaves: _Range, get_tile: GetTile) -> bytes:
     """Root of the tree over ``leaves`` alone."""
-    nodes = [_node_hash(node, get_tile) for node in _perfect_subtrees(leaves)]
+    nodes = [_node_hash(node, get_tile) for node in subtrees(*leaves)]
     return merkle.Frontier.restore(leaves[1] - leaves[0], nodes).root()
 
 
