@@ -117,7 +117,8 @@ def import_(
         if not file.is_file():
             raise InvalidInputError(f"{file} is not a regular file")
     total = sum(file.stat().st_size for file in files)
-    with _upload_progress(hidden=as_json) as progress, LedgerClient(url) as client:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, disable=as_json) as progress, LedgerClient(url) as client:
         task = progress.add_task("sending", total=total)
 
         def advance(count: int) -> None:
@@ -135,11 +136,6 @@ def import_(
 
 
 _CODES = {"bundle-invalid": ExitCode.TAMPERED, "untrusted-key": ExitCode.UNKNOWN_KEY}
-
-
-def _upload_progress(*, hidden: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=err, disable=hidden)
 
 
 def _of_import(told: dict[str, Any]) -> Iterator[str]:

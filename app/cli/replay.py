@@ -106,7 +106,8 @@ def replay(
     total = sum(1 for _ in source.events())
     with LedgerClient(url, patience_s=0.0) as client:
         client.get("/v1/node")
-    with _progress(hidden=as_json) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn())
+    with Progress(*columns, console=err, disable=as_json) as progress:
         task = progress.add_task(file.name, total=total)
         with LedgerClient(url, patience_s=PATIENCE_S, on_wait=say_wait) as client:
             summary = _feed(client, source, tenant, durability, lambda events: progress.advance(task, events))
@@ -150,18 +151,6 @@ def request_key(file_digest: str, mapping: str | None, tenant: str, number: int)
     """The Idempotency-Key of request ``number`` (from 0) of a file, the same in every run."""
     identity = f"{file_digest}\n{mapping or ''}\n{tenant}\n{number}"
     return f"replay-{hashlib.sha256(identity.encode()).hexdigest()[:40]}"
-
-
-def _progress(*, hidden: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeElapsedColumn(),
-        console=err,
-        disable=hidden,
-    )
 
 
 def _print(summary: ReplaySummary, file: Path, tenant: str) -> None:

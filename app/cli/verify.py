@@ -12,13 +12,12 @@ import typer
 from app.answers.chain import AcknowledgeAnswer, ConsistencyProofAnswer, VerdictAnswer
 from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError
 from app.cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
-from app.cli.verdict_text import print_findings, print_verdicts
 from app.cli.verify_against import Request, kept_anchors, served_anchors
 from console.counted import counted
 from console.incomplete import print_why_incomplete
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, err, out, print_json
-from console.verifying import read_checkpoint
+from console.verifying import print_findings, print_verdicts, read_checkpoint
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency

@@ -18,11 +18,10 @@ from app.bundle.counting import counts_of
 from app.bundle.report import Against, VerifiedFile
 from app.bundle.verify import verify_file
 from app.cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
-from app.cli.verdict_text import print_findings, print_verdicts
 from console.counted import counted
 from console.options import Json, NoState, State
 from console.outcome import CommandExit, out, print_json
-from console.verifying import read_checkpoint
+from console.verifying import print_findings, print_verdicts, read_checkpoint
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing.anchors import Outsiders

@@ -93,12 +93,12 @@ async def _verify(
                 raise TenantNotFoundError(f"there is no tenant {tenant}")
             if keyring is not None and outsiders.are_any:
                 trusted = keyring
-
-                def opener(text: str, time: datetime) -> tree_checkpoint.Checkpoint:
-                    return _open_note(tenant, as_of(trusted, time), text)
-
                 judge = await newest_anchors(
-                    connection, tenant, opener, outsiders.witnesses, lambda _authority: outsiders.roots
+                    connection,
+                    tenant,
+                    lambda text, time: _open_note(tenant, as_of(trusted, time), text),
+                    outsiders.witnesses,
+                    lambda _authority: outsiders.roots,
                 )
                 anchors = anchors + judge()
             if look is not None:

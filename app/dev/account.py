@@ -244,15 +244,7 @@ def _find_account(name: str) -> Account | None:
 
 def _make_account() -> Account | None:
     commands = (
-        [
-            "useradd",
-            "--system",
-            "--user-group",
-            "--no-create-home",
-            "--shell",
-            "/usr/sbin/nologin",
-            ACCOUNT_NAME,
-        ],
+        ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT_NAME],
         ["adduser", "-S", "-D", "-H", ACCOUNT_NAME],  # Alpine's
     )
     for command in commands:
