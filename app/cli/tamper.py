@@ -55,11 +55,6 @@ class EditFound(NamedTuple):
         return {"edit": self.edit, "kind": self.kind, "seq": self.seq, "found": self.is_named, "verdict": self.verdict}
 
 
-@demo.callback()
-def group() -> None:
-    """Demonstrations on a scratch copy."""
-
-
 @demo.command("tamper")
 def tamper(as_json: Json = False) -> None:
     """Verify a scratch ledger, falsify it as the database's superuser, verify again, show what was found.
