@@ -8,14 +8,12 @@ A link binds all entries up to its own. So two chains have the first ``n`` entri
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from ledger import merkle
 from ledger.merkle import HASH_BYTES
 from pipeline.arrow import lists_of
-from pipeline.places import OpenPlace, Piece, PieceReader
-from pipeline.places.protocol import ReaderOf, Where
+from pipeline.places import OpenPlace, Piece
 
 LINKS_AT_ONCE: Final = 10_000
 """Halving ends with so many entries: these are read at once."""
@@ -32,50 +30,28 @@ class Meeting(NamedTuple):
     """The first seq at which different entries stand; None when there is none, or when it cannot be told."""
 
 
-class Side:
-    """One of the two places, with one session for what the driver reads of it. Use as a context."""
-
-    def __init__(self, place: OpenPlace) -> None:
-        self.place = place
-        self._stack = ExitStack()
-        self._where: Where | None = None
-        self._reader_of: ReaderOf | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def reader(self, piece: Piece) -> PieceReader:
-        """A reader of ``piece``, until the next is asked for."""
-        if self._reader_of is None or piece.where != self._where:
-            self._stack.close()
-            self._where, self._reader_of = piece.where, self._stack.enter_context(piece.where.session())
-        return self._reader_of(piece)
-
-    def chains(self, tenants: list[str]) -> dict[str, Chain]:
-        """The chains of these tenants that are here, each asked for with a few reads for many."""
-        held = set(self.place.tenants())
-        wanted = [tenant for tenant in tenants if tenant in held]
-        first = {piece.tenant_id: piece for piece in self.place.pieces(wanted, from_seq=1, to_seq=1)}
-        return {tenant: Chain(self, tenant, first.get(tenant)) for tenant in wanted}
+def chains_of(place: OpenPlace, tenants: list[str]) -> dict[str, Chain]:
+    """The chains of these tenants that are in ``place``, each asked for with a few reads for many."""
+    held = set(place.tenants())
+    wanted = [tenant for tenant in tenants if tenant in held]
+    first = {piece.tenant_id: piece for piece in place.pieces(wanted, from_seq=1, to_seq=1)}
+    return {tenant: Chain(place, tenant, first.get(tenant)) for tenant in wanted}
 
 
 class Chain:
     """One tenant's chain at one of the places."""
 
-    def __init__(self, side: Side, tenant_id: str, first: Piece | None) -> None:
+    def __init__(self, place: OpenPlace, tenant_id: str, first: Piece | None) -> None:
         """``first`` is the piece of seq 1; None when the place holds a later range."""
-        self.side = side
+        self.place = place
         self.tenant_id = tenant_id
         self.has_beginning = first is not None
         self.first_seq = 1
-        self._last = side.place.facts(tenant_id).last
+        self._last = place.facts(tenant_id).last
         self.last_seq = 0 if self._last is None else self._last.seq
         self._first_piece = first
         if first is None:
-            self.first_seq = min(piece.bounds[0] for piece in side.place.pieces([tenant_id]))
+            self.first_seq = min(piece.bounds[0] for piece in place.pieces([tenant_id]))
 
     def link_at(self, seq: int) -> str | None:
         """The stored link of the entry at ``seq``, None when there is none."""
@@ -99,11 +75,11 @@ class Chain:
     def tile(self, level: int, index: int) -> bytes:
         """A stored tile, as ``ledger.merkle.tiles.GetTile``; nothing of one that is not stored."""
         assert self._first_piece is not None, "a place that stores tiles has the beginning of its chains"
-        return (self.side.reader(self._first_piece).tiles(level, index, index) or {}).get(index, b"")
+        return (self.place.reader(self._first_piece).tiles(level, index, index) or {}).get(index, b"")
 
     def _stored(self, columns: tuple[str, ...], from_seq: int, to_seq: int) -> Iterator[list[list[Any]]]:
-        for piece in self.side.place.pieces([self.tenant_id], from_seq=from_seq, to_seq=to_seq):
-            for batch in self.side.reader(piece).entries(columns):
+        for piece in self.place.pieces([self.tenant_id], from_seq=from_seq, to_seq=to_seq):
+            for batch in self.place.reader(piece).entries(columns):
                 yield lists_of(batch)
 
 
@@ -159,5 +135,5 @@ def forked_log(a: Chain, b: Chain, meeting: Meeting) -> str | None:
     """
     if meeting.is_one or overlap(a, b) is None:
         return None
-    log, other = (chain.side.place.log_origin(chain.tenant_id) for chain in (a, b))
+    log, other = (chain.place.log_origin(chain.tenant_id) for chain in (a, b))
     return log if log == other else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ledger.errors import InvalidInputError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode
 from ledger.machines.events import SYSTEM_TENANT
-from pipeline.diff.chains import Chain, Meeting, Side, forked_log, meet, overlap, parting
+from pipeline.diff.chains import Chain, Meeting, chains_of, forked_log, meet, overlap, parting
 from pipeline.diff.events import conflicts, differences, events
 from pipeline.diff.links import first_differences
 from pipeline.diff.repair import GAP_MAX, SeqRange, WrittenBundle, cover, write_bundles
@@ -135,19 +135,18 @@ def diff(
         _refuse_used(output)
         if signers is None:
             raise InvalidInputError("bundles need a key to be signed with")
-    with Side(a) as side_a, Side(b) as side_b:
-        names = _names(a, b, tenants)
-        chains = {"a": side_a.chains(names), "b": side_b.chains(names)}
-        with stage("comparing chains"):
-            found, apart = _by_links(chains, _met(spark, a, b, chains, by_rows=by_rows), names)
-        if apart:
-            with stage("comparing events"):
-                _by_events(spark, a, b, apart, by_rows=by_rows)
-        tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
-        written: list[WrittenBundle] = []
-        if output is not None and signers is not None:
-            with stage("writing bundles"):
-                written = _write(tenants_found, chains, output, signers)
+    names = _names(a, b, tenants)
+    chains = {"a": chains_of(a, names), "b": chains_of(b, names)}
+    with stage("comparing chains"):
+        found, apart = _by_links(chains, _met(spark, a, b, chains, by_rows=by_rows), names)
+    if apart:
+        with stage("comparing events"):
+            _by_events(spark, a, b, apart, by_rows=by_rows)
+    tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
+    written: list[WrittenBundle] = []
+    if output is not None and signers is not None:
+        with stage("writing bundles"):
+            written = _write(tenants_found, chains, output, signers)
     return Diff(tenants_found, written)
 
 

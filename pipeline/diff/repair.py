@@ -94,7 +94,7 @@ class Endings:
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self._sealed = {each.to_seq: each for each in chain.side.place.sealed(chain.tenant_id)}
+        self._sealed = {each.to_seq: each for each in chain.place.sealed(chain.tenant_id)}
         self._tree = merkle.Frontier()
         """Over the entries that ``_of_rows`` has passed."""
 
@@ -179,7 +179,7 @@ def write_bundles(
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = chain.side.place.file
+    file = chain.place.file
     if file is not None:
         return [_copied(chain, file, lacking, folder)] if ranges else [], 0
     endings = Endings(chain)
@@ -211,7 +211,7 @@ def _made(
 
 
 def _copied(chain: Chain, file: Path, lacking: str, folder: Path) -> WrittenBundle:
-    head = chain.side.place.facts(chain.tenant_id).head
+    head = chain.place.facts(chain.tenant_id).head
     assert head is not None, "a bundle names its end"
     within = SeqRange(chain.first_seq, head.seq)
     for _ in _checked(chain, within, None):
@@ -243,7 +243,7 @@ def _checked(chain: Chain, within: SeqRange, leaf: bytes | None) -> Iterator[lis
         is_prev_known=before is not None or within.from_seq == 1,
     )
     last: Row | None = None
-    pieces = chain.side.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
+    pieces = chain.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
     for _, reader in open_pieces(pieces):
         for batch in reader.entries(ENTRY_COLUMNS):
             rows = list(rows_of(batch))
@@ -268,7 +268,7 @@ def _refuse_broken(chain: Chain, findings: Findings) -> None:
 
 def _snapshots(chain: Chain, within: SeqRange) -> Iterator[Row]:
     """The snapshots that lie wholly in the range, by ``from_seq``, each once."""
-    pieces = chain.side.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
+    pieces = chain.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
     after_seq = within.from_seq - 1
     for _, reader in open_pieces(replace(piece, is_first=False) for piece in pieces):
         for batch in reader.snapshots():

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -159,6 +159,10 @@ class OpenArchive:
         for tenant_id in self._tenants if tenants is None else self._existing(tenants):
             pieces += self._pieces_of(tenant_id, from_seq, to_seq, times)
         return pieces
+
+    def reader(self, piece: Piece) -> PieceReader:
+        """As in a task."""
+        return ArchivePieceReader(cast(FileOfArchive, piece.where), piece)
 
     def facts(self, tenant_id: str) -> Facts:
         """Head and tree as the newest manifest names them, and the last entry there is."""

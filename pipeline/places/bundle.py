@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
@@ -164,6 +164,10 @@ class OpenBundle:
                 pieces.append(Piece(manifest.tenant_id, first, last, rows, not pieces, where, times))
             seq += part.rows
         return pieces
+
+    def reader(self, piece: Piece) -> PieceReader:
+        """From the file as it is open here."""
+        return BundlePieceReader(self._bundle, cast(BundleFile, piece.where), piece)
 
     def facts(self, tenant_id: str) -> Facts:
         """Head and tree as the manifest names them, and the last entry there is."""

@@ -159,6 +159,10 @@ class OpenPostgres:
                 pieces += self._cut(whole, occupied[tenant], rows_a_piece)
         return pieces
 
+    def reader(self, piece: Piece) -> PieceReader:
+        """Through the connection that holds the state."""
+        return PostgresPieceReader(self._connection, self._types, piece)
+
     def facts(self, tenant_id: str) -> Facts:
         """Head, last entry and stored tree."""
         self.read_facts([tenant_id])

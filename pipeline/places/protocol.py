@@ -163,6 +163,9 @@ class OpenPlace(Protocol):
             TenantNotFoundError: there is nothing of a tenant that was named.
         """
 
+    def reader(self, piece: Piece) -> PieceReader:
+        """Reads one of its pieces here, on the driver; good until the next is asked for."""
+
     def facts(self, tenant_id: str) -> Facts:
         """What it says of a tenant's chain as a whole."""
 

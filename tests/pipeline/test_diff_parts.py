@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.chain.conflict import Event, conflict_hlc
-from pipeline.diff.chains import Meeting, Side, meet
+from pipeline.diff.chains import Meeting, chains_of, meet
 from pipeline.diff.events import event_id
 from pipeline.diff.repair import SeqRange, cover
 from pipeline.places import parse_place
@@ -26,8 +26,8 @@ DIGEST = "0a" * 32
 
 def met(folder: Path, one: Ledger, other: Ledger) -> Meeting:
     places = (parse_place(str(store(folder, bundle_of(each), f"{at}.tar"))) for at, each in enumerate((one, other)))
-    with next(places).open() as a, next(places).open() as b, Side(a) as side_a, Side(b) as side_b:
-        return meet(side_a.chains(["acme"])["acme"], side_b.chains(["acme"])["acme"])
+    with next(places).open() as a, next(places).open() as b:
+        return meet(chains_of(a, ["acme"])["acme"], chains_of(b, ["acme"])["acme"])
 
 
 @pytest.mark.parametrize("links_at_once", [1, 7, 10_000])
