@@ -8,12 +8,13 @@ never stored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, with_config
-from typing_extensions import TypedDict, get_type_hints
+from typing_extensions import TypedDict
 
 from app.http.fields import (
     ASSIGNED_DCS_MAX,
@@ -40,113 +41,70 @@ from ledger.private_fields import FIELDS_MAX
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
-class _Fact(TypedDict, total=False):
-    tenant_id: Required[TenantId]
-    fence_token: Count
-    trace_time: Number
-    subject: Name
+_FACT = {"tenant_id": Required[TenantId], "fence_token": Count, "trace_time": Number, "subject": Name}
+"""What every event may have."""
+_CREATION = {
+    "job_id": JobId,
+    "spec": JsonObject,
+    "assigned_dcs": Annotated[list[Name], Field(max_length=ASSIGNED_DCS_MAX)],
+}
+_CANCELLATION = {"reason": Text, "requestor": Text}
+_OF_A_WORKFLOW = {"workflow_id": Required[Name], "dc_id": Required[Name]}
+_EVENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "JobCreated": ("A job exists.", _CREATION),
+    "JobAccepted": ("A data centre took the job.", {"dc_id": Required[Name], "worker_count": Count}),
+    "WorkflowDispatched": ("A part of the job was sent to a data centre.", _OF_A_WORKFLOW),
+    "WorkflowCompleted": ("A part of the job is done.", _OF_A_WORKFLOW),
+    "JobProgressReported": (
+        "How far a data centre has come; totals, not differences.",
+        {"dc_id": Required[Name], "completed": Count, "failed": Count},
+    ),
+    "JobCancellationRequested": ("Somebody wants the job to stop.", _CANCELLATION),
+    "JobCancellationAcked": (
+        "A data centre has stopped its part of the job.",
+        {"dc_id": Required[Name], "workflows_cancelled": Count},
+    ),
+    "JobCompleted": ("The job is done.", {"final_status": Text, "aggregate_metrics": JsonObject}),
+    "JobFailed": ("The job went wrong.", {"error": Text, "failed_dc": Name}),
+    "JobTimedOut": ("The job took too long.", {"timeout_type": Text, "last_progress_hlc": HlcText}),
+}
+"""What each type of event says, and the fields that it may have beside those of all."""
+assert _EVENTS.keys() == JOB_EVENTS.keys()
+EVENT_TAGS = frozenset(_EVENTS)
+"""Parts of an error's path that stand there because a model was chosen by ``type``."""
 
 
-class _Creation(_Fact, total=False):
-    job_id: JobId
-    spec: JsonObject
-    assigned_dcs: Annotated[list[Name], Field(max_length=ASSIGNED_DCS_MAX)]
+def _fact(name: str, says: str, fields: Mapping[str, Any], **more: Any) -> Any:
+    """The strict form of an event with these fields and those of all."""
+    form = TypedDict(name, {**_FACT, **fields, **more}, total=False)  # type: ignore[misc]
+    form.__doc__ = says
+    return with_config(STRICT)(form)
 
 
-class _Cancellation(_Fact, total=False):
-    reason: Text
-    requestor: Text
+def _event(name: str, suffix: str, **more: Any) -> Any:
+    """The strict form of one type of event, with the fields that one place adds to it."""
+    says, fields = _EVENTS[name]
+    return _fact(name + suffix, says, fields, type=Required[Literal[name]], **more)
 
 
-class JobCreated(_Creation, total=False):
-    """A job exists."""
-
-    type: Required[Literal["JobCreated"]]
-
-
-class JobAccepted(_Fact, total=False):
-    """A data centre took the job."""
-
-    type: Required[Literal["JobAccepted"]]
-    dc_id: Required[Name]
-    worker_count: Count
+def _by_type(forms: Sequence[Any]) -> TypeAdapter[Any]:
+    union: Any = Annotated[reduce(or_, forms), Discriminator("type")]
+    return TypeAdapter(union)
 
 
-class WorkflowDispatched(_Fact, total=False):
-    """A part of the job was sent to a data centre."""
-
-    type: Required[Literal["WorkflowDispatched"]]
-    workflow_id: Required[Name]
-    dc_id: Required[Name]
-
-
-class WorkflowCompleted(_Fact, total=False):
-    """A part of the job is done."""
-
-    type: Required[Literal["WorkflowCompleted"]]
-    workflow_id: Required[Name]
-    dc_id: Required[Name]
-
-
-class JobProgressReported(_Fact, total=False):
-    """How far a data centre has come; totals, not differences."""
-
-    type: Required[Literal["JobProgressReported"]]
-    dc_id: Required[Name]
-    completed: Count
-    failed: Count
-
-
-class JobCancellationRequested(_Cancellation, total=False):
-    """Somebody wants the job to stop."""
-
-    type: Required[Literal["JobCancellationRequested"]]
-
-
-class JobCancellationAcked(_Fact, total=False):
-    """A data centre has stopped its part of the job."""
-
-    type: Required[Literal["JobCancellationAcked"]]
-    dc_id: Required[Name]
-    workflows_cancelled: Count
-
-
-class JobCompleted(_Fact, total=False):
-    """The job is done."""
-
-    type: Required[Literal["JobCompleted"]]
-    final_status: Text
-    aggregate_metrics: JsonObject
-
-
-class JobFailed(_Fact, total=False):
-    """The job went wrong."""
-
-    type: Required[Literal["JobFailed"]]
-    error: Text
-    failed_dc: Name
-
-
-class JobTimedOut(_Fact, total=False):
-    """The job took too long."""
-
-    type: Required[Literal["JobTimedOut"]]
-    timeout_type: Text
-    last_progress_hlc: HlcText
-
-
-@with_config(STRICT)
-class JobRequest(_Creation, total=False):
-    """Body of ``POST /v1/jobs``."""
-
-    durability: Level
-
-
-@with_config(STRICT)
-class CancelRequest(_Cancellation, total=False):
-    """Body of ``POST /v1/jobs/{job_id}/cancel``."""
-
-    durability: Level
+_ABOUT_A_JOB = [name for name in _EVENTS if name != "JobCreated"]
+JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(
+    _fact("JobRequest", "Body of ``POST /v1/jobs``.", _CREATION, durability=Level)
+)
+CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(
+    _fact("CancelRequest", "Body of ``POST /v1/jobs/{job_id}/cancel``.", _CANCELLATION, durability=Level)
+)
+EVENT_REQUEST = _by_type([_event(name, "Request", durability=Level) for name in _ABOUT_A_JOB])
+"""Body of ``POST /v1/jobs/{job_id}/events``: the job stands in the path."""
+EVENT_LINE = _by_type(
+    [_event("JobCreated", "Line"), *(_event(name, "Line", job_id=Required[JobId]) for name in _ABOUT_A_JOB)]
+)
+"""A line of ``POST /v1/events``: the job stands in the line, the level in the query."""
 
 
 @with_config(STRICT)
@@ -240,42 +198,4 @@ class StatsReport(TypedDict, total=False):
     values: Annotated[dict[StatsName, StatsValue], Field(max_length=STATS_NAMES_MAX)]
 
 
-_ABOUT_A_JOB = (
-    JobAccepted,
-    WorkflowDispatched,
-    WorkflowCompleted,
-    JobProgressReported,
-    JobCancellationRequested,
-    JobCancellationAcked,
-    JobCompleted,
-    JobFailed,
-    JobTimedOut,
-)
-EVENT_TAGS = frozenset(JOB_EVENTS)
-"""Parts of an error's path that stand there because a model was chosen by ``type``."""
-
-
-def _variants(models: tuple[Any, ...], suffix: str, **added: Any) -> list[Any]:
-    """Strict forms of ``models``, each with the fields that one place adds to them."""
-    variants = []
-    for model in models:
-        variant = TypedDict(  # type: ignore[misc]
-            model.__name__ + suffix, {**get_type_hints(model, include_extras=True), **added}, total=False
-        )
-        variant.__doc__ = model.__doc__
-        variants.append(with_config(STRICT)(variant))
-    return variants
-
-
-def _by_type(variants: list[Any]) -> TypeAdapter[Any]:
-    union: Any = Annotated[reduce(or_, variants), Discriminator("type")]
-    return TypeAdapter(union)
-
-
-JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(JobRequest)
-CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(CancelRequest)
 STATS_REPORT: TypeAdapter[Any] = TypeAdapter(StatsReport)
-EVENT_REQUEST = _by_type(_variants(_ABOUT_A_JOB, "Request", durability=Level))
-"""Body of ``POST /v1/jobs/{job_id}/events``: the job stands in the path."""
-EVENT_LINE = _by_type([*_variants((JobCreated,), "Line"), *_variants(_ABOUT_A_JOB, "Line", job_id=Required[JobId])])
-"""A line of ``POST /v1/events``: the job stands in the line, the level in the query."""
