@@ -29,7 +29,7 @@ def test_what_one_start_adds_to_nothing_is_not_there_for_another(tmp_path: Path)
     assert NUMBERS.load(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"[", b'["17"]', b'"\xff"', b"{}"])
+@pytest.mark.parametrize("content", [b"", b"[", b"[]", b" []\n", b'["17"]', b'"\xff"', b"{}"])
 def test_what_was_altered_is_refused_by_name_with_what_to_do(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NUMBERS.name).write_bytes(content)
     with pytest.raises(StartRefusedError, match=r"numbers\.json cannot be read: .*; count again"):
