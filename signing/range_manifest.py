@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from hashlib import sha256
 from typing import Annotated, Final, Generic, NamedTuple, TypeVar
 
@@ -117,28 +118,21 @@ class Signed(NamedTuple):
     """Held keys whose signature holds."""
 
 
+@dataclass(frozen=True)
 class ManifestForm(Generic[M]):
     """One form of manifest: how it is spelled, what it must say, and which errors say what is wrong with one."""
 
-    def __init__(
-        self,
-        statement: type[Statement[M]],
-        predicate_type: str,
-        *,
-        digests: Callable[[M], Iterable[str]],
-        check: Callable[[M], None],
-        invalid: Callable[[str], LedgerError],
-        forged: Callable[[str], LedgerError],
-    ) -> None:
-        """``digests``, hex, are those of the files that make up the range.
-
-        ``invalid`` is raised of what is malformed, and by ``check`` of what is at odds with itself; ``forged`` where a
-        signature does not hold.
-        """
-        self._decode = msgspec.json.Decoder(statement).decode
-        self._predicate_type = predicate_type
-        self._digests, self._check = digests, check
-        self._invalid, self._forged = invalid, forged
+    type_: type[Statement[M]]
+    predicate_type: str
+    _: KW_ONLY
+    digests: Callable[[M], Iterable[str]]
+    """Those of the files that make up the range, hex."""
+    check: Callable[[M], None]
+    """Raises ``invalid`` of what is at odds with itself."""
+    invalid: Callable[[str], LedgerError]
+    """What is raised of what is malformed."""
+    forged: Callable[[str], LedgerError]
+    """What is raised where a signature does not hold."""
 
     def statement(self, manifest: M) -> bytes:
         """The bytes that are signed for ``manifest``.
@@ -146,9 +140,9 @@ class ManifestForm(Generic[M]):
         Raises:
             CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
         """
-        digest = sha256(b"".join(map(bytes.fromhex, self._digests(manifest)))).hexdigest()
+        digest = sha256(b"".join(map(bytes.fromhex, self.digests(manifest)))).hexdigest()
         subject = statements.subject_of(manifest.tenant_id, manifest.from_seq, manifest.to_seq, digest)
-        return statements.encode(subject, self._predicate_type, msgspec.to_builtins(manifest))
+        return statements.encode(subject, self.predicate_type, msgspec.to_builtins(manifest))
 
     def seal(self, manifest: M, signer: Signer) -> bytes:
         """The bytes of the envelope around ``manifest``.
@@ -170,14 +164,14 @@ class ManifestForm(Generic[M]):
         end = data.find(b'"', len(_HEAD))
         tail = _TAIL.fullmatch(data, end) if end >= 0 and data.startswith(_HEAD) else None
         if tail is None:
-            raise self._invalid("the manifest is not an envelope in canonical form with exactly one signature")
+            raise self.invalid("the manifest is not an envelope in canonical form with exactly one signature")
         if end - len(_HEAD) > PAYLOAD_BYTES_MAX * 4 // 3 + 4:
-            raise self._invalid(f"the manifest's payload is over {PAYLOAD_BYTES_MAX} bytes")
+            raise self.invalid(f"the manifest's payload is over {PAYLOAD_BYTES_MAX} bytes")
         try:
             payload = decode_base64(data[len(_HEAD) : end].decode("latin-1"), "payload")
             signature = decode_base64(tail[2].decode(), "sig")
         except SignatureError as error:
-            raise self._invalid(f"the manifest is malformed: {error}") from error
+            raise self.invalid(f"the manifest is malformed: {error}") from error
         return Envelope(PAYLOAD_TYPE, payload, (EnvelopeSignature(tail[1].decode(), signature),))
 
     def judge(self, opened: Envelope, keyring: Keyring | None) -> Signed:
@@ -193,7 +187,7 @@ class ManifestForm(Generic[M]):
         except UnknownKeyError as error:
             return Signed("unknown_key", str(error), ())
         except SignatureError as error:
-            raise self._forged(f"the manifest's signature does not hold: {error}") from error
+            raise self.forged(f"the manifest's signature does not hold: {error}") from error
         key_ids = tuple(key.key_id for key in signers)
         revoked = [key for key in signers if key.revoked_from_hlc is not None]
         if len(revoked) == len(signers):
@@ -208,12 +202,12 @@ class ManifestForm(Generic[M]):
             LedgerError: as ``invalid``: malformed, at odds with itself, or of another version.
         """
         try:
-            said = self._decode(payload).predicate
+            said = msgspec.json.decode(payload, type=self.type_).predicate
             for hlc in (said.first_hlc, said.last_hlc):
                 Hlc.parse(hlc)
         except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
-            raise self._invalid(f"the manifest is malformed, or of another version: {error}") from error
-        self._check(said)
+            raise self.invalid(f"the manifest is malformed, or of another version: {error}") from error
+        self.check(said)
         if self.statement(said) != payload:
-            raise self._invalid("the manifest's statement is not in canonical form, or its subject is another")
+            raise self.invalid("the manifest's statement is not in canonical form, or its subject is another")
         return said

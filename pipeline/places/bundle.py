@@ -80,7 +80,7 @@ class BundleFile:
     @contextmanager
     def session(self) -> Iterator[ReaderOf]:
         """The file, open."""
-        with BundleReader.reopen(self.path, self.scanned) as bundle:
+        with BundleReader.open(self.path, scanned=self.scanned) as bundle:
             yield partial(BundlePieceReader, bundle, self)
 
 

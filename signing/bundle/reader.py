@@ -28,7 +28,6 @@ from ledger.bundle.format import (
     CHECKPOINT,
     END,
     ENTRY_PARTS_MAX,
-    KEYS,
     MANIFEST,
     SNAPSHOT_ROW_BYTES_MAX,
     SNAPSHOTS,
@@ -98,31 +97,18 @@ class BundleReader:
         self._first_seqs = _first_seqs(self.manifest)
 
     @classmethod
-    def open(cls, path: str | Path, keyring: Keyring | None = None) -> Self:
+    def open(cls, path: str | Path, keyring: Keyring | None = None, scanned: Scanned | None = None) -> Self:
         """The bundle in a file, its container, digests and manifest checked; with ``keyring`` a manifest that a key of
-        it is named for and did not sign is refused before it is parsed.
+        it is named for and did not sign is refused before it is parsed. With what it was ``scanned`` as before, the
+        headers are walked, and each member is hashed when it is read.
 
         ``digest`` is SHA-256 of the whole file in hex, ``size_bytes`` its size.
 
         Raises:
-            BundleInvalidError: it is not a bundle, or not whole.
+            BundleInvalidError: it is not a bundle, not whole, or another than was scanned.
             BundleSignatureError: its signature does not hold.
             OSError: it cannot be read, or is not a regular file.
         """
-        return cls._open(path, keyring, None)
-
-    @classmethod
-    def reopen(cls, path: str | Path, scanned: Scanned) -> Self:
-        """The bundle that ``open`` has scanned, again: the headers are walked, and each member hashed when it is read.
-
-        Raises:
-            BundleInvalidError: it is another by now.
-            OSError: it cannot be read, or is not a regular file.
-        """
-        return cls._open(path, None, scanned)
-
-    @classmethod
-    def _open(cls, path: str | Path, keyring: Keyring | None, scanned: Scanned | None) -> Self:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -170,10 +156,6 @@ class BundleReader:
             BundleInvalidError: it is malformed.
         """
         return decode_anchors(self._small(ANCHORS)) if self.manifest.has_anchors else []
-
-    def keys(self) -> bytes:
-        """``keys.json`` as it stands: a convenience for people, never to be trusted."""
-        return self._small(KEYS)
 
     def _small(self, name: str) -> bytes:
         member = self._members[name]
