@@ -79,48 +79,42 @@ def as_of(keyring: Keyring, time: datetime) -> Keyring:
     return Keyring(keys, keyring.log_verifier_keys)
 
 
-def judge_cosignature(
-    note: str, witness: str, size: int, stated: datetime, witnesses: Iterable[WitnessKey], open_note: OpenNote
+class Said(NamedTuple):
+    """What somebody outside said of the checkpoint in ``note``: as a witness, whose verifier key ``by`` is and whose
+    line is in the note, or as an authority at that address, in its ``response``. ``size`` and ``time`` are what it is
+    said to have said, for a report on one that does not hold."""
+
+    kind: str
+    by: str
+    note: str
+    size: int
+    time: datetime
+    response: bytes = b""
+
+
+def judge(
+    said: Said, witnesses: Iterable[WitnessKey], roots: Sequence[x509.Certificate], open_note: OpenNote
 ) -> Anchor:
-    """What the witness of verifier key ``witness``, one of ``witnesses``, said in ``note``.
-
-    ``size`` and ``stated`` are what it is said to have said, for a report on one that does not hold.
-    """
-    name = witness.partition("+")[0]
+    """What was said, if one of ``witnesses`` did, or an authority that leads to one of ``roots``."""
+    name = said.by.partition("+")[0] if said.kind == WITNESS else said.by
+    unjudged = Anchor(said.kind, name, rfc_3339(said.time), said.size, b"", "not_checked")
     try:
-        (found,) = cosignatures_of(notes.parse(note), [each for each in witnesses if each.text() == witness])
-        checkpoint = open_note(note, found.time)
-    except UnknownKeyError as error:
-        return Anchor(WITNESS, name, rfc_3339(stated), size, b"", "not_checked", str(error))
-    except (SignatureError, ValueError) as error:
-        detail = f"the cosignature does not hold: {error}"
-        return Anchor(WITNESS, name, rfc_3339(stated), size, b"", "invalid", detail)
-    return Anchor(WITNESS, name, rfc_3339(found.time), checkpoint.size, checkpoint.root)
-
-
-def judge_timestamp(
-    note: str,
-    response: bytes,
-    authority: str,
-    size: int,
-    stated: datetime,
-    roots: Sequence[x509.Certificate],
-    open_note: OpenNote,
-) -> Anchor:
-    """What the authority said of ``note``; ``roots`` are the certificates it may be traced to."""
-    unjudged = Anchor(RFC_3161, authority, rfc_3339(stated), size, b"", "not_checked")
-    if not roots:
-        return unjudged._replace(detail="no CA file is given for this authority")
-    if not IS_AVAILABLE:
-        return unjudged._replace(detail="the package rfc3161-client is not installed")
-    try:
-        time = open_timestamp(response, note.encode(), roots)
-        checkpoint = open_note(note, time)
+        if said.kind == WITNESS:
+            (found,) = cosignatures_of(notes.parse(said.note), [each for each in witnesses if each.text() == said.by])
+            time = found.time
+        elif not roots:
+            return unjudged._replace(detail="no CA file is given for this authority")
+        elif not IS_AVAILABLE:
+            return unjudged._replace(detail="the package rfc3161-client is not installed")
+        else:
+            time = open_timestamp(said.response, said.note.encode(), roots)
+        checkpoint = open_note(said.note, time)
     except UnknownKeyError as error:
         return unjudged._replace(detail=str(error))
-    except SignatureError as error:
-        return unjudged._replace(status="invalid", detail=str(error))
-    return Anchor(RFC_3161, authority, rfc_3339(time), checkpoint.size, checkpoint.root)
+    except (SignatureError, ValueError) as error:
+        what = "the cosignature does not hold: " if said.kind == WITNESS else ""
+        return unjudged._replace(status="invalid", detail=f"{what}{error}")
+    return Anchor(said.kind, name, rfc_3339(time), checkpoint.size, checkpoint.root)
 
 
 def rfc_3339(time: datetime) -> str:

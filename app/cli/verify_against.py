@@ -17,7 +17,7 @@ from app.cli.client import LedgerClient
 from ledger.verification.tree_check import Anchor
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import WITNESS, OpenNote, Outsiders, judge_cosignature, judge_timestamp, rfc_3339
+from signing.anchors import RFC_3161, WITNESS, OpenNote, Outsiders, Said, judge, rfc_3339
 from signing.cosignature import WitnessKey, cosignatures_of
 from signing.keys import Keyring
 from signing.memory import Memory
@@ -44,22 +44,19 @@ class Request:
 
 def served_anchors(client: LedgerClient, tenant: str, outsiders: Outsiders, open_note: OpenNote) -> list[Anchor]:
     """The newest statement of each outsider that the service has."""
-    anchors = []
+    said = []
     if outsiders.witnesses:
         known = {witness.text() for witness in outsiders.witnesses}
         items = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList, limit=LISTED_MAX)["items"]
         for item in _newest([item for item in items if item["witness"] in known], "witness"):
-            said = item["note"], item["witness"], item["tree_size"], datetime.fromisoformat(item["time"])
-            anchors.append(judge_cosignature(*said, outsiders.witnesses, open_note))
+            time = datetime.fromisoformat(item["time"])
+            said.append(Said(WITNESS, item["witness"], item["note"], item["tree_size"], time))
     if outsiders.roots:
         items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
         for item in _newest(items, "authority"):
-            response = base64.b64decode(item["response"])
-            size, time = item["tree_size"], datetime.fromisoformat(item["time"])
-            anchors.append(
-                judge_timestamp(item["checkpoint"], response, item["authority"], size, time, outsiders.roots, open_note)
-            )
-    return anchors
+            time, response = datetime.fromisoformat(item["time"]), base64.b64decode(item["response"])
+            said.append(Said(RFC_3161, item["authority"], item["checkpoint"], item["tree_size"], time, response))
+    return [judge(each, outsiders.witnesses, outsiders.roots, open_note) for each in said]
 
 
 def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:

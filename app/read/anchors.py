@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from app.store import anchors as store
 from app.store.reading import reading
-from signing.anchors import OpenNote, as_of, judge_cosignature, judge_timestamp
+from signing.anchors import RFC_3161, WITNESS, OpenNote, Said, as_of, judge
 from signing.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ async def judged_anchors(
         DatabaseUnavailableError: Postgres cannot be reached.
     """
     async with reading(pool) as connection:
-        judge = await newest_anchors(
+        judge_all = await newest_anchors(
             connection,
             tenant_id,
             lambda note, time: open_checkpoint(note, as_of(keyring, time), origin=origin),
             witnesses,
             roots,
         )
-    return await asyncio.to_thread(judge)
+    return await asyncio.to_thread(judge_all)
 
 
 async def newest_anchors(
@@ -59,16 +59,14 @@ async def newest_anchors(
     cosigned = await store.newest_cosignatures(connection, tenant_id, names)
     stamped = await store.newest_timestamps(connection, tenant_id, AUTHORITIES_MAX)
 
-    def judge() -> list[Anchor]:
+    def judge_all() -> list[Anchor]:
         by_witnesses = [
-            judge_cosignature(row.note, row.witness, row.tree_size, row.cosigned_at, witnesses, open_note)
+            judge(Said(WITNESS, row.witness, row.note, row.tree_size, row.cosigned_at), witnesses, (), open_note)
             for row in cosigned
         ]
-        return by_witnesses + [
-            judge_timestamp(
-                row.note, row.response, row.authority, row.tree_size, row.generated_at, roots(row.authority), open_note
-            )
-            for row in stamped
+        stamps = [
+            Said(RFC_3161, row.authority, row.note, row.tree_size, row.generated_at, row.response) for row in stamped
         ]
+        return by_witnesses + [judge(said, (), roots(said.by), open_note) for said in stamps]
 
-    return judge
+    return judge_all

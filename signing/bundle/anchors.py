@@ -24,7 +24,7 @@ from ledger.errors import BundleInvalidError, CanonicalError, ProofError, Signat
 from ledger.merkle import verify_consistency
 from ledger.verification.tree_check import Anchor
 from ledger.verification.verdict import Anchored
-from signing.anchors import WITNESS, Outsiders, as_of, judge_cosignature, judge_timestamp
+from signing.anchors import WITNESS, Outsiders, Said, as_of, judge
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.keys import Keyring
@@ -124,11 +124,10 @@ def _stated(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ou
     def open_note(text: str, time: datetime) -> Checkpoint:
         return open_checkpoint(text, as_of(ring, time), origin=own.origin)
 
-    if bundled.kind != WITNESS:
-        return judge_timestamp(bundled.checkpoint, response, bundled.by, size, stated, outsiders.roots, open_note)
-    if bundled.by not in {witness.text() for witness in outsiders.witnesses}:
+    if bundled.kind == WITNESS and bundled.by not in {witness.text() for witness in outsiders.witnesses}:
         return unjudged._replace(detail="its key is not among those given with --witness-key")
-    return judge_cosignature(bundled.checkpoint, bundled.by, size, stated, outsiders.witnesses, open_note)
+    said = Said(bundled.kind, bundled.by, bundled.checkpoint, size, stated, response)
+    return judge(said, outsiders.witnesses, outsiders.roots, open_note)
 
 
 def cosignature(by: str, note: str, time: str, consistency: Sequence[bytes]) -> BundledAnchor:
