@@ -57,6 +57,21 @@ async def test_every_route_asks_for_its_right_before_it_reads_the_body(
             assert asked == [(name_of(route), RIGHTS[name_of(route)]) for route in ROUTES]
 
 
+async def test_what_changes_something_is_refused_unread_while_the_node_takes_no_writes(
+    database: Database, make_settings: MakeSettings
+) -> None:
+    changing = [route for route in ROUTES if not name_of(route).startswith("GET ")]
+    assert len(changing) > 10
+    async with (
+        running(make_settings(), database.service_url) as (_service, parts),
+        listening(parts) as (url, _serving),
+        asyncio.timeout(DEADLINE_S),
+    ):
+        parts.accepting = False
+        for route in changing:
+            assert await status_without_body(url, route) == b"503", name_of(route)
+
+
 async def test_a_plain_write_is_asked_for_its_right_once_whoever_answers_it(
     database: Database, make_settings: MakeSettings
 ) -> None:
