@@ -23,7 +23,6 @@ from pipeline.spark import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from rich.console import Console
 
 SIGNAL_BASE: Final = 128
 """A command that a signal ends exits with this and the signal's number, as shells have it."""
@@ -105,18 +104,18 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
     log = log_file(command)
     try:
         with (
-            Waiting.told(master, err) as waiting,
+            _waits_told(master) as is_ending,
             spark_session(f"tally pipeline {command}", master=master, log_file=log, settings=settings) as spark,
         ):
-            waiting.spark = _interruption.spark = spark
+            _interruption.spark = spark
             try:
                 yield spark
             except InterruptedBySignalError:
                 err.print("stopping ...")
                 raise
             finally:
+                is_ending.set()
                 _interruption.end()
-                waiting.end()
     except Exception as error:
         # A job that was cancelled ends in an error, and a Java that was sent the signal too.
         if _interruption.exit_code:
@@ -146,58 +145,43 @@ def _cancel_jobs(spark: SparkSession) -> None:
         spark.sparkContext.cancelAllJobs()
 
 
-class Waiting:
-    """Looks at how a command is getting on, from a thread of its own, and says each wait once."""
+@contextmanager
+def _waits_told(master: str | None) -> Iterator[threading.Event]:
+    """Say each wait once, from a thread of its own, until the event is set, as Spark is about to stop; none where the
+    work is done on this machine."""
+    ended = threading.Event()
 
-    def __init__(self, master: str | None, console: Console) -> None:
-        self.spark: SparkSession | None = None
-        """Once it has started."""
-        self._master = master
-        self._console = console
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="pipeline-waiting", daemon=True)
-
-    @classmethod
-    @contextmanager
-    def told(cls, master: str | None, console: Console) -> Iterator[Waiting]:
-        """Look until the context is left; not at all where the work is done on this machine."""
-        waiting = cls(master, console)
-        if is_submitted() or (master is not None and not is_local(master)):
-            waiting._thread.start()
-        try:
-            yield waiting
-        finally:
-            waiting.end()
-
-    def end(self) -> None:
-        """Look no more: Spark is about to stop."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(LOOK_INTERVAL_S)
-
-    def _follow(self) -> None:
+    def follow() -> None:
         what, since_s, is_told = None, 0.0, False
-        while not self._ended.wait(LOOK_INTERVAL_S):
-            now, now_s = self._waits_for(), time.monotonic()
+        while not ended.wait(LOOK_INTERVAL_S):
+            now, now_s = _waits_for(_interruption.spark, master), time.monotonic()
             if now != what:
                 what, since_s, is_told = now, now_s, False
             elif what is not None and not is_told and now_s - since_s >= TOLD_AFTER_S:
-                self._console.print(f"waiting for {what} ...", markup=False)
+                err.print(f"waiting for {what} ...", markup=False)
                 is_told = True
 
-    def _waits_for(self) -> str | None:
-        from py4j.protocol import Py4JError
+    if is_submitted() or (master is not None and not is_local(master)):
+        threading.Thread(target=follow, name="pipeline-waiting", daemon=True).start()
+    try:
+        yield ended
+    finally:
+        ended.set()
 
-        if self.spark is None:
-            return "Spark to start" if self._master is None else f"Spark to start on {self._master}"
-        context = self.spark.sparkContext
-        if is_local(context.master or ""):
-            return None
-        with suppress(Py4JError, OSError):  # Java is ending; the command itself will say so.
-            # The driver is among those that are listed.
-            if context.statusTracker().getActiveStageIds() and len(context._jsc.statusTracker().getExecutorInfos()) < 2:
-                return f"{context.master} to give the application an executor"
+
+def _waits_for(spark: SparkSession | None, master: str | None) -> str | None:
+    from py4j.protocol import Py4JError
+
+    if spark is None:
+        return "Spark to start" if master is None else f"Spark to start on {master}"
+    context = spark.sparkContext
+    if is_local(context.master or ""):
         return None
+    with suppress(Py4JError, OSError):  # Java is ending; the command itself will say so.
+        # The driver is among those that are listed.
+        if context.statusTracker().getActiveStageIds() and len(context._jsc.statusTracker().getExecutorInfos()) < 2:
+            return f"{context.master} to give the application an executor"
+    return None
 
 
 def log_file(command: str) -> Path:
