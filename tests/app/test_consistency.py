@@ -51,8 +51,10 @@ class World:
 
     def reader(self, wait_s: float) -> JobReader:
         revealing = Revealing(PrivacyKnowledge(self.pool, SubjectKeys(self.pool, "file:/no/master.key")))
-        copies = Copies(self.node, self.pool, Consistency(self.node, self.pool, wait_s))
-        return JobReader(copies, revealing, self.hurried.append)
+        return JobReader(self.copies(wait_s), revealing, self.hurried.append)
+
+    def copies(self, wait_s: float) -> Copies:
+        return Copies(self.node, self.pool, Consistency(self.node, self.pool, wait_s))
 
     async def node_stands(self, node_id: str, epoch: int, chained_lsn: int) -> None:
         await self.pool.execute(
@@ -353,3 +355,19 @@ def test_the_clock_learns_from_sessions_but_not_from_the_far_future(world: World
     assert world.node.clock.last.physical_ms == 0
     consistency.receive([token(THERE, 1, 1)])
     assert world.node.clock.last.physical_ms == 1
+
+
+async def test_a_read_that_promises_what_is_held_back_is_refused_before_it_looks_and_behind(world: World) -> None:
+    looks = 0
+
+    async def look(_pool: object, _judge: object) -> str:
+        nonlocal looks
+        looks += 1
+        world.node.damaged["acme"] = "its rows turned out to be damaged while others were waited for"
+        return "what the chain shows without them"
+
+    for _ in range(2):
+        with pytest.raises(ChainDamagedError):
+            await world.copies(SHORT_S).read("acme", look, Promise(ReadLevel.STRONG, (), 0))
+    assert looks == 1
+    assert (await world.copies(SHORT_S).read("acme", look, Promise(ReadLevel.EVENTUAL, (), 0)))[1].name == "primary"
