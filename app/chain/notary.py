@@ -28,9 +28,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from app.chain.before_signing import unforeseen
 from app.chain.checkpoints import CheckpointJournal
 from app.chain.own_entries import OwnEntries
+from app.chain.signed_chain import unforeseen
 from app.chain.snapshotter import Snapshotter
 from app.chain.tenant_memory import FollowedTenant, TenantMemory
 from app.chain.tree_follower import TreeFollower

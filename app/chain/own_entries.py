@@ -25,7 +25,7 @@ from pathlib import Path
 
 import orjson
 
-from app.chain.before_signing import not_signed
+from app.chain.signed_chain import not_signed
 from ledger.chain import record
 from ledger.errors import ChainBrokenError
 from ledger.machines.events import ACTIONS, SystemAction

@@ -16,7 +16,7 @@ from operator import attrgetter
 
 import orjson
 
-from app.chain.before_signing import leaf_hashes_of, not_signed, not_stored, proved_root
+from app.chain.signed_chain import leaf_hashes_of, not_signed, not_stored, proved_root
 from app.chain.tenant_memory import FollowedTenant
 from app.keys.in_use import KeyInUse
 from app.metrics import Metrics

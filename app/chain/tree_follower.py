@@ -18,9 +18,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.chain.before_signing import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen
 from app.chain.checkpoints import CheckpointJournal
 from app.chain.own_entries import OwnEntries
+from app.chain.signed_chain import checked_links, extended_tree, not_stored, tree_of_chain, unforeseen
 from app.chain.tenant_memory import FollowedTenant, TenantMemory
 from app.keys.in_use import KeyInUse
 from app.node.state import Node
