@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import ConfigurationError, SignatureError
-from signing.certificate_order import with_sorted_certificates
 from signing.timestamp import (
     RESPONSE_BYTES_MAX,
     load_authorities,
     make_request,
     open_timestamp,
     stated_time,
+    with_sorted_certificates,
 )
 from tests.app.timestamp_authority import Authority
 
