@@ -57,6 +57,7 @@ from ledger.positions import Epoch, Lsn, before
 from wal import control as wal_control
 from wal import retention as wal_retention
 from wal.group_commit import GroupCommit
+from wal.log import Log
 
 WAL_CLOSE_TIMEOUT_S = 10.0
 WAITING_SHARE = 0.4
@@ -178,17 +179,20 @@ class Service:
 
     def _open_writer(self, started: StartedNode) -> GroupCommit:
         wal = self.settings.wal
-        return GroupCommit(
+        log = Log(
             started.folder,
             node_id=self.node.node_id,
             wal_id=self.node.wal_id,
             epoch=Epoch(self.node.epoch),
             next_lsn=Lsn(started.next_lsn),
             previous_lsn=Lsn(started.previous_lsn),
+            segment_bytes=wal.segment_bytes,
+        )
+        return GroupCommit(
+            log,
             batch_timeout_us=wal.batch_timeout_microseconds,
             batch_max_entries=wal.batch_max_entries,
             batch_max_bytes=wal.batch_max_bytes,
-            segment_bytes=wal.segment_bytes,
             record_bytes_max=wal.record_bytes_max,
             queue_max_entries=self.backlog.entries_max,
             queue_max_bytes=self.backlog.bytes_max,

@@ -35,6 +35,7 @@ from ledger.positions import Epoch, Lsn
 from wal import reader, recovery
 from wal.format import RECORD_HEADER_BYTES, encode_record
 from wal.group_commit import GroupCommit
+from wal.log import Log
 
 RECORD_BYTES = 254
 NODE_ID = "bench"
@@ -90,11 +91,7 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
         loop.call_soon_threadsafe(durable.advance, lsn)
 
     writer = GroupCommit(
-        folder,
-        node_id=NODE_ID,
-        wal_id=WAL_ID,
-        epoch=Epoch(1),
-        next_lsn=Lsn(1),
+        Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1)),
         on_durable=announce,
         on_failure=failures.append,
         observe=lambda _sync_s, entries: batches.append(entries),

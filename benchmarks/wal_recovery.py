@@ -22,6 +22,7 @@ from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn
 from wal import recovery
 from wal.group_commit import GroupCommit
+from wal.log import Log
 from wal.segment import list_segments
 
 LOG_BYTES = 256 << 20
@@ -73,11 +74,7 @@ def _write_log(folder: Path, log_bytes: int) -> int:
         released = lsn
 
     writer = GroupCommit(
-        folder,
-        node_id=NODE_ID,
-        wal_id=WAL_ID,
-        epoch=Epoch(1),
-        next_lsn=Lsn(1),
+        Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1)),
         batch_max_entries=BATCH_ENTRIES,
         on_durable=free,
         on_failure=lambda error: room.release(records),

@@ -27,7 +27,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from ledger.errors import (
     InvalidInputError,
@@ -38,7 +37,7 @@ from ledger.errors import (
 )
 from ledger.hlc import Hlc, node_hash
 from ledger.machines.events import BATCH_RECORD_TYPE
-from ledger.positions import Epoch, Lsn
+from ledger.positions import Lsn
 from wal.format import (
     BATCH_BODY_BYTES_LIMIT,
     RECORD_BYTES_LIMIT,
@@ -67,7 +66,7 @@ QueuedRecord = tuple[Hlc, int, bytes]
 
 
 class GroupCommit:
-    """The one writer of a WAL folder. The caller MUST hold the folder's lock and MUST have recovered the log before.
+    """The one writer of ``log``, which from now on belongs to its thread.
 
     ``on_durable(lsn)`` is called on the writer thread, once a batch and only after its sync: every
     record up to ``lsn`` is durable. ``on_failure(error)`` is called at most once: nothing above
@@ -75,27 +74,17 @@ class GroupCommit:
 
     ``ack_mode`` LOCAL_SYNC makes each record a batch of its own. LOCAL_ASYNC is LOCAL_GROUP_SYNC here: what
     is answered before ``on_durable`` is up to the caller.
-
-    Raises:
-        WalError: the segment of this epoch is there already.
-        OSError: the segment cannot be made.
     """
 
     def __init__(
         self,
-        folder: Path,
+        log: Log,
         *,
-        node_id: str,
-        wal_id: str,
-        epoch: Epoch,
-        next_lsn: Lsn,
         on_durable: Callable[[Lsn], None],
         on_failure: Callable[[WalPoisonedError], None],
-        previous_lsn: Lsn | None = None,
         batch_timeout_us: int = 500,
         batch_max_entries: int = 1000,
         batch_max_bytes: int = 1 << 20,
-        segment_bytes: int = 64 << 20,
         record_bytes_max: int = 1 << 20,
         queue_max_entries: int = 100_000,
         queue_max_bytes: int = QUEUE_BYTES_MAX,
@@ -107,8 +96,9 @@ class GroupCommit:
         assert batch_max_entries > 0
         assert record_bytes_max <= queue_max_bytes
         assert ack_mode in (LOCAL_GROUP_SYNC, LOCAL_SYNC, LOCAL_ASYNC)
-        self._node_id = node_id
-        self._node_hash = node_hash(node_id)
+        self._log = log
+        self._node_id = log.node_id
+        self._node_hash = node_hash(log.node_id)
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._observe = observe
@@ -124,9 +114,9 @@ class GroupCommit:
         self._queue: list[QueuedRecord] = []
         self._queue_bytes = 0
         """Of all that is not durable: what is queued, and the batch that is being written."""
-        self._next_lsn = next_lsn
-        self._durable_lsn = Lsn(next_lsn - 1)
-        self._last_hlc = Hlc(-1, -1, node_id)
+        self._next_lsn = log.next_lsn
+        self._durable_lsn = log.durable_lsn
+        self._last_hlc = Hlc(-1, -1, log.node_id)
         self._refusal: str | None = None
         self._poisoned = False
         self._closing = False
@@ -139,15 +129,6 @@ class GroupCommit:
         self._resolved_at = float("-inf")
         self._resolved_entries = 0
         self._check_at = time.monotonic() + CHECK_INTERVAL_S
-        self._log = Log(
-            folder,
-            node_id=node_id,
-            wal_id=wal_id,
-            epoch=epoch,
-            next_lsn=next_lsn,
-            previous_lsn=previous_lsn,
-            segment_bytes=segment_bytes,
-        )
         self._thread = threading.Thread(target=self._run, name="wal-writer", daemon=True)
         self._thread.start()
 

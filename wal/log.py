@@ -53,7 +53,7 @@ class Log:
         segment_bytes: int = 64 << 20,
     ) -> None:
         self._folder = folder
-        self._node_id = node_id
+        self.node_id = node_id
         self._wal_id = wal_id
         self._epoch = epoch
         self._segment_bytes = segment_bytes
@@ -146,7 +146,7 @@ class Log:
         self._spare.discard()
 
     def _open_segment(self, previous_lsn: Lsn) -> None:
-        header = SegmentHeader(self._node_id, self._wal_id, self._epoch, self.next_lsn, previous_lsn)
+        header = SegmentHeader(self.node_id, self._wal_id, self._epoch, self.next_lsn, previous_lsn)
         self._spare.check()
         self._is_ahead = self._spare.take()
         self._descriptor = create_segment(self._folder, header, prepared=self._is_ahead)

@@ -19,8 +19,7 @@ from ledger import merkle
 from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeBehindError, StoredTreeError
 from ledger.merkle import tiles
 from ledger.merkle.tiles import TileTree
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow
-from ledger.verification.verdict import Findings
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in
 from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint
 
@@ -149,9 +148,7 @@ def checked_links(
     """
     if not rows:
         return []
-    findings = Findings()
-    EntryChecker(tenant_id, findings, first_seq=tree_size + 1, prev_link=prev_link).check(rows)
-    found = findings.first_break()
+    found = first_break_in(tenant_id, rows, first_seq=tree_size + 1, prev_link=prev_link)
     if found is not None:
         raise not_signed(tenant_id, f"{found.kind} at seq {found.seq}, {found.detail}")
     links = [LinkRow(row[_SEQ], row[_T_HLC], row[_CHAIN_LINK]) for row in rows]

@@ -40,9 +40,8 @@ from ledger import merkle
 from ledger.errors import LedgerError, SignatureError
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.merkle import tiles
-from ledger.verification.entry_check import ENTRY_COLUMNS, EntryChecker, EntryRow, holds_together
+from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in, holds_together
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import Findings
 from signing import checkpoint
 from signing.checkpoint import Checkpoint
 from signing.key_history import KeyEvent, KeyHistory, WaitingKey, event_of, history_of, time_of
@@ -242,11 +241,9 @@ class KeyChain:
             rows = await notary_store.read_entries(connection, SYSTEM_TENANT, at.size + 1, wanted)
             if not rows:
                 return f"seq {at.size + 1} of {SYSTEM_TENANT} is missing"
-            findings = Findings()
-            EntryChecker(
-                SYSTEM_TENANT, findings, first_seq=at.size + 1, prev_link=at.link, may_be_v1=at.may_be_v1
-            ).check(rows)
-            found = findings.first_break()
+            found = first_break_in(
+                SYSTEM_TENANT, rows, first_seq=at.size + 1, prev_link=at.link, may_be_v1=at.may_be_v1
+            )
             self._take([row for row in rows if found is None or row[_SEQ] < found.seq])
             if found is not None:
                 return f"{found.kind} at seq {found.seq} of {SYSTEM_TENANT}: {found.detail}"

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from ledger.chain import Linker, link_v1
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.merkle import HASH_BYTES
-from ledger.verification.verdict import Findings
+from ledger.verification.verdict import Break, Findings
 
 ENTRY_COLUMNS: Final = (
     "seq",
@@ -282,9 +282,15 @@ def _raw(link: str | None) -> bytes | None:
     return bytes.fromhex(link) if isinstance(link, str) and _LINK.fullmatch(link) else None
 
 
-def holds_together(tenant_id: str, row: EntryRow) -> bool:
-    """Whether a row is, by itself, an entry of the tenant's chain: its link is that of its columns."""
-    seq, prev_link = (row[ENTRY_COLUMNS.index(name)] for name in ("seq", "prev_chain_link"))
+def first_break_in(
+    tenant_id: str, rows: Sequence[EntryRow], *, first_seq: int, prev_link: str | None, may_be_v1: bool = True
+) -> Break | None:
+    """The first thing wrong with rows, at least one, that must follow ``prev_link`` from ``first_seq`` on."""
     findings = Findings()
-    EntryChecker(tenant_id, findings, first_seq=seq, prev_link=prev_link).check([row])
-    return findings.first_break() is None
+    EntryChecker(tenant_id, findings, first_seq=first_seq, prev_link=prev_link, may_be_v1=may_be_v1).check(rows)
+    return findings.first_break()
+
+
+def holds_together(tenant_id: str, row: EntryRow) -> bool:
+    """Whether the link of a row, and its digest and HLC, are those of its columns."""
+    return first_break_in(tenant_id, [row], first_seq=row[0], prev_link=row[8]) is None

@@ -27,6 +27,7 @@ from tests.ledger.ledger_in_memory import SIGNER
 from wal import control as wal_control
 from wal.control import Control
 from wal.group_commit import GroupCommit
+from wal.log import Log
 
 NODE = "node-1"
 KEYS = Keyring([SIGNER.public_key])
@@ -37,11 +38,7 @@ def write_log(folder: Path, events: list[EventRecord], *, chained_lsn: int = 0) 
     folder.mkdir(parents=True, exist_ok=True)
     wal_id = "0f" * 16
     writer = GroupCommit(
-        folder,
-        node_id=NODE,
-        wal_id=wal_id,
-        epoch=1,
-        next_lsn=1,
+        Log(folder, node_id=NODE, wal_id=wal_id, epoch=1, next_lsn=1),
         batch_max_entries=100,
         on_durable=lambda lsn: None,
         on_failure=lambda error: None,

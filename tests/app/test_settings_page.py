@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from app.config import ENV_NOT_SETTINGS, Settings
 from app.setting_types import Bounds
 from wal.group_commit import GroupCommit
+from wal.log import Log
 
 PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
@@ -78,17 +79,12 @@ def test_the_wal_takes_every_setting_at_both_ends_of_what_it_may_be(end: int, tm
     ends = {name: pair[end] for name, pair in bounds.items() if pair is not None}
     wal = Settings.model_validate({"wal": ends}).wal
     writer = GroupCommit(
-        tmp_path,
-        node_id="node-a",
-        wal_id="00" * 16,
-        epoch=1,
-        next_lsn=1,
+        Log(tmp_path, node_id="node-a", wal_id="00" * 16, epoch=1, next_lsn=1, segment_bytes=wal.segment_bytes),
         on_durable=lambda _lsn: None,
         on_failure=lambda error: pytest.fail(str(error)),
         batch_timeout_us=wal.batch_timeout_microseconds,
         batch_max_entries=wal.batch_max_entries,
         batch_max_bytes=wal.batch_max_bytes,
-        segment_bytes=wal.segment_bytes,
         record_bytes_max=wal.record_bytes_max,
         queue_max_entries=wal.backlog_max_entries,
         ack_mode=wal.ack_mode,

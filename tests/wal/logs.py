@@ -18,6 +18,7 @@ from wal.format import (
     encode_segment_header,
 )
 from wal.group_commit import GroupCommit
+from wal.log import Log
 from wal.reader import read
 from wal.segment import segment_name
 
@@ -38,18 +39,31 @@ def payload_of(lsn: int) -> bytes:
 class LogWriter:
     """A writer that can be waited for. ``told`` are the LSNs that it reported durable, in order."""
 
-    def __init__(self, folder: Path, *, epoch: int = 1, next_lsn: int = 1, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        epoch: int = 1,
+        next_lsn: int = 1,
+        previous_lsn: int | None = None,
+        segment_bytes: int = 64 << 20,
+        **settings: object,
+    ) -> None:
         self.told: list[int] = []
         self.failures: list[WalPoisonedError] = []
         self._changed = threading.Condition()
         self._gate = threading.Event()
         self._gate.set()
         self.writer = GroupCommit(
-            folder,
-            node_id=NODE,
-            wal_id=WAL_ID,
-            epoch=epoch,
-            next_lsn=next_lsn,
+            Log(
+                folder,
+                node_id=NODE,
+                wal_id=WAL_ID,
+                epoch=epoch,
+                next_lsn=next_lsn,
+                previous_lsn=previous_lsn,
+                segment_bytes=segment_bytes,
+            ),
             on_durable=self._durable,
             on_failure=self._failed,
             **settings,  # type: ignore[arg-type]

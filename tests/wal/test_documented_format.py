@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ledger.hlc import Hlc
 from wal.group_commit import GroupCommit
+from wal.log import Log
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats" / "wal.md"
 
@@ -26,11 +27,7 @@ def documented_segment() -> bytes:
 
 def test_the_documented_segment_is_what_the_writer_writes(tmp_path: Path) -> None:
     writer = GroupCommit(
-        tmp_path,
-        node_id="a",
-        wal_id="00112233445566778899aabbccddeeff",
-        epoch=1,
-        next_lsn=1,
+        Log(tmp_path, node_id="a", wal_id="00112233445566778899aabbccddeeff", epoch=1, next_lsn=1),
         on_durable=lambda lsn: None,
         on_failure=lambda error: None,
     )

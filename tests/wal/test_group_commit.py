@@ -22,6 +22,7 @@ from tests.wal.logs import NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, lsns_in, pay
 from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.group_commit import GroupCommit
 from wal.inspect import dump
+from wal.log import Log
 from wal.reader import read
 from wal.recovery import recover
 from wal.segment import list_segments
@@ -243,11 +244,7 @@ def test_a_writer_that_cannot_report_fails_loudly(tmp_path: Path) -> None:
         raise RuntimeError("nobody listens")
 
     writer = GroupCommit(
-        tmp_path,
-        node_id=NODE,
-        wal_id=WAL_ID,
-        epoch=1,
-        next_lsn=1,
+        Log(tmp_path, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1),
         on_durable=broken,
         on_failure=lambda error: failed.set(),
     )

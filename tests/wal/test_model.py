@@ -85,7 +85,7 @@ class LogMachine(RuleBasedStateMachine):
         self.sync()
         upto_lsn = int(place * (len(self.model) + 1))
         now_s = list_segments(self.folder)[-1].path.stat().st_mtime
-        if remove_segments(self.folder, upto_lsn, -WAIT_S, now_s):
+        if remove_segments(self.folder, upto_lsn, -WAIT_S, now_s, self.log.writer.retire):
             self.first_lsn = list_segments(self.folder)[0].base_lsn
             assert self.first_lsn <= upto_lsn + 1
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from ledger.errors import WalError, WalPoisonedError
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
 from wal.group_commit import GroupCommit
+from wal.log import Log
 
 
 def say(text: str) -> None:
@@ -38,14 +39,9 @@ def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: i
 
     try:
         writer = GroupCommit(
-            folder,
-            node_id=NODE,
-            wal_id=WAL_ID,
-            epoch=epoch,
-            next_lsn=next_lsn,
+            Log(folder, node_id=NODE, wal_id=WAL_ID, epoch=epoch, next_lsn=next_lsn, segment_bytes=segment_bytes),
             on_durable=on_durable,
             on_failure=on_failure,
-            segment_bytes=segment_bytes,
             batch_timeout_us=0,
         )
     except (OSError, WalError):
