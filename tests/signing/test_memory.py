@@ -76,6 +76,32 @@ def test_what_nobody_vouches_for_in_a_checkpoint_is_not_remembered_with_it(tmp_p
     assert Memory.open(tmp_path).seen(look.now) == look.now
 
 
+@pytest.mark.parametrize(
+    ("end", "own", "reached", "why_not"),
+    [
+        (9, 9, [7], None),
+        (7, 9, [7], None),
+        (5, 9, [], "only the entries up to seq 5 are here"),
+        (5, 5, [], "what is here is older, and ends at 5 entries: that is no rollback by itself"),
+        (5, 7, [], None),
+    ],
+)
+def test_a_range_is_held_against_what_it_reaches_and_says_what_it_does_not(
+    tmp_path: Path, end: int, own: int, reached: list[int], why_not: str | None
+) -> None:
+    key_id = SIGNER.public_key.key_id
+    Memory.open(tmp_path).remember([seen(7, root_key=key_id)])
+    memory, note = Memory.open(tmp_path), seen(own).note
+    look = Look.at(memory, "acme", note, RING, NOW, to_seq=end)
+    assert ([head.size for head in look.heads], look.why_not) == (reached, why_not)
+    assert Look.at(memory, "acme", None, RING, NOW, to_seq=end).before == (), (
+        "a range without a checkpoint is of no log"
+    )
+    whole = Look.at(memory, "acme", note, RING, NOW)
+    assert [(head.size, head.is_own) for head in whole.heads] == [(7, False), (own, True)]
+    assert whole.why_not is None
+
+
 def hash_of(key: PublicKey) -> bytes:
     return VerifierKey.of(ORIGIN, key).key_hash
 
