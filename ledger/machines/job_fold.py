@@ -27,7 +27,6 @@ from ledger.machines.job_state import (
     End,
     HlcParts,
     JobState,
-    Order,
     Progress,
     Rank,
     Refused,
@@ -38,6 +37,10 @@ from ledger.machines.job_state import (
 _Fact = TypeVar("_Fact", Progress, Workflow)
 
 CREATION: Final = JOB_EVENTS["JobCreated"].action
+
+
+_NOTHING: Final = JobState("", (0, 0, ""), 0, 0)
+"""What is known of a job before its first event."""
 
 
 class JobFold:
@@ -64,27 +67,14 @@ class JobFold:
     )
 
     def __init__(self, job_id: str, state: JobState | None = None) -> None:
-        self.job_id = job_id
         self.is_empty = state is None
-        if state is None:
-            self.last_hlc: HlcParts = (0, 0, "")
-            self.last_seq = self.last_hlc_seq = self.fence = self.fence_seq = 0
-            self.created: Created | None = None
-            self.cancel: Rank | None = None
-            self.run: Rank | None = None
-            self.end: End | None = None
-            self.accepted: dict[str, Rank] = {}
-            self.ack: dict[str, Rank] = {}
-            self.progress: dict[str, Progress] = {}
-            self.workflow: dict[str, dict[str, Workflow]] = {}
-            self.others: Mapping[str, Order] = {}
-            self.refused: Refused | None = None
-            return
-        _, self.last_hlc, self.last_seq, self.fence, self.created, self.cancel, self.run, self.end, *_ = state
-        self.accepted, self.ack, self.progress = dict(state.accepted), dict(state.ack), dict(state.progress)
-        self.workflow = {dc: dict(facts) for dc, facts in state.workflow.items()}
-        self.others = state.others
-        self.refused, self.last_hlc_seq, self.fence_seq = state.refused, state.last_hlc_seq, state.fence_seq
+        known = _NOTHING if state is None else state
+        _, self.last_hlc, self.last_seq, self.fence, self.created, self.cancel, self.run, self.end, *_ = known
+        self.job_id = job_id
+        self.accepted, self.ack, self.progress = dict(known.accepted), dict(known.ack), dict(known.progress)
+        self.workflow = {dc: dict(facts) for dc, facts in known.workflow.items()}
+        self.others = known.others
+        self.refused, self.last_hlc_seq, self.fence_seq = known.refused, known.last_hlc_seq, known.fence_seq
 
     def add(self, action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> None:
         """Merge one event.

@@ -16,11 +16,8 @@ class RowsAlone:
         return None
 
     async def jobs(self) -> AsyncIterator[Sequence[Any]]:
-        """Nothing: there are no job states; they follow from the entries."""
+        """Nothing: there are no job states, which follow from the entries, so nothing is compared with them."""
         for batch in _NO_BATCHES:
             yield batch
 
-    async def entries_by_job(self) -> AsyncIterator[Sequence[Any]]:
-        """Nothing, since there are no job states to compare with."""
-        for batch in _NO_BATCHES:
-            yield batch
+    entries_by_job = jobs
