@@ -22,8 +22,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     log_file = tmp_path_factory.mktemp("spark") / "spark.log"
     settings = {
         "spark.sql.shuffle.partitions": "2",
-        # Plans of a few hundred rows take longer to compile and to adapt than to run.
+        # Plans of a few hundred rows take longer to compile and to adapt than to run. Commands that are processes of
+        # their own, and those on a cluster, compile theirs.
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
     }
     with spark_session("tests", master="local[2]", log_file=log_file, settings=settings) as spark:

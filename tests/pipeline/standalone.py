@@ -15,8 +15,10 @@ import pyspark
 
 from pipeline.java import class_archive_options, find_java_home
 
-JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {class_archive_options()}"
-"""Of master, workers and executors."""
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of the Javas that work out how to launch another."""
+JAVA_OPTIONS = f"{SHORT_LIVED} {class_archive_options()}"
+"""Of master, workers, executors and drivers."""
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -35,6 +37,7 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+        "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_NO_DAEMONIZE": "1",
     }

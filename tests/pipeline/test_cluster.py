@@ -23,11 +23,12 @@ from pipeline.spark import pack
 from tests.app.chain_builder import insert
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, build
-from tests.pipeline.standalone import JAVA_OPTIONS, SPARK_HOME, cluster, said
+from tests.pipeline.standalone import JAVA_OPTIONS, SHORT_LIVED, SPARK_HOME, cluster, said
 
 DEFAULTS = f"""
 spark.cores.max 2
 spark.sql.shuffle.partitions 2
+spark.driver.extraJavaOptions {JAVA_OPTIONS}
 spark.executor.extraJavaOptions {JAVA_OPTIONS}
 spark.ui.enabled false
 """
@@ -112,6 +113,7 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_CONF_DIR": str(conf),
+        "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
         "TMPDIR": str(temporary),
     }
     pipe = subprocess.PIPE
