@@ -37,8 +37,11 @@ class Turn:
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
 
+    def is_over(self) -> bool:
+        """Whether it has taken its time. MUST be asked between two lines; ``pause`` begins the next one."""
+        return time.perf_counter() - self._began_s > TURN_S
+
     async def pause(self) -> None:
-        """Let others go first, if this turn has taken its time. MUST be called between two lines."""
-        if time.perf_counter() - self._began_s > TURN_S:
-            await asyncio.sleep(0)
-            self._began_s = time.perf_counter()
+        """Let others go first."""
+        await asyncio.sleep(0)
+        self._began_s = time.perf_counter()

@@ -149,7 +149,7 @@ class Appender:
                 if batch := self._peek(0):
                     await self._chain(batch)
                     self.wake()
-                if not self._peek(0):
+                if not self._has_committed():
                     self._drained.set()
         except LedgerError as error:
             log.error("appender_stopped", error=str(error))
@@ -163,7 +163,7 @@ class Appender:
     async def drain(self, timeout_s: float) -> None:
         """Have ``run`` chain all that is committed, as far as it comes within ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
-        while self._peek(0) and (left_s := deadline_s - time.monotonic()) > 0:
+        while self._has_committed() and (left_s := deadline_s - time.monotonic()) > 0:
             self._drained.clear()
             self._work.set()
             with contextlib.suppress(TimeoutError):
@@ -177,6 +177,9 @@ class Appender:
         """
         while batch := self._peek(0):
             await self._chain(batch)
+
+    def _has_committed(self) -> bool:
+        return self._backlog.has_committed(self._node.committed.lsn)
 
     def _peek(self, skip: int) -> list[Pending]:
         return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX, skip=skip)

@@ -60,7 +60,8 @@ class JobChecks:
         unknown: Unknown = {}
         turn = Turn()
         for number, draft in enumerate(drafts):
-            await turn.pause()
+            if turn.is_over():
+                await turn.pause()
             self._look_at(draft, number, created, unknown, in_lines=in_lines)
         wanted = self._wanted(created, unknown, requested)
         if not wanted:

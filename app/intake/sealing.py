@@ -84,7 +84,8 @@ class Sealing:
         found: dict[int, tuple[Tag, list[tuple[Path, bytes]]]] = {}
         turn = Turn()
         for number, draft in enumerate(drafts):
-            await turn.pause()
+            if turn.is_over():
+                await turn.pause()
             if not knowledge.doubts and draft.subject is None and draft.tenant_id not in knowledge.declarations:
                 continue
             try:

@@ -263,7 +263,8 @@ class Submitter:
             for number, draft in enumerate(drafts):
                 if number % LINES_PER_TURN == LINES_PER_TURN - 1:
                     await asyncio.sleep(0)
-                await encoding.pause()
+                if encoding.is_over():
+                    await encoding.pause()
                 payloads.append(self._payload(draft, _line_key(key, number), fences, number))
             wanted_bytes = record_bytes_of(room, sum(len(payload) for _, payload, *_ in payloads))
             self.backlog.reserve(0, wanted_bytes)

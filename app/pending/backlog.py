@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 
 from app.store.growth import ChainPosition
 from ledger.chain.record import IdempotencyKey
@@ -126,8 +126,11 @@ class Backlog:
 
     def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
         """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""
-        committed = takewhile(lambda pending: pending.lsn <= committed_lsn, islice(self._queue, skip, None))
-        return _within(committed, entries_max, bytes_max)
+        return _within(islice(self._queue, skip, None), entries_max, bytes_max, committed_lsn)
+
+    def has_committed(self, committed_lsn: Lsn) -> bool:
+        """Whether ``peek`` finds any."""
+        return bool(self._queue) and self._queue[0].lsn <= committed_lsn
 
     def peek_aside(self, tenant_id: str, entries_max: int, bytes_max: int) -> list[Pending]:
         """The first events of a tenant that were passed over, in LSN order, within both bounds; one if any is left."""
@@ -160,12 +163,14 @@ class Backlog:
         return chain(*self._aside.values(), self._queue)
 
 
-def _within(events: Iterable[Pending], entries_max: int, bytes_max: int) -> list[Pending]:
+def _within(
+    events: Iterable[Pending], entries_max: int, bytes_max: int, committed_lsn: Lsn | None = None
+) -> list[Pending]:
     batch: list[Pending] = []
     size = 0
-    for pending in events:
+    for pending in islice(events, entries_max):
         size += len(pending.payload)
-        if len(batch) == entries_max or (batch and size > bytes_max):
+        if (batch and size > bytes_max) or (committed_lsn is not None and pending.lsn > committed_lsn):
             break
         batch.append(pending)
     return batch

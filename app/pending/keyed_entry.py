@@ -56,7 +56,8 @@ async def check_lines(chained: Sequence[ChainedLine], drafts: Sequence[Draft], k
     """
     turn = Turn()
     for line in chained:
-        await turn.pause()
+        if turn.is_over():
+            await turn.pause()
         if not 0 <= line.line < len(drafts):
             raise ChainDamagedError(
                 line.tenant_id,
