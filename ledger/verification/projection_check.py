@@ -85,7 +85,7 @@ def merged(parts: Iterable[JobsFound]) -> JobsFound:
     for each in parts:
         found.merge(each.found)
         candidates.merge(each.candidates)
-    return JobsFound(found.found(), candidates.found())
+    return JobsFound(found.found, candidates.found)
 
 
 async def compare_jobs(
@@ -131,7 +131,7 @@ class JobJudge:
 
     def outcome(self) -> JobsFound:
         """What was found so far."""
-        return JobsFound(self.found.found(), self.candidates.found())
+        return JobsFound(self.found.found, self.candidates.found)
 
     def may_stand(self, job: StoredJob) -> bool:
         """Whether a stored job has an id and a last seq; reports one that does not."""

@@ -144,7 +144,7 @@ class RangeChecker:
             tile_breaks=self._tile_breaks,
             tiles=self._tiles,
             snapshots=self._snapshots,
-            found=self._findings.found(),
+            found=self._findings.found,
         )
 
     def _parts(self) -> Iterator[IntervalPart]:

@@ -17,6 +17,7 @@ nor on how they are shared out::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 ASPECT_OF_KIND: Final[Mapping[str, str]] = {
@@ -56,15 +57,16 @@ class Break(NamedTuple):
     actual: str | int | None = None
 
 
-class Found(NamedTuple):
+@dataclass(slots=True)
+class Found:
     """What findings hold, as plain values."""
 
-    breaks: list[Break]
-    """One of each kind, the first."""
-    counts: dict[str, int]
-    begun: list[str]
-    undecided: list[str]
-    has_broken_signature: bool
+    first: dict[str, Break] = field(default_factory=dict)
+    """By kind."""
+    counts: dict[str, int] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    undecided: set[str] = field(default_factory=set)
+    has_broken_signature: bool = False
 
 
 class Findings:
@@ -72,20 +74,17 @@ class Findings:
 
     def __init__(self, on_break: Callable[[Break], object] | None = None) -> None:
         """``on_break`` is called with each break as it is added."""
-        self._first: dict[str, Break] = {}
-        self._counts: dict[str, int] = {}
-        self._begun: set[str] = set()
-        self._undecided: set[str] = set()
-        self._has_broken_signature = False
+        self.found = Found()
+        """All of it; it goes on to grow with these findings."""
         self.on_break = on_break
 
     def begin(self, aspect: str) -> None:
         """This aspect is being checked."""
-        self._begun.add(aspect)
+        self.found.begun.add(aspect)
 
     def leave_undecided(self, aspect: str) -> None:
         """Part of this aspect cannot be checked, so it is not ``ok``."""
-        self._undecided.add(aspect)
+        self.found.undecided.add(aspect)
 
     def add(
         self,
@@ -98,10 +97,10 @@ class Findings:
         is_key_unknown: bool = False,
     ) -> None:
         """A break; ``is_key_unknown`` marks a signature that nobody here can judge."""
-        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self.found.counts[kind] = self.found.counts.get(kind, 0) + 1
         if kind == "snapshot-signature" and not is_key_unknown:
-            self._has_broken_signature = True
-        held = self._first.get(kind)
+            self.found.has_broken_signature = True
+        held = self.found.first.get(kind)
         if self.on_break is None and held is not None and seq > held.seq:
             return
         found = Break(seq, kind, detail, _shortened(expected), _shortened(actual))
@@ -110,48 +109,39 @@ class Findings:
             self.on_break(found)
 
     def _keep(self, found: Break) -> None:
-        held = self._first.get(found.kind)
+        held = self.found.first.get(found.kind)
         if held is None or _order(found) < _order(held):
-            self._first[found.kind] = found
+            self.found.first[found.kind] = found
 
     def merge(self, found: Found) -> None:
         """Take what was found elsewhere; ``on_break`` is not called for it again."""
-        for each in found.breaks:
+        mine = self.found
+        for each in found.first.values():
             self._keep(each)
         for kind, count in found.counts.items():
-            self._counts[kind] = self._counts.get(kind, 0) + count
-        self._begun.update(found.begun)
-        self._undecided.update(found.undecided)
-        self._has_broken_signature |= found.has_broken_signature
-
-    def found(self) -> Found:
-        """All of it as plain values."""
-        return Found(
-            list(self._first.values()),
-            dict(self._counts),
-            sorted(self._begun),
-            sorted(self._undecided),
-            self._has_broken_signature,
-        )
+            mine.counts[kind] = mine.counts.get(kind, 0) + count
+        mine.begun |= found.begun
+        mine.undecided |= found.undecided
+        mine.has_broken_signature |= found.has_broken_signature
 
     def has(self, *aspects: str) -> bool:
         """Whether any of these aspects has a break."""
-        return any(ASPECT_OF_KIND[kind] in aspects for kind in self._first)
+        return any(ASPECT_OF_KIND[kind] in aspects for kind in self.found.first)
 
     def chain_broken_by(self, seq: int) -> bool:
         """Whether the chain itself breaks at or below ``seq``, which explains what does not fit there."""
-        first, twice = self._first, self._first.get("duplicate-seq")
+        first, twice = self.found.first, self.found.first.get("duplicate-seq")
         if twice is not None and twice.seq < seq:
             return True
         return any(kind in first and first[kind].seq <= seq for kind in _CHAIN_KINDS)
 
     def first_break(self) -> Break | None:
         """The break of lowest seq, then of the first kind."""
-        return min(self._first.values(), key=lambda found: (found.seq, KINDS.index(found.kind)), default=None)
+        return min(self.found.first.values(), key=lambda found: (found.seq, KINDS.index(found.kind)), default=None)
 
     def counts(self) -> dict[str, int]:
         """Number of breaks by kind, those with any."""
-        return {kind: self._counts[kind] for kind in KINDS if kind in self._counts}
+        return {kind: self.found.counts[kind] for kind in KINDS if kind in self.found.counts}
 
     def verdicts(self) -> dict[str, str]:
         """The verdict on each aspect."""
@@ -159,9 +149,9 @@ class Findings:
 
     def _verdict(self, aspect: str) -> str:
         if self.has(aspect):
-            is_judged = aspect != "signatures" or self._has_broken_signature
+            is_judged = aspect != "signatures" or self.found.has_broken_signature
             return "broken" if is_judged else "unknown_key"
-        return "ok" if aspect in self._begun and aspect not in self._undecided else "not_checked"
+        return "ok" if aspect in self.found.begun and aspect not in self.found.undecided else "not_checked"
 
 
 def begin_aspects(findings: Findings, *, are_signatures_judged: bool, is_from_start: bool) -> None:

@@ -94,7 +94,7 @@ def worst(findings: Findings) -> Break | None:
     first = findings.first_break()
     if first is None or findings.verdicts()["signatures"] != "unknown_key":
         return first
-    others = [each for each in findings.found().breaks if each.kind != "snapshot-signature"]
+    others = [each for each in findings.found.first.values() if each.kind != "snapshot-signature"]
     return min(others, key=lambda each: each.seq, default=UnjudgedBreak(*first))
 
 

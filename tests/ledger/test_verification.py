@@ -614,7 +614,7 @@ def test_findings_do_not_depend_on_their_order_nor_on_who_made_them(
     for findings, some in ((one, breaks[:cut]), (other, breaks[cut:])):
         for kind, seq, detail, actual in some:
             findings.add(kind, seq, detail, actual=actual)
-    other.merge(one.found())
+    other.merge(one.found)
     assert other.first_break() == together.first_break()
     assert (other.counts(), other.verdicts()) == (together.counts(), together.verdicts())
 
