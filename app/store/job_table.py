@@ -98,14 +98,19 @@ SELECT w.tenant_id, w.job_id, {count_named("j")} AS named, followed.entries AS f
 
 
 _JOBS = jobs_query("unnest((SELECT $1::text[]), (SELECT $2::text[]))")
+# Subqueries of one row: an EXISTS may be answered from a hash of a whole table.
 _MENTIONED = """
 SELECT * FROM (
     SELECT n,
-           EXISTS (SELECT FROM scheduler.scheduler_log l WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id)
-               OR EXISTS (SELECT FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id)
-               AS has_parts,
-           EXISTS (SELECT FROM scheduler.scheduler_log l WHERE l.tenant_id = w.tenant_id AND l.job_id = w.refused_id)
-               AS has_refusals
+           coalesce(
+               (SELECT true FROM scheduler.scheduler_log l
+                 WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id LIMIT 1),
+               (SELECT true FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id), false
+           ) AS has_parts,
+           coalesce(
+               (SELECT true FROM scheduler.scheduler_log l
+                 WHERE l.tenant_id = w.tenant_id AND l.job_id = w.refused_id LIMIT 1), false
+           ) AS has_refusals
       FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(tenant_id, job_id, refused_id, n)
 ) AS each WHERE has_parts OR has_refusals
 """

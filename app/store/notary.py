@@ -211,8 +211,9 @@ async def insert_snapshot(connection: Connection, tenant_id: str, row: SnapshotR
     when its beginning is covered already."""
     # Whoever keeps the head locked must not keep the notary from all others.
     await connection.execute("SET LOCAL lock_timeout = '1s'")
-    await connection.execute(_LOCK_HEAD, tenant_id)
     inserted = await connection.fetchrow(_INSERT_SNAPSHOT, tenant_id, *row)
+    # Last, since the appender waits for it: no longer than for the commit.
+    await connection.execute(_LOCK_HEAD, tenant_id)
     return dict(inserted) if inserted is not None else None
 
 
