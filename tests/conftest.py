@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import shutil
@@ -38,10 +39,18 @@ LONG_FIRST = ("crash", "pipeline", "app")
 
 _numbers = itertools.count(1)
 
+gc.disable()  # until all tests are collected
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: whoever takes the last file should not keep the others waiting."""
     items.sort(key=_rank_of_folder)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now, half a million objects of modules and tests, stays: the collector need not look at it."""
+    gc.enable()
+    gc.freeze()
 
 
 def _rank_of_folder(item: pytest.Item) -> int:
