@@ -84,7 +84,10 @@ SELECT w.tenant_id, w.job_id, {count_named("j")} AS named, followed.entries AS f
        unfollowed.entries AS unfollowed
   FROM {wanted} AS w(tenant_id, job_id)
   JOIN ({PLACES}) AS place USING (tenant_id)
-  LEFT JOIN scheduler.jobs j ON place.seq IS NOT NULL AND j.tenant_id = w.tenant_id AND j.job_id = w.job_id
+  LEFT JOIN LATERAL (
+       SELECT * FROM scheduler.jobs
+        WHERE place.seq IS NOT NULL AND tenant_id = w.tenant_id AND job_id = w.job_id LIMIT 1
+       ) AS j ON true
  CROSS JOIN LATERAL ({entries_named("j")}) AS followed
  CROSS JOIN LATERAL (
        SELECT json_agg({_ENTRY} ORDER BY l.seq) AS entries
