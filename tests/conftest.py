@@ -39,6 +39,9 @@ LONG_FIRST = ("crash", "pipeline", "app")
 
 _numbers = itertools.count(1)
 
+_administering: dict[str, tuple[asyncio.Runner, asyncpg.Connection]] = {}
+"""By URL of a server: a connection of its superuser, and the event loop it lives in."""
+
 gc.disable()  # until all tests are collected
 
 
@@ -109,6 +112,9 @@ def postgres() -> Iterator[EmbeddedPostgres]:
             asyncio.run(execute(server.superuser_url("postgres"), statement))
         yield server
     finally:
+        for runner, connection in _administering.values():
+            connection.terminate()
+            runner.close()
         server.remove()
         folder.rmdir()
 
@@ -163,12 +169,21 @@ def _memory() -> Path | None:
 def fresh_database(postgres: EmbeddedPostgres, template: str = DATABASE) -> Iterator[Database]:
     """A copy of ``template``, by default migrated; dropped afterwards."""
     name = f"test_{next(_numbers)}"
-    maintenance_url = postgres.superuser_url("postgres")
-    asyncio.run(execute(maintenance_url, copy_of(template, name)))
+    administer(postgres, copy_of(template, name))
     try:
         yield Database.of(postgres, name)
     finally:
-        asyncio.run(execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
+        administer(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def administer(postgres: EmbeddedPostgres, statement: str) -> None:
+    """Run a statement as superuser, on a connection that is kept for the next one; not in an event loop."""
+    url = postgres.superuser_url("postgres")
+    if url not in _administering:
+        runner = asyncio.Runner()
+        _administering[url] = runner, runner.run(asyncpg.connect(url))
+    runner, connection = _administering[url]
+    runner.run(connection.execute(statement))
 
 
 async def execute(url: str, statement: str) -> None:
