@@ -33,10 +33,9 @@ class KeptFile(Generic[Value]):
         """
         path = folder / self.name
         try:
-            content = path.read_bytes() if path.exists() else None
-            if content is not None and content.strip() == self._nothing:
-                raise ValueError(f"it holds {self._nothing.decode()}, which is never written")
-            found: Value = msgspec.json.decode(self._nothing if content is None else content, type=self._kind)
+            found: Value = msgspec.json.decode(path.read_bytes() if path.exists() else self._nothing, type=self._kind)
+            if found is None and path.exists():
+                raise ValueError("it holds null, which is never written")
             return found
         except (msgspec.MsgspecError, ValueError, OSError) as error:
             raise StartRefusedError(f"{path} cannot be read: {error}; {self._remedy}") from error
