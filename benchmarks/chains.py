@@ -17,6 +17,7 @@ from ledger.chain import LINK_VERSION, Linker
 from ledger.hlc import Hlc
 from ledger.machines.events import JOB_EVENTS
 from ledger.machines.job_fold import JobFold
+from ledger.machines.job_state import seqs_of
 from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, stored_form
@@ -130,7 +131,7 @@ class _Builder:
 
     def open_jobs(self) -> list[tuple[Any, ...]]:
         """Rows of the jobs whose life is not over."""
-        return [stored_form(fold.state()) for fold, _ in self._folds.values()]
+        return [_job_row(fold) for fold, _ in self._folds.values()]
 
     def _entry(self, event: dict[str, Any], turn: _Turn) -> tuple[Any, ...]:
         """One row in the order of ``ENTRY_COLUMNS``."""
@@ -145,7 +146,7 @@ class _Builder:
         fold, count = self._folds.pop(job_id, (JobFold(job_id), 0))
         fold.add(action, orjson.loads(payload), hlc, digest.hexdigest(), self.seq)
         if count + 1 == EVENTS_A_JOB:
-            turn.jobs.append(stored_form(fold.state()))
+            turn.jobs.append(_job_row(fold))
         else:
             self._folds[job_id] = fold, count + 1
         return (
@@ -194,3 +195,8 @@ def _lives() -> Iterator[dict[str, Any]]:
         for step in range(EVENTS_A_JOB):
             for life in lives:
                 yield life[step]
+
+
+def _job_row(fold: JobFold) -> tuple[object, ...]:
+    state = fold.state()
+    return (*stored_form(state)[:-1], seqs_of(state))
