@@ -21,6 +21,7 @@ of snapshots that fails, trees and checkpoints go on as well.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -53,6 +54,8 @@ from ledger.errors import (
 from ledger.names import is_readable_tenant
 from ledger.positions import BEFORE_FIRST, Lsn
 
+TENANTS_SIGNED_A_TURN = 64
+"""Most tenants that get snapshots between two looks at the trees: checkpoints of others must not wait for thousands."""
 SNAPSHOTS_PER_TURN = 20
 """Snapshots signed for one tenant before others get their turn."""
 TENANTS_PER_TRANSACTION_MAX = 64
@@ -100,6 +103,8 @@ class Notary:
             node_id=self.node.node_id, keys=self.keys, batch_size=self.batch_size, metrics=self.metrics
         )
         self._grown: set[str] = set()
+        self._is_more_due = False
+        """Whether tenants wait for a snapshot that had no place in this turn."""
         self._unsigned: set[str] = set()
         """Tenants whose snapshots wait for the signer to answer again."""
         self._retry_at_s: dict[str, float] = {}
@@ -152,7 +157,7 @@ class Notary:
 
     async def _run(self) -> None:
         while True:
-            if not self._grown:
+            if not self._grown and not self._is_more_due:
                 await self._sleep_until_grown()
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
@@ -167,7 +172,9 @@ class Notary:
             signing, self._unsigned = signing | self._unsigned, set()
             if not self.keys.may_try():
                 signing, self._unsigned = set(), signing
-            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(signing)))
+            now, later = sorted(signing)[:TENANTS_SIGNED_A_TURN], sorted(signing)[TENANTS_SIGNED_A_TURN:]
+            self._grown.update(later)
+            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in now))
             self._move_mark()
 
     async def _find_behind(self) -> None:
@@ -405,14 +412,21 @@ class Notary:
         return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self.batch_size
 
     def _overdue(self) -> set[str]:
+        """Tenants that have waited for a snapshot for too long; any of them where they are many, so that none which
+        cannot be signed now keeps another from its turn."""
+        self._is_more_due = False
         if not self.sign_snapshots or not self.keys.may_try():
             return set()
         oldest_s = time.monotonic() - self.batch_interval_s
-        return {
+        overdue = [
             name
             for name, tenant in self._tenants.items()
-            if tenant.unsigned_since_s is not None and tenant.unsigned_since_s <= oldest_s
-        }
+            if tenant.unsigned_since_s is not None
+            and tenant.unsigned_since_s <= oldest_s
+            and name not in self._retry_at_s
+        ]
+        self._is_more_due = len(overdue) > TENANTS_SIGNED_A_TURN
+        return set(random.sample(overdue, TENANTS_SIGNED_A_TURN) if self._is_more_due else overdue)
 
     def _move_mark(self) -> None:
         """Raise ``signed_lsn`` once every tenant that was unsigned at the mark has been signed that far."""

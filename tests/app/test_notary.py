@@ -9,14 +9,16 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from app.chain import notary as notary_module
 from app.chain.checkpoints import NAME, CheckpointJournal
-from app.chain.notary import TURNS_AT_ONCE_MAX
+from app.chain.notary import TURNS_AT_ONCE_MAX, Notary
 from app.service import Service
 from ledger.errors import SigningUnavailableError
 from signing.checkpoint import Checkpoint, open_checkpoint, parse
@@ -224,6 +226,35 @@ async def test_a_batch_that_does_not_fill_is_signed_after_the_interval(
         snapshots = await snapshots_of(superuser, "acme")
         assert [(row["from_seq"], row["to_seq"]) for row in snapshots] == [(1, 3)]
         assert_snapshots_cover(snapshots, await links_of(chains, "acme"))
+
+
+async def test_between_two_looks_at_the_trees_only_a_few_tenants_get_snapshots(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that checkpoints do not wait while snapshots of thousands of tenants are due at once.
+    tenants, steps = [f"tenant-{number}" for number in range(7)], [""]
+    attend, follow_all = Notary._attend, Notary._follow_all
+
+    async def attended(notary: Notary, tenant_id: str, *, sign_rest: bool) -> None:
+        steps[-1] += "s"
+        await attend(notary, tenant_id, sign_rest=sign_rest)
+
+    async def followed(notary: Notary, names: Sequence[str]) -> set[str]:
+        steps.append("")
+        return await follow_all(notary, names)
+
+    monkeypatch.setattr(Notary, "_attend", attended)
+    monkeypatch.setattr(Notary, "_follow_all", followed)
+    monkeypatch.setattr(notary_module, "TENANTS_SIGNED_A_TURN", 2)
+    async with run_node(make_settings(chain={"batch_interval": "100ms"})) as service:
+        await asyncio.gather(*(write(service, tenant_id, 1) for tenant_id in tenants))
+
+        async def all_signed() -> bool:
+            signed = await superuser.fetchval("SELECT count(DISTINCT tenant_id) FROM scheduler.batch_snapshot")
+            return bool(signed == len(tenants) + 1)
+
+        await until(all_signed, "all have a snapshot, _system included")
+    assert max(map(len, steps)) == 2
 
 
 async def test_an_entry_chained_while_the_others_are_being_signed_is_signed_after_the_interval_too(
