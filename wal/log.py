@@ -89,7 +89,7 @@ class Log:
         assert batch.body_bytes == len(body)
         opening = encode_batch(batch)
         size = len(opening) + len(body)
-        is_full = self._offset + size > self._segment_bytes and self._offset > SEGMENT_HEADER_BYTES
+        is_full = self._offset + size > self._segment_bytes
         if is_full or (self._spare.ready and not self._is_ahead):
             self.rotate()
         write_fully(self._descriptor, (opening, body), self._offset)
@@ -111,8 +111,11 @@ class Log:
         self.durable_lsn = self.written_lsn
 
     def rotate(self) -> None:
-        """Leave the segment, all of which is synced, and go on in a new one of the same epoch."""
+        """Leave the segment, all of which is synced, and go on in a new one of the same epoch; not while it is empty,
+        as the next would have its name."""
         assert self.written_lsn == self.durable_lsn
+        if self._offset == SEGMENT_HEADER_BYTES:
+            return
         self._finish_segment()
         self._open_segment(Lsn(self.next_lsn - 1))
 

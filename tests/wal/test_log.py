@@ -16,6 +16,7 @@ from wal.format import BATCH_RECORD_BYTES, BatchRecord, encode_records
 from wal.log import Log
 from wal.recovery import recover
 from wal.segment import list_segments
+from wal.spare import Spare
 
 
 def open_log(folder: Path, *, epoch: int = 1, next_lsn: int = 1, segment_bytes: int = 1 << 20) -> Log:
@@ -94,6 +95,28 @@ def test_a_segment_is_left_when_it_is_full_or_when_that_is_wanted(tmp_path: Path
     log.close()
     assert [segment.base_lsn for segment in list_segments(tmp_path)] == [1, 6, 11, 16]
     assert recover(tmp_path, NODE, Lsn(16)).records == 16
+
+
+def test_a_spare_that_is_ready_only_after_a_segment_was_left_waits_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, segment_bytes=500)
+    append(log, 1, 5)
+    log.sync()
+    with monkeypatch.context() as not_yet:
+        not_yet.setattr(Spare, "take", lambda _: False)
+        log.rotate()
+    assert log._spare._thread is not None
+    log._spare._thread.join()
+    assert log._spare.ready
+    log.rotate()
+    append(log, 6, 6)
+    log.sync()
+    append(log, 7, 7)
+    log.sync()
+    log.close()
+    assert [segment.base_lsn for segment in list_segments(tmp_path)] == [1, 6, 7]
+    assert recover(tmp_path, NODE, Lsn(7)).records == 7
 
 
 def test_a_log_whose_segment_lost_its_name_is_not_durable(tmp_path: Path) -> None:
