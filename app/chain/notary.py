@@ -164,6 +164,7 @@ class Notary:
             self.last_error = None
             if self.keys.not_admitted is not None:
                 # What it signed would count for nothing, and stand in the place of what another node signs.
+                self._is_more_due = False
                 continue
             overdue = self._overdue()
             due = self._take_due(overdue)
@@ -172,9 +173,9 @@ class Notary:
             signing, self._unsigned = signing | self._unsigned, set()
             if not self.keys.may_try():
                 signing, self._unsigned = set(), signing
-            now, later = sorted(signing)[:TENANTS_SIGNED_A_TURN], sorted(signing)[TENANTS_SIGNED_A_TURN:]
-            self._grown.update(later)
-            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in now))
+            now = _few(signing)
+            self._grown |= signing - now
+            await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(now)))
             self._move_mark()
 
     async def _find_behind(self) -> None:
@@ -412,21 +413,21 @@ class Notary:
         return tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self.batch_size
 
     def _overdue(self) -> set[str]:
-        """Tenants that have waited for a snapshot for too long; any of them where they are many, so that none which
-        cannot be signed now keeps another from its turn."""
+        """Tenants that have waited for a snapshot for too long, a few of them where they are many."""
         self._is_more_due = False
         if not self.sign_snapshots or not self.keys.may_try():
             return set()
         oldest_s = time.monotonic() - self.batch_interval_s
-        overdue = [
+        overdue = {
             name
             for name, tenant in self._tenants.items()
             if tenant.unsigned_since_s is not None
             and tenant.unsigned_since_s <= oldest_s
             and name not in self._retry_at_s
-        ]
-        self._is_more_due = len(overdue) > TENANTS_SIGNED_A_TURN
-        return set(random.sample(overdue, TENANTS_SIGNED_A_TURN) if self._is_more_due else overdue)
+        }
+        few = _few(overdue)
+        self._is_more_due = few != overdue
+        return few
 
     def _move_mark(self) -> None:
         """Raise ``signed_lsn`` once every tenant that was unsigned at the mark has been signed that far."""
@@ -441,3 +442,9 @@ class Notary:
                 if (tenant.signed_seq or 0) < tenant.head_seq
             }
             self._mark = (self.node.chained.lsn, unsigned)
+
+
+def _few(names: set[str]) -> set[str]:
+    """``names``, or any ``TENANTS_SIGNED_A_TURN`` of them, so that none that cannot be signed keeps another from its
+    turn."""
+    return set(random.sample(sorted(names), TENANTS_SIGNED_A_TURN)) if len(names) > TENANTS_SIGNED_A_TURN else names
