@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import gc
 import resource
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ import asyncpg
 import structlog
 import uvicorn
 
+from app.background import stop_signals
 from app.background.slots import Room
 from app.bundle.export import BundleExporter
 from app.bundle.importer import BundleImporter
@@ -457,8 +457,7 @@ async def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled.set)
+    stop_signals.handle(signalled.set)
     async with contextlib.AsyncExitStack() as stack:
         start = running(settings, database_url, accept_lost_wal=accept_lost_wal)
         entered = await _unless(signalled, stack.enter_async_context(start))

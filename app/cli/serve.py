@@ -15,6 +15,7 @@ import structlog
 import typer
 import uvloop
 
+from app.background import stop_signals
 from app.config import Settings, load_settings
 from app.logs import configure_logs
 from console.options import Json
@@ -61,6 +62,9 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
                 from app.store.migrate import migrate
 
                 migrate(postgres.owner_url())
+            from app import main  # noqa: F401 - a second of imports, which a signal may still cut short
+
+            stop_signals.hold()
         code = uvloop.run(_serve_and_watch(settings, postgres, accept_lost_wal))
     raise CommandExit(code)
 
@@ -80,6 +84,8 @@ def serve(accept_lost_wal: AcceptLostWal = False) -> None:
         raise ConfigurationError("database_url is not set: name one in TALLY_DATABASE_URL, or use tally dev")
     with stop.unwinding():
         from app import main
+
+        stop_signals.hold()
     url = settings.database_url
     raise CommandExit(uvloop.run(main.serve(settings, url, accept_lost_wal=accept_lost_wal, on_ready=_say_ready)))
 
@@ -169,14 +175,14 @@ def _say(event: str, detail: str, **facts: str) -> None:
 
 
 class StopWhileStarting:
-    """SIGINT and SIGTERM before the service has its own handlers: unwind, so that PostgreSQL is stopped too.
+    """SIGINT and SIGTERM before the loop of the service runs: unwind, so that PostgreSQL is stopped too.
 
     A signal is remembered as well: what it raises may land in a destructor or a callback, which drops it.
     """
 
     def __init__(self) -> None:
         self._asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals.STOP_SIGNALS:
             signal.signal(number, self._unwind)
 
     def _unwind(self, _number: int, _frame: FrameType | None) -> NoReturn:

@@ -16,7 +16,9 @@ import aiohttp
 import asyncpg
 import psutil
 import pytest
+import uvloop
 
+from app.background import stop_signals
 from app.cli.serve import StopWhileStarting
 from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
@@ -309,6 +311,23 @@ def test_a_signal_while_it_starts_ends_it_whatever_became_of_what_the_signal_rai
         assert ended.value.code == 0
         with pytest.raises(ValueError, match="its own"), StopWhileStarting().unwinding():
             raise ValueError("its own")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def test_a_signal_before_the_loop_runs_waits_for_its_handler_there() -> None:
+    async def serving() -> None:
+        asked = asyncio.Event()
+        stop_signals.handle(asked.set)
+        await asyncio.wait_for(asked.wait(), AT_ONCE_S)
+
+    handlers = {number: signal.getsignal(number) for number in stop_signals.STOP_SIGNALS}
+    try:
+        with StopWhileStarting().unwinding():
+            stop_signals.hold()
+            signal.raise_signal(signal.SIGTERM)
+        uvloop.run(serving())
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
