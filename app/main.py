@@ -128,7 +128,7 @@ async def running(
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         service = Service(settings, started, pool, database_url)
-        held.callback(service.let_go)
+        held.callback(service.close_unstarted)
         replicas = await held.enter_async_context(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )

@@ -62,8 +62,8 @@ from wal.log import Log
 WAL_CLOSE_TIMEOUT_S = 10.0
 WAITING_SHARE = 0.4
 """Part of ``shutdown_grace`` after which writes that wait for their level are answered without it."""
-LET_GO_S = 1.5
-"""Part of ``shutdown_grace`` that is kept for tasks, connections and the process to end in; what hangs is cut off."""
+CLOSE_RESERVE_S = 1.5
+"""What is kept of ``shutdown_grace`` for tasks, connections and the process to end in; what hangs is cut off."""
 FOLLOW_AT_STOP_S = 2.0
 """How long a stop waits for followers; what they have not followed then is followed by the next start."""
 FENCE_HELD_IDLE_MAX_S = 5.0
@@ -407,8 +407,8 @@ class Service:
         assert self._stop_by_s is not None
         return max(0.0, self._stop_by_s - self._loop.time())
 
-    def let_go(self) -> None:
-        """End the writer of a service that was never started; after ``stop`` there is nothing left to end."""
+    def close_unstarted(self) -> None:
+        """Close the writer of a service that was never started; one that was is closed by ``stop``."""
         if not self._tasks:
             with contextlib.suppress(LedgerError):
                 self.writer.close(WAL_CLOSE_TIMEOUT_S)
@@ -420,7 +420,7 @@ class Service:
             await asyncio.to_thread(self.writer.close, min(self._left_s(), WAL_CLOSE_TIMEOUT_S))
         # The last durable position was announced by the writer thread; let the loop take it in.
         await asyncio.sleep(0)
-        drain_s = max(0.0, self._left_s() - LET_GO_S)
+        drain_s = max(0.0, self._left_s() - CLOSE_RESERVE_S)
         flushing = asyncio.create_task(asyncio.to_thread(self._stats_writer.close, drain_s))
         if self.node.failure is None:
             with contextlib.suppress(LedgerError):
@@ -428,13 +428,13 @@ class Service:
         elif isinstance(self.node.failure, WalPoisonedError):
             # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
             await self.appender.drain(drain_s)
-        await self.job_table.drain(min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - LET_GO_S)))
+        await self.job_table.drain(min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - CLOSE_RESERVE_S)))
         await flushing
         for task in self._tasks:
             task.cancel()
-        await asyncio.wait(self._tasks, timeout=LET_GO_S / 3)
+        await asyncio.wait(self._tasks, timeout=CLOSE_RESERVE_S / 3)
         try:
-            async with asyncio.timeout(LET_GO_S / 3):
+            async with asyncio.timeout(CLOSE_RESERVE_S / 3):
                 await self._pool.close()
         except TimeoutError:
             self._pool.terminate()

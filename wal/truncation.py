@@ -9,6 +9,8 @@ Steps of ``truncate``, each durable before the next:
 
 After a crash between any two the log is sound and ends at or above the position, so that recovery finds nothing wrong
 with it and the same call goes on. A later epoch may write only once it has returned.
+
+The service does not call it: it keeps its own log alone. It is there for members, which are not built yet.
 """
 
 from __future__ import annotations

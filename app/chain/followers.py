@@ -6,8 +6,8 @@ The chaining transaction holds what chain order must settle; whatever follows fr
     run()               follows until it is cancelled; restarted after a crash, it goes on from where it stood
     last_error          why following failed last, None while all is well
 
-The Merkle trees are followed by the notary, which knows its place by the stored tree. A follower that writes rows takes
-``TableFollower`` and says only what the entries mean to its table. For that::
+The Merkle trees are followed by the notary, whose position is the size of the stored tree. A follower that writes rows
+takes ``TableFollower`` and says only what the entries mean to its table. For that::
 
     position <= head                    per tenant, in scheduler.follower_positions
     rows and position are of one transaction, which holds the row of the position locked

@@ -4,7 +4,7 @@ For many tenants at once::
 
     1. lock the stored trees; read the links beyond them; append them; sign a checkpoint of each new size
     2. write the changed tiles, the sizes, roots and checkpoints; commit: one transaction for all
-    3. keep the checkpoints beside the WAL: their files are synced together, then renamed, then the folder is synced
+    3. keep the checkpoints beside the WAL: one line of the journal, one fsync       (app.chain.checkpoints)
 
 Invariants, per tenant::
 
@@ -72,7 +72,7 @@ class TreeFollower:
             for stored in locked:
                 tenant = self.memory.tenants[stored.tenant_id]
                 try:
-                    grown[stored.tenant_id] = await self._grow(connection, stored, tenant)
+                    grown[stored.tenant_id] = await self._append_turn(connection, stored, tenant)
                 except DATABASE_FAULTS:
                     raise
                 except Exception as error:
@@ -138,7 +138,7 @@ class TreeFollower:
             self.own.forget(name, sizes[name])
         return faults
 
-    async def _grow(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
+    async def _append_turn(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
         """One tenant's tree, one turn of links longer, with the checkpoint that is due."""
         name, tree = stored.tenant_id, tenant.tree
         if tree is None or tree.size != stored.tree_size:

@@ -83,8 +83,8 @@ async def read_readiness(
 ) -> Response:
     """Whether the node takes requests, check by check; 503 when one fails.
 
-    Without ``signing`` it still takes them, and damage to single tenants, ``tenants`` and ``rows``, is told and is no
-    failure: the node serves all others.
+    Other checks are reported and make no 503: without ``signing`` it still takes requests, and with damage to single
+    tenants (``tenants``, ``rows``) it serves all others.
     """
     found = await _checks(parts)
     excluded = set(exclude.split(",")) if exclude is not None else set()

@@ -66,11 +66,11 @@ class JobChecks:
         wanted = self._wanted(created, unknown, requested)
         if not wanted:
             return
-        doubted, chained_lsn = self._jobs.undoubt(wanted), self._node.chained.lsn
+        doubted, chained_lsn = self._jobs.take_doubtful(wanted), self._node.chained.lsn
         try:
             found = await self._find_jobs(wanted)
         except DatabaseUnavailableError:
-            self._jobs.doubt(doubted)
+            self._jobs.mark_doubtful(doubted)
             # A creation needs no job to be there, and a known job is: both are durable while Postgres is away.
             if not unknown.keys() <= doubted:
                 raise

@@ -1,8 +1,8 @@
 """What this node knows of jobs, so that a request about a known job costs no query.
 
 A job that is here exists, or was refused; a fence here was used. That it takes no more events is known from the chain,
-or from an end on its way there. Another node may know more; the fold sorts that out, here it is only used to refuse
-early.
+or from an end on its way there. Another node may know more. This index only refuses early: what counts is the fold of
+the chain.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ JOBS_MAX = 200_000
 class KnownJob:
     """What is known of one job.
 
-    ``fence_token`` is the highest fence seen; ``ended`` why it takes no more events, None while it does; ``ended_lsn``
-    the LSN of the record that this is known by before it is chained, 0 when it is known from the chain; ``creation``
-    its creation as ``creation_digest`` has it, None where it is not known, or cannot be compared. With ``is_doubtful``
-    entries were chained since that may say otherwise of ``ended``: the chain is to be asked.
+    ``fence_token`` is the highest fence seen. ``ended`` is why it takes no more events, None while it does, and
+    ``ended_lsn`` the LSN of the record that ended it, as long as that is not chained, else 0. ``creation`` is its
+    creation as ``creation_digest`` has it, None where it is not known, or cannot be compared. It ``is_doubtful`` when
+    entries were chained since that may change ``ended``: the chain is to be asked.
     """
 
     fence_token: int
@@ -72,13 +72,13 @@ class JobIndex:
         if ended is not None or known.ended_lsn <= upto_lsn:
             known.ended, known.ended_lsn = ended, BEFORE_FIRST
 
-    def doubt(self, jobs: Iterable[tuple[str, str]]) -> None:
+    def mark_doubtful(self, jobs: Iterable[tuple[str, str]]) -> None:
         """What was chained may have ended these jobs, or shown that they have not: ask the chain when one is needed."""
         for job in jobs:
             if (known := self._jobs.get(job)) is not None:
                 known.is_doubtful = True
 
-    def undoubt(self, jobs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    def take_doubtful(self, jobs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """The chain is asked about these jobs; returns those that were doubtful."""
         doubted = {job for job in jobs if (known := self._jobs.get(job)) is not None and known.is_doubtful}
         for job in doubted:

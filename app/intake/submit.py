@@ -212,11 +212,11 @@ class Submitter:
         """Forget the jobs of events that were refused; doubt what is known of those that may have ended."""
         for tenant_id, job_id in linked.refused_jobs:
             self.job_index.forget(tenant_id, job_id)
-        self.job_index.doubt((row[_TENANT], row[_JOB]) for row in linked.log_rows if row[_ACTION] in ENDING)
+        self.job_index.mark_doubtful((row[_TENANT], row[_JOB]) for row in linked.log_rows if row[_ACTION] in ENDING)
 
     def imported(self, growth: Growth) -> None:
         """Doubt what is known of the jobs that something was imported of."""
-        self.job_index.doubt((row[_TENANT], row[_JOB]) for row in growth.log_rows)
+        self.job_index.mark_doubtful((row[_TENANT], row[_JOB]) for row in growth.log_rows)
 
     def followed(self, states: Mapping[JobKey, jobs.JobState], covered_lsn: Mapping[str, Lsn]) -> None:
         """Learn from what the chain says of jobs now which of those that are known take no more events, and which still

@@ -6,7 +6,7 @@
                                "found_at": "2026-11-22T02:10:00Z", "acknowledged": false}]}
 
 A break that is found again is not another one; an acknowledged one that changes, at the same place, is. One that is
-mended stays until it is acknowledged: it was there.
+repaired stays until it is acknowledged: it was there.
 """
 
 from __future__ import annotations

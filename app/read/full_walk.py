@@ -1,9 +1,9 @@
 """Reads verified history again: every chain from its first entry on, one tenant after the other, at a bounded share.
 
 A short chain is verified whole, job states included. A longer one is verified in ranges, without its job states, which
-the log says for each such tenant (``job_states_not_compared``); the tree is grown along, and
-held against the newest checkpoint beside the WAL when it reaches its size. How far it is stands beside the WAL, in
-``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
+the log says for each such tenant (``job_states_not_compared``). Its links are appended to a tree as they are read, and
+the tree is compared with the newest checkpoint beside the WAL when it reaches its size. The walk's position is stored
+beside the WAL, in ``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
 
     {"version": 1, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
      "hashes": ["64 hex digits"], "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits"}
@@ -161,7 +161,7 @@ class FullWalk:
         to_seq = at.seq + RANGE_ENTRIES
         if kept is not None and at.seq < kept.size < to_seq:
             to_seq = kept.size
-        tree = _GrowingTree(merkle.Frontier.restore(at.seq, tuple(map(bytes.fromhex, at.hashes))))
+        tree = _TreeOfEntries(merkle.Frontier.restore(at.seq, tuple(map(bytes.fromhex, at.hashes))))
         begin = (at.from_seq + 1, to_seq, at.link, at.snapshot)
         verdict = (await self._verifier.again(tenant_id, *begin, tree.over)).verdict
         frontier = tree.frontier
@@ -190,8 +190,8 @@ class FullWalk:
             log.warning("full_verification_position_not_stored", error=str(error))
 
 
-class _GrowingTree:
-    """Grows a tree by the entries that a verification reads."""
+class _TreeOfEntries:
+    """The tree of the entries that a verification reads, without gap, from where ``frontier`` ends."""
 
     def __init__(self, frontier: merkle.Frontier) -> None:
         self.frontier = frontier
@@ -199,7 +199,7 @@ class _GrowingTree:
         """Of the last entry in the tree."""
 
     def over(self, reader: PostgresChainReader) -> PostgresChainReader:
-        """``reader``, whose entries grow the tree as they pass."""
+        """``reader``, whose entries are appended to the tree as they pass."""
         entries = reader.entries
 
         async def passing(from_seq: int | None, to_seq: int | None) -> Batches:

@@ -307,8 +307,8 @@ async def _read_heads(
     connection: Connection, held: dict[str, TenantDamage]
 ) -> tuple[dict[str, ChainHead], dict[str, str]]:
     """Head of every tenant that has a sound one, and why the others are damaged: their head cannot be one, or the
-    chain is not mended that an earlier process of this node found damaged. Takes the mended ones without anything
-    held out of ``held``, and the damaged ones into it."""
+    chain that an earlier process of this node found damaged is not repaired. Removes from ``held`` the repaired ones of
+    which no record is listed, and adds the damaged ones."""
     heads = await chaining.read_heads(connection)
     damaged = {name: fault for name, head in heads.items() if (fault := chaining.head_fault(head)) is not None}
     for tenant_id, damage in held.items():

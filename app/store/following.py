@@ -57,7 +57,7 @@ SELECT $1, tenant_id, 0 FROM scheduler.chain_heads WHERE tenant_id = ANY($2::tex
 
 
 class Place(NamedTuple):
-    """Where a follower stands in one chain, which ends at ``head_seq``. It begins, at 0, with ``is_begun``."""
+    """The position of a follower in one chain, which ends at ``head_seq``. It begins, at 0, with ``is_begun``."""
 
     seq: int
     head_seq: int
@@ -84,8 +84,8 @@ async def behind(connection: Connection, follower: str) -> list[str]:
 async def lock_places(connection: Connection, follower: str, tenant_ids: Sequence[str]) -> dict[str, Place]:
     """Where the follower stands in these chains, locked until the transaction ends.
 
-    Where it has no place, or one beyond the end of the chain, it begins. A place that another session has locked now is
-    left out: it is being followed there.
+    Where it has no position, or one beyond the end of the chain, it begins. A position that another session has locked
+    now is left out: it is being followed there.
     """
     places = {each[0]: Place(*each[1:]) for each in await connection.fetch(_LOCK, follower, tenant_ids)}
     if missing := [tenant_id for tenant_id in tenant_ids if tenant_id not in places]:
@@ -100,7 +100,7 @@ async def lock_places(connection: Connection, follower: str, tenant_ids: Sequenc
 async def move(
     connection: Connection, follower: str, old_seqs: Mapping[str, int], new_seqs: Mapping[str, int]
 ) -> set[str]:
-    """Move each tenant's place from its old seq to its new one; returns the tenants whose place was not moved."""
+    """Move each tenant's position from its old seq to its new one; returns the tenants whose position was not moved."""
     moving = [(name, old_seqs[name], seq) for name, seq in new_seqs.items() if seq != old_seqs[name]]
     rows = await connection.fetch(_MOVE, follower, *turned(moving, 3))
     return {name for name, *_ in moving} - {row["tenant_id"] for row in rows}

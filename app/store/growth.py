@@ -1,4 +1,4 @@
-"""Chains that grow by one transaction, in memory, before Postgres sees any of it.
+"""Entries appended to chains by one transaction, in memory, before Postgres sees any of it.
 
 Assigns ``seq`` and links; for events born here and for entries that are imported alike. A pure function of the locked
 heads and what is appended.

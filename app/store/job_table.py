@@ -3,7 +3,7 @@
 A row is an index: it names the entries that count (``ledger.machines.job_state.seqs_of``), and what lists go by. What a
 job is = the fold of the entries that its row names and of those beyond where the follower stands; all of one statement,
 so the answer is that of the chain in that snapshot, however far the follower is behind. The index scheduler_log_job
-finds the latter. A place beyond the end of the chain is none, and without a place no row counts.
+finds the latter. A position beyond the end of the chain counts as none, and without a position no row counts.
 """
 
 from __future__ import annotations

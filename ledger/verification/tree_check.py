@@ -1,8 +1,8 @@
 """Checking the stored Merkle tree and given checkpoints against the entries.
 
-The tree is grown again from the chain links. Every stored tile of the stored tree is compared with it, where tiles
-are stored (:mod:`ledger.verification.tile_check`), and its root. The stored tree may be behind the chain, as far as
-without entries, which leaves it not checked; it is never ahead, and its size is never below 0. A break
+The tree is computed from the chain links. Every stored tile of the stored tree is compared with it, where tiles
+are stored (:mod:`ledger.verification.tile_check`), and its root. The stored tree may be behind the chain, even empty,
+which leaves it not checked; it is never ahead, and its size is never below 0. A break
 is reported at the first seq under the first hash that differs (``tree``), and a checkpoint at its size (``rollback``).
 What does not fit because the chain below already breaks is left undecided.
 """

@@ -10,5 +10,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the table; the job table of a ledger of before is made again."""
+    """Add the table of positions; the job table of an older ledger is made again."""
     run_sql_file("0008_followers.sql")
