@@ -54,7 +54,7 @@ ROUND_INTERVAL_S = 1.0
 """Rest between two rounds: a ledger of one page is looked at once a second."""
 PAGE_TENANTS = 500
 FOLLOW_INTERVAL_S = 5.0
-"""How often at most a checkpoint of one tenant is replaced by a newer one of another node: that costs two fsyncs."""
+"""How often at most a checkpoint of one tenant is replaced by a newer one of another node: that costs an fsync."""
 UNFOLLOWED_AFTER_S = 30.0
 """How long a chain may be longer than its newest checkpoint that counts, and nothing is said. Only time in which the
 database answers counts: one look adds half of it at the most."""

@@ -68,7 +68,7 @@ async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index
 async def _require_covered(connection: Connection, tenant_id: str, level: int, index: int, width: int) -> None:
     head = await chain_reads.head(connection, tenant_id)
     size = checkpoint_size(tenant_id, head.checkpoint) or 0
-    if index * TILE_WIDTH + width > size >> level * TILE_HEIGHT:
+    if index * TILE_WIDTH + width > size >> (level * TILE_HEIGHT):
         raise NotFoundError(f"the newest checkpoint of {tenant_id}, of size {size}, does not reach that far")
 
 

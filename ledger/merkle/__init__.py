@@ -115,7 +115,7 @@ class Frontier:
         Raises:
             InvalidInputError: the size is not a multiple of ``2^level``, so that the subtree is none of this tree.
         """
-        if self._size & (1 << level) - 1:
+        if self._size & ((1 << level) - 1):
             raise InvalidInputError(f"a subtree of {1 << level} leaves does not begin at leaf {self._size}")
         self._size += 1 << level
         by_level = self._by_level

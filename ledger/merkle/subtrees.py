@@ -85,8 +85,8 @@ class PartOfTree:
         """
         shared = level if not origin else min(level, (origin & -origin).bit_length() - 1)
         first, nodes = self.nodes(shared)
-        at = (origin >> shared) + (index << level - shared) - first
-        roots = nodes[at : at + (1 << level - shared)]
+        at = (origin >> shared) + (index << (level - shared)) - first
+        roots = nodes[at : at + (1 << (level - shared))]
         while len(roots) > 1:
             roots = _paired(roots)
         return roots[0]

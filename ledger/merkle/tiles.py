@@ -58,7 +58,7 @@ class TileTree:
         self._frontier = merkle.Frontier.restore(size, nodes)
         self._partial: list[bytearray] = []
         for level in range(_levels(size)):
-            index, width = divmod(size >> level * TILE_HEIGHT, TILE_WIDTH)
+            index, width = divmod(size >> (level * TILE_HEIGHT), TILE_WIDTH)
             held = get_tile(level, index)[: width * HASH_BYTES] if width else b""
             self._partial.append(bytearray(held))
         self._filled: dict[TileCoordinates, bytes] = {}
@@ -86,7 +86,7 @@ class TileTree:
         tiles = dict(self._filled)
         for level in self._touched:
             if self._partial[level]:
-                tiles[level, self.size >> (level + 1) * TILE_HEIGHT] = bytes(self._partial[level])
+                tiles[level, self.size >> ((level + 1) * TILE_HEIGHT)] = bytes(self._partial[level])
         return tiles
 
     def forget_changed(self) -> None:
@@ -112,7 +112,7 @@ def right_edge(size: int) -> list[TileCoordinates]:
     """The partial tiles of a tree of ``size`` leaves: what a ``TileTree`` of that size starts from."""
     edge = []
     for level in range(_levels(size)):
-        index, width = divmod(size >> level * TILE_HEIGHT, TILE_WIDTH)
+        index, width = divmod(size >> (level * TILE_HEIGHT), TILE_WIDTH)
         if width:
             edge.append((level, index))
     return edge
@@ -180,7 +180,7 @@ def _levels(size: int) -> int:
 
 def _split(begin: int, end: int) -> int:
     """Where RFC 9162 parts the leaves begin..end - 1, of which there are at least two."""
-    return begin + (1 << (end - begin - 1).bit_length() - 1)
+    return begin + (1 << ((end - begin - 1).bit_length() - 1))
 
 
 def _inclusion_ranges(index: int, size: int) -> list[_Range]:

@@ -121,7 +121,7 @@ class RangeChecker:
             at = index * TILE_WIDTH - first
             differs = tile_break(level, index, b"".join(nodes[at : at + TILE_WIDTH]), stored.get(index, b""))
             if differs is not None:
-                self._tile_breaks.append((index + 1 << (level + 1) * TILE_HEIGHT, differs))
+                self._tile_breaks.append(((index + 1) << ((level + 1) * TILE_HEIGHT), differs))
 
     def finish(self) -> RangeSummary:
         """What the whole needs of this range."""
@@ -165,13 +165,13 @@ class RangeChecker:
 
     def _shared_tiles(self, level: int) -> Iterator[int]:
         """Tiles of a level that end in this range and begin before it, or are partial."""
-        task, leaves = self.task, 1 << (level + 1) * TILE_HEIGHT
+        task, leaves = self.task, 1 << ((level + 1) * TILE_HEIGHT)
         begin, size = task.begin - 1, task.tree_size
         index, inside = divmod(begin, leaves)
         end = (index + 1) * leaves
         if inside and end <= size and task.holds(end):
             yield index
-        if task.holds(size) and size >> level * TILE_HEIGHT & TILE_WIDTH - 1:
+        if task.holds(size) and (size >> (level * TILE_HEIGHT)) & (TILE_WIDTH - 1):
             yield size // leaves
 
 
@@ -212,7 +212,7 @@ def _tile_nodes(tree: PartOfTree, tree_size: int) -> Iterator[TileNodes]:
 def _nodes(tree: PartOfTree, tree_size: int, level: int) -> tuple[int, list[bytes]]:
     """Index of the first, and the hashes of all nodes of a tile level that lie in this part of a tree of that size."""
     first, nodes = tree.nodes(level * TILE_HEIGHT)
-    return first, nodes[: max(0, (tree_size >> level * TILE_HEIGHT) - first)]
+    return first, nodes[: max(0, (tree_size >> (level * TILE_HEIGHT)) - first)]
 
 
 def _full_tiles(first: int, end: int) -> range:

@@ -118,7 +118,7 @@ class Fold:
 
     def __init__(self, ends: Ends, findings: Findings) -> None:
         self.findings = findings
-        """What no range has found itself is told here as it is found."""
+        """Breaks that show only across ranges are added here, those of a range by the caller."""
         self._ends = ends
         is_from_start = ends.first_seq == 1
         begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
@@ -330,11 +330,11 @@ class _SharedTiles:
                 report_tile(findings, found)
         whole = self._take(summary, reach)
         for level, index, stored in summary.tiles:
-            is_full = index < size >> (level + 1) * TILE_HEIGHT
-            end = index + 1 << (level + 1) * TILE_HEIGHT if is_full else size
+            is_full = index < size >> ((level + 1) * TILE_HEIGHT)
+            end = (index + 1) << ((level + 1) * TILE_HEIGHT) if is_full else size
             if end > reach:
                 continue
-            width = TILE_WIDTH if is_full else size >> level * TILE_HEIGHT & TILE_WIDTH - 1
+            width = TILE_WIDTH if is_full else (size >> (level * TILE_HEIGHT)) & (TILE_WIDTH - 1)
             computed = b"".join(self._nodes[level][index * TILE_WIDTH + at] for at in range(width))
             found_here = tile_break(level, index, computed, stored)
             if found_here is not None:
@@ -348,7 +348,7 @@ class _SharedTiles:
         nodes = self._nodes
         for level, first, hashes in summary.tile_nodes:
             of_level = nodes.setdefault(level, {})
-            for index in range(first, min(first + len(hashes) // HASH_BYTES, reach >> level * TILE_HEIGHT)):
+            for index in range(first, min(first + len(hashes) // HASH_BYTES, reach >> (level * TILE_HEIGHT))):
                 at = (index - first) * HASH_BYTES
                 of_level[index] = hashes[at : at + HASH_BYTES]
         whole: list[tuple[int, int]] = []

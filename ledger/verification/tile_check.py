@@ -37,7 +37,7 @@ def tile_break(level: int, index: int, computed: bytes, stored: Any) -> TileBrea
         for offset in range(0, TILE_BYTES + HASH_BYTES, HASH_BYTES)
         if stored[offset : offset + HASH_BYTES] != computed[offset : offset + HASH_BYTES]
     )
-    leaves_before = (index * TILE_WIDTH + at // HASH_BYTES) << level * TILE_HEIGHT
+    leaves_before = (index * TILE_WIDTH + at // HASH_BYTES) << (level * TILE_HEIGHT)
     detail = f"tile {index} of level {level} of the stored tree is missing or is not that of the entries"
     expected, actual = computed[at : at + HASH_BYTES], stored[at : at + HASH_BYTES]
     return TileBreak(leaves_before + 1, detail, expected.hex() or None, actual.hex() or None)
