@@ -45,6 +45,7 @@ from enum import IntEnum
 from typing import NamedTuple
 from zlib import crc32
 
+from ledger import native
 from ledger.errors import WalError
 from ledger.hlc import Hlc, node_hash
 from ledger.machines.events import BATCH_RECORD_TYPE
@@ -174,6 +175,9 @@ def encode_records(first_lsn: Lsn, hashed: bytes, records: Sequence[tuple[Hlc, i
 
     In one pass, since it is what each event pays for; the bytes are those of ``encode_record``.
     """
+    encoded = native.encode_records(first_lsn, hashed, records)
+    if encoded is not None:
+        return encoded
     body = []
     lsn: int = first_lsn
     for (physical_ms, logical, _), record_type, payload in records:

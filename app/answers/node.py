@@ -95,6 +95,7 @@ class NodeAnswer(TypedDict):
     epoch: Epoch
     wal_id: str
     ack_mode: str
+    core: str
     topology: Topology
     positions: Positions
     clock: ClockAnswer

@@ -58,7 +58,7 @@ async def root_of_chain(connection: Connection, tenant_id: str, size: int) -> by
         if [row.seq for row in rows] != list(range(frontier.size + 1, frontier.size + wanted + 1)):
             return None
         try:
-            frontier.grow([merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in rows])
+            frontier.grow(merkle.leaf_hashes([bytes.fromhex(row.chain_link) for row in rows]))
         except (ValueError, TypeError):
             return None
     return frontier.root()
@@ -106,7 +106,7 @@ async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None
             why = f"its chain ends at seq {tree.size}, but this node signed it up to {anchor.size}"
             raise not_signed(tenant_id, why)
         links = checked_links(tenant_id, tree.size, prev_link, rows, ())
-        tree.append_leaf_hashes([merkle.leaf_hash(bytes.fromhex(link.chain_link)) for link in links])
+        tree.append_leaf_hashes(merkle.leaf_hashes([bytes.fromhex(link.chain_link) for link in links]))
         prev_link = links[-1].chain_link
         await _store(connection, GrownTree(tenant_id, tree, kept))
         tree.forget_changed()
@@ -173,7 +173,7 @@ def leaf_hashes_of(tenant_id: str, links: Sequence[LinkRow], entry_count: int) -
         ChainBrokenError: there are fewer, or one is no link.
     """
     try:
-        leaf_hashes = [merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links]
+        leaf_hashes = merkle.leaf_hashes([bytes.fromhex(row.chain_link) for row in links])
     except (ValueError, TypeError):
         leaf_hashes = []
     if len(leaf_hashes) != entry_count:

@@ -193,7 +193,7 @@ class TreeFollower:
 
     def _append(self, tenant: FollowedTenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
         """Append ``links``; of those that this node chained, the snapshots will need leaf hashes and roots again."""
-        leaves = [merkle.leaf_hash(bytes.fromhex(row.chain_link)) for row in links]
+        leaves = merkle.leaf_hashes([bytes.fromhex(row.chain_link) for row in links])
         if links and not tenant.links_from(links[0].seq, 1):
             tenant.forget_leaves()
             tree.append_leaf_hashes(leaves)

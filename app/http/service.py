@@ -15,7 +15,7 @@ from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.parts import Parts, PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
-from ledger import rfc3339
+from ledger import native, rfc3339
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
 
 router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_RESPONSE)
@@ -43,6 +43,7 @@ async def read_node(parts: PartsDep) -> Response:
             "epoch": node.epoch,
             "wal_id": node.wal_id,
             "ack_mode": settings.wal.ack_mode,
+            "core": native.NAME,
             "topology": {"postgres_survives": settings.topology.postgres_survives, "safekeepers": 0},
             "positions": {
                 "written_lsn": node.written_lsn(),

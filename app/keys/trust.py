@@ -255,7 +255,7 @@ class KeyChain:
         if not rows:
             return
         frontier = merkle.Frontier.restore(self._read.size, self._read.hashes)
-        frontier.extend(merkle.leaf_hash(bytes.fromhex(row[_LINK])) for row in rows)
+        frontier.extend(merkle.leaf_hashes([bytes.fromhex(row[_LINK]) for row in rows]))
         events = tuple(event for event in map(event_of, rows) if event is not None)
         self._read = _Read(
             size=frontier.size,

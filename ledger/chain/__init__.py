@@ -21,6 +21,7 @@ import struct
 from collections.abc import Sequence
 from hashlib import sha256
 
+from ledger import native
 from ledger.errors import InvalidInputError
 
 LINK_VERSION = 2
@@ -124,11 +125,26 @@ class Linker:
     ) -> list[bytes]:
         """The links of entries that follow one another from ``first_seq`` on, each as :meth:`link` gives it.
 
-        ``prev_chain_link`` is the link before the first. Faster by a third than one after the other.
+        ``prev_chain_link`` is the link before the first.
 
         Raises:
             InvalidInputError: a seq is not in 0..2^64 - 1.
         """
+        columns = (t_hlcs, job_ids, actions, payload_digests, origins)
+        links = native.links(self.prefix, first_seq, prev_chain_link, *columns)
+        return self._links(first_seq, prev_chain_link, *columns) if links is None else links
+
+    def _links(
+        self,
+        first_seq: int,
+        prev_chain_link: bytes,
+        t_hlcs: Sequence[str],
+        job_ids: Sequence[str],
+        actions: Sequence[str],
+        payload_digests: Sequence[bytes],
+        origins: Sequence[bytes],
+    ) -> list[bytes]:
+        """The same in Python; faster by a third than one after the other."""
         seqs = range(first_seq, first_seq + len(t_hlcs))
         columns = (seqs, t_hlcs, job_ids, actions, payload_digests, origins)
         prefix, lengths, lengths_around_seq = self.prefix, _SHORT_LENGTHS, _lengths_around_seq

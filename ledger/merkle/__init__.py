@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
+from ledger import native
 from ledger.errors import InvalidInputError, ProofError
 
 HASH_BYTES = 32
@@ -30,15 +31,30 @@ def leaf_hash(data: bytes) -> bytes:
     return sha256(b"\x00" + data).digest()
 
 
+def leaf_hashes(links: Sequence[bytes]) -> list[bytes]:
+    """Hashes of the leaves that hold ``links``."""
+    hashes = native.leaf_hashes(links)
+    return [sha256(b"\x00" + link).digest() for link in links] if hashes is None else hashes
+
+
 def node_hash(left: bytes, right: bytes) -> bytes:
     """Hash of the node above ``left`` and ``right``."""
     return sha256(b"\x01" + left + right).digest()
 
 
-def root(leaf_hashes: Iterable[bytes]) -> bytes:
-    """Root of the tree over ``leaf_hashes``; ``EMPTY_ROOT`` when there are none."""
+def paired(nodes: Sequence[bytes]) -> list[bytes]:
+    """Hashes of the nodes above the first two, the next two and so on; a last one without a right is left out."""
+    hashes = native.paired(nodes)
+    if hashes is not None:
+        return hashes
+    one_by_one = iter(nodes)
+    return [sha256(b"\x01" + left + right).digest() for left, right in zip(one_by_one, one_by_one, strict=False)]
+
+
+def root(leaves: Iterable[bytes]) -> bytes:
+    """Root of the tree over these leaf hashes; ``EMPTY_ROOT`` when there are none."""
     frontier = Frontier()
-    frontier.extend(leaf_hashes)
+    frontier.extend(leaves)
     return frontier.root()
 
 
@@ -104,9 +120,7 @@ class Frontier:
             if waiting:
                 nodes = [waiting, *nodes]
             self._by_level[level] = nodes[-1] if len(nodes) & 1 else b""
-            one_by_one = iter(nodes)
-            pairs = zip(one_by_one, one_by_one, strict=False)
-            nodes = [sha256(b"\x01" + left + right).digest() for left, right in pairs]
+            nodes = paired(nodes)
         return grown
 
     def append_subtree(self, level: int, root: bytes) -> None:

@@ -12,9 +12,8 @@ part of n leaves has at most ``2 * log2(n)`` of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 
-from ledger.merkle import Frontier
+from ledger.merkle import Frontier, paired
 
 TreeNode = tuple[int, int]
 """(level, index) of the perfect subtree over leaves index << level and the following 2^level - 1."""
@@ -63,7 +62,7 @@ class PartOfTree:
                     return
                 self._levels.append(((first + 1) // 2, []))
             above = self._levels[level + 1][1]
-            above += _paired(nodes[(first & 1) + 2 * len(above) :])
+            above += paired(nodes[(first & 1) + 2 * len(above) :])
 
     def nodes(self, level: int) -> tuple[int, list[bytes]]:
         """Index of the first perfect subtree of ``2^level`` leaves that lies in the run, and the roots of all."""
@@ -88,10 +87,5 @@ class PartOfTree:
         at = (origin >> shared) + (index << (level - shared)) - first
         roots = nodes[at : at + (1 << (level - shared))]
         while len(roots) > 1:
-            roots = _paired(roots)
+            roots = paired(roots)
         return roots[0]
-
-
-def _paired(nodes: list[bytes]) -> list[bytes]:
-    one_by_one = iter(nodes)
-    return [sha256(b"\x01" + left + right).digest() for left, right in zip(one_by_one, one_by_one, strict=False)]

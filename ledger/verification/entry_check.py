@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+from ledger import native
 from ledger.chain import Linker, link_v1
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.merkle import HASH_BYTES
@@ -119,7 +120,10 @@ class EntryChecker:
 
     def _run_when_in_order(self, columns: EntryColumns) -> list[EntryRun] | None:
         try:
-            links = self._links_when_in_order(columns)
+            known = (self._linker.prefix, self.next_seq, self._prev_raw, self.last_link)
+            links = native.links_in_order(*known, columns) if self._is_prev_known else None
+            if links is None:
+                links = self._links_when_in_order(columns)
         except (TypeError, ValueError, AttributeError, LedgerError):
             # A column holds what it never may, such as NULL; which one is said where each row is looked at.
             links = None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
+from ledger.merkle import leaf_hashes
 from ledger.merkle.subtrees import PartOfTree
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import EntryChecker, EntryColumns, EntryRow, EntryRun, is_malformed
@@ -76,7 +76,7 @@ class RangeChecker:
         for run in self._entries.check_columns(columns):
             if not self._runs or self._runs[-1].end != run.first_seq - 1:
                 self._runs.append(PartOfTree(run.first_seq - 1))
-            self._runs[-1].append([sha256(b"\x00" + link).digest() for link in run.links])
+            self._runs[-1].append(leaf_hashes(run.links))
             self._mark(run)
         self._last_row = Head(columns[0][-1], columns[9][-1], columns[1][-1])
 

@@ -145,7 +145,7 @@ class OwnChainBundle:
         """A snapshot over the entries behind the last one."""
         links, self._unsigned = self._unsigned, []
         from_seq = self._tree.size + 1
-        leaf_hashes = [merkle.leaf_hash(link) for link in links]
+        leaf_hashes = merkle.leaf_hashes(links)
         self._tree.extend(leaf_hashes)
         claim = SnapshotClaim(
             tenant_id=self.tenant_id,

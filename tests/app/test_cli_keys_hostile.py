@@ -63,6 +63,7 @@ NODE = {
         "last_at": None,
         **dict.fromkeys(("offset_ms", "max_clock_skew_ms", "ticks", "skew_rejections"), 0),
     },
+    "core": "c",
     "failure": None,
 }
 

@@ -1,0 +1,34 @@
+"""The batch functions in C where they are built, and what stands in for them where they are not.
+
+Each answers None where it leaves the work to its twin in Python, which is the specification; without a C compiler at
+the time of the installation all do, always. Which it is says ``NAME``.
+"""
+
+from __future__ import annotations
+
+import hashlib  # noqa: F401 - with zlib it loads the libraries that the functions in C hash and sum with
+import zlib  # noqa: F401
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final
+
+_module: ModuleType | None
+try:
+    _module = import_module("ledger._native")
+except ImportError:
+    _module = None
+
+NAME: Final = "python" if _module is None else "c"
+"""What batches are checked, linked and encoded by."""
+
+
+def _function(name: str) -> Callable[..., Any]:
+    return getattr(_module, name, lambda *_args: None)
+
+
+links: Callable[..., list[bytes] | None] = _function("links")
+links_in_order: Callable[..., list[bytes] | None] = _function("links_in_order")
+leaf_hashes: Callable[..., list[bytes] | None] = _function("leaf_hashes")
+paired: Callable[..., list[bytes] | None] = _function("paired")
+encode_records: Callable[..., bytes | None] = _function("encode_records")

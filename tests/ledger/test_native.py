@@ -1,0 +1,188 @@
+"""The batch functions in C answer what their twins in Python answer, byte for byte, or leave the answer to them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ledger import merkle, native
+from ledger.chain import Linker
+from ledger.errors import LedgerError
+from ledger.hlc import Hlc, node_hash
+from ledger.machines.events import JOB_EVENTS
+from ledger.positions import Lsn
+from ledger.verification import ENTRY_COLUMNS
+from ledger.verification.entry_check import EntryChecker
+from ledger.verification.verdict import Findings
+from tests.ledger.damage import DAMAGE, damage
+from tests.ledger.ledger_in_memory import Ledger, build
+from wal.format import encode_record, encode_records
+
+WHOLE = build(40)
+TEXTS = st.text(max_size=40) | st.sampled_from(["", "ä" * 300, "\ud800", "x" * 5000, "\U0001f600"])
+DIGESTS = st.binary(max_size=40) | st.binary(min_size=32, max_size=32)
+STRANGE = st.sampled_from([None, True, 1.5, b"b", "s", 2**70, -1, [], ()])
+
+
+def test_the_functions_are_built_where_there_is_a_compiler() -> None:
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    has_compiler = shutil.which("cc") is not None and header.is_file()
+    assert ("c" if has_compiler else "python") == native.NAME
+
+
+def test_without_them_python_does_all() -> None:
+    code = (
+        "import sys; sys.modules['ledger._native'] = None\n"
+        "from ledger import merkle, native\n"
+        "from wal.format import encode_records\n"
+        "assert native.NAME == 'python'\n"
+        "print(merkle.root(merkle.leaf_hashes([bytes(32)] * 5)).hex())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == merkle.root([merkle.leaf_hash(bytes(32))] * 5).hex()
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def outcome(call: Any, *given: Any) -> Any:
+    """What a call returns, or the type of what it raises."""
+    try:
+        return call(*given)
+    except (LedgerError, UnicodeEncodeError, AttributeError, TypeError, ValueError) as error:
+        return type(error)
+
+
+@given(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20),
+    st.integers(-1, 2**65),
+    DIGESTS,
+    st.lists(st.tuples(TEXTS, TEXTS, TEXTS, DIGESTS, st.binary(max_size=300)), max_size=5),
+    st.none() | st.tuples(st.integers(0, 4), st.integers(0, 4), STRANGE),
+)
+@example("acme", 2**63, b"", [("1:0:n", "j", "ENQUEUE", bytes(32), b"")], None)
+@example("acme", 2**64 - 1, b"", [("1:0:n", "j", "ENQUEUE", bytes(32), b"")] * 2, None)
+def test_links_are_those_of_the_linker(
+    tenant_id: str, first_seq: int, prev: bytes, rows: list[tuple[Any, ...]], edit: tuple[int, int, Any] | None
+) -> None:
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], [], []]
+    if edit is not None and rows:
+        columns[edit[0]][edit[1] % len(rows)] = edit[2]
+    linker = Linker(tenant_id)
+    found = native.links(linker.prefix, first_seq, prev, *columns)
+    expected = outcome(linker._links, first_seq, prev, *columns)
+    assert found is None or found == expected
+    if native.NAME == "c" and isinstance(expected, list) and edit is None and 0 <= first_seq < 2**63:
+        assert found is not None
+
+
+# --- entries in order -----------------------------------------------------------------------------
+
+
+def columns_of(ledger: Ledger) -> list[tuple[Any, ...]]:
+    return [*zip(*([row[name] for name in ENTRY_COLUMNS] for row in ledger.entries), strict=True)]
+
+
+def in_order(columns: Any, first_seq: int, prev_link: str | None) -> tuple[Any, Any]:
+    """What C and Python answer."""
+    checker = EntryChecker("acme", Findings(), first_seq=first_seq, prev_link=prev_link)
+    known = (checker._linker.prefix, first_seq, checker._prev_raw, prev_link)
+    expected = outcome(checker._links_when_in_order, columns)
+    return native.links_in_order(*known, columns), expected if isinstance(expected, list) else None
+
+
+def test_rows_in_order_are_judged_at_once() -> None:
+    columns = columns_of(WHOLE)
+    found, expected = in_order(columns, 1, None)
+    assert expected is not None
+    assert found == (expected if native.NAME == "c" else None)
+    behind = [column[10:] for column in columns]
+    found, expected = in_order(behind, 11, WHOLE.entry(10)["chain_link"])
+    assert expected is not None
+    assert found == (expected if native.NAME == "c" else None)
+
+
+@pytest.mark.parametrize("name", ENTRY_COLUMNS)
+def test_one_edited_value_is_left_to_python(name: str) -> None:
+    ledger = WHOLE.copy()
+    row = ledger.entry(7)
+    value = row[name]
+    row[name] = value + 1 if isinstance(value, int) else f"{(value or '')[:-1]}0"
+    assert row[name] != value
+    assert in_order(columns_of(ledger), 1, None) == (None, None)
+
+
+@given(st.integers(0, len(DAMAGE) - 1), st.integers(0, 39), st.integers(0, 2000))
+def test_damaged_rows_are_judged_as_by_python(which: int, at: int, how: int) -> None:
+    ledger = WHOLE.copy()
+    damage(ledger, which, at, how)
+    found, expected = in_order(columns_of(ledger) or [()] * len(ENTRY_COLUMNS), 1, None)
+    assert found == (expected if native.NAME == "c" else None)
+
+
+@given(st.integers(0, len(ENTRY_COLUMNS) - 1), st.integers(0, 39), STRANGE)
+def test_so_is_whatever_no_column_holds(column: int, at: int, value: Any) -> None:
+    columns = [list(each) for each in columns_of(WHOLE)]
+    columns[column][at] = value
+    found, expected = in_order(columns, 1, None)
+    assert found is None or found == expected
+
+
+@pytest.mark.parametrize("first_seq", [0, 2, 2**63, -1])
+def test_so_are_rows_of_another_place(first_seq: int) -> None:
+    assert in_order(columns_of(WHOLE), first_seq, None) == (None, None)
+    assert in_order(columns_of(WHOLE), 1, "0" * 64) == (None, None)
+    assert native.links_in_order(b"", 1, b"", None, [[]] * 12) is None
+    assert native.links_in_order(b"", 1, b"", None, None) is None
+
+
+# --- tree and WAL ---------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), max_size=9), st.none() | st.binary(max_size=40))
+def test_hashes_of_leaves_and_nodes_are_those_of_one_each(nodes: list[bytes], other: bytes | None) -> None:
+    given_nodes = nodes if other is None else [*nodes, other]
+    assert merkle.leaf_hashes(given_nodes) == [merkle.leaf_hash(each) for each in given_nodes]
+    pairs = zip(given_nodes[::2], given_nodes[1::2], strict=False)
+    assert merkle.paired(given_nodes) == [merkle.node_hash(*pair) for pair in pairs]
+    if native.NAME == "c" and other is None:
+        assert None not in (native.leaf_hashes(nodes), native.paired(nodes))
+
+
+@given(
+    st.integers(1, 2**63 - 100),
+    st.lists(
+        st.tuples(
+            st.integers(0, 2**63 - 1),
+            st.integers(0, 2**32 - 1),
+            st.sampled_from([event.record_type for event in JOB_EVENTS.values()] + [255]),
+            st.binary(max_size=300),
+        ),
+        max_size=5,
+    ),
+)
+def test_a_body_is_its_records_one_by_one(first_lsn: int, parts: list[tuple[int, int, int, bytes]]) -> None:
+    records = [(Hlc(physical, logical, "node"), kind, payload) for physical, logical, kind, payload in parts]
+    expected = b"".join(
+        encode_record(Lsn(lsn), hlc.pack(), kind, payload)
+        for lsn, (hlc, kind, payload) in enumerate(records, first_lsn)
+    )
+    assert encode_records(Lsn(first_lsn), node_hash("node"), records) == expected
+    if native.NAME == "c":
+        assert native.encode_records(first_lsn, node_hash("node"), records) == expected
+
+
+@pytest.mark.parametrize(
+    "record",
+    [None, (), ((1, 2), 1, b""), ((1, 2, "n"), 256, b""), ((1, -1, "n"), 1, b""), ((1, 2, "n"), 1, "text")],
+)
+def test_no_record_is_left_to_python(record: Any) -> None:
+    assert native.encode_records(1, bytes(4), [record]) is None
