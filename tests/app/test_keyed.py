@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
 from tests.app.postgres_proxy import PostgresProxy
+from tests.running_copy import copy_running
 from wal.format import RECORD, SEGMENT_HEADER_BYTES
 from wal.segment import list_segments
 
@@ -392,7 +392,7 @@ class Crash:
             await self.hold()
             with pytest.raises(DurabilityTimeoutError) as seen:
                 await service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k"))
-            shutil.copytree(alive.data_dir, crashed.data_dir)
+            copy_running(alive.data_dir, crashed.data_dir)
         # The server ends the sessions of the dead: one of them waits for a head and has passed the fence.
         await self._superuser.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"

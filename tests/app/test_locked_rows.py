@@ -19,6 +19,7 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.conftest import Database
+from tests.running_copy import copy_running
 
 HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
 
@@ -131,7 +132,7 @@ async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
             listed = quarantine.load(folder)["acme"]
             assert (listed.lsns, listed.from_lsn) == (set(), service.quarantine.keeps_from())
             # What a kill leaves of the files now, and of the database now or later.
-            shutil.copytree(folder, kept)
+            copy_running(folder, kept)
             if not is_chained:
                 await service.stop()
         if is_chained:

@@ -8,7 +8,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created
 from tests.app.starting import checkpoints_blocked, wal_folder
 from tests.ledger import naive_merkle
+from tests.running_copy import copy_running
 
 SIGNED_WITHIN_S = 2.0
 """Bound of the wait for a checkpoint, which is due 500 ms after chaining."""
@@ -487,7 +487,7 @@ async def test_a_crash_between_checkpoints_in_postgres_and_those_beside_the_wal_
             await until(lambda: all_covered(superuser, 10), "the checkpoints are in Postgres")
             await until(lambda: service.notary.last_error, "the journal could not be written")
             assert {kept.size(tenant) for tenant in tenants} == {1}
-            shutil.copytree(alive.data_dir, crashed.data_dir)
+            copy_running(alive.data_dir, crashed.data_dir)
     journal = wal_folder(crashed) / NAME
     journal.write_bytes(journal.read_bytes()[: -torn_bytes or None])
     async with run_node(crashed) as service:

@@ -25,6 +25,7 @@ from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.starting import assert_refused, changed_control, wal_folder, write
 from tests.conftest import Database
+from tests.running_copy import copy_running
 from wal import control as wal_control
 
 # --- who ------------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ async def test_a_process_that_another_start_overtook_is_fenced(
     async with run_node(make_settings("one")) as first:
         await write(first, 1)
         await until(chains.key_recorded, "nothing is being written")
-        shutil.copytree(make_settings("one").data_dir, make_settings("two").data_dir)
+        copy_running(make_settings("one").data_dir, make_settings("two").data_dir)
         async with run_node(make_settings("two")) as second:
             assert (second.node.node_id, second.node.epoch) == (first.node.node_id, 2)
             await write(second, 2)

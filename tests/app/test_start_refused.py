@@ -23,6 +23,7 @@ from tests.app.drafts import LOCAL, created
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.starting import assert_refused, changed_control, kept_size, superuser_of, wal_folder, write
 from tests.conftest import Database
+from tests.running_copy import copy_running
 from wal import control as wal_control
 from wal.segment import list_segments
 
@@ -225,7 +226,7 @@ async def test_a_database_older_than_the_checkpoint_beside_a_crashed_wal_is_refu
     async with run_node() as service:
         await write(service, 3, 4)
         await until(lambda: kept_size(make_settings()) == 4, "the checkpoint is kept")
-        shutil.copytree(make_settings().data_dir, make_settings("crashed").data_dir)
+        copy_running(make_settings().data_dir, make_settings("crashed").data_dir)
     crashed = make_settings("crashed")
     await assert_refused(run_node, crashed, StartRefusedError, "this node signed", url=older.service_url)
 

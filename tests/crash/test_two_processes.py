@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import shutil
 import signal
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load
 from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.writer import writer
+from tests.running_copy import copy_running
 
 
 async def test_a_second_process_on_the_same_wal_is_refused_in_one_line_and_the_first_goes_on(
@@ -53,7 +53,7 @@ async def test_a_process_whose_wal_was_copied_and_started_elsewhere_is_fenced_an
         first.signal(signal.SIGSTOP)
         await superuser.execute("ROLLBACK")
         # 2. A copy of its WAL is started elsewhere and takes over.
-        shutil.copytree(data_dir, copy)
+        copy_running(data_dir, copy)
         second = await launch(copy, database.service_url)
         second_url = await second.ready()
         async with load.on(second_url):
