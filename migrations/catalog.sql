@@ -4,7 +4,8 @@
 --   psql "$TALLY_MIGRATE_URL" -XAtf migrations/catalog.sql | diff migrations/schema.txt -
 -- A plain index guards nothing: a start does without. What is switched off or not valid is not told. Nothing here waits
 -- for a table that somebody keeps locked; PostgreSQL writes out a condition only under a lock of its table, so of checks,
--- of partial indexes and of WHEN it is told that there is one.
+-- of partial indexes and of WHEN it is told that there is one. What an index is OF are the functions, columns and constants
+-- of its expressions in the order of PostgreSQL's own text of them, which takes no lock.
 WITH relations AS (
     SELECT oid, relname, relispartition FROM pg_class
      WHERE relnamespace = to_regnamespace('scheduler') AND relkind IN ('r', 'p') AND relname <> 'alembic_version'
@@ -28,9 +29,19 @@ WITH relations AS (
      WHERE NOT c.relispartition AND k.contype IN ('p', 'u', 'c') AND k.convalidated AND coalesce(i.indisvalid, true)
     UNION ALL
     SELECT c.relname, CASE WHEN i.indisunique THEN 'unique' ELSE 'index' END, n.relname, 0,
-           (SELECT string_agg(a.attname, ', ' ORDER BY key.place) FROM pg_attribute a
-              JOIN unnest(i.indkey) WITH ORDINALITY AS key(attnum, place) USING (attnum) WHERE a.attrelid = c.oid)
-           || CASE WHEN i.indpred IS NULL THEN '' ELSE ' WHERE ...' END
+           concat_ws(' ', CASE WHEN i.indnullsnotdistinct THEN 'NULLS NOT DISTINCT' END,
+                     (SELECT string_agg(coalesce(a.attname, '(...)'), ', ' ORDER BY key.place)
+                        FROM unnest(i.indkey) WITH ORDINALITY AS key(attnum, place)
+                        LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = key.attnum),
+                     'OF ' || (SELECT string_agg(coalesce(part[1], f.pronamespace::regnamespace || '.' || f.proname,
+                                                          a.attname, format_type(part[4]::oid, NULL), part[5]),
+                                                 ' ' ORDER BY place)
+                                 FROM regexp_matches(i.indexprs::text, '{(?!FUNCEXPR|VAR|CONST)(\w+)|:(?:op)?funcid (\d+)'
+                                                     '|:varattno (\d+)|:resulttype (\d+)|:constvalue (?:\d+ )?(<>|\[[^]]*\])',
+                                                     'g') WITH ORDINALITY AS found(part, place)
+                                 LEFT JOIN pg_proc f ON f.oid = part[2]::oid
+                                 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = part[3]::int),
+                     CASE WHEN i.indpred IS NOT NULL THEN 'WHERE ...' END)
       FROM relations c JOIN pg_index i ON i.indrelid = c.oid JOIN pg_class n ON n.oid = i.indexrelid
      WHERE NOT c.relispartition AND i.indisvalid AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = n.oid)
     UNION ALL

@@ -11,7 +11,7 @@ import orjson
 from app.store.job_table import JobParts, count_named, entries_named, jobs_query
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
 from app.store.rows import columns, fetch_as, whole
-from ledger.machines.jobs import ABOUT_JOBS
+from ledger.machines.jobs import ABOUT_JOBS, STATUSES
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
 from ledger.positions import Epoch, Lsn
 
@@ -99,14 +99,20 @@ _NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
 _OLDEST: CreatedHlc = (-1, -1, "")
 
-# A page is cut by the bytes of the payloads that make its jobs, before these are put together.
-_LISTED_JOBS = """
+# The index has the jobs of each status in order: a list of several is put together from the newest of each. A page is
+# cut by the bytes of the payloads that make its jobs, before these are put together.
+_ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
+_LISTED_JOBS = f"""
 SELECT j.*, size.bytes
-  FROM (SELECT * FROM scheduler.jobs
-         WHERE tenant_id = $1 AND (created_physical, created_logical, created_node) < ($2, $3, $4)
-           AND (created_physical, created_logical, created_node) >= ($6, $7, $8) {only}
-         ORDER BY created_physical DESC, created_logical DESC, created_node DESC
-         LIMIT $5 + 1) AS j
+  FROM (SELECT newest.*
+          FROM unnest($9::text[]) AS listed(status)
+         CROSS JOIN LATERAL (
+               SELECT * FROM scheduler.jobs
+                WHERE tenant_id = $1 AND status = listed.status
+                  AND (created_physical, created_logical, created_node) < ($2, $3, $4)
+                  AND (created_physical, created_logical, created_node) >= ($6, $7, $8)
+                ORDER BY {_ORDER} LIMIT $5 + 1) AS newest
+         ORDER BY {_ORDER} LIMIT $5 + 1) AS j
  CROSS JOIN LATERAL (SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes FROM scheduler.scheduler_log l
                       WHERE l.tenant_id = $1 AND l.seq = ANY(j.seqs)) AS size
 """
@@ -114,12 +120,10 @@ _JOBS = f"""
 SELECT page.tenant_id, page.job_id, {count_named("page")} AS named,
        followed.entries AS followed, NULL AS unfollowed,
        created_physical, created_logical, created_node, found
-  FROM {page_of(_LISTED_JOBS, "created_physical DESC, created_logical DESC, created_node DESC", limit="$5")} AS page
+  FROM {page_of(_LISTED_JOBS, _ORDER, limit="$5")} AS page
  CROSS JOIN LATERAL ({entries_named("page")}) AS followed
  ORDER BY number
 """
-_ALL_JOBS = _JOBS.format(only="")
-_JOBS_OF_STATUS = _JOBS.format(only="AND status = $9")
 
 _LISTED_EVENTS = f"""
 SELECT {columns(EventRow)}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
@@ -201,9 +205,9 @@ async def list_jobs(
 
     A job whose creation is not in the chain has no place in this order and is not listed.
     """
-    query, only = (_ALL_JOBS, ()) if status is None else (_JOBS_OF_STATUS, (status,))
     bounds = (*(below or _NEWEST), limit, *(since or _OLDEST))
-    rows = await connection.fetch(query, tenant_id, *bounds, *only)
+    statuses = STATUSES if status is None else (status,)
+    rows = await connection.fetch(_JOBS, tenant_id, *bounds, statuses)
     if not rows:
         return JobPage([], None, False)
     last = rows[-1]

@@ -325,6 +325,10 @@ GUARDS = {
         "DROP TRIGGER erased_for_good ON scheduler.subject_keys"
     ),
     "unique subject_keys_living of subject_keys is missing": "DROP INDEX scheduler.subject_keys_living",
+    "unique scheduler_log_prev_chain_link of scheduler_log is NULLS NOT DISTINCT tenant_id, prev_chain_link, not": (
+        "DROP INDEX scheduler.scheduler_log_prev_chain_link; CREATE UNIQUE INDEX scheduler_log_prev_chain_link"
+        " ON scheduler.scheduler_log (tenant_id, prev_chain_link) NULLS NOT DISTINCT"
+    ),
     "constraint chain_heads_pkey of chain_heads is missing": (
         "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT chain_heads_pkey"
     ),

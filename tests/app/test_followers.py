@@ -286,12 +286,15 @@ async def test_a_clean_stop_leaves_nothing_to_follow(run_node: RunNode, superuse
 
 
 BEFORE_FOLLOWERS = """
+DROP INDEX scheduler.scheduler_log_prev_chain_link;
+CREATE INDEX jobs_newest ON scheduler.jobs (tenant_id, created_physical DESC);
 DROP TRIGGER followed_again ON scheduler.jobs;
 DROP FUNCTION scheduler.follow_again();
 DROP TABLE scheduler.follower_positions;
 REVOKE DELETE ON scheduler.jobs FROM tallystick_service;
 ALTER TABLE scheduler.scheduler_log
     DROP CONSTRAINT scheduler_log_hlc,
+    ADD CONSTRAINT scheduler_log_prev_chain_link UNIQUE NULLS NOT DISTINCT (tenant_id, prev_chain_link),
     ADD CONSTRAINT scheduler_log_t_hlc UNIQUE NULLS NOT DISTINCT (tenant_id, t_hlc);
 CREATE INDEX scheduler_log_hlc ON scheduler.scheduler_log (tenant_id, hlc_physical, hlc_logical, hlc_node);
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;

@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from app.store import reads
 from ledger import chain, merkle
 from ledger.hlc import Hlc
+from ledger.machines.jobs import STATUSES
 from signing import checkpoint, envelope
 from tests.app.service_thread import serving
+from tests.conftest import Database
 
 JOBS = 300
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -70,6 +74,25 @@ def test_jobs_are_listed_newest_first_once_each(client: httpx.Client) -> None:
     assert {job["job_id"] for job in jobs} == {f"job-{n}" for n in range(JOBS)}
     created = [Hlc.parse(job["created_hlc"]) for job in jobs]
     assert created == sorted(created, reverse=True)
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+async def test_a_list_of_jobs_reads_a_page_of_each_status_at_most_from_the_newer_end_of_its_index(
+    database: Database, plans: str
+) -> None:
+    connection = await asyncpg.connect(database.service_url)
+    try:
+        await connection.execute(f"SET plan_cache_mode = {plans}")
+        await connection.execute(f"PREPARE asked AS {reads._JOBS}")
+        asked = f"'acme', 9, 9, 'n', 50, 0, 0, '', '{{{','.join(STATUSES)}}}'"
+        plan = [row[0].strip() for row in await connection.fetch(f"EXPLAIN EXECUTE asked({asked})")]
+    finally:
+        await connection.close()
+    (scan,) = (at for at, line in enumerate(plan) if " on jobs " in line)
+    assert plan[scan].startswith("->  Index Scan Backward using jobs_newest_by_status"), plan
+    assert all(part in plan[scan + 1] for part in ("Index Cond", "status = ", "created_physical")), plan
+    assert "Presorted Key: jobs.created_physical, jobs.created_logical" in plan
+    assert sum(line.startswith("->  Limit") for line in plan[:scan]) == 2, plan
 
 
 def test_a_full_last_page_has_no_cursor(client: httpx.Client) -> None:

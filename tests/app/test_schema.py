@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
 import pytest
+from alembic import command
+from alembic.config import Config
 
 from app.dev.cluster import OWNER, SERVICE, SERVICE_GROUP
-from app.store.schema import MIGRATIONS, SCHEMA, catalog
+from app.store.migrate import migrate
+from app.store.schema import MIGRATIONS, SCHEMA, catalog, check_schema
 from tests.conftest import Database
 
 LOG_COLUMNS = (
@@ -165,6 +169,43 @@ async def test_tiles_are_stored_without_trying_to_compress_them(superuser: async
     assert storage == b"e"
 
 
+FORK_GUARD = "scheduler_log_prev_chain_link"
+HASHES = "hashtextextended(prev_chain_link, '0'), hashtextextended(prev_chain_link, '-1')"
+OTHER_GUARDS = (
+    ("INDEX", f"tenant_id, {HASHES}", ""),
+    ("UNIQUE INDEX", f"tenant_id, {HASHES}", ""),
+    *(
+        ("UNIQUE INDEX", f"tenant_id, {columns}", "NULLS NOT DISTINCT")
+        for columns in (
+            "prev_chain_link",
+            "left(prev_chain_link, 8)",
+            "(prev_chain_link::name)",
+            "(left(prev_chain_link, 32)::uuid)",
+            "(prev_chain_link || 'x'), (prev_chain_link = chain_link)",
+            f"{HASHES}, seq",
+            HASHES.replace("-1", "0"),
+            HASHES.replace("-1", "1"),
+            HASHES.replace("prev_chain_link", "chain_link"),
+            HASHES.replace("prev_chain_link", "left(prev_chain_link, 4)"),
+            HASHES.replace("prev_chain_link", "left(prev_chain_link, 5)"),
+            HASHES.replace("hashtextextended", "hashbpcharextended"),
+        )
+    ),
+)
+
+
+async def test_the_guard_against_forks_is_told_from_every_other_index_of_its_name(owner: asyncpg.Connection) -> None:
+    async def told() -> str:
+        return next(fact for fact in await catalog(owner) if f" {FORK_GUARD} " in fact)
+
+    facts = {await told()}
+    for kind, columns, nulls in OTHER_GUARDS:
+        await owner.execute(f"DROP INDEX scheduler.{FORK_GUARD}")
+        await owner.execute(f"CREATE {kind} {FORK_GUARD} ON scheduler.scheduler_log ({columns}) {nulls}")
+        facts.add(await told())
+    assert len(facts) == 1 + len(OTHER_GUARDS)
+
+
 # Rows
 
 
@@ -188,6 +229,35 @@ async def test_what_must_be_unique_in_a_chain_is(service: asyncpg.Connection, ch
     await insert(service, entry("other", 3, **changed))
     with pytest.raises(asyncpg.UniqueViolationError):
         await insert(service, entry("acme", 3, **changed))
+
+
+async def test_a_previous_link_of_no_form_is_stored_once_too(service: asyncpg.Connection) -> None:
+    texts = ["", "0", "short", "\\", "\\x0", "é" * 64, link(1).upper(), link(1)[:32], link(1) + "0"]
+    await insert(service, *(entry("acme", seq, prev_chain_link=text) for seq, text in enumerate(texts, start=2)))
+    for text in texts:
+        with pytest.raises(asyncpg.UniqueViolationError, match="prev_chain_link"):
+            await insert(service, entry("acme", 100, prev_chain_link=text))
+
+
+async def test_a_ledger_of_before_is_migrated_with_what_somebody_edited_in_it(empty_database: Database) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["url"] = empty_database.owner_url
+    await asyncio.to_thread(command.upgrade, config, "0008")
+    connection = await asyncpg.connect(empty_database.service_url)
+    try:
+        edited = entry("acme", 3, prev_chain_link="edited", chain_link="too")
+        await insert(connection, *(entry(tenant_id, 1) for tenant_id in TENANTS), entry("acme", 1), edited)
+        before = await connection.fetch("SELECT * FROM scheduler.scheduler_log ORDER BY tenant_id, seq")
+        await asyncio.to_thread(migrate, empty_database.owner_url)
+        await check_schema(connection)
+        assert await connection.fetch("SELECT * FROM scheduler.scheduler_log ORDER BY tenant_id, seq") == before
+        for forked in (entry("acme", 2, prev_chain_link=None), entry("acme", 2, prev_chain_link="edited")):
+            with pytest.raises(asyncpg.UniqueViolationError, match="prev_chain_link"):
+                await insert(connection, forked)
+        await insert(connection, entry("acme", 2))
+    finally:
+        await connection.close()
 
 
 async def test_a_snapshot_begins_where_no_other_does(service: asyncpg.Connection) -> None:

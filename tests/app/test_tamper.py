@@ -86,8 +86,7 @@ def replace_with(ledger: Ledger) -> Edit:
 
 
 async def repeat_a_row(connection: Connection) -> None:
-    for constraint in ("scheduler_log_pkey", "scheduler_log_prev_chain_link", "scheduler_log_hlc"):
-        await connection.execute(f"ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT {constraint}")
+    await drop_guards(connection, "scheduler_log")
     await copy_row(connection, 30, {})
 
 
@@ -635,13 +634,19 @@ NULLED = [(table, column, where) for table, columns, where in LOOSE for column i
 
 
 async def drop_guards(connection: Connection, table: str) -> None:
-    """Drop every constraint of the table, so that a column may hold anything of its type."""
+    """Drop every constraint and unique index of the table, so that a column may hold anything of its type."""
     keys = await connection.fetch(
         "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass($1) AND contype IN ('p', 'u', 'c')",
         f"scheduler.{table}",
     )
     for (key,) in keys:
         await connection.execute(f"ALTER TABLE scheduler.{table} DROP CONSTRAINT {key}")
+    indexes = await connection.fetch(
+        "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = to_regclass($1) AND indisunique",
+        f"scheduler.{table}",
+    )
+    for (index,) in indexes:
+        await connection.execute(f"DROP INDEX {index}")
     columns = await connection.fetch(
         "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND attnotnull"
         " AND attidentity = ''",
