@@ -48,6 +48,9 @@ class KeyInUse:
         self.node_keys = chain.keys
         self.fault: str | None = None
         """Why nothing is signed now, None while all is well."""
+        self._is_of_window = False
+        """Whether the fault is that the key does not count: what the signer answers then ends it as little as the
+        storing of an earlier signature ends a fault of the signer."""
         self.not_admitted: str | None = None
         """Why nothing that the node signs would count, None while its keys are admitted; then it signs nothing."""
         self.highest_signed_ms = 0
@@ -126,7 +129,8 @@ class KeyInUse:
                 signed = await self._in_thread(work)
             except SigningUnavailableError as error:
                 raise self._failed(str(error)) from error
-        self._clear_fault()
+        if not self._is_of_window:
+            self._clear_fault()
         return signed
 
     async def sign_with(self, signer: Signer, work: Callable[[], Value]) -> Value:
@@ -152,13 +156,15 @@ class KeyInUse:
         """
         key = (await self._chain.counting(connection)).get(signer.key_id)
         if key is None and (self._chain.fault is None or self._chain.is_of_another_root):
-            raise self._failed(f"key {signer.key_id} is not admitted to the ledger; see tally keys list")
+            reason = f"key {signer.key_id} is not admitted to the ledger; see tally keys list"
+            raise self._failed(reason, is_of_window=True)
         refusal = (key or self.node_keys.bounded(signer.public_key)).refusal(hlc)
         if refusal is not None:
-            raise self._failed(f"{refusal}; take another with: tally keys rotate")
+            raise self._failed(f"{refusal}; take another with: tally keys rotate", is_of_window=True)
         await store.widen(connection, signer.key_id, time_of(hlc.physical_ms))
         self.highest_signed_ms = max(self.highest_signed_ms, hlc.physical_ms)
-        self._clear_fault()
+        if self._is_of_window:
+            self._clear_fault()
 
     def _refuse_early(self) -> None:
         if not self.may_try():
@@ -167,8 +173,8 @@ class KeyInUse:
             raise self._failed("the signer still owes the answer to an earlier question")
         self._hanging = None
 
-    def _failed(self, reason: str) -> SignerAwayError:
-        self.fault = reason
+    def _failed(self, reason: str, *, is_of_window: bool = False) -> SignerAwayError:
+        self.fault, self._is_of_window = reason, is_of_window
         self._try_again_s = time.monotonic() + self._pause_s
         self._metrics.signing_failures.inc()
         log.warning("signing_delayed", error=reason, again_in_s=self._pause_s)
@@ -178,7 +184,7 @@ class KeyInUse:
     def _clear_fault(self) -> None:
         if self.fault is not None:
             log.info("signing_restored", key_id=self.signer.key_id)
-        self.fault, self._try_again_s, self._pause_s = None, 0.0, PAUSE_MIN_S
+        self.fault, self._is_of_window, self._try_again_s, self._pause_s = None, False, 0.0, PAUSE_MIN_S
 
     async def _in_thread(self, work: Callable[[], Value]) -> Value:
         """``work`` in a thread of its own that the process need not wait for: a signer may hang for ever.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pkcs11
 import pytest
 from pkcs11 import Attribute, KeyType
@@ -16,12 +17,13 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from app.config import Settings
-from ledger.errors import ConfigurationError, SigningUnavailableError
+from ledger.errors import ConfigurationError, SignerAwayError, SigningUnavailableError
 from signing import remote_signer
 from signing.keys import Keyring, material_of
 from signing.snapshot import open_snapshot
 from tests.app.chains import until
-from tests.app.conftest import MakeSettings, RunServer
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import created
 from tests.app.test_key_changes import (
     add_jobs,
     keys_of,
@@ -32,6 +34,7 @@ from tests.app.test_key_changes import (
     signing_key,
     verdict_of,
 )
+from tests.conftest import Database
 
 LIBRARY = "/usr/lib/softhsm/libsofthsm2.so"
 PIN = "1234"
@@ -133,6 +136,24 @@ async def covers(client: Any, size: int) -> bool:
 async def signed_to(client: Any, seq: int) -> bool:
     """Whether snapshots reach entry ``seq``, none of which was asked for."""
     return (await verdict_of(client))["signed_to_seq"] == seq
+
+
+async def test_the_storing_of_an_earlier_signature_does_not_end_the_fault_of_the_signer(
+    run_node: RunNode, settings_of: Callable[..., Settings], token: Token, database: Database
+) -> None:
+    async with run_node(settings_of(token.make_key(2))) as service:
+        await service.submitter.submit(created("acme", 1), key=None)
+        keys, connection = service.keys, await asyncpg.connect(database.service_url)
+        try:
+            await until(lambda: keys.not_admitted is None, "the key is admitted")
+            signer, hlc = keys.signer, service.node.clock.last
+            token.take_away()
+            with pytest.raises(SignerAwayError):
+                await keys.sign(lambda: signer.sign(b"text"))
+            await keys.check_window(connection, signer, hlc)
+            assert keys.fault is not None
+        finally:
+            await connection.close()
 
 
 async def test_a_node_starts_while_its_hsm_is_away_and_signs_when_it_is_back(
