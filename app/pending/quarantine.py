@@ -238,5 +238,10 @@ class Quarantine:
                 log.warning("held_records_not_stored", error=str(error))
 
     async def _store(self) -> None:
-        await asyncio.to_thread(store, self._folder, self._listed)
+        # What is listed from now on, while this is written, is not in the file yet.
         self._is_stored = True
+        try:
+            await asyncio.to_thread(store, self._folder, self._listed)
+        except BaseException:
+            self._is_stored = False
+            raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import Final, Literal
 
 import msgspec
@@ -62,17 +63,19 @@ _FILE: Final = KeptFile[_Breaks](
 
 
 class FoundBreaks:
-    """The breaks of one node, in memory and in its WAL folder."""
+    """The breaks of one node, in memory and in its WAL folder. Any thread may find and acknowledge."""
 
     def __init__(self, wal_folder: Path) -> None:
         self._folder = wal_folder
+        self._changing = Lock()
+        """Held while breaks are noted and stored: verifications end at the same time, and there is one file."""
         self._by_place = {(each.tenant_id, each.kind, each.seq): each for each in _FILE.load(wal_folder).breaks}
 
     def open(self, tenant_id: str | None = None) -> list[FoundBreak]:
         """Those that nobody has acknowledged, of one tenant or of all."""
         return [
             each
-            for each in self._by_place.values()
+            for each in tuple(self._by_place.values())
             if not each.acknowledged and (tenant_id is None or each.tenant_id == tenant_id)
         ]
 
@@ -96,21 +99,23 @@ class FoundBreaks:
         Raises:
             OSError: it cannot be stored; in memory they are kept all the same.
         """
-        is_new = False
-        for each in breaks:
-            place = (tenant_id, each.kind, each.seq)
-            actual = _actual(each)
-            known = self._by_place.get(place)
-            if known is not None and (known.actual == actual or not known.acknowledged):
-                continue
-            if known is None and len(self._by_place) >= BREAKS_MAX and not self._forget_acknowledged():
-                log.error("chain_break_not_kept", tenant_id=tenant_id, kind=each.kind, seq=each.seq)
-                continue
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self._by_place[place] = FoundBreak(tenant_id, each.kind, each.seq, each.detail, actual, now)
-            is_new = True
-        if is_new:
-            self._store()
+        with self._changing:
+            # No break is left out because another one is.
+            if [each for each in breaks if self._note(tenant_id, each)]:
+                self._store()
+
+    def _note(self, tenant_id: str, found: Break) -> bool:
+        """Whether it is a new one, and kept."""
+        place, actual = (tenant_id, found.kind, found.seq), _actual(found)
+        known = self._by_place.get(place)
+        if known is not None and (known.actual == actual or not known.acknowledged):
+            return False
+        if known is None and len(self._by_place) >= BREAKS_MAX and not self._forget_acknowledged():
+            log.error("chain_break_not_kept", tenant_id=tenant_id, kind=found.kind, seq=found.seq)
+            return False
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._by_place[place] = FoundBreak(tenant_id, found.kind, found.seq, found.detail, actual, now)
+        return True
 
     def _forget_acknowledged(self) -> bool:
         """Make room: whoever has seen a thousand breaks is told once more of one rather than never of the next."""
@@ -134,8 +139,9 @@ class FoundBreaks:
         Raises:
             OSError: it cannot be stored.
         """
-        found.acknowledged = True
-        self._store()
+        with self._changing:
+            found.acknowledged = True
+            self._store()
 
     def _store(self) -> None:
         _FILE.store(self._folder, _Breaks(1, list(self._by_place.values())))

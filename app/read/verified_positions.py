@@ -12,6 +12,7 @@ verification begins at seq 1 again, which is safe.
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -50,6 +51,7 @@ class VerifiedPositions:
 
     def __init__(self, wal_folder: Path) -> None:
         self._folder = wal_folder
+        self._storing = Lock()
         self._by_tenant: dict[str, Position] = {}
         try:
             self._by_tenant = _FILE.load(wal_folder).tenants
@@ -82,4 +84,6 @@ class VerifiedPositions:
         Raises:
             OSError: the disk refuses; the positions in memory stay.
         """
-        _FILE.store(self._folder, _Positions(1, dict(sorted(self._by_tenant.items()))))
+        # Verifications end at the same time, each on a thread of its own.
+        with self._storing:
+            _FILE.store(self._folder, _Positions(1, dict(sorted(self._by_tenant.items()))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +17,12 @@ import asyncpg
 import pytest
 
 from app.pending import quarantine
+from app.pending.backlog import Pending
 from app.pending.requests import Receipt
 from app.service import Service
 from app.start.procedure import start_node
 from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
+from ledger.hlc import Hlc
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key
@@ -128,6 +131,7 @@ async def damaged(
 ) -> AsyncIterator[tuple[Service, HeldBackError]]:
     """A node that has met a row beyond the head of ``acme``, where numbers 1 and 2 are chained and 100 is not."""
     async with run_node(make_settings()) as service:
+        await service.key_changes.recorded.wait()
         await chained(service, "acme", 1)
         await chained(service, "acme", 2)
         await superuser.execute(PHANTOM)
@@ -322,6 +326,31 @@ def test_the_list_of_held_records_is_read_as_it_was_written_and_as_earlier_versi
     assert quarantine.load(tmp_path) == {"acme": listed["acme"]}
     quarantine.store(tmp_path, {})
     assert quarantine.load(tmp_path) == {}
+
+
+async def test_a_tenant_found_damaged_while_the_list_is_being_written_is_listed_before_it_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = quarantine.Quarantine(tmp_path, {}, {})
+    acme, beta = (
+        Pending(lsn, 1, Hlc(lsn, 0, "n"), 1, name, "j", b"", None, None) for lsn, name in ((1, "acme"), (2, "beta"))
+    )
+    loop, fsync = asyncio.get_running_loop(), os.fsync
+
+    async def find_beta() -> None:
+        if "beta" not in held:
+            held.begin("beta", "an import met it", None, (acme, beta))
+
+    def fsync_meanwhile(descriptor: int) -> None:
+        asyncio.run_coroutine_threadsafe(find_beta(), loop).result()
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync_meanwhile)
+    held.begin("acme", "cut", None, (acme, beta))
+    await held.hold((acme,))
+    await held.hold((beta,))
+    listed = quarantine.load(tmp_path)
+    assert {name: each.lsns for name, each in listed.items()} == {"acme": {1}, "beta": {2}}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from app.main import running
 from app.parts import Parts
 from app.read import full_walk
 from app.read.found_breaks import FoundBreaks
+from app.read.verified_positions import Position, VerifiedPositions
 from ledger.verification.verdict import Break
 from tests.app.chains import Chains, followed, until
 from tests.app.conftest import MakeSettings, RunServer
@@ -123,15 +129,17 @@ async def test_a_rewritten_chain_is_found_by_the_kept_checkpoint_where_the_walk_
 async def test_a_walk_goes_on_where_the_last_process_left_it(
     settings: Settings, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
 ) -> None:
-    async with running(settings, database.service_url) as (service, _):
+    rarely = make_settings(verify={"on_start": False, "full_interval": "1h"})
+    async with running(rarely, database.service_url) as (service, _):
         await write(service, 1)
     folder = wal_folder(settings)
-    position = '{"version":1,"began_at":1.0,"is_done":false,"tenant_id":"b"}'
-    (folder / full_walk.NAME).write_text(position)
+    position = {"version": 1, "began_at": time.time(), "is_done": False, "tenant_id": "b"}
+    (folder / full_walk.NAME).write_text(json.dumps(position))
     await damage(superuser, 1)
-    async with running(settings, database.service_url) as (_, parts):
-        await until(lambda: parts.full_walk.walks_done == 1, "the rest is walked")
+    async with running(rarely, database.service_url) as (_, parts):
+        await until(lambda: parts.full_walk.walks_done, "the rest is walked")
         assert not parts.breaks.open(), "acme was done before"
+    async with running(settings, database.service_url) as (_, parts):
         await until(parts.breaks.open, "the next walk comes to it")
 
 
@@ -218,3 +226,41 @@ def test_as_many_breaks_are_kept_as_fit_and_a_restart_reads_them(tmp_path: Path)
     breaks.found("acme", [Break(seq, "link", "differs", "a", "b") for seq in range(1500)])
     assert len(FoundBreaks(tmp_path).open("acme")) == 1000
     assert FoundBreaks(tmp_path).open("other") == []
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch, first: Callable[[], None], second: Callable[[], None]) -> None:
+    """Run both, ``second`` on a thread that begins, and has time to end, when ``first`` is about to sync a file."""
+    fsync, threads = os.fsync, list[threading.Thread]()
+
+    def fsync_meanwhile(descriptor: int) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=second))
+            threads[0].start()
+            threads[0].join(timeout=0.5)
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync_meanwhile)
+    first()
+    threads[0].join()
+
+
+def test_breaks_that_two_verifications_find_at_once_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = FoundBreaks(tmp_path)
+    found = [Break(seq, "link", "differs", "a", "b") for seq in (1, 2)]
+    at_once(monkeypatch, lambda: breaks.found("acme", found[:1]), lambda: breaks.found("acme", found[1:]))
+    assert [each.seq for each in FoundBreaks(tmp_path).open("acme")] == [1, 2]
+
+
+def test_positions_that_two_verifications_reach_at_once_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions = VerifiedPositions(tmp_path)
+
+    def reach(tenant_id: str) -> None:
+        assert positions.advance(tenant_id, Position(1, "ab" * 32))
+        positions.store()
+
+    at_once(monkeypatch, lambda: reach("acme"), lambda: reach("beta"))
+    assert VerifiedPositions(tmp_path).tenants() == ["acme", "beta"]
