@@ -38,6 +38,7 @@ from app.pending.backlog import Backlog
 from app.pending.linking import LinkedBatch
 from app.pending.quarantine import Quarantine
 from app.start.procedure import StartedNode
+from app.start.wal import to_its_end
 from app.stats.files import StatsFiles
 from app.stats.intake import StatsIntake
 from app.stats.writer import StatsWriter
@@ -86,6 +87,8 @@ class Service:
         self.database_url = url
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
+        self._persisting: asyncio.Task[None] | None = None
+        """What stores the control file now and then."""
         self._stop_by_s: float | None = None
         self.stop_requested = asyncio.Event()
         self.metrics = Metrics()
@@ -287,18 +290,19 @@ class Service:
         for tenant_id in self._started.damaged_trees:
             self.notary.mend(tenant_id)
         self.appender.wake()
-        for task in (self.appender.run(), self._persist_control()):
-            self.spawn(task)
+        self.spawn(self.appender.run())
+        self._persisting = self.spawn(self._persist_control())
         followers = [follower.run for follower in self._followers]
         for derived in (*followers, self._clean_up, self.key_changes.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(self._record_start())
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` until the service stops; its failure is the node's."""
         task = self._loop.create_task(work)
         task.add_done_callback(self._task_ended)
         self._tasks.append(task)
+        return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None or error is self.node.failure:
@@ -343,7 +347,7 @@ class Service:
         interval_s = self.settings.hlc.persistence_interval.total_seconds()
         while True:
             await asyncio.sleep(interval_s)
-            await asyncio.to_thread(self._store_control)
+            await to_its_end(self._store_control)
 
     def _store_control(self) -> None:
         node = self.node
@@ -438,6 +442,9 @@ class Service:
                 await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
+        if self._persisting is not None:
+            # Else two would write the same file, and the older one may come last, when the lock is another's.
+            await asyncio.wait((self._persisting,))
         try:
             await asyncio.to_thread(self._store_control)
         except OSError as error:

@@ -122,7 +122,7 @@ class KeyChanges:
     chain: KeyChain
     write_entry: WriteEntry
     sign_checkpoints_again: Callable[[], Awaitable[None]]
-    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
 
     def __post_init__(self) -> None:
         self._held = self.chain.keys

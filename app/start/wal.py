@@ -219,7 +219,7 @@ def _ranges(lsns: Iterable[Lsn]) -> list[LsnRange]:
 
 
 async def to_its_end(work: Callable[[], Value]) -> Value:
-    """What ``work`` returns, run in a thread. A cancelled start waits for it, so that it holds the lock as long."""
+    """What ``work`` returns, run in a thread. Whoever is cancelled waits for it, so that the lock is held as long."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)
