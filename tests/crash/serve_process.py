@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from tests.tally import COLD, Tally, bare_environment
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60.0
+WAIT_S = 120.0
 """Longest that anything a child must say or do is waited for."""
 LINE_BYTES_MAX = 1 << 22
 LINES_SHOWN = 60
@@ -50,10 +50,10 @@ class ServeProcess:
         """Start ``tally serve`` on ``database_url``, or ``tally dev`` without one, under the command ``before``.
 
         ``program`` takes the place of ``tally``. ``settings`` are names of environment variables in lower case without
-        their prefix: ``wal__dir``.
+        their prefix: ``wal__dir``. Writes wait for their level as long as a busy machine may take.
         """
         environment = bare_environment() | {"PYTHONPATH": str(ROOT)}
-        given = {"data_dir": data_dir, "port": 0, "database_url": database_url, **settings}
+        given = {"data_dir": data_dir, "port": 0, "database_url": database_url, "write__timeout": "60s", **settings}
         environment |= {f"TALLY_{name.upper()}": str(value) for name, value in given.items() if value is not None}
         data_dir.mkdir(exist_ok=True)
         command = "dev" if database_url is None else "serve"

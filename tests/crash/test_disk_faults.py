@@ -13,6 +13,7 @@ from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load
 from tests.crash.proof import prove, verified_by_service, wal_folder
+from tests.crash.writer import writer
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, decode_batch
 from wal.segment import list_segments
 
@@ -54,7 +55,10 @@ async def test_nothing_is_acknowledged_after_the_disk_failed_and_a_restart_recov
     load, data_dir, trace = Load(random.Random(seed)), tmp_path / "node", tmp_path / "trace"
     before = failing(strace, call, error, number, trace)
     child = await launch(data_dir, database.service_url, before=before, **SETTINGS)
-    async with load.on(await child.ready()):
+    url = await child.ready()
+    async with writer(url, load.book) as one:
+        await one.created("LOCAL")
+    async with load.on(url):
         failure = await child.says("wal_sync_failure")
         assert await child.ended() == 1
     assert f"Errno {5 if error == 'EIO' else 28}" in failure["error"]

@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from tests.app.chains import until
 from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load
@@ -22,7 +23,7 @@ from tests.crash.serve_process import WAIT_S
 from tests.crash.writer import writer
 
 ROUNDS = 3
-SETTINGS = {"chain__batch_size": 50, "chain__batch_interval": "300ms", "write__timeout": "500ms"}
+SETTINGS = {"chain__batch_size": 50, "chain__batch_interval": "300ms", "write__timeout": "5s"}
 
 
 async def test_local_writes_go_on_while_postgres_is_down_and_the_backlog_drains_when_it_is_back(
@@ -39,8 +40,7 @@ async def test_local_writes_go_on_while_postgres_is_down_and_the_backlog_drains_
         for _ in range(20):
             await one.created("LOCAL")
         await one.created("LOCAL", tenant_id="born-while-down")
-        for level in ("REGIONAL", "GLOBAL", None):
-            late = await one.create(level)
+        for late in await asyncio.gather(*(one.create(level) for level in ("REGIONAL", "GLOBAL", None))):
             assert late.problem == "durability-timeout"
             assert late.answered.told["achieved"] == "LOCAL"
             assert {"job_id", "hlc", "epoch", "lsn"} <= late.answered.told.keys()
@@ -156,6 +156,8 @@ class Fault:
             for _ in range(COMMIT_LOOKS_MAX):
                 if pid := await connection.fetchval(COMMITTING, self._database.name):
                     os.kill(pid, signal.SIGKILL)
+                    # Else the next connection may be one that is about to be ended.
+                    await until(connection.is_closed, "the postmaster has ended all others", WAIT_S)
                     return
         finally:
             connection.terminate()
@@ -187,7 +189,7 @@ async def test_postgres_killed_and_stopped_at_any_moment_loses_nothing_and_repea
     load = Load(draw)
     fault = Fault(draw, mortal_postgres, mortal_database)
     data_dir = tmp_path / "node"
-    child = await launch(data_dir, mortal_database.service_url, **SETTINGS | {"write__timeout": "5s"})
+    child = await launch(data_dir, mortal_database.service_url, **SETTINGS)
     url = await child.ready()
     for _ in range(torture_rounds(ROUNDS)):
         async with load.on(url):
@@ -200,6 +202,7 @@ async def test_postgres_killed_and_stopped_at_any_moment_loses_nothing_and_repea
             url = await child.ready()
     async with writer(url, load.book) as one:
         await one.ready()
+        await one.until("chained_lsn", (await one.positions())["durable_lsn"])
     await load.repeat_keyed(url)
     await verified_by_service(url, load.book.tenants())
     assert await child.terminate() == 0
@@ -208,7 +211,7 @@ async def test_postgres_killed_and_stopped_at_any_moment_loses_nothing_and_repea
 
 async def test_tally_dev_starts_its_postgres_again_when_it_was_killed(open_folder: Path, launch: Launch) -> None:
     book, server = Book(), EmbeddedPostgres(open_folder / "postgres")
-    child = await launch(open_folder, None, write__timeout="20s")
+    child = await launch(open_folder, None)
     url = await child.ready()
     async with writer(url, book) as one:
         for _ in range(2):

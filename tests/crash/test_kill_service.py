@@ -32,7 +32,6 @@ SETTINGS = {
     "wal__segment_bytes": 1 << 16,
     "wal__batch_max_bytes": 1 << 15,
     "wal__record_bytes_max": 1 << 15,
-    "write__timeout": "20s",
 }
 """So small that a second of load meets segment ends, torn requests, snapshots and control files."""
 
@@ -82,7 +81,7 @@ class Death:
     async def come(self, child: ServeProcess, load: Load) -> None:
         """Wait until the process is dead, killing it after so many answers at the latest."""
         enough = asyncio.ensure_future(load.book.more_acknowledged(self.answers))
-        dead = asyncio.ensure_future(child.ended())
+        dead = asyncio.ensure_future(child.ended(2 * WAIT_S))
         await asyncio.wait((enough, dead), return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
         enough.cancel()
         child.signal(signal.SIGKILL)
@@ -162,16 +161,14 @@ async def test_a_kill_between_the_record_of_a_new_tenant_and_its_first_event_lea
     tmp_path: Path, database: Database, launch: Launch, strace: str, superuser: asyncpg.Connection
 ) -> None:
     data_dir, book = tmp_path / "node", Book()
-    # 1. Each record is a batch, and each is written late; the process dies before the third, the event itself.
-    late = injected(strace, WRITE, "delay_enter=500000")
-    child = await launch(data_dir, database.service_url, before=late, wal__ack_mode="LOCAL_SYNC")
+    # 1. Each record is a batch; the process dies with the second, before the third, the event itself, is written.
+    dying = injected(strace, "fdatasync", "signal=KILL:when=2")
+    child = await launch(data_dir, database.service_url, before=dying, wal__ack_mode="LOCAL_SYNC")
     async with writer(await child.ready(), book) as one:
         await one.until("chained_lsn", 1)
-        lost = asyncio.ensure_future(one.create("LOCAL"))
-        await one.until("durable_lsn", 2)
-        await child.kill()
         with pytest.raises(aiohttp.ClientError):
-            await lost
+            await one.create("LOCAL")
+    assert await child.ended() == -signal.SIGKILL
     # 2. The tenant is written to before its beginning can be chained.
     await superuser.execute("BEGIN; LOCK scheduler.chain_heads IN EXCLUSIVE MODE")
     child = await launch(data_dir, database.service_url)

@@ -20,7 +20,6 @@ import uvloop
 
 from app.background import stop_signals
 from app.cli.serve import StopWhileStarting
-from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
 from console.outcome import CommandExit
 from tests.app.chains import until
@@ -35,11 +34,12 @@ from tests.processes import runs
 from wal import control
 from wal.reader import read
 
-SETTINGS = {"shutdown_grace": "6s"}
-GRACE_S = 7.5
-"""The budget of ``SETTINGS``, and what a busy machine adds to it."""
-AT_ONCE_S = 3.0
-"""What a stop takes at the most that waits for nothing, on a busy machine."""
+SETTINGS = {"shutdown_grace": "60s"}
+AT_ONCE_S = 30.0
+"""What a stop takes at the most that does not use up the budget of ``SETTINGS``, on a busy machine."""
+SHORT = {"shutdown_grace": "6s"}
+GRACE_S = 20.0
+"""The budget of ``SHORT``, and what a busy machine adds to it."""
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 
@@ -69,12 +69,12 @@ async def test_a_stop_under_load_loses_nothing_acknowledged_and_leaves_a_clean_s
         child.signal(number)
         # make passes on to its child what the terminal has sent it already.
         child.signal(number)
-        assert await child.ended(GRACE_S) == 0
+        assert await child.ended(AT_ONCE_S) == 0
     child = await starts_again_with_nothing_to_repair(launch, data_dir, database.service_url)
     url = await child.ready()
     await load.repeat_keyed(url)
     await verified_by_service(url, load.book.tenants())
-    assert await child.terminate(GRACE_S) == 0
+    assert await child.terminate(AT_ONCE_S) == 0
     await prove(load.book, database.superuser_url, [wal_folder(data_dir)])
 
 
@@ -100,7 +100,7 @@ async def test_a_stop_answers_the_open_requests_and_takes_no_new_ones(
         assert not any(request.done() for request in waiting)
         await superuser.execute("ROLLBACK")
         await asyncio.gather(*waiting)
-        assert await child.ended(GRACE_S) == 0
+        assert await child.ended(AT_ONCE_S) == 0
     await starts_again_with_nothing_to_repair(launch, tmp_path / "node", database.service_url)
 
 
@@ -116,7 +116,7 @@ async def test_a_stop_chains_what_was_only_durable(
     child.signal(signal.SIGTERM)
     await child.says_line("Finished server process")
     await superuser.execute("ROLLBACK")
-    assert await child.ended(GRACE_S) == 0
+    assert await child.ended(AT_ONCE_S) == 0
     await starts_again_with_nothing_to_repair(launch, tmp_path / "node", database.service_url)
 
 
@@ -133,7 +133,7 @@ async def test_a_write_that_cannot_reach_its_level_in_time_is_told_where_it_stan
     tmp_path: Path, database: Database, superuser: asyncpg.Connection, launch: Launch
 ) -> None:
     book = Book()
-    child = await launch(tmp_path / "node", database.service_url, write__timeout="1m", **SETTINGS)
+    child = await launch(tmp_path / "node", database.service_url, write__timeout="1m", **SHORT)
     url = await child.ready()
     async with writer(url, book) as one:
         await one.created("GLOBAL")
@@ -146,7 +146,7 @@ async def test_a_write_that_cannot_reach_its_level_in_time_is_told_where_it_stan
     child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
     url = await child.ready()
     await verified_by_service(url, book.tenants())
-    assert await child.terminate(GRACE_S) == 0
+    assert await child.terminate(AT_ONCE_S) == 0
     await prove(book, database.superuser_url, [wal_folder(tmp_path / "node")])
 
 
@@ -164,7 +164,7 @@ async def test_idle_and_half_sent_connections_do_not_delay_a_stop(
 async def test_a_request_whose_body_never_comes_is_answered_and_does_not_keep_the_process(
     tmp_path: Path, database: Database, launch: Launch
 ) -> None:
-    child = await launch(tmp_path / "node", database.service_url, **SETTINGS)
+    child = await launch(tmp_path / "node", database.service_url, **SHORT)
     address = urlsplit(await child.ready())
     half = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -199,7 +199,7 @@ async def test_a_stop_while_postgres_is_down_or_hangs_ends_in_time_and_the_next_
 ) -> None:
     book, data_dir = Book(), tmp_path / "node"
     for away in (down, frozen):
-        child = await launch(data_dir, mortal_database.service_url, **SETTINGS)
+        child = await launch(data_dir, mortal_database.service_url, **SHORT)
         url = await child.ready()
         async with writer(url, book) as one:
             await one.created("GLOBAL")
@@ -210,7 +210,7 @@ async def test_a_stop_while_postgres_is_down_or_hangs_ends_in_time_and_the_next_
     child = await launch(data_dir, mortal_database.service_url, **SETTINGS)
     url = await child.ready()
     await verified_by_service(url, book.tenants())
-    assert await child.terminate(GRACE_S) == 0
+    assert await child.terminate(AT_ONCE_S) == 0
     await prove(book, mortal_database.superuser_url, [wal_folder(data_dir)])
 
 
@@ -227,23 +227,32 @@ async def frozen(server: EmbeddedPostgres) -> AsyncIterator[None]:
     """PostgreSQL takes connections and does nothing."""
     pid = server.postmaster_pid()
     assert pid is not None
-    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    for process in processes:
-        process.suspend()
-    yield
-    for process in processes:
-        process.resume()
+    postmaster = psutil.Process(pid)
+    # It first: then no child is new, and none of those that end is gone.
+    postmaster.suspend()
+    children = postmaster.children(recursive=True)
+    try:
+        for child in children:
+            child.suspend()
+        yield
+    finally:
+        for process in (*children, postmaster):
+            process.resume()
 
 
 @BOTH
 async def test_a_start_that_waits_for_postgres_can_be_stopped(
     tmp_path: Path, launch: Launch, number: signal.Signals
 ) -> None:
-    child = await launch(tmp_path / "node", f"postgresql://nobody@127.0.0.1:{free_port()}/none", **SETTINGS)
-    await until(lambda: list((tmp_path / "node").glob("wal/*/LOCK")) or child.returncode, "it starts", WAIT_S)
-    assert child.returncode is None
-    child.signal(number)
-    assert await child.ended(AT_ONCE_S) == 0
+    with socket.socket() as silent:
+        # Bound, so that nobody else can listen there, and not listening.
+        silent.bind(("127.0.0.1", 0))
+        host, port = silent.getsockname()
+        child = await launch(tmp_path / "node", f"postgresql://nobody@{host}:{port}/none", **SETTINGS)
+        await until(lambda: list((tmp_path / "node").glob("wal/*/LOCK")) or child.returncode, "it starts", WAIT_S)
+        assert child.returncode is None
+        child.signal(number)
+        assert await child.ended(AT_ONCE_S) == 0
     assert "Traceback" not in child.last_words()
 
 
@@ -259,15 +268,15 @@ async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
         assert pid is not None
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         child.signal(number)
-        assert await child.ended(GRACE_S + AT_ONCE_S) == 0
-    assert not [process for process in processes if runs(process.pid)]
+        assert await child.ended() == 0
+    assert not [process for process in processes if process.is_running() and runs(process.pid)]
 
     child = await launch(open_folder, None, **SETTINGS)
     url = await child.ready()
     assert child.events("wal_recovery_cut_torn_tail") == []
     await load.repeat_keyed(url)
     await verified_by_service(url, load.book.tenants())
-    assert await child.terminate(GRACE_S + AT_ONCE_S) == 0
+    assert await child.terminate() == 0
     server.start()
     try:
         await prove(load.book, server.superuser_url(), [wal_folder(open_folder)])
@@ -291,7 +300,7 @@ async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_
         assert "Traceback" not in child.last_words()
     child = await launch(open_folder, None, **SETTINGS)
     await child.ready()
-    assert await child.terminate(GRACE_S + AT_ONCE_S) == 0
+    assert await child.terminate() == 0
 
 
 def be_told_to_end(mangled: bool) -> None:
