@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,6 @@ from pathlib import Path
 import httpx
 
 from app.cli.serve import embedded_postgres
-from app.dev.cluster import free_port
 from ledger.errors import StartRefusedError
 
 START_TIMEOUT_S = 120.0
@@ -48,9 +48,9 @@ def scratch_service(folder: Path) -> Iterator[str]:
     Raises:
         StartRefusedError: it did not become ready; the text has the end of its log.
     """
-    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    environment |= {"TALLY_DATA_DIR": str(folder), "TALLY_PORT": str(port)}
+    # Of the ports the system has one free; one that is chosen here may be another's by the time it is listened on.
+    environment |= {"TALLY_DATA_DIR": str(folder), "TALLY_PORT": "0"}
     log_file = folder / "service.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
@@ -63,9 +63,7 @@ def scratch_service(folder: Path) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_ready(process, url, log_file)
-        yield url
+        yield _wait_ready(process, log_file)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -75,14 +73,24 @@ def scratch_service(folder: Path) -> Iterator[str]:
             process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], log_file: Path) -> str:
+    """The URL of the service, once it is ready."""
     give_up_at = time.monotonic() + START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < give_up_at:
-        if _is_ready(url):
-            return
+        if (url := _told_url(log_file)) is not None and _is_ready(url):
+            return url
         time.sleep(_POLL_S)
     tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
     raise StartRefusedError(f"the scratch service did not become ready; the end of its log:\n{tail}")
+
+
+def _told_url(log_file: Path) -> str | None:
+    """Where the service says that it answers, None as long as it does not."""
+    *lines, _unfinished = log_file.read_bytes().split(b"\n")
+    for line in lines:
+        if line.startswith(b"{") and (said := json.loads(line)).get("event") == "service_ready":
+            return str(said["url"])
+    return None
 
 
 def _is_ready(url: str) -> bool:

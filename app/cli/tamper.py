@@ -17,9 +17,12 @@ from rich.table import Table
 from app.cli.client import LedgerClient
 from app.cli.scratch import scratch_folder, scratch_service
 from app.cli.serve import embedded_postgres
+from app.cli.verify_against import Request
 from console.options import Json
 from console.outcome import CommandExit, err, out, print_json
 from ledger.exit_code import ExitCode
+from signing.anchors import NOBODY
+from signing.keys import Keyring
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -29,6 +32,9 @@ JOBS = 20
 JOB_THAT_FAILS = 7
 ENTRIES_CUT = 6
 """Those of the last two jobs, so that no job is left half recorded."""
+
+AUDITOR = "auditor"
+"""Whoever kept the checkpoint that a cut is found by, in the words of a verdict."""
 
 demo = typer.Typer(no_args_is_help=True, help="Demonstrations on a scratch copy.")
 
@@ -121,18 +127,22 @@ async def _falsify(client: LedgerClient, superuser_url: str) -> list[EditFound]:
         found.append(await _found(client, "the same, and its digest made to fit", "link", seq))
         await tampering.write_payload(connection, TENANT, row)
 
-        found.append(await _cut(client, connection))
+        found.append(await _cut(client, connection, superuser_url))
         return found
 
 
-async def _cut(client: LedgerClient, connection: Connection) -> EditFound:
+async def _cut(client: LedgerClient, connection: Connection, superuser_url: str) -> EditFound:
+    """The node sees this itself, and ends: so it is an auditor who verifies, with the checkpoint kept from before."""
+    from app.cli.verify_database import kept_head, verify_database
     from app.store import tampering
 
-    head = (await asyncio.to_thread(client.get, "/v1/chain/head", tenant_id=TENANT))["seq"]
-    last_kept = head - ENTRIES_CUT
-    await tampering.cut_tail(connection, TENANT, last_kept)
+    note = await asyncio.to_thread(client.get_text, f"/v1/log/{TENANT}/checkpoint")
+    keyring = Keyring.from_json(await asyncio.to_thread(client.get, "/v1/keys"))
+    kept = kept_head(note, TENANT, keyring, AUDITOR)
+    await tampering.cut_tail(connection, TENANT, kept.size - ENTRIES_CUT)
     edit = f"the last {ENTRIES_CUT} entries removed, head, snapshots, tree and jobs made to fit"
-    return await _found(client, edit, "rollback", None)
+    request = Request(TENANT, None, None, keyring=keyring, kept=None, outsiders=NOBODY)
+    return EditFound(edit, "rollback", None, await verify_database(superuser_url, request, [kept], []))
 
 
 async def _found(client: LedgerClient, edit: str, kind: str, seq: int | None) -> EditFound:
