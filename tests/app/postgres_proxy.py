@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
@@ -58,8 +59,13 @@ class PostgresProxy:
         assert parts.port is not None
         self._upstream = (parts.hostname, parts.port)
         self._upstream_url = parts
-        self._port = 0
+        self._place = socket.socket()
+        """Keeps the port for us while nobody listens on it."""
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
+        self._port: int = self._place.getsockname()[1]
         self._server: asyncio.Server | None = None
+        self._cuts = 0
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._moving = asyncio.Event()
@@ -77,7 +83,6 @@ class PostgresProxy:
     async def accept(self) -> None:
         """Take connections, always on the same port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
         """Break all connections and take no more."""
@@ -88,6 +93,7 @@ class PostgresProxy:
 
     def cut(self) -> None:
         """Break all connections."""
+        self._cuts += 1
         for link in self._links:
             link.cut()
 
@@ -114,18 +120,24 @@ class PostgresProxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._place.close()
 
     async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        cuts = self._cuts
         try:
             from_server, to_server = await asyncio.open_connection(*self._upstream)
         except OSError:
             to_client.transport.abort()
             return
         link = _Link(to_client, to_server)
+        if self._server is None or cuts != self._cuts:
+            # It began before the cut.
+            link.cut()
+            return
         self._links.add(link)
         try:
             async with asyncio.TaskGroup() as group:

@@ -1,4 +1,7 @@
-"""A whole service on a socket, in a thread of its own, so that tests of one module can share it."""
+"""A whole service on a socket, in a thread of its own, so that tests of one module can share it.
+
+It has recorded its start, the last entry of ``_system`` that it writes by itself.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ def serving(postgres: EmbeddedPostgres, folder: Path, name: str, **settings: obj
     thread = threading.Thread(target=_run, args=(run, started), name=name)
     thread.start()
     try:
-        url, loop, stop = started.result(timeout=60)
+        url, loop, stop = started.result(timeout=120)
         try:
             yield url
         finally:
             loop.call_soon_threadsafe(stop.set)
     finally:
-        thread.join(timeout=60)
+        thread.join(timeout=120)
         asyncio.run(execute(maintenance_url, f"DROP DATABASE {name} WITH (FORCE)"))
     assert not thread.is_alive(), "the service did not stop"
 
@@ -43,8 +46,10 @@ async def _serve(
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]],
 ) -> None:
     stop = asyncio.Event()
-    read = load_settings(data_dir=folder, port=0, **settings)
-    async with running(read, database_url) as (_, parts), listening(parts) as (url, _task):
+    # A machine that runs other things too is not what a test is about.
+    read = load_settings(**{"data_dir": folder, "port": 0, "write": {"timeout": "60s"}, **settings})
+    async with running(read, database_url) as (service, parts), listening(parts) as (url, _task):
+        await service.key_changes.recorded.wait()
         started.set_result((url, asyncio.get_running_loop(), stop))
         await stop.wait()
 

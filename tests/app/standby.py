@@ -30,7 +30,7 @@ class Standby:
         self._cluster = open_cluster(primary.data_dir)
         self._data = home / "data"
         self._log = primary.data_dir / "standby.log"
-        self._port = free_port()
+        self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def copy(self) -> None:
@@ -43,6 +43,8 @@ class Standby:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
+        # Chosen when it is listened on at once; kept when the server starts again.
+        self._port = self._port or free_port()
         command = [str(self._cluster.binaries / "postgres"), "-D", str(self._data), "-p", str(self._port)]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         with self._log.open("ab") as log:

@@ -71,6 +71,12 @@ async def stamped_to(client: httpx.AsyncClient, size: int) -> list[dict[str, Any
     return items if items and items[0]["tree_size"] >= size else None
 
 
+async def recorded_key(client: httpx.AsyncClient) -> dict[str, Any] | None:
+    """The key of the node, once an entry introduces it."""
+    (listed,) = (await client.get("/v1/keys")).json()["keys"]
+    return listed if listed["introduced_by"] is not None else None
+
+
 async def verdict_of(client: httpx.AsyncClient) -> dict[str, Any]:
     return (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).raise_for_status().json()
 
@@ -215,7 +221,7 @@ async def test_what_was_stamped_before_a_key_was_revoked_still_counts(
     seen_ms = int(datetime.fromisoformat(stamp["time"]).timestamp() * 1000)
     # The key in use revokes itself, as whoever holds it may.
     signer, from_hlc = key_file.load(stamped.signing_key_uri), Hlc(seen_ms + later_ms, 0, "node")
-    (listed,) = (await client.get("/v1/keys")).json()["keys"]
+    listed = await until(lambda: recorded_key(client), "the chain names the key")
     facts = revoked_facts(signer.key_id, (await client.get("/v1/node")).json()["node_id"], from_hlc, None)
     after = key_statement.Anchor(**listed["introduced_by"])
     said = key_statement.sign("KEY_REVOKED", facts, signer.key_id, after, signer)["statement"]

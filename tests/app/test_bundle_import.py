@@ -25,7 +25,7 @@ from signing.bundle.judging import BundleVerdict
 from signing.keys import Keyring
 from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, rows_of, statement_of, store
-from tests.app.chains import Chains, until
+from tests.app.chains import Chains, followed, until
 from tests.app.service_thread import serving
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.tally import run_tally
@@ -118,7 +118,7 @@ def kind_of(answer: httpx.Response) -> str:
 def settled(client: httpx.Client, postgres: EmbeddedPostgres) -> dict[str, int]:
     """``everything``, once the service has recorded its start and followed and signed all that it chained."""
 
-    async def followed() -> None:
+    async def settle() -> None:
         connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
         try:
             chains = Chains(connection)
@@ -134,10 +134,11 @@ def settled(client: httpx.Client, postgres: EmbeddedPostgres) -> dict[str, int]:
                 return not await connection.fetchval(behind)
 
             await until(is_followed, "every tree has followed its chain")
+            await until(lambda: followed(connection), "the job table has")
         finally:
             await connection.close()
 
-    asyncio.run(followed())
+    asyncio.run(settle())
     return everything(postgres)
 
 

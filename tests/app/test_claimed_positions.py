@@ -39,6 +39,7 @@ async def stranded(run_node: RunNode, settings: Settings, database: Database) ->
     """What a node acknowledged while PostgreSQL was away; numbers 0 and 1 of acme were chained before."""
     async with proxy_to(database.service_url) as proxy, run_node(settings, url=proxy.url) as service:
         await write(service, 0, 1)
+        await service.key_changes.recorded.wait()
         await until(lambda: service.node.chained.lsn >= service.writer.written_lsn, "all that is written is chained")
         await proxy.refuse()
         return await strand(service, first=2)

@@ -9,6 +9,7 @@ import pytest
 from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError, UnreachableError, wait_s
 
 Answer = tuple[int, dict[str, str], bytes]
+PATIENCE_S = 60.0
 PROBLEM = b'{"type": "https://tallystick.dev/problems/backlog-full", "detail": "too many events wait", "line": 3}'
 
 
@@ -57,7 +58,7 @@ def test_a_keyed_request_is_repeated_with_its_key_until_the_service_takes_it(ser
     service.answers = [(503, {"Retry-After": "0"}, PROBLEM), (200, {}, b'{"accepted": 1}')]
     waited: list[str] = []
 
-    with LedgerClient(service.url, on_wait=lambda error, _: waited.append(str(error))) as client:
+    with LedgerClient(service.url, patience_s=PATIENCE_S, on_wait=lambda error, _: waited.append(str(error))) as client:
         answer, replayed = client.post_lines("/v1/events", b"{}\n", key="k-1")
 
     assert answer == {"accepted": 1}
@@ -103,7 +104,7 @@ def test_a_proxy_that_cannot_reach_the_ledger_is_asked_again(service: Scripted) 
     page: Answer = (502, {"Content-Type": "text/html"}, b"<html>")
     service.answers = [page, (200, {}, b"{}"), page]
 
-    with LedgerClient(service.url) as client:
+    with LedgerClient(service.url, patience_s=PATIENCE_S) as client:
         client.post("/v1/jobs", {}, key="k-1")
         with pytest.raises(NotTheLedgerError, match="502, text/html"):
             client.post("/v1/jobs", {})

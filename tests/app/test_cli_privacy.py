@@ -42,14 +42,17 @@ def test_fields_are_declared_shown_and_a_person_is_erased(
         assert done.returncode == 1, done.stderr
         ran = json.loads(done.stdout)
         assert ran["recorded"] is True
-        assert "$private" in httpx.get(f"{url}/v1/chain/entries?tenant_id=acme&from_seq={ran['chain']['seq']}").text
+        assert (
+            "$private"
+            in httpx.get(f"{url}/v1/chain/entries?tenant_id=acme&from_seq={ran['chain']['seq']}", timeout=60).text
+        )
 
         done = tally("privacy", "set", "-t", "acme", "-f", "type", url=url)
         assert done.returncode == 1
         assert "requestor" in done.stderr
 
         httpx.post(
-            f"{url}/v1/jobs", json={"tenant_id": "acme", "job_id": "a", "spec": {"user": "alice"}}
+            f"{url}/v1/jobs", json={"tenant_id": "acme", "job_id": "a", "spec": {"user": "alice"}}, timeout=60
         ).raise_for_status()
         new = tmp_path / "new.key"
         done = tally("privacy", "rotate-master", "--new", str(new), "--json", url=url)
@@ -63,7 +66,7 @@ def test_fields_are_declared_shown_and_a_person_is_erased(
         done = tally("erase", "-t", "acme", "--subject", "-", "--reason", "asked for", url=url, said="alice\n")
         assert done.returncode == 0, done.stderr
         assert "on record at seq 6" in done.stdout
-        job = httpx.get(f"{url}/v1/jobs/a?tenant_id=acme").json()
+        job = httpx.get(f"{url}/v1/jobs/a?tenant_id=acme", timeout=60).json()
         assert job["spec"] == {"user": {"$erased": True}}
         done = tally("erase", "-t", "acme", "--subject", "nobody", url=url)
         assert (done.returncode, "subject-not-found" in done.stderr) == (1, True)

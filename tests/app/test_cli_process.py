@@ -10,6 +10,16 @@ import pytest
 
 RUN = "import sys; from app.cli import process; print(*process.run(sys.argv[1:])[:2])"
 
+WAIT = """
+import signal, sys
+wanted = {getattr(signal, sys.argv[1])}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+open(sys.argv[2], "w").close()
+signal.sigwait(wanted)
+sys.exit(42)
+"""
+"""Held back, the signal waits until it is waited for: a trap of a shell may miss the one that comes before a read."""
+
 
 def ran(*command: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", RUN, *command], capture_output=True, text=True, check=True)
@@ -37,23 +47,13 @@ def test_a_command_dies_of_a_closed_pipe_as_it_would_without_us() -> None:
 def test_a_signal_sent_to_us_reaches_the_command_and_we_outlive_it(name: str, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    script = f"trap 'exit 42' {name.removeprefix('SIG')}; echo up > {ready}; while read line; do :; done"
-    held_open, stdin = os.pipe()
-    tally = subprocess.Popen(
-        [sys.executable, "-c", RUN, "sh", "-c", script],
-        stdin=held_open,
-        stdout=subprocess.PIPE,
-        text=True,
-        # Whoever runs the tests in the background may ignore it, and a shell cannot trap what it was told to ignore.
-        preexec_fn=lambda: signal.signal(getattr(signal, name), signal.SIG_DFL),
-    )
+    command = [sys.executable, "-c", WAIT, name, str(ready)]
+    tally = subprocess.Popen([sys.executable, "-c", RUN, *command], stdout=subprocess.PIPE, text=True)
     ready.read_text()
 
     tally.send_signal(getattr(signal, name))
-    stdout, _ = tally.communicate(timeout=20)
+    stdout, _ = tally.communicate(timeout=120)
 
-    os.close(held_open)
-    os.close(stdin)
     assert stdout == "42 None\n"
     assert tally.returncode == 0
 

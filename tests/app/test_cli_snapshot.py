@@ -25,12 +25,12 @@ TENANTS = ("acme", "beta", "gamma")
 def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving(postgres, tmp_path_factory.mktemp("snapshots"), "snapshot_all") as url:
         for tenant in TENANTS:
-            httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}).raise_for_status()
+            httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}, timeout=60).raise_for_status()
         yield url
 
 
 def signed_to(url: str, tenant: str) -> tuple[int, int]:
-    head = httpx.get(f"{url}/v1/chain/head", params={"tenant_id": tenant}).json()
+    head = httpx.get(f"{url}/v1/chain/head", params={"tenant_id": tenant}, timeout=60).json()
     return head["signed_to_seq"], head["seq"]
 
 
@@ -51,7 +51,7 @@ def test_every_chain_is_signed_to_its_head(
 ) -> None:
     monkeypatch.setattr(snapshot, "PAGE_TENANTS", page)
     for tenant in TENANTS:
-        httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}).raise_for_status()
+        httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}, timeout=60).raise_for_status()
 
     made = json.loads(tally(monkeypatch, capsys, url, "--all", "--json"))
 
@@ -73,7 +73,7 @@ def test_one_chain_of_the_ledger_itself_can_be_signed(
 def test_where_there_is_nothing_new_the_newest_snapshot_is_told_as_such(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    httpx.post(f"{url}/v1/jobs", json={"tenant_id": "beta"}).raise_for_status()
+    httpx.post(f"{url}/v1/jobs", json={"tenant_id": "beta"}, timeout=60).raise_for_status()
     first = tally(monkeypatch, capsys, url, "-t", "beta")
     again = tally(monkeypatch, capsys, url, "-t", "beta")
     answered = json.loads(tally(monkeypatch, capsys, url, "-t", "beta", "--json"))
@@ -92,7 +92,7 @@ def test_a_node_that_signs_nothing_says_so_once_for_all_tenants_and_is_waited_fo
 ) -> None:
     with serving(postgres, tmp_path, "snapshot_none", chain={"sign_snapshots": False}) as url:
         for tenant in TENANTS:
-            httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}).raise_for_status()
+            httpx.post(f"{url}/v1/jobs", json={"tenant_id": tenant}, timeout=60).raise_for_status()
         patience_s = 2.0
         monkeypatch.setattr(snapshot, "LedgerClient", partial(LedgerClient, patience_s=patience_s))
         monkeypatch.setattr(sys, "argv", ["tally", "snapshot", "--url", url, "--all"])
@@ -100,7 +100,7 @@ def test_a_node_that_signs_nothing_says_so_once_for_all_tenants_and_is_waited_fo
         with pytest.raises(SystemExit) as ended:
             main()
         told = capsys.readouterr()
-        metrics = httpx.get(f"{url}/metrics").text
+        metrics = httpx.get(f"{url}/metrics", timeout=60).text
     asked = [line for line in metrics.splitlines() if "http_requests_total" in line and "snapshots" in line]
 
     assert ended.value.code == 1
@@ -122,14 +122,14 @@ def test_tenants_are_listed_by_name_page_by_page(url: str) -> None:
     cursor: str | None = None
     while True:
         asked: dict[str, Any] = {"limit": 3} | ({"cursor": cursor} if cursor else {})
-        page = httpx.get(f"{url}/v1/tenants", params=asked).json()
+        page = httpx.get(f"{url}/v1/tenants", params=asked, timeout=60).json()
         listed += [item["tenant_id"] for item in page["items"]]
         cursor = page["next_cursor"]
         if cursor is None:
             break
 
     assert sorted(listed) == sorted([*TENANTS, "_system"])
-    assert httpx.get(f"{url}/v1/tenants", params={"cursor": "AAAA"}).status_code == 422
+    assert httpx.get(f"{url}/v1/tenants", params={"cursor": "AAAA"}, timeout=60).status_code == 422
 
 
 def test_a_chain_that_cannot_be_signed_is_told_and_the_others_are_signed(
@@ -137,7 +137,7 @@ def test_a_chain_that_cannot_be_signed_is_told_and_the_others_are_signed(
 ) -> None:
     empty = "INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('begun', 0)"
     asyncio.run(execute(postgres.superuser_url("snapshot_all"), empty))
-    httpx.post(f"{url}/v1/jobs", json={"tenant_id": "gamma"}).raise_for_status()
+    httpx.post(f"{url}/v1/jobs", json={"tenant_id": "gamma"}, timeout=60).raise_for_status()
 
     made = json.loads(tally(monkeypatch, capsys, url, "--all", "--json", code=1))
 

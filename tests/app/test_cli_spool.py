@@ -54,7 +54,7 @@ class _Forward(BaseHTTPRequestHandler):
             return
         self.server.passes -= 1
         wanted = {name: value for name, value in self.headers.items() if name not in ("Host", "Connection")}
-        answer = httpx.post(self.server.ledger + self.path, content=body, headers=wanted)
+        answer = httpx.post(self.server.ledger + self.path, content=body, headers=wanted, timeout=PATIENCE_S)
         if not self.server.answers:
             return
         self.send_response(answer.status_code)
@@ -74,13 +74,20 @@ def ledger(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def way(ledger: str) -> Iterator[LossyWay]:
+def way(ledger: str, _patient: None) -> Iterator[LossyWay]:
     with LossyWay(ledger) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that is there is waited for, however slow the machine."""
+    monkeypatch.setattr(recorded_job, "START_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(recorded_job, "END_WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -101,12 +108,13 @@ def ran(url: str, folder: Path, tenant: str) -> RecordedJob:
 
 
 def actions(ledger: str, tenant: str, job_id: str) -> list[str]:
-    listed = httpx.get(f"{ledger}/v1/jobs/{job_id}/events", params={"tenant_id": tenant})
+    params = {"tenant_id": tenant}
+    listed = httpx.get(f"{ledger}/v1/jobs/{job_id}/events", params=params, timeout=PATIENCE_S)
     return [event["action"] for event in listed.json()["items"]]
 
 
 def state(ledger: str, tenant: str, job_id: str) -> Any:
-    return httpx.get(f"{ledger}/v1/jobs/{job_id}", params={"tenant_id": tenant}).json()
+    return httpx.get(f"{ledger}/v1/jobs/{job_id}", params={"tenant_id": tenant}, timeout=PATIENCE_S).json()
 
 
 def waiting(folder: Path) -> list[str]:
@@ -225,7 +233,7 @@ def test_a_run_that_is_killed_leaves_what_it_spooled_and_the_job_open(
     tally.wait(timeout=PATIENCE_S)
     flush(ledger, folder, as_json=True)
 
-    listed = httpx.get(f"{ledger}/v1/jobs", params={"tenant_id": "killed"}).json()["items"]
+    listed = httpx.get(f"{ledger}/v1/jobs", params={"tenant_id": "killed"}, timeout=PATIENCE_S).json()["items"]
     assert [each["status"] for each in listed] == ["ACCEPTED"]
     os.kill(pid, 0)  # the command itself goes on
     go.write_text("go\n")
@@ -377,11 +385,13 @@ def test_a_spool_has_a_bound_and_the_end_of_what_is_in_it_still_has_room(
         second.end(Ended(0, None, 1.0))
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_refusal_at_the_end_is_told_and_not_spooled(ledger: str, folder: Path) -> None:
     made = job(ledger, folder, "ended")
     made.begin(["true"])
     completed = {"tenant_id": "ended", "type": "JobCompleted"}
-    assert httpx.post(f"{ledger}/v1/jobs/{made.job_id}/events", json=completed).status_code == 201
+    path = f"{ledger}/v1/jobs/{made.job_id}/events"
+    assert httpx.post(path, json=completed, timeout=PATIENCE_S).status_code == 201
 
     with pytest.raises(RequestRefusedError, match="job-ended"):
         made.end(Ended(0, None, 1.0))
