@@ -54,7 +54,8 @@ async def decide_and_link(
         InvalidInputError: the beginning of a chain of an older link version cannot be kept as it is.
     """
     standing = await read_standing(connection, entries)
-    if before is not None:
+    # Entries decide about one another only where they are of one time.
+    if before is not None and before.entries[-1].key[:3] == entries[0].key[:3]:
         for tenant_id, here in standing.items():
             earlier = before.standing.get(tenant_id, {})
             here |= {hlc: event for hlc, event in earlier.items() if hlc not in here}
@@ -72,13 +73,14 @@ async def read_standing(connection: Connection, batch: Sequence[Incoming]) -> di
     lowest: dict[str, tuple[int, int, str]] = {}
     for entry in batch:
         lowest.setdefault(entry.tenant_id, entry.key[1:4])
-    is_plain = batch[0].key.rank and not any(entry.action == SystemAction.CONFLICT for entry in batch)
     standing: dict[str, dict[str, Event]] = {}
-    for tenant, events in events_to_find(batch).items():
-        highest = await highest_hlc(connection, tenant) if is_plain else None
-        if is_plain and (highest is None or highest < lowest[tenant]):
-            standing[tenant] = {}
-            continue
+    if batch[0].key.rank and SystemAction.CONFLICT.value not in {entry.action for entry in batch}:
+        for tenant in lowest:
+            highest = await highest_hlc(connection, tenant)
+            if highest is None or highest < lowest[tenant]:
+                standing[tenant] = {}
+    among = [entry for entry in batch if entry.tenant_id not in standing]
+    for tenant, events in events_to_find(among).items():
         found = await find_standing(connection, tenant, events)
         standing[tenant] = {t_hlc: entry.event for t_hlc, entry in found.items()}
     return standing

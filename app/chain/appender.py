@@ -72,7 +72,7 @@ BATCH_ENTRIES_MAX = 2000
 """Most events in one transaction: enough to spread the commit, few enough to keep the latency of one low."""
 BATCH_BYTES_MAX = 1 << 20
 """Most payload bytes in one transaction: they are linked in one turn of the event loop."""
-COLLECT_S = 0.02
+COLLECT_S = 0.1
 """How long records that nobody waits for come together before they are chained: a transaction costs as much as linking
 and storing a hundred of them."""
 LOCKED_RETRY_S = 0.5

@@ -43,7 +43,7 @@ ENTRIES_A_TURN = 2000
 """Most entries that are followed in one transaction."""
 TENANTS_A_TURN = 64
 """Most tenants that are followed in one transaction."""
-COLLECT_S = 0.02
+COLLECT_S = 0.1
 """How long what was committed comes together before it is followed, unless somebody waits for it."""
 RECENT_BYTES_MAX = 16 << 20
 """Payload bytes of the newest entries that are kept to be followed; what is not kept is read back."""

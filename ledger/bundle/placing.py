@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -20,6 +20,8 @@ from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
 from ledger.machines.jobs import payload_of, said_of_job
+
+_CONFLICT: Final = SystemAction.CONFLICT.value
 
 
 @dataclass(slots=True)
@@ -70,9 +72,13 @@ def decide(entries: Sequence[Incoming], standing: Mapping[str, dict[str, Event]]
     decided = Decided()
     for entry in entries:
         here, event = standing[entry.tenant_id], event_of(entry)
-        stands, kept_digest = _place(entry, event, here)
         first = here.get(entry.t_hlc)
-        if first is not None and first != event and entry.action != SystemAction.CONFLICT:
+        if first is None and entry.action != _CONFLICT:
+            decided.placed.append((entry, None))
+            here[entry.t_hlc] = event
+            continue
+        stands, kept_digest = _place(entry, event, here)
+        if first is not None and first != event and entry.action != _CONFLICT:
             decided.conflicts.append(_conflict(entry, event, first))
         if stands is not None:
             decided.duplicates += 1
@@ -125,7 +131,7 @@ def chained_as(entry: Incoming, kept_digest: str | None) -> tuple[Hlc, str, byte
         hlc = Hlc.parse(entry.t_hlc) if entry.key.rank == 0 else Hlc(*entry.key[1:4])
         return hlc, entry.action, entry.payload.encode()
     event = event_of(entry)
-    return conflict_hlc(event), SystemAction.CONFLICT.value, conflict_payload(event, entry.payload, kept_digest)
+    return conflict_hlc(event), _CONFLICT, conflict_payload(event, entry.payload, kept_digest)
 
 
 def _place(entry: Incoming, event: Event, here: Standing) -> tuple[str | None, str | None]:
@@ -140,7 +146,7 @@ def _place(entry: Incoming, event: Event, here: Standing) -> tuple[str | None, s
 
 def held_by(entry: Incoming) -> Event | None:
     """The event that a CONFLICT entry holds, None for another entry."""
-    if entry.action != SystemAction.CONFLICT:
+    if entry.action != _CONFLICT:
         return None
     held = held_event(orjson.loads(entry.payload), entry.job_id)
     return None if held is None else held.event
