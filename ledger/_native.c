@@ -2,7 +2,7 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
- * ledger.verification.entry_check and wal.format. A function here answers what its twin answers, byte for byte, or
+ * ledger.canonical, ledger.verification.entry_check and wal.format. A function here answers what its twin answers, byte for byte, or
  * None, and then the twin is asked: so it may give up on whatever is unusual, and need not name what is wrong.
  *
  * SHA-256 is OpenSSL's and CRC-32 is zlib's, found in the libraries that Python has loaded for hashlib and zlib.
@@ -411,6 +411,130 @@ static PyObject *paired(PyObject *Py_UNUSED(module), PyObject *nodes)
     return hash_groups(nodes, 2, 1);
 }
 
+/* --- canonical JSON: ledger.canonical ----------------------------------------------------------------------------- */
+
+#define NESTING_MAX 64
+#define INTEGER_MAX ((1LL << 53) - 1)
+
+typedef struct {
+    char *bytes;
+    size_t count;
+    size_t room;
+} Buffer;
+
+/* Room for so many bytes more; NULL when memory is out. */
+static char *grow(Buffer *buffer, size_t more)
+{
+    if (buffer->count + more > buffer->room) {
+        size_t room = 2 * buffer->room + more;
+        char *larger = PyMem_Realloc(buffer->bytes, room);
+        if (larger == NULL)
+            return NULL;
+        buffer->bytes = larger;
+        buffer->room = room;
+    }
+    buffer->count += more;
+    return buffer->bytes + buffer->count - more;
+}
+
+static int write_bytes(Buffer *buffer, const char *bytes, size_t count)
+{
+    char *at = grow(buffer, count);
+    if (at == NULL)
+        return 0;
+    memcpy(at, bytes, count);
+    return 1;
+}
+
+/* A text of ASCII in which nothing is escaped; 0 for any other. */
+static int write_text(Buffer *buffer, PyObject *value)
+{
+    if (!PyUnicode_CheckExact(value) || !PyUnicode_IS_COMPACT_ASCII(value))
+        return 0;
+    const char *bytes = (const char *)PyUnicode_1BYTE_DATA(value);
+    const size_t count = (size_t)PyUnicode_GET_LENGTH(value);
+    char *at = grow(buffer, count + 2);
+    if (at == NULL)
+        return 0;
+    *at++ = '"';
+    for (size_t i = 0; i < count; i++) {
+        if ((unsigned char)bytes[i] < 0x20 || bytes[i] == '"' || bytes[i] == '\\')
+            return 0;
+        *at++ = bytes[i];
+    }
+    *at = '"';
+    return 1;
+}
+
+static int write_value(Buffer *buffer, PyObject *value, int room);
+
+static int write_members(Buffer *buffer, PyObject *members, int room)
+{
+    PyObject *names = PyDict_Keys(members);
+    int is_whole = names != NULL;
+    const Py_ssize_t count = is_whole ? PyList_GET_SIZE(names) : 0;
+    /* Only texts have an order; those of ASCII have the one that is asked for. */
+    for (Py_ssize_t i = 0; i < count && is_whole; i++)
+        is_whole = PyUnicode_CheckExact(PyList_GET_ITEM(names, i));
+    is_whole = is_whole && PyList_Sort(names) == 0 && write_bytes(buffer, "{", 1);
+    for (Py_ssize_t i = 0; i < count && is_whole; i++) {
+        PyObject *name = PyList_GET_ITEM(names, i), *value = PyDict_GetItemWithError(members, name);
+        is_whole = (i == 0 || write_bytes(buffer, ",", 1)) && write_text(buffer, name) && write_bytes(buffer, ":", 1)
+            && value != NULL && write_value(buffer, value, room);
+    }
+    Py_XDECREF(names);
+    return is_whole && write_bytes(buffer, "}", 1);
+}
+
+/* 0 when the value is left to Python; there may be an error then. */
+static int write_value(Buffer *buffer, PyObject *value, int room)
+{
+    long long number;
+    char digits[NUMBER_CHARS_MAX];
+    if (value == Py_None)
+        return write_bytes(buffer, "null", 4);
+    if (value == Py_True)
+        return write_bytes(buffer, "true", 4);
+    if (value == Py_False)
+        return write_bytes(buffer, "false", 5);
+    if (number_of(value, &number)) {
+        if (number > INTEGER_MAX || number < -INTEGER_MAX)
+            return 0;
+        return write_bytes(buffer, digits, (size_t)snprintf(digits, sizeof digits, "%lld", number));
+    }
+    if (PyUnicode_CheckExact(value))
+        return write_text(buffer, value);
+    if (room == 0)
+        return 0;
+    if (PyDict_CheckExact(value))
+        return write_members(buffer, value, room - 1);
+    if (!PyList_CheckExact(value) || !write_bytes(buffer, "[", 1))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); i++)
+        if ((i != 0 && !write_bytes(buffer, ",", 1)) || !write_value(buffer, PyList_GET_ITEM(value, i), room - 1))
+            return 0;
+    return write_bytes(buffer, "]", 1);
+}
+
+PyDoc_STRVAR(canonical_doc,
+    "canonical(value)\n--\n\n"
+    "As ledger.canonical.encode; None where that must be asked: for fractions, and texts beyond plain ASCII.");
+
+static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value)
+{
+    Buffer buffer = {PyMem_Malloc(1024), 0, 1024};
+    PyObject *found = NULL;
+    if (buffer.bytes == NULL)
+        return PyErr_NoMemory();
+    const int is_whole = write_value(&buffer, value, NESTING_MAX);
+    if (is_whole)
+        found = PyBytes_FromStringAndSize(buffer.bytes, (Py_ssize_t)buffer.count);
+    PyMem_Free(buffer.bytes);
+    if (is_whole || PyErr_Occurred())
+        return found;
+    Py_RETURN_NONE;
+}
+
 /* --- records of the WAL: wal.format.encode_records ---------------------------------------------------------------- */
 
 typedef struct {
@@ -492,6 +616,7 @@ static PyMethodDef methods[] = {
     {"links_in_order", (PyCFunction)(void (*)(void))links_in_order, METH_FASTCALL, links_in_order_doc},
     {"leaf_hashes", leaf_hashes, METH_O, leaf_hashes_doc},
     {"paired", paired, METH_O, paired_doc},
+    {"canonical", canonical, METH_O, canonical_doc},
     {"encode_records", (PyCFunction)(void (*)(void))encode_records, METH_FASTCALL, encode_records_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ledger import merkle, native
+from ledger import canonical, merkle, native
 from ledger.chain import Linker
 from ledger.errors import LedgerError
 from ledger.hlc import Hlc, node_hash
@@ -142,6 +142,48 @@ def test_so_are_rows_of_another_place(first_seq: int) -> None:
     assert in_order(columns_of(WHOLE), 1, "0" * 64) == (None, None)
     assert native.links_in_order(b"", 1, b"", None, [[]] * 12) is None
     assert native.links_in_order(b"", 1, b"", None, None) is None
+
+
+# --- canonical JSON -------------------------------------------------------------------------------
+
+PLAIN_TEXTS = st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x7F, exclude_characters='"\\'))
+PLAIN_LEAVES = st.none() | st.booleans() | st.integers(1 - 2**53, 2**53 - 1) | PLAIN_TEXTS
+LEAVES = PLAIN_LEAVES | st.integers() | st.floats() | TEXTS | st.binary(max_size=2) | st.just(())
+
+
+def json_of(leaves: st.SearchStrategy[Any], names: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def inside(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.lists(values, max_size=4) | st.dictionaries(names, values, max_size=4)
+
+    return st.recursive(leaves, inside, max_leaves=20)
+
+
+def nested(depth: int) -> Any:
+    return {"a": nested(depth - 1)} if depth > 1 else []
+
+
+@given(json_of(LEAVES, TEXTS | st.integers()))
+@example({"b": 1, "a": 2, "aa": 3, "": 4})
+@example({"\x7f": "\x7f", "~": 2**53 - 1, "A": -(2**53) + 1})
+@example([2**53])
+@example(nested(64))
+@example(nested(65))
+def test_bytes_of_json_are_those_of_python(value: Any) -> None:
+    found = native.canonical(value)
+    assert found is None or found == outcome(canonical._encode, value)
+
+
+def test_every_character_that_is_escaped_is_left_to_python() -> None:
+    for character in map(chr, range(0x100)):
+        is_plain = " " <= character <= "\x7f" and character not in '"\\'
+        expected = canonical._encode({character: [character]}) if is_plain and native.NAME == "c" else None
+        assert native.canonical({character: [character]}) == expected
+
+
+@given(json_of(PLAIN_LEAVES, PLAIN_TEXTS))
+@example(nested(64))
+def test_json_of_integers_and_plain_texts_is_written_at_once(value: Any) -> None:
+    assert native.canonical(value) == (canonical._encode(value) if native.NAME == "c" else None)
 
 
 # --- tree and WAL ---------------------------------------------------------------------------------
