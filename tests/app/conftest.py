@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,14 @@ async def back_up(postgres: EmbeddedPostgres, database: Database) -> AsyncIterat
 
     async def copy() -> Database:
         name = f"{database.name}_backup_{len(made)}"
-        await maintenance.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", database.name
-        )
-        await maintenance.execute(copy_of(database.name, name))
-        made.append(name)
+        while name not in made:
+            await maintenance.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", database.name
+            )
+            # A session that was about to begin is listed nowhere; PostgreSQL waits five seconds for it to go.
+            with suppress(asyncpg.ObjectInUseError):
+                await maintenance.execute(copy_of(database.name, name))
+                made.append(name)
         return Database.of(postgres, name)
 
     yield copy
