@@ -17,6 +17,17 @@ async def waiting_keys(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
     return {key["key_id"]: key for key in (await client.get("/v1/keys")).json()["not_admitted"]}
 
 
+async def start_recorded(client: httpx.AsyncClient) -> None:
+    """Return once the chain names every key that the one node there is signs with, the last thing that a start does."""
+
+    async def is_named() -> bool:
+        entries = (await client.get("/v1/chain/entries", params={"tenant_id": "_system"})).json().get("items", [])
+        named = {entry["job_id"] for entry in entries}
+        return {f"key:{key['key_id']}" for key in (await client.get("/v1/keys")).json()["keys"]} <= named
+
+    await until(is_named, "the chain names the node's keys")
+
+
 async def is_admitted(client: httpx.AsyncClient) -> bool:
     """Whether what this node signs counts."""
     return bool((await client.get("/readyz")).json()["checks"]["admission"]["ok"])

@@ -99,8 +99,9 @@ def run_node(database: Database, make_settings: MakeSettings) -> RunNode:
 
 @pytest.fixture
 async def service(run_node: RunNode) -> AsyncIterator[Service]:
-    """A running node."""
+    """A running node, whose start is recorded: nothing is written that a test does not write."""
     async with run_node() as service:
+        await service.key_changes.recorded.wait()
         yield service
 
 

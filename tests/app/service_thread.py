@@ -20,7 +20,7 @@ from tests.conftest import copy_of, execute
 
 @contextmanager
 def serving(postgres: EmbeddedPostgres, folder: Path, name: str, **settings: object) -> Iterator[str]:
-    """Base URL of a service on a fresh database called ``name``; both are gone afterwards."""
+    """Base URL of a service on a fresh database called ``name``, whose start is recorded; both are gone afterwards."""
     maintenance_url = postgres.superuser_url("postgres")
     asyncio.run(execute(maintenance_url, copy_of(DATABASE, name)))
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()

@@ -17,6 +17,7 @@ import pytest
 
 from app.config import Settings
 from app.privacy import keys as subject_keys
+from tests.app.admitting import start_recorded
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.postgres_proxy import PostgresProxy
@@ -203,6 +204,7 @@ async def test_a_wrong_declaration_is_refused_and_changes_nothing(
 
 
 async def test_an_event_that_does_not_say_whose_it_is_is_refused_whole(client: httpx.AsyncClient) -> None:
+    await start_recorded(client)
     await declare(client)
     await submit(client, job_id="a", spec={"cpu": 1})
     written = (await client.get("/v1/node")).json()["positions"]["written_lsn"]
@@ -232,6 +234,7 @@ async def test_an_event_that_does_not_say_whose_it_is_is_refused_whole(client: h
 
 
 async def test_what_stands_in_the_way_of_a_private_field_is_refused(client: httpx.AsyncClient) -> None:
+    await start_recorded(client)
     await declare(client, ["spec.user.name", "aggregate_metrics.by.whom"], None)
     await submit(client, job_id="a", spec={"cpu": 1}, subject=ALICE)
     written = (await client.get("/v1/node")).json()["positions"]["written_lsn"]
@@ -295,6 +298,7 @@ async def test_while_the_database_is_away_only_subjects_whose_keys_are_held_are_
     run_server: RunServer, settings: Settings, proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(settings, url=proxy.url) as client:
+        await start_recorded(client)
         await declare(client)
         await submit(client, job_id="a", spec={"user": ALICE})
         await proxy.refuse()

@@ -35,7 +35,6 @@ def base_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactor
         "http": {"body_bytes_max": BODY_BYTES_MAX},
         "wal": {"record_bytes_max": 64 * 1024},
         "read": {"wait": "50ms"},
-        "write": {"timeout": "5s"},
     }
     with serving(postgres, folder, "problems", **settings) as url:
         yield url

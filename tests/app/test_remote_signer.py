@@ -21,6 +21,7 @@ from ledger.errors import ConfigurationError, SignerAwayError, SigningUnavailabl
 from signing import remote_signer
 from signing.keys import Keyring, material_of
 from signing.snapshot import open_snapshot
+from tests.app.admitting import start_recorded
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
@@ -107,6 +108,8 @@ async def test_while_the_hsm_is_away_all_but_snapshots_goes_on_and_they_catch_up
     run_server: RunServer, settings_of: Callable[..., Settings], token: Token
 ) -> None:
     async with run_server(settings_of(token.make_key(2))) as client:
+        # Without the word of the key in the HSM the one that signs checkpoints would not be admitted.
+        await start_recorded(client)
         await add_jobs(client, 1)
         await sign(client)
         token.take_away()
@@ -142,6 +145,7 @@ async def test_the_storing_of_an_earlier_signature_does_not_end_the_fault_of_the
     run_node: RunNode, settings_of: Callable[..., Settings], token: Token, database: Database
 ) -> None:
     async with run_node(settings_of(token.make_key(2))) as service:
+        await service.key_changes.recorded.wait()
         await service.submitter.submit(created("acme", 1), key=None)
         keys, connection = service.keys, await asyncpg.connect(database.service_url)
         try:
@@ -161,6 +165,7 @@ async def test_a_node_starts_while_its_hsm_is_away_and_signs_when_it_is_back(
 ) -> None:
     settings = settings_of(token.make_key(2))
     async with run_server(settings) as client:
+        await start_recorded(client)
         await add_jobs(client, 1)
         await sign(client)
     token.take_away()

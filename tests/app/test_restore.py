@@ -180,6 +180,7 @@ async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_
     run_node: RunNode, settings: Settings, make_settings: MakeSettings, database: Database, back_up: BackUp
 ) -> None:
     async with run_node(make_settings("other")) as service:
+        await service.key_changes.recorded.wait()
         await write(service, 1, tenant_id="other")
     older = await back_up()
     async with run_node(settings) as service:

@@ -60,6 +60,7 @@ async def rows(database: Database, statement: str = ROWS) -> list[tuple[object, 
 async def write(run_node: RunNode, settings: Settings, database: Database, *ns: int) -> None:
     """Chain a job a number in two tenants, and wait until all is signed."""
     async with run_node(settings, url=database.service_url) as service:
+        await service.key_changes.recorded.wait()
         for n in ns:
             for tenant_id in ("acme", "globex"):
                 draft = created(tenant_id, n)._replace(durability=GLOBAL)

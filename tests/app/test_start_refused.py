@@ -332,12 +332,14 @@ async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(
     settings = make_settings()
     async with run_node(settings) as service:
         await write(service, 1)
+        await service.key_changes.recorded.wait()
         await until(lambda: kept_size(settings), "the checkpoint is kept")
         old = CheckpointJournal(wal_folder(settings)).load("acme") or ""
     new = key_file.generate(settings.data_dir / "keys" / "new.pem")
     changed = make_settings(signing={"key_uri": f"file:{new.path}"})
     async with run_node(changed) as service:
         await write(service, 2)
+        await service.key_changes.recorded.wait()
         await until(lambda: kept_size(settings) == 2, "a new checkpoint is kept")
         kept = CheckpointJournal(wal_folder(settings)).load("acme") or ""
     key_hash, old_key_hash = (note.split()[-1][:5] for note in (kept, old))
