@@ -19,7 +19,7 @@ from app.dev.account import reachable_folder
 from app.dev.cluster import free_port, open_cluster
 from app.dev.embedded import EmbeddedPostgres
 
-READY_TIMEOUT_S = 30
+READY_TIMEOUT_S = 60
 
 
 class Standby:

@@ -20,7 +20,7 @@ UNSAID = ("", "Successful Response")
 @pytest.fixture(scope="module")
 def document(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     with serving(postgres, tmp_path_factory.mktemp("openapi"), "openapi_valid") as url:
-        yield httpx.get(f"{url}/openapi.json", trust_env=False).json()
+        yield httpx.get(f"{url}/openapi.json", trust_env=False, timeout=60).json()
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

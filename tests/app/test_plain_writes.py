@@ -137,6 +137,10 @@ def bodies(draw: st.DrawFn, good: Fields, odd: Fields, fixed: dict[str, Any], od
     level = draw(st.sampled_from(["LOCAL", "LOCAL", "GLOBAL"]))
     value = {"tenant_id": TENANT.decode(), "durability": level, **fixed}
     usual, unusual = good | GOOD_COMMON, odd | ODD_COMMON
+    if fixed.get("type") == "JobCompleted":
+        # One with a stale fence ends its job once it is chained: before the next request of one way, after that of the
+        # other.
+        del usual["fence_token"]
     value |= {name: draw(usual[name]) for name in draw(st.sets(st.sampled_from(sorted(usual)), max_size=2))}
     if "values" in oddities:
         name = draw(st.sampled_from(sorted(unusual)))
@@ -380,7 +384,7 @@ async def test_a_plain_write_in_a_stop_is_answered_and_ends_its_connection(parts
 async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_framework_says_so(
     database: Database, make_settings: MakeSettings, proxy: PostgresProxy
 ) -> None:
-    late = make_settings(write={"timeout": "300ms"}, shutdown_grace="1s")
+    late = make_settings(write={"timeout": "3s"}, shutdown_grace="1s")
     async with running(late, proxy.url) as (service, parts):
         await service.key_changes.recorded.wait()
         protocol, transport = connected(parts, create_app(parts))
@@ -397,7 +401,7 @@ async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_f
         labels = {"method": "POST", "route": "/v1/jobs"}
         took_s = parts.metrics.registry.get_sample_value("http_request_duration_seconds_sum", labels)
         assert took_s is not None
-        assert took_s >= 0.3
+        assert took_s >= 3
 
 
 async def test_both_ways_are_counted_alike(parts: Parts) -> None:

@@ -38,6 +38,7 @@ def client(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory)
         answer = client.post("/v1/events", content="\n".join(lines), headers=NDJSON)
         assert answer.json()["accepted"] == len(lines)
         _wait_for_checkpoint(client, "acme", len(lines))
+        _wait_for_snapshots(client, "acme", len(lines))
         yield client
 
 
@@ -48,6 +49,15 @@ def _wait_for_checkpoint(client: httpx.Client, tenant_id: str, size: int) -> Non
         if tree is not None and tree["checkpoint_size"] == size:
             return
     pytest.fail(f"no checkpoint of {size} leaves was signed")
+
+
+def _wait_for_snapshots(client: httpx.Client, tenant_id: str, to_seq: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        newest = client.get("/v1/snapshots", params={"tenant_id": tenant_id, "limit": 1}).json()["items"]
+        if newest and newest[0]["to_seq"] == to_seq:
+            return
+    pytest.fail(f"no snapshot up to {to_seq} was signed")
 
 
 def pages(client: httpx.Client, path: str, **params: Any) -> Iterator[list[dict[str, Any]]]:

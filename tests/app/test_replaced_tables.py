@@ -54,7 +54,7 @@ async def test_what_cannot_be_stored_is_not_acknowledged_as_stored_and_is_chaine
     back: str | None,
     said: str,
 ) -> None:
-    async with run_server(make_settings(write={"timeout": "1s"})) as client, AsyncExitStack() as held:
+    async with run_server(make_settings(write={"timeout": "4s"})) as client, AsyncExitStack() as held:
         other = await held.enter_async_context(superuser_of(database))
         assert (await post(client, 1)).status_code == 201
         if back is None:

@@ -19,6 +19,7 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.http.deadlines import PROGRESS_BYTES, Progress, connections_allowed
 from ledger.errors import StartRefusedError
+from tests.app.chains import followed, until
 from tests.app.service_thread import serving
 from tests.app.test_bundle_import import trusting
 from tests.app.test_raw_requests import Answer, all_of, answers
@@ -38,9 +39,9 @@ VERIFY = b"GET /v1/chain/verify?tenant_id=acme HTTP/1.1\r\nHost: localhost\r\n\r
 @pytest.fixture(scope="module")
 def base_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("silent")
-    bounds = {"connections_max": CONNECTIONS_MAX, "header_timeout": "2s", "body_timeout": "2s"}
+    bounds = {"connections_max": CONNECTIONS_MAX, "header_timeout": "4s", "body_timeout": "4s"}
     with serving(postgres, folder, DATABASE, http=bounds, bundle={"trusted_keys": trusting(folder)}) as url:
-        assert httpx.post(f"{url}/v1/jobs", json={"tenant_id": "acme"}).status_code == 201
+        assert httpx.post(f"{url}/v1/jobs", json={"tenant_id": "acme"}, timeout=DEADLINE_S).status_code == 201
         yield url
 
 
@@ -63,7 +64,7 @@ def answers_on(connection: socket.socket) -> list[Answer]:
 
 
 def positions(base_url: str) -> int:
-    return int(httpx.get(f"{base_url}/v1/node").json()["positions"]["written_lsn"])
+    return int(httpx.get(f"{base_url}/v1/node", timeout=DEADLINE_S).json()["positions"]["written_lsn"])
 
 
 def test_a_connection_that_says_nothing_is_closed(base_url: str) -> None:
@@ -110,11 +111,11 @@ def test_bodies_that_never_end_take_bounded_memory_and_small_ones_pass(
             (answer,) = [each.recv(65536) for each in open_ones if each.fileno() == descriptor]
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"/not-ready" in answer
-            assert httpx.post(f"{url}/v1/jobs", json={"tenant_id": "acme"}).status_code == 201
+            assert httpx.post(f"{url}/v1/jobs", json={"tenant_id": "acme"}, timeout=DEADLINE_S).status_code == 201
         large = b" " * (body_bytes - 1)
         deadline_s, status = time.monotonic() + DEADLINE_S, 503
         while status == 503 and time.monotonic() < deadline_s:
-            status = httpx.post(f"{url}/v1/events", content=large, headers=NDJSON).status_code
+            status = httpx.post(f"{url}/v1/events", content=large, headers=NDJSON, timeout=DEADLINE_S).status_code
         assert status == 422
 
 
@@ -124,7 +125,7 @@ def test_who_does_not_read_the_answers_is_cut_off(base_url: str) -> None:
         ended = select.poll()
         ended.register(connection, select.POLLERR | select.POLLHUP)
         assert ended.poll(DEADLINE_S * 1000), "the connection is still there"
-    assert httpx.get(f"{base_url}/livez").status_code == 200
+    assert httpx.get(f"{base_url}/livez", timeout=DEADLINE_S).status_code == 200
 
 
 def closed_by_service(connections: Iterable[socket.socket]) -> list[tuple[int, int]]:
@@ -156,7 +157,7 @@ def test_while_every_connection_is_busy_a_new_one_is_refused_at_once(base_url: s
         assert int(refused.headers["retry-after"]) >= 1
         assert "http.connections_max" in json.loads(refused.body)["detail"]
         assert {answer.status for connection in busy for answer in answers_on(connection)} == {408}
-    assert httpx.get(f"{base_url}/livez").status_code == 200
+    assert httpx.get(f"{base_url}/livez", timeout=DEADLINE_S).status_code == 200
 
 
 @pytest.mark.parametrize("asked", [VERIFY, VERIFY * 2], ids=["alone", "another behind it"])
@@ -205,6 +206,7 @@ async def test_an_export_whose_reader_goes_away_in_the_middle_stops_and_gives_it
     assert whole > 16_000_000, "more than the sockets hold"
     connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
     try:
+        await until(lambda: followed(connection), "no follower has a transaction of its own", DEADLINE_S)
         async with asyncio.timeout(DEADLINE_S):
             for _ in range(3):  # one more than may run at once
                 with connected(base_url, export_of("large"), receive_buffer_bytes=4096) as reader:

@@ -18,6 +18,7 @@ from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
 from tests.tally import run_tally
 
+DEADLINE_S = 60
 SECOND_VERIFIER = Path(__file__).parents[2] / "docs" / "formats" / "verify.py"
 
 
@@ -37,15 +38,16 @@ class Ledger:
     def sign_jobs(self, count: int) -> dict[str, Any]:
         """Chain that many entries and sign them; the snapshot."""
         for _ in range(count):
-            httpx.post(f"{self.url}/v1/jobs", json={"tenant_id": "acme", "durability": "GLOBAL"}).raise_for_status()
-        answer = httpx.post(f"{self.url}/v1/snapshots", json={"tenant_id": "acme"})
+            job = {"tenant_id": "acme", "durability": "GLOBAL"}
+            httpx.post(f"{self.url}/v1/jobs", json=job, timeout=DEADLINE_S).raise_for_status()
+        answer = httpx.post(f"{self.url}/v1/snapshots", json={"tenant_id": "acme"}, timeout=DEADLINE_S)
         answer.raise_for_status()
         return answer.json()
 
     def save_keys(self) -> Path:
         """What an auditor saved of ``/v1/keys``."""
         path = self.folder / "saved-keys.json"
-        path.write_text(httpx.get(f"{self.url}/v1/keys").text)
+        path.write_text(httpx.get(f"{self.url}/v1/keys", timeout=DEADLINE_S).text)
         return path
 
     def export(self, name: str) -> Path:

@@ -184,7 +184,7 @@ async def test_an_event_over_the_bound_of_a_record_is_refused_and_nothing_of_its
 async def test_without_postgres_local_events_are_taken_until_the_backlog_is_full_and_chained_afterwards(
     run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains
 ) -> None:
-    settings = make_settings(wal={"backlog_max_entries": 50}, write={"timeout": "2s"})
+    settings = make_settings(wal={"backlog_max_entries": 50}, write={"timeout": "5s"})
     async with run_node(settings, url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await until(chains.key_recorded, "the node has recorded its key")
@@ -284,7 +284,10 @@ async def test_the_bytes_of_the_backlog_have_a_bound_too(
             *(service.submitter.submit_lines(drafts, durability=None, key=None) for drafts in requests),
             return_exceptions=True,
         )
-        assert [type(result).__name__ for result in results] == ["BatchReceipt", "BatchReceipt", "WalFullError"]
+        refused = [n for n, result in enumerate(results, 1) if isinstance(result, WalFullError)]
+        # Mostly the last one; a turn that took long lets others go first.
+        assert len(refused) == 1
+        assert {type(result).__name__ for result in results} == {"BatchReceipt", "WalFullError"}
         for _ in range(4):
             await service.submitter.submit(large(4), key=None)
         with pytest.raises(WalFullError):
@@ -293,7 +296,8 @@ async def test_the_bytes_of_the_backlog_have_a_bound_too(
         await until(lambda: not service.backlog, "the backlog drains")
         await service.submitter.submit(large(6), key=None)
         await until(lambda: not service.backlog, "the backlog drains")
-    assert sorted(numbers(await chains.sound("acme"))) == [0, *[1] * 8, *[2] * 8, *[4] * 4, 6]
+    taken = [n for n in (1, 2, 3) if n not in refused for _ in range(8)]
+    assert sorted(numbers(await chains.sound("acme"))) == [0, *taken, *[4] * 4, 6]
 
 
 # --- levels ---------------------------------------------------------------------------------------
@@ -436,6 +440,7 @@ async def test_half_a_backlog_is_chained_though_nobody_waits(
 ) -> None:
     async with run_node(make_settings(wal={"backlog_max_entries": 8})) as service:
         await service.submitter.submit(created("acme", 0), key=None)
+        await service.key_changes.recorded.wait()
         await until(lambda: not len(service.backlog), "the backlog is empty")
         monkeypatch.setattr("app.chain.appender.COLLECT_S", 3600)
         for n in range(1, 9):

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 
+DEADLINE_S = 60
 ENTRIES = 600
 """Two full tiles and one of width 88 on level 0, one of width 2 on level 1."""
 
@@ -145,21 +146,21 @@ def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) ->
     with serving(postgres, folder, "tiled", chain={"checkpoint_interval": "20ms"}) as url:
         lines = "\n".join(f'{{"tenant_id":"acme","type":"JobCreated","job_id":"j-{n}"}}' for n in range(ENTRIES))
         headers = {"content-type": "application/x-ndjson"}
-        httpx.post(f"{url}/v1/events", content=lines, headers=headers, timeout=30).raise_for_status()
-        deadline_s = time.monotonic() + 30
+        httpx.post(f"{url}/v1/events", content=lines, headers=headers, timeout=DEADLINE_S).raise_for_status()
+        deadline_s = time.monotonic() + DEADLINE_S
         while _checkpoint_size(url) < ENTRIES:
             assert time.monotonic() < deadline_s
         yield url
 
 
 def _checkpoint_size(url: str) -> int:
-    answer = httpx.get(f"{url}/v1/log/acme/checkpoint")
+    answer = httpx.get(f"{url}/v1/log/acme/checkpoint", timeout=DEADLINE_S)
     return int(answer.text.split("\n")[1]) if answer.status_code == 200 else 0
 
 
 @pytest.fixture
 def fsck(url: str) -> Fsck:
-    (key,) = httpx.get(f"{url}/v1/keys", params={"tenant_id": "acme"}).json()["log_verifier_keys"]
+    (key,) = httpx.get(f"{url}/v1/keys", params={"tenant_id": "acme"}, timeout=DEADLINE_S).json()["log_verifier_keys"]
     return Fsck(f"{url}/v1/log/acme", key)
 
 
@@ -212,7 +213,7 @@ def test_partial_tiles_of_every_width_up_to_the_checkpoint_are_there_and_no_wide
     ],
 )
 def test_every_tile_has_one_spelling_and_what_is_not_there_is_not_found(url: str, path: str) -> None:
-    answer = httpx.get(f"{url}/v1/log/acme/tile/{path}")
+    answer = httpx.get(f"{url}/v1/log/acme/tile/{path}", timeout=DEADLINE_S)
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["cache-control"] == "no-store"
@@ -242,4 +243,4 @@ def test_entry_bundles_come_compressed_to_those_who_ask(fsck: Fsck, accepted: st
 
 def test_a_tenant_without_a_log_has_neither_checkpoint_nor_tiles(url: str) -> None:
     for resource in ("checkpoint", "tile/0/000", "tile/entries/000"):
-        assert httpx.get(f"{url}/v1/log/nobody/{resource}").status_code == 404
+        assert httpx.get(f"{url}/v1/log/nobody/{resource}", timeout=DEADLINE_S).status_code == 404
