@@ -31,9 +31,10 @@ from wal.survey import Survey, survey
 
 Seen = TypeVar("Seen")
 
-SETTLE_S = 0.05
-"""How long damage must stand unchanged before it counts."""
+SETTLE_S = 0.5
+"""How long damage must stand unchanged before it counts: a writer that waits for a processor stands still, too."""
 
+LOOK_INTERVAL_S = 0.05
 SETTLE_ATTEMPTS = 50
 """How often a log is read again while its writer moves on."""
 
@@ -175,15 +176,18 @@ def _settled_survey(folder: Path, node_id: str, control: Control | None, known: 
 
 
 def _settled(look: Callable[[], Seen], wrong: Callable[[Seen], object]) -> Seen:
-    """What ``look`` gives, once nothing is ``wrong`` with it, or the same is when looked at again."""
-    before: object = None
+    """What ``look`` gives, once nothing is ``wrong`` with it, or the same has been for ``SETTLE_S``."""
+    before, since_s = None, 0.0
     for _ in range(SETTLE_ATTEMPTS):
         seen = look()
         what = wrong(seen)
-        if what is None or what == before:
+        if what is None:
             break
-        before = what
-        time.sleep(SETTLE_S)
+        if what != before:
+            before, since_s = what, time.monotonic()
+        elif time.monotonic() - since_s >= SETTLE_S:
+            break
+        time.sleep(LOOK_INTERVAL_S)
     return seen
 
 

@@ -24,7 +24,7 @@ from wal.segment import segment_name
 
 NODE = "node-a"
 WAL_ID = "0123456789abcdef0123456789abcdef"
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 def hlc_of(lsn: int) -> Hlc:
@@ -111,6 +111,11 @@ class LogWriter:
             gate.set()
             self.wait_durable(last)
         self._gate.set()
+
+    def hold_reports(self) -> threading.Event:
+        """Let the writer thread stand in its next report until the event is set."""
+        self._gate = threading.Event()
+        return self._gate
 
     def close(self) -> None:
         self._gate.set()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ledger.chain.record import EventRecord, encode
 from ledger.errors import NotFoundError
 from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, naive_batch, naive_segment, snapshot
-from wal import control
+from wal import control, inspect
 from wal.inspect import SETTLE_S, dump, verify, wal_folders
 from wal.lock import acquire
 
@@ -121,7 +124,8 @@ def test_dump_shows_every_record_with_its_place(tmp_path: Path) -> None:
     json.dumps(items)
 
 
-def test_dump_goes_on_behind_damage(tmp_path: Path) -> None:
+def test_dump_goes_on_behind_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "SETTLE_S", 0.0)  # Nobody writes.
     segment = naive_segment(tmp_path, [[1], [2, 3, 4], [5, 6]])
     whole = segment.read_bytes()
     places = [item["offset"] for item in dump(tmp_path)]
@@ -156,6 +160,30 @@ def test_beside_a_running_writer_the_log_is_always_sound(tmp_path: Path) -> None
         finally:
             stop.set()
             writing.join()
+
+
+@pytest.mark.parametrize(
+    "is_sound",
+    [
+        lambda folder: verify(folder)[0].verdict == "ok",
+        lambda folder: not [one for one in dump(folder) if "error" in one],
+    ],
+    ids=["verify", "dump"],
+)
+def test_a_writer_that_stands_still_for_a_moment_in_the_middle_of_a_batch_has_damaged_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sound: Callable[[Path], bool]
+) -> None:
+    segment = naive_segment(tmp_path, [[1], [2, 3]])
+    whole, looks = segment.read_bytes(), itertools.count(1)
+
+    def goes_on_after_the_third_look(_interval_s: float) -> None:
+        if next(looks) == 3:
+            segment.write_bytes(whole)
+
+    segment.write_bytes(whole[:-5])
+    clock = SimpleNamespace(sleep=goes_on_after_the_third_look, monotonic=lambda: 0.0)
+    monkeypatch.setattr(inspect, "time", clock)
+    assert is_sound(tmp_path)
 
 
 class HalfWriter(threading.Thread):
