@@ -33,9 +33,9 @@ Value = TypeVar("Value")
 END_TIMEOUT_S: Final = 120.0
 """How long Java may take to end when all is done: it may be told to write an archive of classes."""
 INTERRUPTED_END_TIMEOUT_S: Final = 3.0
+"""How long when a signal ended the command."""
 CALLER: Final = "pipeline-java"
 """The name of the threads that call Java for others."""
-"""How long when a signal ended the command."""
 LOOK_INTERVAL_S: Final = 0.05
 LOG_BYTES_MAX: Final = 1 << 20
 """Of the end of the log, which are searched for why Java has ended."""

@@ -213,15 +213,17 @@ def _link_new(folder: Path, name: str, source: IO[bytes]) -> bool:
 def _locked_file(writing: Path) -> Iterator[IO[bytes]]:
     """A new file in ``writing`` that nobody removes meanwhile; its name is gone afterwards."""
     writing.mkdir(parents=True, exist_ok=True)
-    path = writing / f"{os.getpid()}-{secrets.token_hex(8)}"
-    with path.open("xb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink == 0:
-                raise OSError(f"{path} was removed before it was locked; run this again")
-            yield file
-        finally:
-            path.unlink(missing_ok=True)
+    while True:
+        path = writing / f"{os.getpid()}-{secrets.token_hex(8)}"
+        with path.open("xb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file.fileno()).st_nlink:
+                    yield file
+                    return
+                # A run that begins has taken it for that of a dead writer, before it was locked.
+            finally:
+                path.unlink(missing_ok=True)
 
 
 def _sync_folders(lowest: Path, highest: Path) -> None:

@@ -109,13 +109,14 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
         ):
             _interruption.spark = spark
             try:
-                yield spark
-            except InterruptedBySignalError:
+                try:
+                    yield spark
+                finally:
+                    is_ending.set()
+                    _interruption.end()
+            except InterruptedBySignalError:  # Also one that came as a cancelled job had just ended.
                 err.print("stopping ...")
                 raise
-            finally:
-                is_ending.set()
-                _interruption.end()
     except Exception as error:
         # A job that was cancelled ends in an error, and a Java that was sent the signal too.
         if _interruption.exit_code:

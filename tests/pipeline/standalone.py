@@ -19,7 +19,7 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Of the Javas that work out how to launch another."""
 JAVA_OPTIONS = f"{SHORT_LIVED} {class_archive_options()}"
 """Of master, workers, executors and drivers."""
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 SPARK_HOME = Path(pyspark.__file__).parent
 LOOK_INTERVAL_S = 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import os
 import random
@@ -252,6 +253,22 @@ async def test_runs_at_once_make_one_archive(database: Database, tmp_path: Path)
         for ended in [threads.submit(run) for _ in range(meeting.parties)]:
             ended.result()
     assert content_of(tmp_path / "both") == content_of(tmp_path / "alone")
+
+
+def test_a_run_that_begins_takes_no_file_from_one_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work, locked, lock = ArchiveStore(str(tmp_path)), list[int](), fcntl.flock
+
+    def lock_late(file: IO[bytes], how: int) -> None:
+        locked.append(how)
+        if len(locked) == 1:
+            ArchiveStore(str(tmp_path)).prepare()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    assert at_work.create("plans/one.json", io.BytesIO(b"{}"))
+    assert locked[1:] == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX], "it was taken, and made again"
+    assert content_of(tmp_path) == {"plans/one.json": b"{}"}
+    assert list((tmp_path / ".writing").iterdir()) == []
 
 
 class FailingStore(ArchiveStore):

@@ -158,10 +158,11 @@ def test_a_master_that_is_none_is_refused_before_anything_starts(master: str, tm
 
 
 @pytest.fixture
-def closed_port() -> int:
-    """A port at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def closed_port() -> Iterator[int]:
+    """A port at which nobody listens, nor can anybody else."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        yield int(silent.getsockname()[1])
 
 
 def test_a_standalone_master_that_is_not_there_is_refused_before_anything_starts(

@@ -26,7 +26,7 @@ from pipeline.stats.lines import LINE_BYTES_MAX
 START = datetime(2024, 1, 15, 13, 0, tzinfo=UTC)
 WATERMARK_S = 600
 END_S = 36_000
-START_WITHIN_S = 120.0
+START_WITHIN_S = 240.0
 FILES = 8
 LINES = 30
 
