@@ -64,6 +64,7 @@ class KeyInUse:
         self._in_use = 0
         self._one_at_a_time = asyncio.Lock()
         self._hanging: threading.Thread | None = None
+        """What asked the signer for an answer that nobody waits for any more."""
         self._try_again_s = 0.0
         self._pause_s = PAUSE_MIN_S
 
@@ -208,12 +209,13 @@ class KeyInUse:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, settled)
 
-        self._hanging = threading.Thread(target=run, name="signer", daemon=True)
-        self._hanging.start()
+        asking = threading.Thread(target=run, name="signer", daemon=True)
+        asking.start()
         try:
             async with asyncio.timeout(SIGN_TIMEOUT_S):
-                value = await outcome
+                return await outcome
         except TimeoutError as error:
             raise SigningUnavailableError(f"the signer gave no answer in {SIGN_TIMEOUT_S:g} s") from error
-        self._hanging = None
-        return value
+        finally:
+            if outcome.cancelled():
+                self._hanging = asking

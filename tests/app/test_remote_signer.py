@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from app.config import Settings
+from app.keys import in_use
 from ledger.errors import ConfigurationError, SignerAwayError, SigningUnavailableError
 from signing import remote_signer
 from signing.keys import Keyring, material_of
 from signing.snapshot import open_snapshot
 from tests.app.admitting import start_recorded
-from tests.app.chains import until
+from tests.app.chains import UNTIL_S, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
 from tests.app.test_key_changes import (
@@ -158,6 +161,36 @@ async def test_the_storing_of_an_earlier_signature_does_not_end_the_fault_of_the
             assert keys.fault is not None
         finally:
             await connection.close()
+
+
+async def test_a_signer_that_is_being_asked_is_no_signer_that_owes_an_answer(
+    run_node: RunNode, settings_of: Callable[..., Settings], token: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node(settings_of(token.make_key(2))) as service:
+        keys, asked, answer = service.keys, threading.Event(), threading.Event()
+
+        def slowly() -> str:
+            asked.set()
+            answer.wait(UNTIL_S)
+            return "signed"
+
+        await until(lambda: keys.not_admitted is None, "the key is admitted")
+        signed = asyncio.ensure_future(keys.sign(slowly))
+        await until(asked.is_set, "the signer is asked for one tenant")
+        async with keys.signing():
+            # So another tenant has its turn.
+            answer.set()
+            assert await signed == "signed"
+        assert keys.fault is None
+        answer.clear()
+        monkeypatch.setattr(in_use, "SIGN_TIMEOUT_S", 0.05)
+        with pytest.raises(SignerAwayError, match="no answer in"):
+            await keys.sign(slowly)
+        await until(keys.may_try, "it is asked again")
+        with pytest.raises(SignerAwayError, match="still owes the answer"):
+            async with keys.signing():
+                pass
+        answer.set()
 
 
 async def test_a_node_starts_while_its_hsm_is_away_and_signs_when_it_is_back(
