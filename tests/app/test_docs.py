@@ -18,7 +18,10 @@ TYPES = {"js": "text/javascript", "css": "text/css", "png": "image/png", "json":
 
 @pytest.fixture(scope="module")
 def client(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    with serving(postgres, tmp_path_factory.mktemp("docs"), "docs") as url, httpx.Client(base_url=url) as client:
+    with (
+        serving(postgres, tmp_path_factory.mktemp("docs"), "docs") as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
         yield client
 
 

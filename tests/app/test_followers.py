@@ -60,10 +60,15 @@ async def read(client: httpx.AsyncClient, path: str, **params: str) -> httpx.Res
 
 
 async def test_reads_and_checks_are_never_behind_while_the_table_is(
-    run_server: RunServer, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    database: Database,
+    superuser: asyncpg.Connection,
+    chains: Chains,
 ) -> None:
     async with run_server(make_settings(read={"wait": "300ms"})) as client:
         assert (await client.post("/v1/jobs", json=CREATION)).status_code == 201
+        await until(chains.key_recorded, "nothing else is chained that a strong read would wait for")
         await until(lambda: followed(superuser), "the table has followed")
         async with halted(database):
             assert (await report(client, type="JobAccepted", dc_id="dc1", worker_count=1)).status_code == 201

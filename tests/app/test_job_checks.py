@@ -19,6 +19,7 @@ from ledger.errors import DurabilityTimeoutError, InvalidEventError, JobEndedErr
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, completed, created, key
+from tests.app.hurry import hurried
 from tests.app.postgres_proxy import PostgresProxy
 from tests.conftest import Database
 from tests.turns import counted_turns
@@ -76,13 +77,13 @@ async def test_of_two_that_come_together_one_is_refused(service: Service) -> Non
 async def test_a_creation_that_waits_in_the_wal_is_known_also_after_a_restart(
     run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy
 ) -> None:
-    settings = make_settings(shutdown_grace="1s", write={"timeout": "1s"})
+    settings = make_settings(shutdown_grace="1s")
     async with run_node(settings, url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await service.key_changes.recorded.wait()
         await until(lambda: not service.backlog, "nothing waits")
         await proxy.refuse()
-        with pytest.raises(DurabilityTimeoutError):
+        with hurried(service), pytest.raises(DurabilityTimeoutError):
             await service.submitter.submit(creation(1), key=None)
         await refused(service, creation(2, durability=LOCAL))
     async with run_node(settings) as service:
@@ -128,14 +129,12 @@ async def test_what_was_not_known_is_shown_to_the_jobs_reader(
     await chains.sound("acme")
 
 
-async def test_without_postgres_a_creation_is_taken_as_before(
-    run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy
-) -> None:
-    async with run_node(make_settings(write={"timeout": "1s"}), url=proxy.url) as service:
+async def test_without_postgres_a_creation_is_taken_as_before(run_node: RunNode, proxy: PostgresProxy) -> None:
+    async with run_node(url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
         await proxy.refuse()
         assert (await service.submitter.submit(creation(1, durability=LOCAL), key=None)).achieved is LOCAL
-        with pytest.raises(DurabilityTimeoutError):
+        with hurried(service), pytest.raises(DurabilityTimeoutError):
             await service.submitter.submit(created("acme", 1, job_id="another", durability=GLOBAL), key=None)
         await proxy.accept()
 

@@ -75,8 +75,8 @@ async def test_a_further_node_chains_signs_nothing_and_says_how_it_is_admitted(
             said = ready.json()["checks"]["admission"]
             assert (ready.status_code, said["ok"]) == (200, False)
             assert f"tally keys admit {new_id}" in said["detail"]
-            assert "NOT ADMITTED" in await run_tally(one, "keys", "list")
             await until(lambda: waiting_keys(one), "the new key is in the chain")
+            assert "NOT ADMITTED" in await run_tally(one, "keys", "list")
             assert list(await waiting_keys(one)) == [new_id]
             assert new_id not in await keys_of(one)
             assert (await chains._superuser.fetch("SELECT 1 FROM scheduler.batch_snapshot")) == []

@@ -32,6 +32,7 @@ from ledger.machines.events import BATCH_RECORD_TYPE, Durability
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed
+from tests.app.hurry import hurried
 from tests.app.postgres_proxy import PostgresProxy
 from tests.running_copy import copy_running
 from wal.format import RECORD, SEGMENT_HEADER_BYTES
@@ -40,8 +41,8 @@ from wal.segment import list_segments
 
 @pytest.fixture
 def hasty(make_settings: MakeSettings) -> Settings:
-    """Settings of a node that waits half a second for a level, and not long for the backlog when it stops."""
-    return make_settings(write={"timeout": "2s"}, shutdown_grace="1s")
+    """Settings of a node that does not wait long for the backlog when it stops."""
+    return make_settings(shutdown_grace="1s")
 
 
 # --- one event ------------------------------------------------------------------------------------
@@ -147,10 +148,11 @@ async def test_a_timeout_is_not_the_outcome_and_the_key_gives_the_outcome_later(
 ) -> None:
     async with run_node(hasty, url=proxy.url) as service:
         await service.submitter.submit(created("acme", 0), key=None)
+        await service.key_changes.recorded.wait()
         proxy.stall()
         local = created("acme", 1, durability=LOCAL)
         entered = await service.submitter.submit(local, key=key("local"))
-        with pytest.raises(DurabilityTimeoutError) as timeout:
+        with hurried(service, 2.0), pytest.raises(DurabilityTimeoutError) as timeout:
             await service.submitter.submit(created("acme", 2), key=None)
         assert (timeout.value.lsn, timeout.value.achieved) == (entered.lsn + 1, LOCAL)
         proxy.resume()
@@ -168,7 +170,7 @@ async def test_a_keyed_request_that_timed_out_under_way_is_answered_with_the_sam
         async with superuser.transaction():
             await superuser.execute("LOCK TABLE scheduler.wal_positions IN ACCESS EXCLUSIVE MODE")
             for _ in range(2):
-                with pytest.raises(DurabilityTimeoutError) as timeout:
+                with hurried(service, 2.0), pytest.raises(DurabilityTimeoutError) as timeout:
                     await service.submitter.submit(created("acme", 1), key=key("k"))
                 assert timeout.value.achieved is LOCAL
         receipt = await service.submitter.submit(created("acme", 1), key=key("k"))
@@ -383,22 +385,23 @@ class Crash:
 
     async def during(self, drafts: list[Draft], kept: int) -> Crashed:
         """Crash in the fsync of a keyed request, of which ``kept`` lines reached the disk. Chains stay held."""
-        alive = self._make_settings("alive", write={"timeout": "1s"}, shutdown_grace="100ms")
+        alive = self._make_settings("alive", shutdown_grace="100ms")
         crashed = self._make_settings("crashed")
         async with self._run_node(alive) as service:
             for tenant in {draft.tenant_id for draft in drafts}:
                 await service.submitter.submit(created(tenant, 100), key=None)
             await until(self._chains.key_recorded, "the node has recorded its key")
             await self.hold()
-            with pytest.raises(DurabilityTimeoutError) as seen:
+            with hurried(service), pytest.raises(DurabilityTimeoutError) as seen:
                 await service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k"))
+            assert seen.value.lsn is not None
+            await service.node.durable.reached(seen.value.lsn)
             copy_running(alive.data_dir, crashed.data_dir)
         # The server ends the sessions of the dead: one of them waits for a head and has passed the fence.
         await self._superuser.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        assert seen.value.lsn is not None
         cut_behind(crashed.wal_dir / service.node.node_id, seen.value.lsn - len(drafts) + kept)
         return Crashed(crashed, drafts, seen.value)
 

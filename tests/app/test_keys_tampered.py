@@ -191,8 +191,8 @@ async def test_an_entry_that_follows_the_checkpoint_introduces_a_key_and_does_no
     added = key_file.generate(tmp_path / "added.pem")
     async with run_server() as client:
         await add_jobs(client, 2)
-        await until(lambda: system_is_kept(make_settings, chains), "_system is signed")
         await until(chains.key_recorded, "the start is recorded")
+        await until(lambda: system_is_kept(make_settings, chains), "_system is signed")
         seq, link = await chains.head("_system")
         new_link = await invent(superuser, added, seq + 1, link)
         await superuser.execute(

@@ -18,6 +18,7 @@ from ledger.errors import DurabilityTimeoutError
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
+from tests.app.hurry import hurried
 from tests.conftest import Database
 from tests.running_copy import copy_running
 
@@ -49,20 +50,23 @@ async def local(service: Service, *ns: int) -> None:
 async def test_one_tenant_waits_in_order_while_all_others_are_chained(
     run_node: RunNode, make_settings: MakeSettings, database: Database, chains: Chains
 ) -> None:
-    settings = make_settings(write={"timeout": "2s"})
-    async with run_node(settings) as service:
+    async with run_node(make_settings()) as service:
         submit, submit_lines = service.submitter.submit, service.submitter.submit_lines
+        await service.key_changes.recorded.wait()
         job_id = (await submit(created("acme", 0), key=None)).job_id
         async with locked(database):
             await submit(progressed("acme", job_id, 1), key=None)
             await until(lambda: "acme" in service.node.locked, "the lock is met")
             await local(service, 1, 2)
-            waiting = asyncio.create_task(submit(created("acme", 3), key=key("three")))
+            next_lsn = service.writer.next_lsn
+            with hurried(service):
+                waiting = asyncio.create_task(submit(created("acme", 3), key=key("three")))
+                await until(lambda: service.writer.next_lsn > next_lsn, "it is entered")
             for n in range(5):
                 await submit(created("beta", n), key=None)
             await submit_lines([created("beta", n) for n in range(5, 9)], durability=GLOBAL, key=None)
             mixed = [created("beta", 9), created("acme", 4)]
-            with pytest.raises(DurabilityTimeoutError, match="locked"):
+            with hurried(service, 5.0), pytest.raises(DurabilityTimeoutError, match="locked"):
                 await submit_lines(mixed, durability=GLOBAL, key=key("mixed"))
             with pytest.raises(DurabilityTimeoutError):
                 await waiting
@@ -122,6 +126,7 @@ async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
     settings = make_settings(shutdown_grace="1s")
     async with run_node(settings) as service:
         folder, kept = service._started.folder, tmp_path / "as it was"
+        await service.key_changes.recorded.wait()
         await service.submitter.submit(created("acme", 0), key=None)
         async with locked(database):
             await local(service, 1, 2, 3)

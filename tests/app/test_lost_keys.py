@@ -20,6 +20,7 @@ from ledger.machines.events import ACTIONS
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import LOCAL, created, key
+from tests.app.hurry import hurried
 from tests.app.postgres_proxy import PostgresProxy
 
 
@@ -68,6 +69,12 @@ async def test_what_two_nodes_acknowledged_under_one_key_is_chained_once_and_the
             report = await post(two, f"/v1/jobs/{own}/events", "p", **PROGRESS)
             assert (early.status_code, report.status_code) == (201, 201)
             await proxy.accept()
+
+            async def is_chained() -> bool:
+                positions = (await two.get("/v1/node")).json()["positions"]
+                return bool(positions["chained_lsn"] >= positions["durable_lsn"])
+
+            await until(is_chained, "node two knows what became of them")
             # 2. Whoever reads them is told, on either node, and they take nothing more.
             for client in (two, one):
                 for n, reason in ((1, "idempotent-replay"), (2, "idempotency-key-reused")):
@@ -115,7 +122,7 @@ async def test_what_two_nodes_acknowledged_under_one_key_is_chained_once_and_the
 async def test_a_global_request_that_another_node_answered_leaves_nothing_after_a_crash(
     run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
-    settings = make_settings("two", shutdown_grace="1s", write={"timeout": "1s"})
+    settings = make_settings("two", shutdown_grace="1s")
     async with run_node(make_settings("one")) as one:
         async with run_node(settings, url=proxy.url) as two:
             await two.submitter.submit(created("acme", 0), key=None)
@@ -123,7 +130,7 @@ async def test_a_global_request_that_another_node_answered_leaves_nothing_after_
                 await superuser.execute(
                     "SELECT FROM scheduler.wal_positions WHERE node_id = $1 FOR UPDATE", two.node.node_id
                 )
-                with pytest.raises(DurabilityTimeoutError):
+                with hurried(two), pytest.raises(DurabilityTimeoutError):
                     await two.submitter.submit(created("acme", 1), key=key("k"))
                 await proxy.refuse()
         await one.submitter.submit(created("acme", 1), key=key("k"))

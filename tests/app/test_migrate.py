@@ -230,7 +230,7 @@ async def test_an_auditor_verifies_and_can_neither_write_nor_read_secrets(
     async with (
         running(settings, f"postgresql://{SERVICE}:service@{address}") as (_, parts),
         listening(parts) as (url, _),
-        httpx.AsyncClient(base_url=url) as client,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         (await client.post("/v1/jobs", json={"tenant_id": "acme"})).raise_for_status()
         for tenant in ("acme", "_system"):
