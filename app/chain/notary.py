@@ -226,7 +226,8 @@ class Notary:
         are kept. One that is being signed here is left for the next time."""
         async with AsyncExitStack() as held:
             free = {name: text for name, text in notes.items() if not self._memory.of(name).lock.locked()}
-            for name in free:
+            # In order, as all who hold several: none waits for one that waits for it.
+            for name in sorted(free):
                 await held.enter_async_context(self._tenants[name].lock)
             try:
                 async with self.pool.acquire() as connection:

@@ -728,3 +728,24 @@ async def test_a_head_whose_name_leads_to_another_tenants_file_is_not_followed(
         await service.notary.sign_now("beta")
         assert service._started.checkpoints.load("acme") == kept
         assert service.node.failure is None
+
+
+async def test_who_follows_and_who_keeps_checkpoints_of_others_do_not_wait_for_each_other(service: Service) -> None:
+    tenants = ["a", "b", "c"]
+    for tenant_id in tenants:
+        await write(service, tenant_id, 1)
+    notary, kept = service.notary, service.notary.checkpoints
+    locks = [notary._memory.of(each).lock for each in tenants]
+    await until(lambda: all(map(kept.load, tenants)) and not any(each.locked() for each in locks), "all are signed")
+    lock, notes = locks[1], {name: kept.load(name) or "" for name in ("c", "b")}
+    await lock.acquire()
+    behind = asyncio.ensure_future(lock.acquire())
+    await asyncio.sleep(0)
+    following = asyncio.ensure_future(notary._follow(tenants))
+    keeping = asyncio.ensure_future(notary.keep_followed(notes))
+    # Both find it free, though it is handed to the one that waited.
+    lock.release()
+    await behind
+    lock.release()
+    async with asyncio.timeout(60):
+        assert (await following, sorted(await keeping)) == (set(), ["b", "c"])
