@@ -40,6 +40,7 @@ def make_settings(tmp_path: Path) -> MakeSettings:
             "verify": {"on_start": False},
             # A machine that runs other things too is not what a test is about.
             "write": {"timeout": "60s"},
+            "read": {"wait": "20s"},
         }
         return load_settings(**{**defaults, **given})
 
