@@ -94,7 +94,7 @@ async def verified_by_service(url: str, tenants: Iterable[str] = ()) -> None:
         new_job = {"tenant_id": LAST_TENANT, "durability": "GLOBAL"}
         async with session.post(f"{url}/v1/jobs", json=new_job) as answer:
             assert answer.status == 201, await answer.text()
-        await _key_recorded(session, url)
+        await key_recorded(session, url)
         for tenant_id in {LAST_TENANT, *tenants}:
             async with session.post(f"{url}/v1/snapshots", json={"tenant_id": tenant_id}) as answer:
                 assert answer.status < 300, await answer.text()
@@ -107,7 +107,7 @@ async def verified_by_service(url: str, tenants: Iterable[str] = ()) -> None:
             assert wrong <= ({"snapshots", "signatures"} if unsigned else set()), verdict
 
 
-async def _key_recorded(session: aiohttp.ClientSession, url: str) -> None:
+async def key_recorded(session: aiohttp.ClientSession, url: str) -> None:
     """Return once ``_system`` names a key of this node, the last thing that a start does."""
     async with session.get(f"{url}/v1/node") as answer:
         node_id = (await answer.json())["node_id"]
