@@ -45,7 +45,7 @@ async def test_a_folder_without_a_wal_is_refused_and_taken_when_the_loss_is_acce
     settings = make_settings(node_id="node-a")
     async with run_node(settings) as service:
         await write(service, 1, 2)
-        await until(chains.key_recorded, "the node has recorded its key")
+        await service.key_changes.recorded.wait()
         last_lsn, wal_id = service.node.chained.lsn, service.node.wal_id
     shutil.rmtree(wal_folder(settings))
     with pytest.raises(StartRefusedError, match="no WAL"):
