@@ -166,7 +166,8 @@ class Service:
         self.job_table = TableFollower(
             JobTable(self.submitter.followed), self._connect_follower, lambda: self.node.chained.lsn
         )
-        self._followers: tuple[Follower, ...] = (self.notary, self.job_table)
+        self._table_followers = (self.job_table,)
+        self._followers: tuple[Follower, ...] = (self.notary, *self._table_followers)
         self.key_changes = KeyChanges(
             settings=settings,
             node=self.node,
@@ -432,7 +433,8 @@ class Service:
         elif isinstance(self.node.failure, WalPoisonedError):
             # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
             await self.appender.drain(drain_s)
-        await self.job_table.drain(min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - CLOSE_RESERVE_S)))
+        follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - CLOSE_RESERVE_S))
+        await asyncio.gather(*(follower.drain(follow_s) for follower in self._table_followers))
         await flushing
         for task in self._tasks:
             task.cancel()
