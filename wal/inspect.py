@@ -201,7 +201,7 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, object]]
         above_lsn = Lsn(segment.base_lsn - 1)
         while offset is not None:
             look = partial(batch_at, descriptor, offset, None, node_id)
-            found = _settled(look, lambda found: found if isinstance(found, Damage) else None)
+            found = _settled(look, partial(_last_damage, descriptor, above_lsn, node_id))
             if found is None:
                 return
             damage = found if isinstance(found, Damage) else None
@@ -212,6 +212,13 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, object]]
             if damage is not None:
                 yield {"segment": segment.name, "offset": damage.offset, "error": damage.reason}
                 offset = find_batch(descriptor, damage.offset + 1, above_lsn, node_id)
+
+
+def _last_damage(descriptor: int, above_lsn: Lsn, node_id: str, found: Batch | Damage | None) -> Damage | None:
+    """What is wrong, where no batch stands behind it: else it is none that is being written."""
+    if not isinstance(found, Damage) or find_batch(descriptor, found.offset + 1, above_lsn, node_id) is not None:
+        return None
+    return found
 
 
 def _sound_part(descriptor: int, damage: Damage) -> Batch | None:

@@ -186,6 +186,16 @@ def test_a_writer_that_stands_still_for_a_moment_in_the_middle_of_a_batch_has_da
     assert is_sound(tmp_path)
 
 
+def test_damage_that_batches_stand_behind_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = naive_segment(tmp_path, [[1], [2, 3], [4]])
+    whole = segment.read_bytes()
+    places = [item["offset"] for item in dump(tmp_path)]
+    segment.write_bytes(whole[:-200] + bytes((whole[-200] ^ 2,)) + whole[-199:])
+    monkeypatch.setattr(inspect, "time", None)  # No look at a clock, no pause.
+    (error,) = [item for item in dump(tmp_path) if "error" in item]
+    assert error["offset"] in places[2:-2]
+
+
 class HalfWriter(threading.Thread):
     """Appends batches to a segment, each in two writes, until it is stopped."""
 
