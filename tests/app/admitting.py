@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 
+from app.config import Settings
 from app.service import Service
 from signing import key_statement
 from signing.key_file import FileSigner
 from tests.app.chains import until
+from tests.app.conftest import RunNode
 
 
 async def waiting_keys(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
@@ -52,6 +56,16 @@ async def admit_service(by: Service, node: Service) -> None:
     for key_id in await until(lambda: _waiting_of(node), "the node's key is in the chain"):
         await by.key_changes.admit(key_id, None)
     await until(lambda: node.keys.not_admitted is None, "the node knows that it is admitted")
+
+
+@asynccontextmanager
+async def run_two(run_node: RunNode, one: Settings, two: Settings) -> AsyncIterator[tuple[Service, Service]]:
+    """Two nodes that sign: the ledger begins with the key of the first, which has admitted the second."""
+    async with run_node(one) as first:
+        await first.key_changes.recorded.wait()
+        async with run_node(two) as second:
+            await admit_service(first, second)
+            yield first, second
 
 
 async def admit_by_hand(node: Service, root: FileSigner) -> None:

@@ -63,10 +63,6 @@ CALLS: dict[str, Call] = {
     "import_bundles": lambda _: ({"dry_run": True}, [("file", ("one.tar", io.BytesIO(bundle_of(build(5)))))]),
     "list_tenants": lambda _: ({"limit": 2}, None),
     "erase_subject": lambda _: ({"tenant_id": "acme"}, {"subject": "u-1", "reason": "asked for"}),
-    "list_keys": lambda _: (None, None),
-    "rotate_key": lambda _: (None, {}),
-    "admit_key": lambda seen: ({"key_id": seen["list_keys"].not_admitted[0].key_id}, {}),
-    "revoke_key": lambda seen: ({"key_id": seen["list_keys"].keys[0].key_id}, {"reason": "lost"}),
     "read_checkpoint": lambda _: ({"tenant_id": "settled"}, None),
     "read_entry_bundle": lambda _: ({"tenant_id": "settled", "bundle": "000.p/2"}, None),
     "read_tile": lambda _: ({"tenant_id": "settled", "tile": "0/000.p/2"}, None),
@@ -76,12 +72,17 @@ CALLS: dict[str, Call] = {
     ),
     "list_cosignatures": lambda _: ({"tenant_id": "settled"}, None),
     "list_anchors": lambda _: ({"tenant_id": "settled"}, None),
+    "list_keys": lambda _: (None, None),
+    "rotate_key": lambda _: (None, {}),
+    "admit_key": lambda seen: ({"key_id": seen["list_keys"].not_admitted[0].key_id}, {}),
+    "revoke_key": lambda seen: ({"key_id": seen["list_keys"].keys[0].key_id}, {"reason": "lost"}),
     "read_node": lambda _: (None, None),
     "read_liveness": lambda _: (None, None),
     "read_readiness": lambda _: (None, None),
     "read_metrics": lambda _: (None, None),
 }
-"""Arguments of every operation: parameters and body. In this order, as some need what others have answered."""
+"""Arguments of every operation: parameters and body. In this order, as some need what others have answered, and keys
+change last: checkpoints are signed with the new one a moment after it took the place of one that is revoked."""
 
 
 class RawBodies(Document):

@@ -22,7 +22,7 @@ from app.store import keys as key_store
 from ledger.errors import BundleInvalidError, LedgerError, StartRefusedError, UntrustedKeyError
 from signing import key_file
 from signing.key_history import event_of
-from tests.app.admitting import admit_by_hand, admit_service
+from tests.app.admitting import admit_by_hand, run_two
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
@@ -199,8 +199,7 @@ async def test_a_wal_that_lacks_rows_of_another_node_stores_nothing_until_bundle
     async with run_node(one) as service:
         await write(service, 1)
     older = await back_up()
-    async with run_node(one) as first, run_node(two) as second:
-        await admit_service(first, second)
+    async with run_two(run_node, one, two) as (first, second):
         await write(second, 2)
         await write(first, 3)
     bundles = tmp_path / "bundles"
@@ -323,8 +322,7 @@ async def test_what_is_lost_for_good_forks_the_log_and_is_told_in_system(
     run_node: RunNode, settings: Settings, make_settings: MakeSettings, back_up: BackUp
 ) -> None:
     two = make_settings("two")
-    async with run_node(settings) as service, run_node(two) as second:
-        await admit_service(service, second)
+    async with run_two(run_node, settings, two) as (service, second):
         await write(service, 1, 2)
         await write(second, 1, tenant_id="untouched")
         with pytest.raises(LedgerError):
