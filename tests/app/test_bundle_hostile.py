@@ -108,7 +108,7 @@ def growth_mib(path: Path) -> tuple[float, int]:
     """
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, cwd=root)
     assert done.returncode == 0, done.stderr
     mib, code = done.stdout.split()
     return float(mib), int(code)
