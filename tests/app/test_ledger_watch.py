@@ -9,6 +9,7 @@ import asyncpg
 import httpx
 import pytest
 
+from app.chain.checkpoints import CheckpointJournal
 from app.config import Settings
 from app.main import running
 from app.service import Service
@@ -19,10 +20,10 @@ from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing import checkpoint, key_file, note
 from tests.app import chain_builder
 from tests.app.admitting import admit_node
-from tests.app.chains import until
+from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
-from tests.app.starting import assert_refused, kept_size, write
+from tests.app.starting import assert_refused, kept_size, wal_folder, write
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger
 
@@ -175,6 +176,7 @@ async def test_a_checkpoint_by_a_key_that_is_not_admitted_is_neither_kept_nor_be
     own = key_file.load_or_generate(other.signing_key_uri)
     forge = "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = 'acme'"
     async with run_node(writer) as first:
+        await first.key_changes.recorded.wait()
         await write(first, *range(ENTRIES))
         await write(first, 1, tenant_id="globex")
         await until(
@@ -235,6 +237,16 @@ async def until_told(client: httpx.AsyncClient, named: str | None) -> None:
     await until(is_told, f"the watch names {named}")
 
 
+async def system_is_kept(writer: Settings, chains: Chains) -> None:
+    """Wait until the first node has signed what its start wrote: what another adds to ``_system``, it does not sign."""
+    await until(chains.key_recorded, "its start is recorded")
+
+    async def is_kept() -> bool:
+        return CheckpointJournal(wal_folder(writer)).size("_system") == (await chains.head("_system"))[0]
+
+    await until(is_kept, "it is signed")
+
+
 GARBLE = {
     "garbled": "translate(NEW.checkpoint, '—', '-')",
     "junk lines": "NEW.checkpoint || repeat(E'— junk ' || encode(repeat('x', 68)::bytea, 'base64') || E'\\n', 101)",
@@ -248,6 +260,7 @@ async def test_a_checkpoint_that_the_database_garbles_is_told_until_one_opens_ag
     run_server: RunServer,
     both: tuple[Settings, Settings],
     superuser: asyncpg.Connection,
+    chains: Chains,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     garble: str,
@@ -257,6 +270,7 @@ async def test_a_checkpoint_that_the_database_garbles_is_told_until_one_opens_ag
     writer, other = both
     async with run_node(writer) as first:
         await write(first, 1)
+        await system_is_kept(writer, chains)
         async with run_server(other) as client:
             await followed(other, 1)
             await superuser.execute(
@@ -281,13 +295,15 @@ async def test_a_checkpoint_that_the_database_garbles_is_told_until_one_opens_ag
 
 
 async def test_entries_that_only_a_node_that_is_not_admitted_wrote_are_told_until_it_is(
-    run_server: RunServer, both: tuple[Settings, Settings], monkeypatch: pytest.MonkeyPatch
+    run_server: RunServer, both: tuple[Settings, Settings], chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.chain.ledger_watch.UNFOLLOWED_AFTER_S", 2.0)
     writer, other = both
-    async with run_server(writer) as first, run_server(other) as second:
-        assert (await second.post("/v1/jobs", json={"tenant_id": "globex"})).status_code == 201
-        await until_told(first, "_system, globex")
-        assert "is not admitted" in (await watch_check(first))["detail"]
-        await admit_node(first, second)
-        await until_told(first, None)
+    async with run_server(writer) as first:
+        await system_is_kept(writer, chains)
+        async with run_server(other) as second:
+            assert (await second.post("/v1/jobs", json={"tenant_id": "globex"})).status_code == 201
+            await until_told(first, "_system, globex")
+            assert "is not admitted" in (await watch_check(first))["detail"]
+            await admit_node(first, second)
+            await until_told(first, None)
