@@ -117,6 +117,8 @@ class TableFollower:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._behind: dict[str, None] = {}
         """Tenants that may be behind; who waits longest comes first."""
+        self._grown: dict[str, None] = {}
+        """Those of which more is coming together."""
         self._failed: set[str] = set()
         """Those that could not be followed; they are tried again when it is next asked who is behind."""
         self._recent: dict[str, list[tuple[Any, ...]]] = {}
@@ -138,10 +140,15 @@ class TableFollower:
             self._recent_bytes += _bytes_of(rows)
         if self._recent_bytes > RECENT_BYTES_MAX:
             self._recent, self._recent_bytes = {}, 0
-        if not self._behind:
-            asyncio.get_running_loop().call_later(COLLECT_S, self._wake.set)
-        self._behind.update(dict.fromkeys(growth.links))
+        if not self._grown:
+            asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
+        self._grown.update(dict.fromkeys(growth.links))
         self._idle.clear()
+
+    def _collected(self) -> None:
+        self._behind.update(self._grown)
+        self._grown.clear()
+        self._wake.set()
 
     def hurry(self, tenant_id: str) -> None:
         """Somebody waits for this tenant to be followed."""
@@ -158,7 +165,7 @@ class TableFollower:
                     await self._find_behind()
                     look_at_s = time.monotonic() + LOOK_INTERVAL_S
                 await self._follow_all()
-                if not self._behind and not self._failed:
+                if not self._behind and not self._grown and not self._failed:
                     self._idle.set()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), max(0.0, look_at_s - time.monotonic()))
@@ -167,7 +174,7 @@ class TableFollower:
 
     async def drain(self, timeout_s: float) -> None:
         """Have ``run`` follow what is chained, as far as it comes within ``timeout_s`` seconds."""
-        self._wake.set()
+        self._collected()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
 

@@ -284,6 +284,30 @@ async def test_a_locked_job_row_keeps_nothing_from_being_chained(
         await until(lambda: followed(superuser), "the lock is gone")
 
 
+async def test_what_is_chained_while_others_are_followed_comes_together_first(
+    run_node: RunNode, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed_to = "SELECT seq FROM scheduler.follower_positions WHERE follower = 'jobs' AND tenant_id = $1"
+
+    async def stands_at(tenant_id: str, seq: int) -> bool:
+        return bool(await superuser.fetchval(followed_to, tenant_id) == seq)
+
+    monkeypatch.setattr("app.chain.followers.LOOK_INTERVAL_S", 3600)
+    async with run_node() as service:
+        for tenant_id in ("acme", "globex"):
+            await service.submitter.submit(created(tenant_id, 1), key=None)
+            await until(lambda tenant_id=tenant_id: stands_at(tenant_id, 1), "the first entry is followed")
+        await until(lambda: service.job_table._idle.is_set(), "all is followed")
+        monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
+        for tenant_id in ("acme", "globex"):
+            await service.submitter.submit(created(tenant_id, 2), key=None)
+        service.job_table.hurry("globex")
+        await until(lambda: stands_at("globex", 2), "what somebody waits for is followed")
+        assert await stands_at("acme", 1)
+        await service.job_table.drain(60)
+        assert await stands_at("acme", 2)
+
+
 async def test_a_clean_stop_leaves_nothing_to_follow(run_node: RunNode, superuser: asyncpg.Connection) -> None:
     async with run_node() as service:
         await service.submitter.submit_lines([created("acme", n) for n in range(500)], durability=GLOBAL, key=None)
