@@ -133,6 +133,17 @@ static void hash_of(const void *bytes, size_t count, unsigned char *hash)
     sha256_final(hash, &state);
 }
 
+/* What a function answers: what it found, or None where that is not whole and nothing failed. */
+static PyObject *answer_of(PyObject *found, int is_whole)
+{
+    if (is_whole)
+        return found;
+    Py_XDECREF(found);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 /* Columns of one batch, as many values of one as of the other. */
 typedef struct {
     PyObject *kept[16];
@@ -266,12 +277,7 @@ static PyObject *links(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ss
     }
     PyMem_Free(message.bytes);
     release(&batch);
-    if (is_whole)
-        return found;
-    Py_DECREF(found);
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
+    return answer_of(found, is_whole);
 }
 
 /* --- entries in order: ledger.verification.entry_check ------------------------------------------------------------ */
@@ -351,12 +357,7 @@ static PyObject *links_in_order(PyObject *Py_UNUSED(module), PyObject *const *ar
     }
     PyMem_Free(message.bytes);
     release(&batch);
-    if (is_whole)
-        return found;
-    Py_DECREF(found);
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
+    return answer_of(found, is_whole);
 }
 
 /* --- Merkle hashes: ledger.merkle --------------------------------------------------------------------------------- */
@@ -387,12 +388,7 @@ static PyObject *hash_groups(PyObject *nodes, Py_ssize_t group, unsigned char do
         }
     }
     release(&batch);
-    if (is_whole)
-        return found;
-    Py_XDECREF(found);
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
+    return answer_of(found, is_whole);
 }
 
 PyDoc_STRVAR(leaf_hashes_doc,
