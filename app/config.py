@@ -58,7 +58,7 @@ ENV_PREFIX = "TALLY_"
 ENV_OF_PIPELINE = frozenset(
     f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
 )
-ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL"}) | ENV_OF_PIPELINE
+ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL", "TALLY_TOKEN"}) | ENV_OF_PIPELINE
 """Variables with our prefix that are read elsewhere: this file's own path, the client's target, the pipeline's own."""
 DEFAULT_TOML = Path("tally.toml")
 TOML_BYTES_MAX = 1 << 20
@@ -114,7 +114,7 @@ class HttpSettings(_Section):
 class AuthSettings(_Section):
     """``auth.*``: who may call. Without authentication only loopback is served, but for ``allow_open``."""
 
-    mode: Literal["none"] = "none"
+    mode: Literal["none", "tokens"] = "none"
     allow_open: bool = False
 
 
@@ -321,7 +321,7 @@ class Settings(BaseSettings):
         if self.auth.mode == "none" and not self.auth.allow_open and not self.http.is_loopback:
             raise ValueError(
                 f"http.listen is {self.http.listen}, which others can reach, and there is no authentication: "
-                "listen on 127.0.0.1, or set auth.allow_open to true"
+                "set auth.mode to tokens, listen on 127.0.0.1, or set auth.allow_open to true"
             )
         return self
 

@@ -26,6 +26,7 @@ import asyncpg
 import structlog
 import uvicorn
 
+from app.access.callers import Callers, CallerSource, Open
 from app.background import stop_signals
 from app.background.slots import Room
 from app.bundle.export import BundleExporter
@@ -133,11 +134,16 @@ async def running(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
         parts = _parts(service, started, pool, replicas, knowledge, authorities)
+        try:
+            await service.tokens.start()
+        except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+            raise went_away(error) from error
         service.start()
         service.spawn(kept_running(parts.ledger_watch.run))
         service.spawn(kept_running(partial(wall_clock.watch, service.node.wall, pool)))
         service.spawn(kept_running(knowledge.run))
         service.spawn(kept_running(parts.privacy_changes.finish))
+        service.spawn(kept_running(service.tokens.run))
         if parts.timestamper is not None:
             service.spawn(kept_running(parts.timestamper.run))
         verify = settings.verify
@@ -225,6 +231,8 @@ def _parts(
         metrics=service.metrics,
         stats=service.stats,
         key_changes=service.key_changes,
+        tokens=service.tokens,
+        callers=_callers(service),
         trust=service.trust,
         reported_checks=_reported_checks(service, started, knowledge, breaks),
         witnesses=settings.log.witnesses,
@@ -236,6 +244,11 @@ def _parts(
             "checkpoints": lambda: service.notary.checkpoint_fault,
         },
     )
+
+
+def _callers(service: Service) -> CallerSource:
+    """Who says who calls."""
+    return Open() if service.settings.auth.mode == "none" else Callers(tokens=service.tokens.known)
 
 
 def _verifier(

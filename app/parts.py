@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from app.access.rights import Authorize, everyone_may
+from app.access.callers import CallerSource, Open
 from ledger.errors import ChainDamagedError, FencedError, NotReadyError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from app.intake.submit import Submitter
     from app.intake.system_entries import SystemEntries
     from app.keys.changes import KeyChanges
+    from app.keys.tokens import Tokens
     from app.keys.trust import Trust
     from app.metrics import Metrics
     from app.node.session import SessionTokens
@@ -79,14 +80,15 @@ class Parts:
     timestamper: Timestamper | None
     """None when no authority is configured."""
     key_changes: KeyChanges
+    tokens: Tokens
     trust: Trust
     """The keys that count in the ledger."""
     reported_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks that ``/readyz`` tells of and that do not make the node unready: writes go on without them."""
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks of ``/readyz`` by name, beside those every service has."""
-    authorize: Authorize = everyone_may
-    """Asked by every route, before the body is read, whether the caller has the right that it needs."""
+    callers: CallerSource = field(default_factory=Open)
+    """Says who calls. Asked by every route before the body is read."""
     accepting: bool = False
     """Whether requests are taken: false while starting and from the signal to stop on."""
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import asyncpg
 import structlog
 
+from app.access.tokens import KnownTokens
 from app.chain.appender import STATEMENT_TIMEOUT_S, Appender
 from app.chain.followers import Follower, TableFollower
 from app.chain.job_table import JobTable
@@ -29,6 +30,7 @@ from app.intake.submit import Submitter
 from app.intake.system_entries import SystemEntries
 from app.keys.changes import KeyChanges
 from app.keys.in_use import KeyInUse
+from app.keys.tokens import Tokens
 from app.keys.trust import Trust
 from app.metrics import Metrics
 from app.node import unrecorded
@@ -178,6 +180,8 @@ class Service:
             sign_checkpoints_again=self.notary.log_key_changed,
             spawn=self.spawn,
         )
+
+        self.tokens = Tokens(known=KnownTokens(), keys=self.key_changes, folder=settings.data_dir)
 
     # --- parts that need care ---------------------------------------------------------------------
 

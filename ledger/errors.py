@@ -43,6 +43,22 @@ class ConfigurationError(LedgerError):
     """A setting is missing or wrong; the text names it and says what is allowed."""
 
 
+class UnauthenticatedError(LedgerError):
+    """Nothing says who the caller is, or what does is not believed."""
+
+
+class ForbiddenError(LedgerError):
+    """The caller is known and has not the right."""
+
+
+class QuotaExceededError(LedgerError):
+    """The caller, or the tenant, has had its share; ``retry_after_s`` says when there is more."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class StartRefusedError(LedgerError):
     """The node must not start as things are; the text says why and what the operator can do."""
 

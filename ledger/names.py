@@ -14,6 +14,9 @@ TENANT_ID = "[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?"
 READABLE_TENANT_ID = f"_system|{TENANT_ID}"
 """A tenant, or the one whose chain records what happens to the ledger itself."""
 
+TENANTS = rf"{READABLE_TENANT_ID}|\*|[a-z0-9][a-z0-9_-]{{0,61}}\*"
+"""A pattern of tenants: one, the beginning of some and ``*``, or ``*`` for all."""
+
 GATE = "[a-z0-9]{1,32}"
 """Region and gate of a job id that a node makes."""
 

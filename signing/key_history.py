@@ -6,6 +6,7 @@ The facts, as payloads of entries (docs/formats/keys.md)::
     KEY_ROTATED   the same of the new key, and previous_key_id, not_after: how long the one before it counts
     KEY_ADMITTED  those of KEY_ADDED, of a key which an entry introduced and nobody had admitted
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
+    TOKEN_ISSUED, TOKEN_REVOKED  see signing.issued_tokens
     LOG_FORKED    whatever it says: from here on the ledger is another than the one that it has its first entries from
 
 and in each but the last ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
@@ -19,6 +20,8 @@ and in each but the last ``statement``, the envelope of :mod:`signing.key_statem
     4. who admits a key speaks of that one alone: only a rotation that is vouched for itself ends another, as anybody
        can write one that is not
     5. of several ends and several revocations of one key the earliest counts
+    6. a token is issued by rules 2 and 3, as a key is admitted; its revocation, which only narrows, needs no statement;
+       no statement names an entry about a token
 
 A chain whose root has no ``root: true`` was begun before there were statements. Until its first statement, ends and
 revocations without one count as well: they only ever narrow. What was introduced so is as little admitted as elsewhere.
@@ -31,6 +34,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
@@ -38,7 +42,8 @@ from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, holds_together
-from signing import key_statement
+from signing import issued_tokens, key_statement
+from signing.issued_tokens import IssuedToken
 from signing.key_statement import Anchor
 from signing.keys import Keyring, PublicKey
 
@@ -103,6 +108,8 @@ class KeyHistory(NamedTuple):
     """The last of them."""
     is_old_form: bool
     """Whether the chain was begun before there were statements, and there is none yet."""
+    tokens: dict[str, IssuedToken]
+    """Tokens that were issued with the word of a key that counts, by id, in the order of the chain."""
 
     def keys(self) -> dict[str, PublicKey]:
         """The keys that count, by id."""
@@ -116,6 +123,12 @@ class KeyHistory(NamedTuple):
         signer = self.admitted[statement.signer_id].key
         return statement.after in self.anchors and statement.holds(action, facts, self.root_key_id, signer)
 
+
+_PREFIXES: Mapping[str, str] = {
+    SystemAction.LOG_FORKED: FORK_PREFIX,
+    **dict.fromkeys(issued_tokens.ACTIONS, issued_tokens.SUBJECT_PREFIX),
+}
+"""What ``job_id`` begins with, by action; of all other entries that count here it is ``SUBJECT_PREFIX``."""
 
 Bound = TypeVar("Bound", datetime, Hlc)
 
@@ -157,6 +170,10 @@ def history_of(events: Iterable[KeyEvent]) -> KeyHistory:
     """What ``events``, in the order of the chain, add up to. One that breaks a rule says nothing."""
     folding = _Folding()
     for event in events:
+        if event.action in issued_tokens.ACTIONS:
+            with suppress(InvalidInputError):
+                folding.take_token(event)
+            continue
         try:
             folding.take(event)
         except (InvalidInputError, ValueError, OverflowError):
@@ -168,9 +185,9 @@ def history_of(events: Iterable[KeyEvent]) -> KeyHistory:
 
 
 def event_of(row: EntryRow) -> KeyEvent | None:
-    """What a row that holds together says of a key, or that the log was forked, None for any other entry; an imported
-    one speaks of another ledger."""
-    prefix = FORK_PREFIX if row[_ACTION] == SystemAction.LOG_FORKED else SUBJECT_PREFIX
+    """What a row that holds together says of a key or a token, or that the log was forked, None for any other entry; an
+    imported one speaks of another ledger."""
+    prefix = _PREFIXES.get(row[_ACTION], SUBJECT_PREFIX)
     if row[_ORIGIN] is not None or not row[_JOB].startswith(prefix):
         return None
     try:
@@ -216,6 +233,25 @@ class _Folding:
         self._revoked: dict[str, Hlc] = {}
         self._reasons: dict[str, str] = {}
         self._replaced: set[tuple[str, str]] = set()
+        self._tokens: dict[str, tuple[IssuedToken, str]] = {}
+        """By id, with the key that vouches for it."""
+
+    def take_token(self, event: KeyEvent) -> None:
+        """An entry about a token. Anything revokes one, only the word of a key that counts issues one.
+
+        Raises:
+            InvalidInputError: it holds no such facts.
+        """
+        if event.action == SystemAction.TOKEN_REVOKED:
+            token_id = str(event.facts.get("token_id"))
+            if token_id in self._tokens:
+                token, signer_id = self._tokens[token_id]
+                self._tokens[token_id] = token._replace(is_revoked=True), signer_id
+            return
+        vouching = None if self._root is None else self._signer_of(event)
+        token = issued_tokens.read(event.facts, event.hlc)
+        if vouching is not None and token.token_id not in self._tokens:
+            self._tokens[token.token_id] = token, vouching
 
     def take(self, event: KeyEvent) -> None:
         """One entry.
@@ -314,6 +350,12 @@ class _Folding:
             anchors=frozenset(self.anchors),
             newest=self.newest,
             is_old_form=self._is_old_form,
+            tokens={
+                token_id: token
+                for token_id, (token, signer_id) in self._tokens.items()
+                if signer_id in standing
+                and (signer_id not in self._revoked or token.issued_hlc < self._revoked[signer_id])
+            },
         )
 
     def _as_nameable(self, introduced: KeyEvent) -> KeyEvent:

@@ -1,62 +1,80 @@
 """What a caller needs to be allowed: the one place that says it for every route.
 
-A route that is not listed needs ``ADMIN``. The right is asked for before the body of a request is read, by every kind
-of route. While ``auth.mode`` is ``none`` everyone has all of them.
+A route that is not listed needs ``ADMIN`` of all tenants. The right is asked for before the body of a request is read,
+by every kind of route. While ``auth.mode`` is ``none`` everyone has all of them.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 
-class Right(enum.Enum):
+class Right(enum.StrEnum):
     """What one may be allowed to do."""
 
-    OPEN = "open"
-    """Nobody needs to be allowed it: it says that the service is there, how to talk to it, and with which keys to check
-    what it signed."""
     READ = "read"
+    """Jobs and their events."""
     WRITE = "write"
+    """Events."""
     AUDIT = "audit"
-    """Verify, prove, export."""
+    """Verify, prove, export, and read ``_system``."""
     OPERATE = "operate"
     """Sign now, import, report and read how the service does."""
     ADMIN = "admin"
-    """Change keys, private fields, erase."""
+    """Change keys, tokens, private fields; erase."""
 
 
-Authorize = Callable[[MutableMapping[str, Any], Right], None]
-"""Takes the scope of a request and the right that its route needs; refuses by raising an error that has a problem."""
+class Needs(enum.Enum):
+    """For which tenants a caller must have the right that a route needs."""
+
+    NOTHING = "no caller"
+    """Nobody needs to be allowed it: it says that the service is there, how to talk to it, and with which keys to check
+    what it signed."""
+    SOMEBODY = "a known caller"
+    """Whatever rights it has."""
+    ANY = "any tenant"
+    """What is asked is not about a tenant, or is only told of tenants for which the caller has the right."""
+    EVERY = "all tenants"
+    """What is asked is about the ledger as a whole."""
+    NAMED = "the tenant that path or query names"
+    IN_BODY = "each tenant that the body names"
+    """Before the body is read the right for any tenant is needed; after it, before anything is done, for those."""
 
 
-def everyone_may(_scope: MutableMapping[str, Any], _right: Right) -> None:
-    """Refuse nobody: ``auth.mode`` is ``none``."""
+class Rule(NamedTuple):
+    """The right that a route needs, and for which tenants. Without a right ``needs`` says all."""
+
+    right: Right | None
+    needs: Needs
 
 
-_ROUTES: Final[Mapping[Right, tuple[str, ...]]] = {
-    Right.OPEN: (
+_ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
+    Rule(None, Needs.NOTHING): (
         "GET /livez",
         "GET /readyz",
         "GET /docs",
         "GET /docs/{name}",
         "GET /v1/keys",
     ),
-    Right.READ: (
-        "GET /v1/jobs",
-        "GET /v1/jobs/{job_id}",
-        "GET /v1/jobs/{job_id}/events",
-        "GET /v1/tenants/{tenant_id}/privacy",
+    Rule(None, Needs.SOMEBODY): (
+        "GET /v1/whoami",
         "GET /v1/node",
     ),
-    Right.WRITE: (
+    Rule(Right.READ, Needs.NAMED): (
+        "GET /v1/jobs",
+        "GET /v1/jobs/{job_id}/events",
+        "GET /v1/tenants/{tenant_id}/privacy",
+    ),
+    Rule(Right.READ, Needs.ANY): ("GET /v1/jobs/{job_id}",),
+    Rule(Right.WRITE, Needs.IN_BODY): (
         "POST /v1/jobs",
         "POST /v1/jobs/{job_id}/events",
         "POST /v1/jobs/{job_id}/cancel",
         "POST /v1/events",
     ),
-    Right.AUDIT: (
+    Rule(Right.AUDIT, Needs.NAMED): (
         "GET /v1/chain/verify",
         "GET /chain/verify",
         "GET /v1/chain/head",
@@ -64,31 +82,42 @@ _ROUTES: Final[Mapping[Right, tuple[str, ...]]] = {
         "GET /v1/chain/proof/inclusion",
         "GET /v1/chain/proof/consistency",
         "GET /v1/snapshots",
-        "GET /v1/snapshots/{snapshot_id}",
-        "POST /v1/bundles/export",
-        "GET /v1/tenants",
         "GET /v1/log/{tenant_id}/checkpoint",
         "GET /v1/log/{tenant_id}/tile/entries/{bundle:path}",
         "GET /v1/log/{tenant_id}/tile/{tile:path}",
         "GET /v1/log/{tenant_id}/cosignatures",
         "GET /v1/log/{tenant_id}/anchors",
     ),
-    Right.OPERATE: (
+    Rule(Right.AUDIT, Needs.ANY): (
+        "GET /v1/tenants",
+        "GET /v1/snapshots/{snapshot_id}",
+    ),
+    Rule(Right.AUDIT, Needs.IN_BODY): ("POST /v1/bundles/export",),
+    Rule(Right.OPERATE, Needs.IN_BODY): (
+        "POST /v1/stats",
         "POST /v1/snapshots",
         "POST /v1/chain/acknowledge",
         "POST /v1/bundles/import",
-        "POST /v1/log/{tenant_id}/cosignatures",
-        "POST /v1/stats",
-        "GET /metrics",
     ),
-    Right.ADMIN: (
+    Rule(Right.OPERATE, Needs.NAMED): ("POST /v1/log/{tenant_id}/cosignatures",),
+    Rule(Right.OPERATE, Needs.ANY): ("GET /metrics",),
+    Rule(Right.ADMIN, Needs.EVERY): (
         "POST /v1/keys/rotate",
         "POST /v1/keys/{key_id}/admit",
         "POST /v1/keys/{key_id}/revoke",
+    ),
+    Rule(Right.ADMIN, Needs.NAMED): (
         "PUT /v1/tenants/{tenant_id}/privacy",
         "POST /v1/tenants/{tenant_id}/erasures",
     ),
+    Rule(Right.ADMIN, Needs.ANY): (
+        "POST /v1/tokens",
+        "GET /v1/tokens",
+        "DELETE /v1/tokens/{token_id}",
+    ),
 }
 
-RIGHTS: Final[Mapping[str, Right]] = {route: right for right, routes in _ROUTES.items() for route in routes}
-"""The right that each route needs, by its method and path."""
+RULES: Final[Mapping[str, Rule]] = {route: rule for rule, routes in _ROUTES.items() for route in routes}
+"""What each route needs, by its method and path."""
+UNLISTED: Final = Rule(Right.ADMIN, Needs.EVERY)
+"""What a route needs of which nothing is said."""

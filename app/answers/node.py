@@ -142,3 +142,46 @@ class ReadyAnswer(TypedDict):
 
     status: Literal["ready"]
     checks: dict[str, CheckAnswer]
+
+
+class TokenAnswer(TypedDict):
+    """A token without its text: whose it is, what it allows, and how long."""
+
+    token_id: str
+    name: str
+    rights: list[str]
+    tenants: list[str]
+    issued_at: Time | None
+    issued_by: str | None
+    expires_at: Time | None
+    revoked: bool
+
+
+class NewTokenAnswer(TokenAnswer):
+    """A new token, with its text."""
+
+    token: str
+
+
+class TokenList(TypedDict):
+    """Tokens, newest first."""
+
+    items: list[TokenAnswer]
+    next_cursor: str | None
+
+
+class GrantAnswer(TypedDict):
+    """Rights, and the patterns of tenants that they are for."""
+
+    rights: list[str]
+    tenants: list[str]
+
+
+class WhoamiAnswer(TypedDict):
+    """Who calls; no principal where nobody is asked."""
+
+    principal: str | None
+    source: str
+    token_id: str | None
+    expires_at: Time | None
+    grants: list[GrantAnswer]

@@ -192,8 +192,11 @@ class BundleImporter:
         """
         await asyncio.to_thread(self._keys)
 
-    async def run(self, files: Sequence[StagedFile], *, dry_run: bool) -> Imported:
-        """Import the bundles in ``files``, or with ``dry_run`` do all but store.
+    async def run(
+        self, files: Sequence[StagedFile], *, dry_run: bool, check_tenant: Callable[[str], None] = lambda _: None
+    ) -> Imported:
+        """Import the bundles in ``files``, or with ``dry_run`` do all but store; ``check_tenant`` refuses tenants that
+        the caller may not import into.
 
         Raises:
             UntrustedKeyError: no trusted keys are configured, or a bundle was signed by others.
@@ -210,6 +213,8 @@ class BundleImporter:
             readers = [
                 stack.enter_context(await asyncio.to_thread(_verified, file, keys)) for file in _by_digest(files)
             ]
+            for reader in readers:
+                check_tenant(reader.manifest.tenant_id)
             folder = files[0].path.parent
             spill = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
             sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))

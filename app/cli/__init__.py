@@ -49,6 +49,7 @@ class Commands(TyperGroup):
         "keys": EntryPoint("app.cli.keys", "keys"),
         "wal": EntryPoint("app.cli.wal", "wal"),
         "witness": EntryPoint("app.cli.witness", "witness"),
+        "token": EntryPoint("app.cli.token", "token"),
         "demo": EntryPoint("app.cli.tamper", "demo"),
     }
 
@@ -67,10 +68,22 @@ class Commands(TyperGroup):
         if isinstance(found, typer.Typer):
             group = typer.main.get_group(found)
             group.name = cmd_name
+            for command in group.commands.values():
+                _let_client_say_who(command)
             return group
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
         alone.command(cmd_name, context_settings=entry.context_settings)(found)
-        return typer.main.get_command(alone)
+        command = typer.main.get_command(alone)
+        _let_client_say_who(command)
+        return command
+
+
+def _let_client_say_who(command: Any) -> None:
+    """Give a command that asks the service an option for the token it shows."""
+    if any(parameter.name == "url" for parameter in command.params):
+        from app.cli import bearer
+
+        command.params.append(bearer.option())
 
 
 tally = typer.Typer(

@@ -26,6 +26,7 @@ import httpx
 import msgspec
 import orjson
 
+from app.cli import bearer
 from console.outcome import err
 from ledger.errors import LedgerError
 
@@ -157,7 +158,7 @@ class LedgerClient:
             raise UnreachableError(f"{url} is not an address of a service; it begins with http:// or https://")
         self.url = url.rstrip("/")
         # As it stands on the wire: what is not compressed cannot be a bomb.
-        self._http = httpx.Client(timeout=timeout_s, headers={"Accept-Encoding": "identity"})
+        self._http = httpx.Client(timeout=timeout_s, headers={"Accept-Encoding": "identity", **bearer.headers()})
         self._patience_s = patience_s
         self._timeout_s = timeout_s
         self._on_wait = on_wait
@@ -214,6 +215,10 @@ class LedgerClient:
     def put(self, path: str, body: Mapping[str, Any], shape: Any = dict) -> Any:
         """The JSON that ``PUT path`` answers; as ``get``. Repeated on failure: saying it twice is saying it once."""
         return self._value(self._send("PUT", path, content=orjson.dumps(body), repeatable=True), shape)
+
+    def delete(self, path: str, shape: Any = dict) -> Any:
+        """The JSON that ``DELETE path`` answers; as ``put``."""
+        return self._value(self._send("DELETE", path, repeatable=True), shape)
 
     def post_text(self, path: str, text: bytes, shape: Any = dict) -> Any:
         """The JSON that ``POST path`` answers to a body of text; as ``get``. Never repeated."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated
 
 import structlog
@@ -17,7 +18,7 @@ from app.http.disconnect import while_connected
 from app.http.multipart import MEDIA_TYPE as MULTIPART
 from app.http.multipart import uploaded
 from app.http.requests import ExportRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered, check_tenant
 from app.parts import PartsDep
 from ledger.errors import LedgerError
 
@@ -67,6 +68,7 @@ async def export_bundle(
     request: Request, parts: PartsDep, wanted: Annotated[ExportRequest, json_body(ExportRequest)]
 ) -> Response:
     """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file."""
+    check_tenant(request, wanted["tenant_id"])
     pieces = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
     async with while_connected(request):
         await anext(pieces)
@@ -88,5 +90,5 @@ async def import_bundles(
     parts.check_writable()
     await parts.importer.check_trusting()
     async with uploaded(request, parts.staging) as upload:
-        outcome = await parts.importer.run(upload.files, dry_run=dry_run)
+        outcome = await parts.importer.run(upload.files, dry_run=dry_run, check_tenant=partial(check_tenant, request))
     return json_answer(outcome.to_json(dry_run=dry_run))

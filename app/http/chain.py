@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.access.rights import Right
 from app.answers.chain import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
@@ -23,7 +24,7 @@ from app.http.disconnect import while_connected
 from app.http.fields import CursorQuery, CursorText, Limit, ReadableTenantId, SeqNumber
 from app.http.lists import Cursors, number_position, page, text_position
 from app.http.requests import AcknowledgeRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered, check_tenant
 from app.parts import PartsDep
 from app.read import proofs
 from app.store import chain_reads
@@ -66,13 +67,14 @@ async def verify_chain(
 
 @router.post("/v1/chain/acknowledge", responses=answered(AcknowledgeAnswer))
 async def acknowledge_breaks(
-    parts: PartsDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
+    request: Request, parts: PartsDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
 ) -> Response:
     """Say that somebody has seen breaks that this node's verification found: of one kind and seq, or all of the tenant.
 
     Each is an entry of `_system`. `/readyz` and the metrics tell of it no longer, unless what stands there changes.
     """
     tenant_id, seen = wanted["tenant_id"], []
+    check_tenant(request, tenant_id)
     for each in parts.breaks.wanted(tenant_id, wanted.get("kind"), wanted.get("seq")):
         said = {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
         facts = {**said, "tenant_id": tenant_id, "node_id": parts.node.node_id, "reason": wanted["reason"]}
@@ -157,10 +159,12 @@ async def prove_consistency(
 
 
 @router.get("/v1/tenants", responses=answered(TenantList))
-async def list_tenants(parts: PartsDep, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None) -> Response:
-    """The tenants that have a chain, by name, `_system` among them."""
+async def list_tenants(
+    parts: PartsDep, caller: CallerDep, limit: Annotated[Limit, Query()] = 100, cursor: CursorQuery = None
+) -> Response:
+    """The tenants that have a chain and whose the caller may read, by name, `_system` among them."""
     (after,) = _TENANTS.at("", cursor) or ("",)
     async with reading(parts.pool) as connection:
-        found = await chain_reads.list_tenants(connection, after, limit + 1)
+        found = await chain_reads.list_tenants(connection, after, limit + 1, caller.patterns(Right.AUDIT))
     following = _TENANTS.next("", (found[limit - 1],)) if len(found) > limit else None
     return page([{"tenant_id": tenant} for tenant in found[:limit]], following)

@@ -21,7 +21,7 @@ from app.http.body import NDJSON_MEDIA_TYPE, read_body
 from app.http.fields import Level
 from app.http.lines import LineModel
 from app.http.requests import EVENT_LINE, EVENT_TAGS
-from app.http.routing import PROBLEM_RESPONSE, WRITE_HEADERS, WRITE_PARAMETERS, StrictRoute, answered
+from app.http.routing import PROBLEM_RESPONSE, WRITE_HEADERS, WRITE_PARAMETERS, StrictRoute, answered, check_tenant
 from app.http.writing import (
     Route,
     draft_of,
@@ -67,7 +67,10 @@ async def submit_events(
     parts = parts_of(request)
     parts.check_writable()
     body = await read_body(request, NDJSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
-    drafts = await parts.sealing.prepare_lines(await drafts_of(body, parts.settings.wal.record_bytes_max))
+    unsealed = await drafts_of(body, parts.settings.wal.record_bytes_max)
+    for tenant_id in {draft.tenant_id for draft in unsealed}:
+        check_tenant(request, tenant_id)
+    drafts = await parts.sealing.prepare_lines(unsealed)
     key = parts.sealing.key_of(request_key(request, Route.EVENTS, body, durability or ""), drafts)
     tokens = session_tokens(request)
     if tokens:

@@ -46,6 +46,10 @@ ReadableTenantId = Annotated[
 ]
 """A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
 ReadableTenantPath = Annotated[ReadableTenantId, Path()]
+TenantsPattern = Annotated[str, Field(pattern=names.anchored(names.TENANTS), examples=["team-*"])]
+"""A tenant, the beginning of tenants and ``*``, or ``*`` for all."""
+PrincipalName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$", examples=["ci-runner"])]
+RightName = Literal["read", "write", "audit", "operate", "admin"]
 JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN, examples=["use1-1704931200000-gate42-00001"])]
 HlcText = Annotated[str, Field(pattern=HLC_PATTERN, examples=["1704931200000:1:node-7f3a"])]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator, TypeAdapter
 
+from app.access.rights import Right
 from app.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList, JobStatus
 from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, body_of, parse, read_body
@@ -29,9 +30,11 @@ from app.http.routing import (
     SESSION_PARAMETER,
     WRITE_HEADERS,
     WRITE_PARAMETERS,
+    CallerDep,
     LeanRoute,
     StrictRoute,
     answered,
+    check_tenant,
 )
 from app.http.writing import Route, draft_of, receipt_answer, request_key, session_tokens
 from app.parts import PartsDep, parts_of
@@ -113,7 +116,9 @@ async def _submit(request: Request, submission: Submission, job_id: str | None) 
     if job_id is not None and _JOB_ID.fullmatch(job_id) is None:
         raise InvalidInputError(f"job_id: must match {JOB_ID_PATTERN}", ("job_id",))
     body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
-    draft = await parts.sealing.prepare(submission.draft_of(body, job_id))
+    unsealed = submission.draft_of(body, job_id)
+    check_tenant(request, unsealed.tenant_id)
+    draft = await parts.sealing.prepare(unsealed)
     key = parts.sealing.key_of(request_key(request, submission.key_route, body, job_id or ""), (draft,))
     tokens = session_tokens(request)
     if tokens:
@@ -158,6 +163,7 @@ PromiseDep = Annotated[Promise, Depends(promise_of)]
 async def read_job(
     parts: PartsDep,
     promise: PromiseDep,
+    caller: CallerDep,
     job_id: JobIdPath,
     tenant_id: Annotated[
         ReadableTenantId | None, Query(description="May be left out where only one tenant has a job of this id.")
@@ -166,7 +172,7 @@ async def read_job(
 ) -> Response:
     """One job, as fresh as ``consistency`` says, or as it was at ``as_of``."""
     at = moment("as_of", as_of, rfc3339.up_to)
-    return json_answer(await parts.job_reader.read(tenant_id, job_id, promise, at))
+    return json_answer(await parts.job_reader.read(tenant_id, job_id, promise, at, caller.patterns(Right.READ)))
 
 
 @router.get("/v1/jobs", responses=answered(JobList))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.access.rights import Right
 from app.answers.node import KeyAnswer, KeyList, RotationAnswer
 from app.http.answers import json_answer
 from app.http.body import json_body
@@ -16,6 +17,7 @@ from app.keys.trust import PublishedKey
 from app.parts import Parts, PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
+from ledger.errors import UnauthenticatedError
 from ledger.hlc import Hlc
 from signing.key_history import WaitingKey
 
@@ -31,13 +33,17 @@ KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="First 16 hex 
 
 @router.get("/v1/keys", responses=answered(KeyList))
 async def list_keys(
+    request: Request,
     parts: PartsDep,
-    tenant_id: Annotated[ReadableTenantId | None, Query(description="Whose log keys; all, when left out.")] = None,
+    tenant_id: Annotated[
+        ReadableTenantId | None, Query(description="Whose log keys; when left out, of all that the caller may audit.")
+    ] = None,
 ) -> Response:
     """Keys of snapshots, when they count and where they sign; and of checkpoints, of one tenant's log or of all."""
     published = await parts.trust.published()
     async with reading(parts.pool) as connection:
-        tenants = [tenant_id] if tenant_id else await chain_reads.list_tenants(connection, "", TENANTS_MAX)
+        patterns = await _audited(parts, request)
+        tenants = [tenant_id] if tenant_id else await chain_reads.list_tenants(connection, "", TENANTS_MAX, patterns)
     ring = [item.key for item in published.admitted]
     return json_answer(
         {
@@ -47,6 +53,14 @@ async def list_keys(
             "log_verifier_keys": [text for tenant in tenants for text in parts.trust.log_verifier_keys(tenant, ring)],
         }
     )
+
+
+async def _audited(parts: Parts, request: Request) -> list[str]:
+    """The tenants whose names the caller may know, where nobody need say who he is."""
+    try:
+        return (await parts.callers.caller(request.scope)).patterns(Right.AUDIT)
+    except UnauthenticatedError:
+        return []
 
 
 @router.post("/v1/keys/rotate", status_code=201, responses=answered(RotationAnswer, 201))

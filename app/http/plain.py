@@ -18,6 +18,9 @@ import re
 import time
 from typing import Any, NamedTuple
 
+from app.access import callers
+from app.access.principals import Principal
+from app.access.rights import Right
 from app.http.body import FREE_BYTES, JSON_MEDIA_TYPE
 from app.http.jobs import CANCELLATION, CREATION, REPORT, Submission, submissions
 from app.http.routing import BEGUN, Begun, RightedRoute
@@ -59,6 +62,7 @@ class PlainWrite(NamedTuple):
     submission: Submission
     job_id: str | None
     begun: Begun
+    caller: Principal
 
 
 class PlainWrites:
@@ -77,14 +81,19 @@ class PlainWrites:
             return None
         job_id, action = match.groups()
         route, submission = _SUBMISSIONS[action]
-        begun = scope[BEGUN] = Begun(time.perf_counter())
-        scope["route"] = route
+        began_s = time.perf_counter()
         try:
-            self._parts.authorize(scope, route.right)
+            caller = self._parts.callers.known(scope)
+            if caller is None:
+                return None
+            callers.check(caller, route.rule, scope)
         except Exception as error:
-            begun.error = error
+            scope[BEGUN] = Begun(began_s, error=error)
+            scope["route"] = route
             return None
-        return PlainWrite(route, submission, None if job_id is None else job_id.decode(), begun)
+        begun = scope[BEGUN] = Begun(began_s, caller)
+        scope["route"] = route
+        return PlainWrite(route, submission, None if job_id is None else job_id.decode(), begun, caller)
 
     def _is_plain(self, headers: list[tuple[bytes, bytes]]) -> bool:
         seen = set()
@@ -104,6 +113,7 @@ class PlainWrites:
         try:
             parts.check_writable()
             draft = write.submission.draft_of(body, write.job_id)
+            write.caller.check(Right.WRITE, draft.tenant_id)
             if parts.sealing.may_have_private(draft):
                 return None
             return parts.submitter.enter_known(draft)

@@ -25,6 +25,7 @@ from ledger import errors
 PROBLEM_URI = "https://tallystick.dev/problems/"
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = "1"
+AUTHENTICATE = 'Bearer realm="tallystick"'
 DETAIL_CHARACTERS_MAX = 1000
 """Longest ``detail``; what a caller sent may be part of it."""
 PATH_PART_CHARACTERS_MAX = 128
@@ -75,6 +76,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
         "durability-timeout", 503, "The level asked for was not reached in time"
     ),
     errors.EventRefusedError: ProblemType("event-refused", 422, "The event was recorded as REFUSED"),
+    errors.ForbiddenError: ProblemType("forbidden", 403, "The caller may not do this"),
     errors.FencedError: ProblemType("fenced", 503, "This node may not write any more"),
     errors.IdempotencyReusedError: ProblemType(
         "idempotency-key-reused", 422, "The Idempotency-Key belongs to another request"
@@ -95,12 +97,14 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     ),
     errors.RecordTooLargeError: PAYLOAD_TOO_LARGE,
     errors.RequestTooLargeError: PAYLOAD_TOO_LARGE,
+    errors.QuotaExceededError: ProblemType("quota-exceeded", 429, "The caller or the tenant has had its share"),
     errors.SeqOutOfRangeError: ProblemType("seq-out-of-range", 422, "The chain does not reach that far"),
     errors.SessionNotCaughtUpError: ProblemType("session-not-caught-up", 503, "The session's writes are not here yet"),
     errors.SigningUnavailableError: ProblemType("signing-unavailable", 503, "Nothing can be signed now"),
     errors.SubjectNotFoundError: ProblemType("subject-not-found", 404, "There is no such subject"),
     errors.TenantNotFoundError: ProblemType("tenant-not-found", 404, "There is no such tenant"),
     errors.TooStaleError: ProblemType("too-stale", 503, "Nothing fresh enough could answer"),
+    errors.UnauthenticatedError: ProblemType("unauthenticated", 401, "Nothing says who calls"),
     errors.UntrustedKeyError: ProblemType("untrusted-key", 422, "The bundle was not signed by a trusted key"),
     errors.UploadTooLargeError: PAYLOAD_TOO_LARGE,
     errors.WalFullError: ProblemType("backlog-full", 503, "Too many events wait to be chained"),
@@ -158,7 +162,15 @@ def respond(error: Exception) -> Response:
     if kind is INTERNAL_ERROR:
         _log.error("request_failed", exc_info=error)
         return problem_response(kind, "The cause is in the service's log.")
-    return problem_response(kind, str(error), members=_members_of(error))
+    return problem_response(kind, str(error), members=_members_of(error), headers=_headers_of(error))
+
+
+def _headers_of(error: Exception) -> dict[str, str]:
+    if isinstance(error, errors.UnauthenticatedError):
+        return {"WWW-Authenticate": AUTHENTICATE}
+    if isinstance(error, errors.QuotaExceededError):
+        return {"Retry-After": str(error.retry_after_s)}
+    return {}
 
 
 async def respond_to_http_exception(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
+from app.access.rights import Right
 from app.http.fields import (
     ASSIGNED_DCS_MAX,
     STATS_NAMES_MAX,
@@ -27,10 +28,13 @@ from app.http.fields import (
     Level,
     Name,
     Number,
+    PrincipalName,
     ReadableTenantId,
+    RightName,
     StatsName,
     StatsValue,
     TenantId,
+    TenantsPattern,
     Text,
     TimeText,
 )
@@ -38,6 +42,7 @@ from ledger.canonical import INTEGER_MAX
 from ledger.machines.events import JOB_EVENTS
 from ledger.private_fields import FIELDS_MAX
 
+TENANTS_PATTERNS_MAX = 100
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -196,6 +201,16 @@ class StatsReport(TypedDict, total=False):
     interval_ms: Count
     counts: Annotated[dict[StatsName, Count], Field(max_length=STATS_NAMES_MAX)]
     values: Annotated[dict[StatsName, StatsValue], Field(max_length=STATS_NAMES_MAX)]
+
+
+@with_config(STRICT)
+class TokenRequest(TypedDict, total=False):
+    """Body of ``POST /v1/tokens``; ``expires_in`` as in settings, such as ``30d``: left out, the token never does."""
+
+    name: Required[PrincipalName]
+    rights: Required[Annotated[list[RightName], Field(min_length=1, max_length=len(Right))]]
+    tenants: Required[Annotated[list[TenantsPattern], Field(min_length=1, max_length=TENANTS_PATTERNS_MAX)]]
+    expires_in: Annotated[str, Field(min_length=2, max_length=32, examples=["30d"])]
 
 
 STATS_REPORT: TypeAdapter[Any] = TypeAdapter(StatsReport)

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Depends
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.access.rights import RIGHTS, Right
+from app.access import callers
+from app.access.callers import CALLER
+from app.access.principals import Principal
+from app.access.rights import RULES, UNLISTED, Needs
 from app.http.body import JSON_MEDIA_TYPE, SCHEMA_REF, JsonBody
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.http.problems import PROBLEM_MEDIA_TYPE
@@ -73,34 +77,60 @@ BEGUN = "tally.begun"
 
 @dataclass(slots=True)
 class Begun:
-    """What a connection did of a request before the framework got it: the right was asked for."""
+    """What a connection did of a request before the framework got it: the caller is known, and has the right."""
 
     at_s: float
     """When, by ``time.perf_counter``."""
+    caller: Principal | None = None
     error: Exception | None = None
     """What came of it, where the route has only to raise this."""
 
 
 class RightedRoute(APIRoute):
-    """A route that asks for a right before it looks at a request. Has one method."""
+    """A route that asks who calls, and for a right, before it looks at a request. Has one method."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
         described["operation_id"] = described.get("operation_id") or endpoint.__name__
         super().__init__(path, endpoint, **described)
         (method,) = self.methods or {"GET"}
-        self.right = RIGHTS.get(f"{method} {path}", Right.ADMIN)
+        self.rule = RULES.get(f"{method} {path}", UNLISTED)
 
-    def authorize(self, scope: Scope) -> None:
+    async def authorize(self, scope: Scope) -> None:
         """Refuse a caller who has not the right; a request that its connection began has been asked for it.
 
         Raises:
-            LedgerError, ProblemError: the caller has not, or the connection met this.
+            UnauthenticatedError: nothing says who calls.
+            ForbiddenError: the caller has not the right.
+            LedgerError, ProblemError: what the connection met.
         """
         begun: Begun | None = scope.get(BEGUN)
-        if begun is None:
-            scope["app"].state.parts.authorize(scope, self.right)
-        elif begun.error is not None:
-            raise begun.error
+        if begun is not None:
+            if begun.error is not None:
+                raise begun.error
+            scope[CALLER] = begun.caller
+        elif self.rule.needs is not Needs.NOTHING:
+            caller = await scope["app"].state.parts.callers.caller(scope)
+            callers.check(caller, self.rule, scope)
+            scope[CALLER] = caller
+
+
+def caller_of(request: Request) -> Principal:
+    """Who calls; of a route that needs to know."""
+    caller: Principal = request.scope[CALLER]
+    return caller
+
+
+CallerDep = Annotated[Principal, Depends(caller_of)]
+
+
+def check_tenant(request: Request, tenant_id: str) -> None:
+    """Return if the caller has the right that the route needs, for a tenant that the body names.
+
+    Raises:
+        ForbiddenError: he has not.
+    """
+    right = request.scope["route"].rule.right
+    caller_of(request).check(right, tenant_id)
 
 
 class StrictRoute(RightedRoute):
@@ -118,7 +148,7 @@ class StrictRoute(RightedRoute):
         known = frozenset(_query_names(self.dependant))
 
         async def handle_strictly(request: Request) -> Response:
-            self.authorize(request.scope)
+            await self.authorize(request.scope)
             if request.scope["query_string"]:
                 _check_query(request, known)
             return await handle(request)
@@ -141,7 +171,7 @@ class LeanRoute(RightedRoute):
             raise TypeError(f"{path}: a LeanRoute gives its endpoint the request and parts of its path, nothing else")
 
         async def call_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-            self.authorize(scope)
+            await self.authorize(scope)
             request = Request(scope, receive, send)
             if scope["query_string"]:
                 _check_query(request, frozenset())

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.access.rights import Right
 from app.answers.chain import SnapshotAnswer, SnapshotList
 from app.http.answers import json_answer
 from app.http.body import json_body
 from app.http.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId, WholeNumber
 from app.http.lists import NewestFirst, page
 from app.http.requests import SnapshotRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered, check_tenant
 from app.parts import PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
@@ -33,9 +34,12 @@ _SNAPSHOTS = NewestFirst("snapshots", chain_reads.list_snapshots, lambda row: ro
         **answered(SnapshotAnswer, description="Everything was signed already; the newest snapshot"),
     },
 )
-async def sign_snapshot(parts: PartsDep, wanted: Annotated[SnapshotRequest, json_body(SnapshotRequest)]) -> Response:
+async def sign_snapshot(
+    request: Request, parts: PartsDep, wanted: Annotated[SnapshotRequest, json_body(SnapshotRequest)]
+) -> Response:
     """Sign everything chained so far; answers the newest snapshot."""
     tenant_id = wanted["tenant_id"]
+    check_tenant(request, tenant_id)
     async with reading(parts.pool) as connection:
         await chain_reads.require_tenant(connection, tenant_id)
     signed = await parts.notary.sign_now(tenant_id)
@@ -60,12 +64,14 @@ async def list_snapshots(
 
 @router.get("/v1/snapshots/{snapshot_id}", responses=answered(SnapshotAnswer))
 async def read_snapshot(
-    parts: PartsDep, snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX, description="Its id in lists.")]
+    parts: PartsDep,
+    caller: CallerDep,
+    snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX, description="Its id in lists.")],
 ) -> Response:
     """One snapshot with its DSSE envelope."""
     async with reading(parts.pool) as connection:
         found = await chain_reads.snapshot(connection, snapshot_id)
-    if found is None:
+    if found is None or not caller.may(Right.AUDIT, found[0].tenant_id):
         raise NotFoundError(f"there is no snapshot {snapshot_id}")
     return json_answer(_with_envelope(*found))
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -26,7 +27,7 @@ from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
 from app.http.lines import LineModel, at_line
 from app.http.requests import STATS_REPORT
-from app.http.routing import PROBLEM_RESPONSE, LeanRoute, answered
+from app.http.routing import PROBLEM_RESPONSE, LeanRoute, answered, check_tenant
 from app.metrics import Metrics
 from app.parts import parts_of
 from app.stats.intake import Chunk, StatsIntake
@@ -77,14 +78,21 @@ async def report_stats(request: Request) -> Response:
             return json_answer(StatsAnswer(accepted=0, dropped=dropped, sample_rate=0.0), 202)
         with parts.stats.checking.charged():
             lines = [body] if one else _REPORTS.split(body)
-        answer = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, parts.stats, parts.metrics)
+        check = partial(check_tenant, request)
+        answer = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, check, parts.stats, parts.metrics)
     return json_answer(answer, 202)
 
 
 async def take(
-    lines: Sequence[bytes], one: bool, max_skew_ms: int, intake: StatsIntake, metrics: Metrics
+    lines: Sequence[bytes],
+    one: bool,
+    max_skew_ms: int,
+    check: Callable[[str], None],
+    intake: StatsIntake,
+    metrics: Metrics,
 ) -> StatsAnswer:
-    """Sample ``lines``, check those that are kept, and queue them with their weight.
+    """Sample ``lines``, check those that are kept, and queue them with their weight; ``check`` refuses tenants that the
+    caller may not report about.
 
     Raises:
         InvalidInputError: the first that is wrong; with its line unless it is the only ``one``.
@@ -97,7 +105,7 @@ async def take(
         turn = numbers[first : first + LINES_PER_TURN]
         async with _turn(intake.checking, first + len(turn) == len(numbers)):
             kept = [lines[number - 1] for number in turn]
-            chunks.append(_checked(kept, [None] if one else turn, weight, now_ms, max_skew_ms))
+            chunks.append(_checked(kept, [None] if one else turn, weight, now_ms, max_skew_ms, check))
     accepted = sum(chunk.lines for chunk in chunks if intake.offer(chunk))
     metrics.stats_reports.inc(len(lines))
     metrics.stats_dropped("sampled", len(lines) - len(numbers))
@@ -106,11 +114,17 @@ async def take(
 
 
 def _checked(
-    lines: Sequence[bytes], numbers: Sequence[int | None], weight: int, now_ms: int, max_skew_ms: int
+    lines: Sequence[bytes],
+    numbers: Sequence[int | None],
+    weight: int,
+    now_ms: int,
+    max_skew_ms: int,
+    check: Callable[[str], None],
 ) -> Chunk:
     """The reports in ``lines``, which have these numbers, as they are written: each with its times and its weight."""
     data = bytearray()
     for number, report in zip(numbers, _REPORTS.check(lines, numbers, LINE_BYTES_MAX), strict=True):
+        check(report["tenant_id"])
         with at_line(number):
             report["time"] = _time_of(report, now_ms, max_skew_ms)
         data += orjson.dumps({**report, "received": rfc3339.text_of(now_ms), "weight": weight}, option=_LINE)

@@ -277,6 +277,18 @@ class KeyChanges:
         await self.write_entry(action, f"{SUBJECT_PREFIX}{facts['key_id']}", facts)
         log.info("key_entry_chained", action=action.value, key_id=facts["key_id"])
 
+    async def check_recorded(self) -> None:
+        """Return once the chain names the keys that the node started with.
+
+        Raises:
+            NotReadyError: not in time.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self.recorded.wait()
+        except TimeoutError:
+            raise NotReadyError("the chain does not name the keys of this node yet; try again") from None
+
     # --- rotation ---------------------------------------------------------------------------------
 
     async def rotate(self, new_key_uri: str | None, *, log_key: bool) -> tuple[str, str]:
@@ -296,11 +308,7 @@ class KeyChanges:
             NotReadyError: the start of the node is not recorded yet.
             DurabilityTimeoutError: the new key signs, but the chain does not say so yet.
         """
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self.recorded.wait()
-        except TimeoutError:
-            raise NotReadyError("the chain does not name the keys of this node yet; try again") from None
+        await self.check_recorded()
         if self._changing:
             raise KeyConflictError("another change of keys is under way; try again when it is done")
         self._changing = True
@@ -454,6 +462,20 @@ class KeyChanges:
         await self._change(SystemAction.KEY_REVOKED, facts, history, statement, late)
         return start
 
+    async def vouched_here(self, action: SystemAction, facts: Facts, history: KeyHistory) -> Facts:
+        """``facts`` with a statement by a key that this node signs with.
+
+        Raises:
+            KeyConflictError: none of them may vouch for anything.
+        """
+        vouched = await self.stated(action, facts, history, self._held.signers())
+        if key_statement.FIELD not in vouched:
+            why = self.keys.not_admitted or self.keys.fault or "they have ended or were revoked"
+            raise KeyConflictError(
+                f"no key that this node signs with may vouch for this: {why}. Ask another node, or use --root-key"
+            )
+        return vouched
+
     async def _change(
         self,
         action: SystemAction,
@@ -471,12 +493,7 @@ class KeyChanges:
                     ("statement",),
                 )
         else:
-            vouched = await self.stated(action, facts, history, self._held.signers())
-            if key_statement.FIELD not in vouched:
-                why = self.keys.not_admitted or self.keys.fault or "they have ended or were revoked"
-                raise KeyConflictError(
-                    f"no key that this node signs with may vouch for this: {why}. Ask another node, or use --root-key"
-                )
+            vouched = await self.vouched_here(action, facts, history)
         entering = asyncio.ensure_future(self.enter(action, vouched))
         done, _ = await asyncio.wait((entering,), timeout=self._wait_s)
         if not done:

@@ -48,10 +48,18 @@ class JobReader:
         self._revealing = revealing
         self._hurry = hurry
 
-    async def read(self, tenant_id: str | None, job_id: str, promise: Promise, as_of: Hlc | None) -> dict[str, Any]:
+    async def read(
+        self,
+        tenant_id: str | None,
+        job_id: str,
+        promise: Promise,
+        as_of: Hlc | None,
+        tenants: Sequence[str] = ("*",),
+    ) -> dict[str, Any]:
         """The job as ``GET /v1/jobs/{job_id}`` shows it, or as it was at ``as_of``.
 
-        Without ``tenant_id`` it is that of the only tenant that has a job of this id.
+        Without ``tenant_id`` it is that of the only tenant, of those of the patterns ``tenants``, that has a job of
+        this id.
 
         Raises:
             JobNotFoundError: no such job, or not yet at ``as_of``.
@@ -60,7 +68,7 @@ class JobReader:
                 writes that may be held back.
             SessionNotCaughtUpError, WriteLostError, TooStaleError, FencedError: the level cannot be kept.
         """
-        of_tenant = tenant_id or await self._tenant_of(job_id, promise)
+        of_tenant = tenant_id or await self._tenant_of(job_id, tenants, promise)
 
         async def look(pool: Pool, judge: Judge) -> tuple[State, Refusal | None, list[reads.EventRow]]:
             async with reading(pool, snapshot=as_of is not None) as connection:
@@ -175,8 +183,8 @@ class JobReader:
                 items.append({"seq": event.seq, "hlc": event.t_hlc, "at": rfc3339.time_of(event.t_hlc), **said})
         return items
 
-    async def _tenant_of(self, job_id: str, promise: Promise) -> str:
-        """The only tenant that has a job of this id.
+    async def _tenant_of(self, job_id: str, among: Sequence[str], promise: Promise) -> str:
+        """The only tenant, of those of the patterns ``among``, that has a job of this id.
 
         Raises:
             JobNotFoundError: none has.
@@ -186,7 +194,7 @@ class JobReader:
         async def look(pool: Pool, judge: Judge) -> list[str]:
             async with reading(pool, snapshot=True) as connection:
                 await self._copies.judged(connection, promise, judge)
-                return await reads.tenants_of_job(connection, job_id)
+                return await reads.tenants_of_job(connection, job_id, among)
 
         tenants, source = await self._copies.read(None, look, promise)
         if not tenants:

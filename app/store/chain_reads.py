@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
-from app.store.rows import columns, fetch_as, fetch_one_as, told, whole
+from app.store.rows import columns, fetch_as, fetch_one_as, like, told, whole
 from ledger.errors import ChainDamagedError, TenantNotFoundError
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ SELECT {columns(ListedEntry, ("created_at",))}, {PAYLOAD_BYTES}
 _ENTRIES = f"""
 SELECT {columns(ListedEntry)}, found FROM {page_of(_LISTED_ENTRIES, "seq", limit="$3")} AS page ORDER BY number
 """
-_TENANTS = "SELECT tenant_id FROM scheduler.chain_heads WHERE tenant_id > $1 ORDER BY tenant_id LIMIT $2"
+_TENANTS = """
+SELECT tenant_id FROM scheduler.chain_heads
+ WHERE tenant_id > $1 AND tenant_id LIKE ANY($3::text[]) ORDER BY tenant_id LIMIT $2
+"""
 _SNAPSHOTS = f"""
 SELECT {columns(SnapshotRow, ("created_at",))} FROM scheduler.batch_snapshot
  WHERE tenant_id = $1 AND from_seq < $2 ORDER BY from_seq DESC LIMIT $3
@@ -114,9 +118,11 @@ async def require_tenant(connection: Connection, tenant_id: str) -> None:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
 
 
-async def list_tenants(connection: Connection, after: str = "", limit: int | None = None) -> list[str]:
-    """Up to ``limit`` tenants in byte order, those behind ``after``, ``_system`` among them."""
-    return [row["tenant_id"] for row in await connection.fetch(_TENANTS, after, limit)]
+async def list_tenants(
+    connection: Connection, after: str = "", limit: int | None = None, patterns: Sequence[str] = ("*",)
+) -> list[str]:
+    """Up to ``limit`` tenants of these patterns in byte order, those behind ``after``, ``_system`` among them."""
+    return [row["tenant_id"] for row in await connection.fetch(_TENANTS, after, limit, like(patterns))]
 
 
 async def list_entries(

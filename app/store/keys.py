@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.store.rows import ENTRIES, columns, fetch_as, fetch_one_as, fetch_tuples
 from ledger.machines.events import SYSTEM_TENANT
 from ledger.verification.entry_check import EntryRow
+from signing import issued_tokens
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 from signing.keys import PublicKey
 
@@ -76,7 +77,8 @@ SELECT {columns(KeyRow, ("not_before",))} FROM scheduler.signing_keys AS k ORDER
 """
 _ENTRIES = f"""
 {ENTRIES}
- WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5) ORDER BY seq
+ WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5 OR job_id >= $6 AND job_id < $7)
+ ORDER BY seq
 """
 _SYSTEM_HEAD = """
 SELECT h.seq, h.chain_link,
@@ -130,8 +132,9 @@ async def list_rows(connection: Connection) -> list[KeyRow]:
 
 
 async def list_entries(connection: Connection) -> list[EntryRow]:
-    """The entries of ``_system`` about keys and forks, all ``ENTRY_COLUMNS``, in seq order."""
-    about = (SUBJECT_PREFIX, AFTER_SUBJECTS, FORK_PREFIX, AFTER_FORKS)
+    """The entries of ``_system`` about keys, tokens and forks, all ``ENTRY_COLUMNS``, in seq order."""
+    tokens = issued_tokens.SUBJECT_PREFIX, issued_tokens.AFTER_SUBJECTS
+    about = (SUBJECT_PREFIX, AFTER_SUBJECTS, FORK_PREFIX, AFTER_FORKS, *tokens)
     return [*await fetch_tuples(connection, _ENTRIES, SYSTEM_TENANT, *about)]
 
 

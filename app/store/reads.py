@@ -10,7 +10,7 @@ import orjson
 
 from app.store.job_table import JobParts, count_named, entries_named, jobs_query
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
-from app.store.rows import columns, fetch_as, whole
+from app.store.rows import columns, fetch_as, like, whole
 from ledger.machines.jobs import ABOUT_JOBS, STATUSES
 from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
 from ledger.positions import Epoch, Lsn
@@ -138,7 +138,8 @@ SELECT {columns(EventRow)}, found
 _TENANTS_OF_JOB = """
 SELECT h.tenant_id
   FROM scheduler.chain_heads h
- WHERE EXISTS (SELECT FROM scheduler.scheduler_log
+ WHERE h.tenant_id LIKE ANY($4::text[])
+   AND EXISTS (SELECT FROM scheduler.scheduler_log
                 WHERE tenant_id = h.tenant_id AND (job_id = $1 AND action = ANY($3::text[])
                                                    OR job_id = $2 AND action = 'REFUSED'))
  LIMIT 2
@@ -231,12 +232,12 @@ async def creations(connection: Connection, tenant_id: str, job_id: str, seqs: S
     return [whole(tenant_id, row) for row in found]
 
 
-async def tenants_of_job(connection: Connection, job_id: str) -> list[str]:
-    """Tenants that have a job of this id; two at most, which is to say several.
+async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence[str]) -> list[str]:
+    """Tenants of these patterns that have a job of this id; two at most, which is to say several.
 
     The index of the log begins with the tenant: each tenant costs a look into it.
     """
-    rows = await connection.fetch(_TENANTS_OF_JOB, job_id, refused_job_id(job_id), list(ABOUT_JOBS))
+    rows = await connection.fetch(_TENANTS_OF_JOB, job_id, refused_job_id(job_id), list(ABOUT_JOBS), like(patterns))
     return [row["tenant_id"] for row in rows]
 
 

@@ -38,6 +38,12 @@ def clamped_columns(row: type[NamedTuple], times: Collection[str]) -> str:
     )
 
 
+def like(patterns: Sequence[str]) -> list[str]:
+    """Patterns of tenants, which may end in ``*``, as LIKE takes them."""
+    escaped = (pattern.replace("\\", r"\\").replace("_", r"\_").replace("%", r"\%") for pattern in patterns)
+    return [f"{pattern[:-1]}%" if pattern.endswith("*") else pattern for pattern in escaped]
+
+
 def told(column: str) -> str:
     """SQL of ``column``, under its own name; NULL where Python cannot tell the time."""
     return f"CASE WHEN {column} BETWEEN {_FIRST} AND {_LAST} THEN {column} END AS {column.rpartition('.')[2]}"

@@ -46,6 +46,8 @@ class SystemAction(StrEnum):
     """Holds an event whose HLC another one has: see :mod:`ledger.chain.conflict`."""
     SUBJECT_ERASED = "SUBJECT_ERASED"
     PRIVACY_DECLARED = "PRIVACY_DECLARED"
+    TOKEN_ISSUED = "TOKEN_ISSUED"  # noqa: S105 (an action)
+    TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 (an action)
 
 
 BATCH_RECORD_TYPE = 16
@@ -78,6 +80,8 @@ SYSTEM_RECORD_TYPES = {
     24: SystemAction.LOG_FORKED,
     25: SystemAction.KEY_ADMITTED,
     26: SystemAction.BREAK_ACKNOWLEDGED,
+    27: SystemAction.TOKEN_ISSUED,
+    28: SystemAction.TOKEN_REVOKED,
 }
 
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {

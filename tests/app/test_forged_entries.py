@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
-
 import asyncpg
 import pytest
 
 from app.service import Service
 from app.store.notary import GrownTree, store_trees
-from ledger.chain import Linker
 from ledger.errors import SigningUnavailableError
 from ledger.merkle import leaf_hash
 from ledger.merkle.tiles import TileTree
@@ -18,39 +14,13 @@ from tests.app.admitting import admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created
-
-PAYLOAD = b'{"aggregate_metrics":{},"fence_token":1,"final_status":"forged","type":"JobCompleted"}'
+from tests.app.forging import forge
 
 SMALL_SEGMENTS = {"segment_bytes": 65536, "batch_max_bytes": 65536, "record_bytes_max": 65536}
 
 
 async def write(service: Service, tenant_id: str, count: int = 1) -> None:
     await service.submitter.submit_lines([created(tenant_id, n) for n in range(count)], durability=GLOBAL, key=None)
-
-
-async def forge(superuser: asyncpg.Connection, tenant_id: str, node_id: str) -> int:
-    """Append an entry to the chain, with a true link, as ``node_id`` would have; its seq."""
-    head = await superuser.fetchrow(
-        "SELECT head_seq, head_chain_link FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id
-    )
-    assert head is not None
-    seq, physical_ms = head["head_seq"] + 1, int(time.time() * 1000) - 50
-    hlc = f"{physical_ms}:0:{node_id}"
-    digest = hashlib.sha256(PAYLOAD)
-    before = head["head_chain_link"]
-    link = Linker(tenant_id).link(seq, hlc, "victim", "COMPLETE", bytes.fromhex(before), digest.digest(), b"").hex()
-    async with superuser.transaction():
-        await superuser.execute(
-            "INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,"
-            " action, link_version, prev_chain_link, chain_link, payload_digest, payload)"
-            " VALUES ($1, $2, $3, $4, 0, $5, 'victim', 'COMPLETE', 2, $6, $7, $8, $9::text::json)",
-            *(tenant_id, seq, hlc, physical_ms, node_id, before, link, digest.hexdigest(), PAYLOAD.decode()),
-        )
-        await superuser.execute(
-            "UPDATE scheduler.chain_heads SET head_seq = $2, head_chain_link = $3, head_hlc = $4 WHERE tenant_id = $1",
-            *(tenant_id, seq, link, hlc),
-        )
-    return seq
 
 
 async def signed_size(superuser: asyncpg.Connection, tenant_id: str) -> int:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 
-from app.access.rights import RIGHTS, Right
+from app.access.callers import Open
+from app.access.principals import EVERYBODY, Principal
+from app.access.rights import RULES, UNLISTED, Needs, Right
 from app.http.application import ROUTERS
 from app.http.jobs import submissions
-from app.http.problems import ProblemError, ProblemType
 from app.http.routing import LeanRoute, RightedRoute
 from app.main import listening, running
 from tests.app.conftest import MakeSettings
 from tests.conftest import Database
 
 DEADLINE_S = 60
-FORBIDDEN = ProblemType("forbidden", 403, "You may not")
 ROUTES = [route for module in ROUTERS for route in module.router.routes]
 
 
@@ -31,30 +33,55 @@ def name_of(route: APIRoute) -> str:
 
 def test_every_route_has_a_right_and_every_right_a_route() -> None:
     assert {type(route) for route in ROUTES if not isinstance(route, RightedRoute)} == set()
-    assert sorted(name_of(route) for route in ROUTES) == sorted(RIGHTS)
+    assert sorted(name_of(route) for route in ROUTES) == sorted(RULES)
+
+
+def test_the_page_says_what_each_route_needs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "access.md").read_text()
+    told = re.findall(r"^\| `((?:GET|PUT|POST|DELETE) [^`]+)` \| (?:`(\w+)`|—) \| ([^|]+) \|$", page, re.MULTILINE)
+    assert told == [(route, rule.right or "", rule.needs.value) for route, rule in RULES.items()]
 
 
 def test_what_ends_keys_or_private_fields_is_the_admins() -> None:
-    for name in RIGHTS:
-        if name.startswith(("POST /v1/keys", "PUT /v1/tenants", "POST /v1/tenants")):
-            assert RIGHTS[name] is Right.ADMIN, name
+    for name in RULES:
+        if name.startswith(("POST /v1/keys", "PUT /v1/tenants", "POST /v1/tenants", "POST /v1/tokens", "DELETE ")):
+            assert RULES[name].right is Right.ADMIN, name
+
+
+class Asked(Open):
+    """Knows every caller as ``principal``, and what asked for him."""
+
+    def __init__(self, principal: Principal) -> None:
+        self.principal = principal
+        self.routes: list[str] = []
+
+    def known(self, scope: MutableMapping[str, Any]) -> Principal:
+        self.routes.append(f"{scope['method']} {scope['path']}")
+        return self.principal
+
+    async def caller(self, scope: MutableMapping[str, Any]) -> Principal:
+        return self.known(scope)
+
+
+NOBODY = Principal("nobody", "token", ())
 
 
 async def test_every_route_asks_for_its_right_before_it_reads_the_body(
     database: Database, make_settings: MakeSettings
 ) -> None:
-    asked: list[tuple[str, Right]] = []
-
-    def refuse(scope: MutableMapping[str, Any], right: Right) -> None:
-        asked.append((f"{scope['method']} {scope['route'].path}", right))
-        raise ProblemError(FORBIDDEN, f"nobody may {right.value}")
-
     async with running(make_settings(), database.service_url) as (_service, parts):
-        parts.authorize = refuse
+        parts.callers = asked = Asked(NOBODY)
         async with listening(parts) as (url, _serving), asyncio.timeout(DEADLINE_S):
             for route in ROUTES:
-                assert await status_without_body(url, route) == b"403", name_of(route)
-            assert asked == [(name_of(route), RIGHTS[name_of(route)]) for route in ROUTES]
+                asked.routes.clear()
+                status = await status_without_body(url, route)
+                rule = RULES[name_of(route)]
+                if rule.right is not None:
+                    assert (status, len(asked.routes)) == (b"403", 1), name_of(route)
+                else:
+                    assert status != b"403", name_of(route)
+                if rule.needs is not Needs.NOTHING:
+                    assert asked.routes, name_of(route)
 
 
 async def test_what_changes_something_is_refused_unread_while_the_node_takes_no_writes(
@@ -75,32 +102,21 @@ async def test_what_changes_something_is_refused_unread_while_the_node_takes_no_
 async def test_a_plain_write_is_asked_for_its_right_once_whoever_answers_it(
     database: Database, make_settings: MakeSettings
 ) -> None:
-    asked: list[tuple[str, Right]] = []
     plain = [route for route in submissions.routes if isinstance(route, APIRoute)]
-
-    def allow(scope: MutableMapping[str, Any], right: Right) -> None:
-        asked.append((f"{scope['method']} {scope['route'].path}", right))
-
-    def refuse(scope: MutableMapping[str, Any], right: Right) -> None:
-        allow(scope, right)
-        raise ProblemError(FORBIDDEN, f"nobody may {right.value}")
-
     async with (
         running(make_settings(), database.service_url) as (_service, parts),
         listening(parts) as (url, _serving),
         asyncio.timeout(DEADLINE_S),
     ):
         for route in plain:
-            name = name_of(route)
-            for authorize, body, status in ((refuse, "", b"403"), (allow, "{}", b"422")):
-                parts.authorize = authorize
-                assert await status_without_body(url, route, PLAIN, body) == status, name
-                assert asked == [(name, RIGHTS[name])]
-                asked.clear()
+            for principal, body, status in ((NOBODY, "", b"403"), (EVERYBODY, "{}", b"422")):
+                parts.callers = asked = Asked(principal)
+                assert await status_without_body(url, route, PLAIN, body) == status, name_of(route)
+                assert len(asked.routes) == 1, name_of(route)
         for body in ('{"tenant_id": "acme"}', '{"tenant_id": "acme", "job_id": "looked-up"}'):
+            parts.callers = asked = Asked(EVERYBODY)
             assert await status_without_body(url, plain[0], PLAIN, body) == b"201"
-            assert asked == [("POST /v1/jobs", Right.WRITE)]
-            asked.clear()
+            assert len(asked.routes) == 1
 
 
 PLAIN = "Content-Type: application/json"
@@ -137,7 +153,7 @@ async def depending(request: Request, parts: Annotated[None, Depends(endpoint)])
 def test_a_lean_route_that_would_ignore_a_dependency_is_refused_at_start() -> None:
     router = APIRouter(route_class=LeanRoute)
     router.post("/v1/lean/{job_id}")(endpoint)
-    assert [route.right for route in router.routes if isinstance(route, LeanRoute)] == [Right.ADMIN]
+    assert [route.rule for route in router.routes if isinstance(route, LeanRoute)] == [UNLISTED]
     for path, function, more in (
         ("/v1/lean/{job_id}", endpoint, {"dependencies": [Depends(endpoint)]}),
         ("/v1/lean", wanting, {}),

@@ -21,6 +21,11 @@ from app.stats.intake import StatsIntake
 from app.stats.share import LoopShare
 from tests.app.conftest import MakeSettings, RunServer
 
+
+def allowed(_tenant_id: str) -> None:
+    """Whoever reports may do so for any tenant."""
+
+
 NDJSON = {"content-type": "application/x-ndjson"}
 REPORT: dict[str, Any] = {"tenant_id": "acme", "job_id": "job-1", "dc_id": "use1"}
 FULL: dict[str, Any] = {
@@ -162,7 +167,7 @@ async def test_under_pressure_lines_are_sampled_weighted_and_counted() -> None:
     metrics, draw = Metrics(), random.Random(1).randbytes
     intake = StatsIntake(50_000, draw=draw)
     lines = [lines_of(FULL).rstrip()] * 100
-    receipts = [await take(lines, False, SKEW_MS, intake, metrics) for _ in range(5)]
+    receipts = [await take(lines, False, SKEW_MS, allowed, intake, metrics) for _ in range(5)]
     assert [receipt["sample_rate"] for receipt in receipts] == [1.0, 0.5, 0.25, 0.125, 0.125]
     assert all(receipt["accepted"] + receipt["dropped"] == 100 for receipt in receipts)
     kept = b"".join(chunk.data for chunk in intake.take(None)).splitlines()
@@ -179,7 +184,7 @@ async def test_under_pressure_lines_are_sampled_weighted_and_counted() -> None:
 
 async def test_what_finds_no_room_is_counted() -> None:
     metrics, intake = Metrics(), StatsIntake(1000)
-    receipt = await take([lines_of(FULL)] * 10, False, SKEW_MS, intake, metrics)
+    receipt = await take([lines_of(FULL)] * 10, False, SKEW_MS, allowed, intake, metrics)
     assert receipt == {"accepted": 0, "dropped": 10, "sample_rate": 1.0}
     assert 'stats_dropped_total{reason="full"} 10.0' in metrics.render().decode()
 
@@ -236,7 +241,7 @@ async def test_others_get_their_turn_while_reports_are_checked_and_queued() -> N
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count_turns())
-    await take(lines, False, SKEW_MS, StatsIntake(1 << 20), Metrics())
+    await take(lines, False, SKEW_MS, allowed, StatsIntake(1 << 20), Metrics())
     counting.cancel()
     # A pause between each two turns.
     assert turns >= 3

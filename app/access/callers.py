@@ -1,0 +1,156 @@
+"""Who calls, by what a request shows, and whether its route is for him. Asked before a body is read, by every route.
+
+``Authorization: Bearer`` with a token of the ledger, or one of the issuer of ``auth.oidc``; else the certificate that
+the connection was made with. What a request shows is believed or refused, never passed over: a wrong token is not
+mended by a certificate.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl
+
+from app.access.principals import EVERYBODY, Principal
+from app.access.rights import Needs, Rule
+from app.access.tokens import KnownTokens
+from ledger.errors import UnauthenticatedError
+
+Scope = MutableMapping[str, Any]
+
+CALLER: Final = "tally.caller"
+"""Where the scope of a request holds its ``Principal``."""
+CERTIFICATE: Final = "tally.certificate"
+"""Where the scope of a request holds the name in the certificate of its connection, if there is one."""
+TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
+"""What a query calls the tenant that it is about."""
+CREDENTIALS_BYTES_MAX: Final = 16 * 1024
+_BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
+
+
+class Issuer(Protocol):
+    """Who signs tokens that say who calls."""
+
+    def known(self, credentials: bytes, now_s: float) -> Principal | None:
+        """Who the token says is calling; None when that is yet to be found out."""
+        ...
+
+    async def caller(self, credentials: bytes, now_s: float) -> Principal:
+        """Who the token says is calling.
+
+        Raises:
+            UnauthenticatedError: nobody.
+            NotReadyError: the keys that it must be checked with cannot be had now.
+        """
+        ...
+
+
+class CallerSource(Protocol):
+    """Says who calls."""
+
+    def known(self, scope: Scope) -> Principal | None:
+        """Who calls; None when somebody must be asked for it.
+
+        Raises:
+            UnauthenticatedError: nothing that the request shows says it.
+        """
+        ...
+
+    async def caller(self, scope: Scope) -> Principal:
+        """Who calls.
+
+        Raises:
+            UnauthenticatedError: nothing that the request shows says it.
+            NotReadyError: whoever must be asked does not answer.
+        """
+        ...
+
+
+class Open:
+    """Asks nobody who he is: ``auth.mode`` is ``none``."""
+
+    def known(self, _scope: Scope) -> Principal:
+        """Whoever calls."""
+        return EVERYBODY
+
+    async def caller(self, _scope: Scope) -> Principal:
+        """Whoever calls."""
+        return EVERYBODY
+
+
+@dataclass(kw_only=True, eq=False)
+class Callers:
+    """Knows callers by tokens, by an issuer's tokens, and by certificates."""
+
+    tokens: KnownTokens
+    issuer: Issuer | None = None
+    by_certificate: Callable[[str], Principal | None] = lambda _name: None
+    """The principal that a certificate of this name is, None where that is nobody."""
+    now_s: Callable[[], float] = time.time
+
+    def known(self, scope: Scope) -> Principal | None:
+        """As ``CallerSource.known``."""
+        credentials = _credentials(scope)
+        if credentials is None:
+            name = scope.get(CERTIFICATE)
+            principal = None if name is None else self.by_certificate(name)
+            if principal is None:
+                raise UnauthenticatedError("say who calls: Authorization: Bearer and a token")
+            return principal
+        if self.issuer is not None and credentials.count(b".") == 2:
+            return self.issuer.known(credentials, self.now_s())
+        return self.tokens.caller(credentials, self.now_s())
+
+    async def caller(self, scope: Scope) -> Principal:
+        """As ``CallerSource.caller``."""
+        principal = self.known(scope)
+        if principal is None:
+            assert self.issuer is not None
+            principal = await self.issuer.caller(_credentials(scope) or b"", self.now_s())
+        return principal
+
+
+def check(principal: Principal, rule: Rule, scope: Scope) -> None:
+    """Return if the route of ``scope``, which needs ``rule``, is for the caller, as far as its head tells.
+
+    Raises:
+        ForbiddenError: it is not.
+    """
+    if rule.right is None or principal is EVERYBODY:
+        return
+    if rule.needs is Needs.EVERY:
+        principal.check(rule.right, "*")
+        return
+    principal.check_any(rule.right)
+    for tenant_id in _named_tenants(scope):
+        principal.check(rule.right, tenant_id)
+
+
+def _named_tenants(scope: Scope) -> Iterator[str]:
+    """Every tenant that path or query names, whatever the route makes of it."""
+    named = scope.get("path_params", {}).get("tenant_id")
+    if named is not None:
+        yield named
+    if scope["query_string"]:
+        for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+            if name in TENANT_PARAMETERS:
+                yield value
+
+
+def _credentials(scope: Scope) -> bytes | None:
+    """What ``Authorization`` says, None when there is none.
+
+    Raises:
+        UnauthenticatedError: it comes twice, is too long, or says something else than Bearer.
+    """
+    found: bytes | None = None
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            match = None if found is not None or len(value) > CREDENTIALS_BYTES_MAX else _BEARER.fullmatch(value)
+            if match is None:
+                raise UnauthenticatedError("Authorization: send it once, as Bearer and a token")
+            found = match[1]
+    return found

@@ -1,0 +1,65 @@
+"""The token that ``tally`` shows the service: what ``TALLY_TOKEN`` holds, or the file that ``--token-file`` names.
+
+Never an argument: what stands there, others on the machine can read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ledger.errors import ConfigurationError
+
+VARIABLE = "TALLY_TOKEN"
+_TOKEN = re.compile(r"[!-~]{1,16384}")
+_of_file: str | None = None
+
+
+def option() -> Any:
+    """``--token-file``, for a command that asks the service."""
+    shape = typer.Typer(add_completion=False)
+    shape.command()(_with_token_file)
+    (found,) = typer.main.get_command(shape).params
+    return found
+
+
+def headers() -> dict[str, str]:
+    """The headers that say who calls; none without a token.
+
+    Raises:
+        ConfigurationError: what should be a token cannot be one.
+    """
+    token = _of_file if _of_file is not None else os.environ.get(VARIABLE, "").strip()
+    if not token:
+        return {}
+    if _TOKEN.fullmatch(token) is None:
+        raise ConfigurationError(f"what {VARIABLE} or --token-file holds is no token: it is one word of ASCII")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _read(_context: object, _parameter: object, path: str | Path | None) -> None:
+    global _of_file
+    if path is None:
+        return
+    try:
+        _of_file = Path(path).read_text("ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--token-file {path} cannot be read: {error}") from None
+
+
+def _with_token_file(
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            callback=_read,
+            expose_value=False,
+            help=f"File with the token to show the service; else {VARIABLE} holds it.",
+        ),
+    ] = None,
+) -> None:
+    """The shape of the option."""

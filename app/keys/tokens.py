@@ -1,0 +1,206 @@
+"""Tokens as the ledger says them: followed from the chain of ``_system``, issued and revoked there.
+
+A token counts on this node while the chain says so with the word of an admitted key (signing.key_history), within
+``FOLLOW_INTERVAL_S`` of any other node; at once where this node issued or revoked it. While Postgres is away those
+known last go on counting. Where ``_system`` is damaged those count that are proved; a revocation that this node saw is
+never forgotten, as it is kept beside the data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from app.access import tokens
+from app.access.principals import EVERY_TENANT, Principal, grant_of
+from app.access.rights import Right
+from app.access.tokens import KnownTokens
+from app.keys.changes import TRY_AGAIN, Facts, KeyChanges
+from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
+from ledger.errors import DurabilityTimeoutError, ForbiddenError, LedgerError, NotFoundError
+from ledger.hlc import Hlc
+from ledger.machines.events import SystemAction
+from signing.issued_tokens import SUBJECT_PREFIX, IssuedToken
+
+FOLLOW_INTERVAL_S: Final = 1.0
+"""Pause between two looks at the chain."""
+FIRST_ID: Final = "first"
+"""Id of the first token, until the ledger has issued it."""
+
+log = structlog.get_logger()
+
+
+@dataclass(kw_only=True, eq=False)
+class Tokens:
+    """Follows and changes the ledger's tokens for one node, whose data is in ``folder``. Belongs to one event loop."""
+
+    known: KnownTokens
+    keys: KeyChanges
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._kept = KeptTokens()
+        self._issued: dict[str, IssuedToken] = {}
+        self._issuing_first = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Know the tokens before the first request comes.
+
+        Raises:
+            StartRefusedError: what is kept beside the data cannot be read.
+            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._kept = await asyncio.to_thread(KEPT_TOKENS.load, self.folder)
+        await self.refresh()
+
+    async def run(self) -> None:
+        """Follow the chain until cancelled."""
+        while True:
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            try:
+                await self.refresh()
+                if self.keys.recorded.is_set():
+                    await self._issue_first()
+            except (LedgerError, *TRY_AGAIN) as error:
+                log.warning("tokens_not_followed", error=str(error))
+
+    async def refresh(self) -> None:
+        """Let count what the chain says counts now."""
+        self._issued = (await self.keys.history()).tokens
+        revoked = sorted({*self._kept.revoked, *(each.token_id for each in self._issued.values() if each.is_revoked)})
+        counting = [each.token_id for each in self.counting() if each.token_id not in revoked]
+        kept = KeptTokens(counting, revoked)
+        if kept != self._kept:
+            await asyncio.to_thread(KEPT_TOKENS.store, self.folder, kept)
+            self._kept = kept
+        first = None if counting else await asyncio.to_thread(self._first)
+        self.known.learn([*self._issued.values(), *([first] if first else [])], frozenset(revoked))
+
+    def counting(self) -> list[IssuedToken]:
+        """Tokens that are neither revoked nor expired, in the order in which they were issued."""
+        now = datetime.now(UTC)
+        return [
+            each
+            for each in self._issued.values()
+            if not each.is_revoked and (each.expires_at is None or now < each.expires_at)
+        ]
+
+    def issued(self, by: Principal) -> list[IssuedToken]:
+        """Every token, newest first, that the caller may issue."""
+        return [each for each in reversed(self._issued.values()) if _may_issue(by, each.tenants)]
+
+    async def issue(
+        self,
+        name: str,
+        rights: Collection[str],
+        tenants: Collection[str],
+        expires_at: datetime | None,
+        by: Principal,
+    ) -> tuple[IssuedToken, str]:
+        """A new token, and its text, which nobody can have again.
+
+        Raises:
+            InvalidInputError: there is no such right, or no such pattern of tenants.
+            ForbiddenError: ``by`` may not administer all these tenants.
+            KeyConflictError: no key of this node may vouch for it.
+            NotReadyError: the start of the node is not recorded yet.
+            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
+            DurabilityTimeoutError: not chained in time; it may still be, and nobody has this token.
+            ChainDamagedError: the chain of ``_system`` takes nothing.
+        """
+        grant = grant_of(rights, tenants)
+        if not _may_issue(by, grant.tenants):
+            raise ForbiddenError(
+                f"{by.name} has not the right {Right.ADMIN} for all tenants of {', '.join(grant.tenants)}"
+            )
+        made = tokens.make()
+        ordered = tuple(str(right) for right in Right if right in grant.rights)
+        token = _token(name, made.digest, ordered, grant.tenants, expires_at, by.id)
+        await self.keys.check_recorded()
+        await self._issue_first()
+        await self._enter_issued(token)
+        return token, made.text
+
+    async def revoke(self, token_id: str, by: Principal) -> IssuedToken:
+        """Let the token count no more, here at once.
+
+        Raises:
+            NotFoundError: there is none of this id that the caller may issue.
+            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
+            DurabilityTimeoutError: not chained in time; it still will be.
+            ChainDamagedError: the chain of ``_system`` takes nothing.
+        """
+        await self.refresh()
+        token = self._issued.get(token_id)
+        if token is None or not _may_issue(by, token.tenants):
+            raise NotFoundError(f"there is no token {token_id}")
+        if not token.is_revoked:
+            facts: Facts = {"token_id": token_id}
+            if by.id is not None:
+                facts["revoked_by"] = by.id
+            await self._enter(SystemAction.TOKEN_REVOKED, token_id, facts)
+            log.info("token_revoked", token_id=token_id, by=by.id)
+        return token._replace(is_revoked=True)
+
+    async def _enter_issued(self, token: IssuedToken) -> None:
+        history = await self.keys.history()
+        facts = await self.keys.vouched_here(SystemAction.TOKEN_ISSUED, token.facts(), history)
+        await self._enter(SystemAction.TOKEN_ISSUED, token.token_id, facts)
+        log.info("token_issued", token_id=token.token_id, name=token.name, by=token.issued_by)
+
+    async def _enter(self, action: SystemAction, token_id: str, facts: Facts) -> None:
+        try:
+            async with asyncio.timeout(self.keys.settings.write.timeout.total_seconds()):
+                await self.keys.write_entry(action, f"{SUBJECT_PREFIX}{token_id}", facts)
+        except TimeoutError:
+            late = f"{action} of token {token_id} is in this node's log, and not in the chain yet"
+            raise DurabilityTimeoutError(late) from None
+        await self.refresh()
+
+    def _first(self) -> IssuedToken | None:
+        """The first token, where there is one. Blocks."""
+        first = FIRST_TOKEN.load(self.folder)
+        if first is None:
+            return None
+        digest = bytes.fromhex(first.digest)
+        token = _token(first.name, digest, tuple(map(str, Right)), (EVERY_TENANT,), None, None)
+        return token._replace(token_id=FIRST_ID)
+
+    async def _issue_first(self) -> None:
+        """Issue the first token that somebody made beside the data, unless the ledger has tokens."""
+        async with self._issuing_first:
+            first = await asyncio.to_thread(self._first)
+            if first is None:
+                return
+            if not self.counting():
+                await self._enter_issued(first._replace(token_id=_new_id()))
+            elif first.digest not in {each.digest for each in self._issued.values()}:
+                log.error("first_token_refused", error="the ledger has tokens; whoever holds one may issue more")
+            await asyncio.to_thread(FIRST_TOKEN.store, self.folder, None)
+
+
+def _may_issue(by: Principal, tenants: Collection[str]) -> bool:
+    return all(by.may(Right.ADMIN, pattern) for pattern in tenants)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _token(
+    name: str,
+    digest: bytes,
+    rights: tuple[str, ...],
+    tenants: tuple[str, ...],
+    expires_at: datetime | None,
+    issued_by: str | None,
+) -> IssuedToken:
+    return IssuedToken(_new_id(), name, digest, rights, tenants, Hlc(0, 0, "new"), expires_at, issued_by)

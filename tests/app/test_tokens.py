@@ -1,0 +1,352 @@
+"""Tokens: issued, used, revoked, forged, stolen; and by whom the ledger lets itself be told of one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.access import tokens
+from app.access.principals import Principal, covers, grant_of
+from app.access.rights import Right
+from app.main import listening, running
+from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
+from app.parts import Parts
+from ledger import canonical
+from ledger.errors import UnauthenticatedError
+from ledger.machines.events import SystemAction
+from signing.issued_tokens import SUBJECT_PREFIX
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings
+from tests.app.forging import forge
+from tests.conftest import Database
+from tests.tally import run_tally
+
+ALL = sorted(map(str, Right))
+
+
+class Served:
+    """A node that asks for tokens, and clients of it."""
+
+    def __init__(self, url: str, parts: Parts, root: str) -> None:
+        self.url = url
+        self.parts = parts
+        self.root = root
+
+    def client(self, token: str | None, **more: Any) -> httpx.AsyncClient:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers | more, timeout=30, trust_env=False)
+
+    async def issue(self, *rights: str, tenants: str = "*", name: str = "somebody", **more: Any) -> dict[str, Any]:
+        """A new token, as the answer has it."""
+        async with self.client(self.root) as root:
+            wanted = {"name": name, "rights": rights, "tenants": tenants.split(","), **more}
+            answer = await root.post("/v1/tokens", json=wanted)
+        assert answer.status_code == 201, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def serve(database: Database, make_settings: MakeSettings) -> Serve:
+    """Runs a node that asks for tokens: ``async with serve() as served``."""
+
+    @asynccontextmanager
+    async def run(folder: str = "node", **given: Any) -> AsyncIterator[Served]:
+        settings = make_settings(folder, auth={"mode": "tokens"}, **given)
+        first = tokens.make()
+        if folder == "node" and not settings.data_dir.exists():
+            settings.data_dir.mkdir()
+            FIRST_TOKEN.store(settings.data_dir, FirstToken("root", first.digest.hex()))
+        async with AsyncExitStack() as stack:
+            _service, parts = await stack.enter_async_context(running(settings, database.service_url))
+            url, _serving = await stack.enter_async_context(listening(parts))
+            yield Served(url, parts, first.text)
+
+    return run
+
+
+async def status(client: httpx.AsyncClient, path: str = "/v1/whoami") -> int:
+    return (await client.get(path)).status_code
+
+
+async def test_the_first_token_counts_at_once_and_is_issued_by_the_ledger(serve: Serve, superuser: Any) -> None:
+    async with serve() as served, served.client(served.root) as root:
+        assert (await root.get("/v1/whoami")).json() == {
+            "principal": "root",
+            "source": "token",
+            "token_id": "first",
+            "expires_at": None,
+            "grants": [{"rights": list(map(str, Right)), "tenants": ["*"]}],
+        }
+        folder = served.parts.settings.data_dir
+
+        async def is_issued() -> bool:
+            return (await root.get("/v1/whoami")).json()["token_id"] != "first" and not (
+                folder / FIRST_TOKEN.name
+            ).exists()
+
+        await until(is_issued, "the first token is issued")
+        (listed,) = (await root.get("/v1/tokens")).json()["items"]
+        assert (listed["name"], listed["rights"], listed["tenants"]) == ("root", list(map(str, Right)), ["*"])
+        assert "token" not in listed
+    payload = await superuser.fetchval("SELECT payload FROM scheduler.scheduler_log WHERE action = 'TOKEN_ISSUED'")
+    facts = json.loads(payload)
+    assert facts["digest"] == hashlib.sha256(served.root.encode()).hexdigest()
+    assert served.root not in payload
+
+
+async def test_without_a_token_nothing_but_what_is_open_is_answered(serve: Serve) -> None:
+    async with serve() as served, served.client(None) as nobody:
+        for path in ("/livez", "/readyz", "/docs", "/v1/keys"):
+            assert await status(nobody, path) == 200, path
+        for path in ("/v1/whoami", "/v1/node", "/v1/jobs?tenant_id=acme", "/metrics", "/v1/tokens"):
+            answer = await nobody.get(path)
+            assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (401, "unauthenticated"), path
+            assert answer.headers["WWW-Authenticate"] == 'Bearer realm="tallystick"'
+        answer = await nobody.post("/v1/jobs", json={"tenant_id": "acme"})
+        assert answer.status_code == 401
+
+
+async def test_a_token_allows_what_it_says_for_the_tenants_it_says(serve: Serve) -> None:
+    async with serve() as served:
+        writer = await served.issue("write", "read", tenants="team-*,acme", name="ci")
+        async with served.client(writer["token"]) as ci, served.client(served.root) as root:
+            for tenant, expected in (("team-a", 201), ("acme", 201), ("acme-2", 403), ("other", 403)):
+                answer = await ci.post("/v1/jobs", json={"tenant_id": tenant})
+                assert answer.status_code == expected, (tenant, answer.text)
+                assert await status(ci, f"/v1/jobs?tenant_id={tenant}") == (200 if expected == 201 else 403)
+            assert await status(ci, "/v1/chain/head?tenant_id=acme") == 403
+            assert (await ci.get("/v1/tenants")).status_code == 403
+            lines = "".join(
+                json.dumps({"tenant_id": tenant, "type": "JobCreated"}) + "\n" for tenant in ("acme", "other")
+            )
+            before = (await root.get("/v1/chain/head?tenant_id=acme")).json()["seq"]
+            answer = await ci.post("/v1/events", content=lines, headers={"Content-Type": "application/x-ndjson"})
+            assert answer.status_code == 403
+            assert (await root.get("/v1/chain/head?tenant_id=acme")).json()["seq"] == before
+            tenants = [item["tenant_id"] for item in (await root.get("/v1/tenants")).json()["items"]]
+            assert tenants == ["_system", "acme", "team-a"]
+
+
+async def test_lists_and_lookups_tell_nothing_of_tenants_without_the_right(serve: Serve) -> None:
+    async with serve() as served, served.client(served.root) as root:
+        for tenant in ("mine", "yours"):
+            await root.post("/v1/jobs", json={"tenant_id": tenant, "job_id": f"of-{tenant}"})
+            await root.post("/v1/jobs", json={"tenant_id": tenant, "job_id": "of-both"})
+            assert (await root.post("/v1/snapshots", json={"tenant_id": tenant})).status_code == 201
+        token = await served.issue("read", "audit", tenants="mine")
+        async with served.client(token["token"]) as mine, served.client(None) as nobody:
+            assert await status(mine, "/v1/jobs/of-mine") == 200
+            assert await status(mine, "/v1/jobs/of-yours") == 404
+            assert (await mine.get("/v1/jobs/of-both")).json()["tenant_id"] == "mine"
+            assert [item["tenant_id"] for item in (await mine.get("/v1/tenants")).json()["items"]] == ["mine"]
+            assert await status(mine, "/v1/jobs?tenant_id=_system") == 403
+            snapshots = [
+                (await root.get(f"/v1/snapshots?tenant_id={tenant}")).json()["items"][0]["id"]
+                for tenant in ("mine", "yours")
+            ]
+            assert [await status(mine, f"/v1/snapshots/{each}") for each in snapshots] == [200, 404]
+            for client, told in ((root, {"_system", "mine", "yours"}), (mine, {"mine"}), (nobody, set())):
+                keys = (await client.get("/v1/keys")).json()["log_verifier_keys"]
+                assert {key.partition("+")[0].rpartition("/")[2] for key in keys} == told
+
+
+@pytest.mark.parametrize(
+    "shown",
+    ["", "Bearer", "Basic dXNlcjpwYXNz", "Bearer a b", "Bearer \u00e9", "Bearer " + "x" * 20_000],
+)
+async def test_what_is_no_token_is_refused(serve: Serve, shown: str) -> None:
+    async with serve() as served, served.client(None) as client:
+        answer = await client.get("/v1/whoami", headers={"Authorization": shown.encode()})
+        assert answer.status_code == 401, answer.text
+        twice = [("Authorization", f"Bearer {served.root}")] * 2
+        assert (await client.get("/v1/whoami", headers=twice)).status_code == 401
+        cookie = {
+            "Cookie": f"token={served.root}; Authorization=Bearer {served.root}",
+            "Origin": "https://evil.example",
+        }
+        assert (await client.get("/v1/whoami", headers=cookie)).status_code == 401
+        assert (await client.get(f"/v1/whoami?access_token={served.root}")).status_code == 401
+
+
+async def test_forged_truncated_and_altered_tokens_are_refused(serve: Serve) -> None:
+    async with serve() as served:
+        right = (await served.issue("read"))["token"]
+        digest = hashlib.sha256(right.encode()).hexdigest()
+        wrong = [right[:-1], right + "A", right.swapcase(), tokens.make().text, digest]
+        for text in wrong:
+            async with served.client(text) as client:
+                answer = await client.get("/v1/whoami")
+                assert answer.status_code == 401, text
+                assert text not in answer.text
+
+
+async def test_a_revoked_token_counts_no_more_on_any_node(serve: Serve) -> None:
+    async with serve() as one, serve("other", node_id="node-b") as other:
+        made = await one.issue("read", tenants="acme", name="leaver")
+        async with one.client(made["token"]) as here, other.client(made["token"]) as there:
+            assert await status(here) == 200
+
+            async def counts() -> bool:
+                return await status(there) == 200
+
+            async def counts_not() -> bool:
+                return await status(there) == 401
+
+            await until(counts, "the other node knows it")
+            async with one.client(one.root) as root:
+                assert (await root.delete(f"/v1/tokens/{made['token_id']}")).json()["revoked"] is True
+                assert await status(here) == 401
+                assert (await root.delete(f"/v1/tokens/{made['token_id']}")).status_code == 200
+                assert (await root.delete("/v1/tokens/0123456789abcdef")).status_code == 404
+            await until(counts_not, "the other node knows it is revoked")
+
+
+async def test_a_token_expires(serve: Serve) -> None:
+    async with serve() as served:
+        made = await served.issue("read", expires_in="1h")
+        expires_at = datetime.fromisoformat(made["expires_at"])
+        assert timedelta(minutes=59) < expires_at - datetime.now(UTC) <= timedelta(hours=1)
+        known = served.parts.tokens.known
+        now_s = expires_at.timestamp()
+        assert known.caller(made["token"].encode(), now_s - 1).id == "somebody"
+        with pytest.raises(UnauthenticatedError, match="expired"):
+            known.caller(made["token"].encode(), now_s)
+        async with served.client(served.root) as root:
+            for wrong in ("0s", "soon", "99999d", "-1h"):
+                body = {"name": "x", "rights": ["read"], "tenants": ["*"], "expires_in": wrong}
+                answer = await root.post("/v1/tokens", json=body)
+                assert (answer.status_code, answer.json().get("path")) == (422, "expires_in"), wrong
+
+
+async def test_an_admin_of_some_tenants_gives_no_rights_for_others(serve: Serve) -> None:
+    async with serve() as served:
+        boss = await served.issue("admin", tenants="team-*", name="boss")
+        hidden = await served.issue("read", tenants="other", name="hidden")
+        async with served.client(boss["token"]) as client:
+            for tenants, expected in ((["team-a"], 201), (["team-a*"], 201), (["other"], 403), (["*"], 403)):
+                body = {"name": "worker", "rights": ["write"], "tenants": tenants}
+                assert (await client.post("/v1/tokens", json=body)).status_code == expected, tenants
+            assert {item["name"] for item in (await client.get("/v1/tokens")).json()["items"]} == {"boss", "worker"}
+            assert (await client.delete(f"/v1/tokens/{hidden['token_id']}")).status_code == 404
+            assert (await client.post("/v1/keys/rotate", json={})).status_code == 403
+            assert (await client.put("/v1/tenants/other/privacy", json={"fields": []})).status_code == 403
+        async with served.client(hidden["token"]) as client:
+            assert await status(client) == 200
+
+
+@pytest.mark.parametrize(
+    ("pattern", "covered", "others"),
+    [
+        ("acme", ["acme"], ["acme-2", "acm", "ac*", "*", "_system"]),
+        ("team-*", ["team-a", "team-a*", "team-*"], ["team", "te*", "*", "_system"]),
+        ("*", ["acme", "team-*", "*", "_system"], []),
+        ("_system", ["_system"], ["acme", "*"]),
+    ],
+)
+def test_what_a_pattern_of_tenants_covers(pattern: str, covered: list[str], others: list[str]) -> None:
+    assert [each for each in covered + others if covers(pattern, each)] == covered
+
+
+async def test_whoever_writes_the_database_issues_no_token(serve: Serve, superuser: asyncpg.Connection) -> None:
+    """A row in the table of the log, whole and linked at the head, but without the word of an admitted key."""
+    forged = tokens.make()
+    async with serve() as served:
+        await served.issue("read", name="real")
+    facts = {
+        "type": "TOKEN_ISSUED",
+        "token_id": "f" * 16,
+        "name": "intruder",
+        "digest": forged.digest.hex(),
+        "rights": ALL,
+        "tenants": ["*"],
+    }
+    real = json.loads(
+        await superuser.fetchval(
+            "SELECT payload FROM scheduler.scheduler_log WHERE action = 'TOKEN_ISSUED' ORDER BY seq DESC LIMIT 1"
+        )
+    )
+    for statement in ({}, {"statement": real["statement"]}):
+        payload = canonical.encode({**facts, **statement})
+        subject = f"{SUBJECT_PREFIX}{'f' * 16}"
+        await forge(superuser, "_system", "node-of-mine", subject, SystemAction.TOKEN_ISSUED, payload)
+    async with serve() as served, served.client(forged.text) as intruder:
+        assert await status(intruder) == 401
+
+
+async def test_a_token_that_was_revoked_stays_so_when_the_database_forgets_it(
+    serve: Serve, superuser: asyncpg.Connection
+) -> None:
+    async with serve() as served:
+        made = await served.issue("read", name="stolen")
+        async with served.client(served.root) as root:
+            await root.delete(f"/v1/tokens/{made['token_id']}")
+        assert made["token_id"] in KEPT_TOKENS.load(served.parts.settings.data_dir).revoked
+    await superuser.execute("SET session_replication_role = replica")
+    await superuser.execute("UPDATE scheduler.scheduler_log SET job_id = 'x' WHERE action = 'TOKEN_REVOKED'")
+    async with serve() as again, again.client(made["token"]) as thief, served.client(served.root) as root:
+        root.base_url = again.url
+        assert await status(root) == 200
+        assert await status(thief) == 401
+
+
+async def test_how_long_a_wrong_token_takes_says_nothing_of_a_right_one(serve: Serve) -> None:
+    """A wrong token that begins as a right one does takes as long as one that does not."""
+    async with serve() as served:
+        right = (await served.issue("read"))["token"].encode()
+        known = served.parts.tokens.known
+    near, far = right[:-1] + (b"A" if right[-1:] != b"A" else b"B"), tokens.make().text.encode()
+    took: dict[bytes, list[int]] = {near: [], far: []}
+    for _ in range(4000):
+        for wrong in (near, far):
+            began = time.perf_counter_ns()
+            with pytest.raises(UnauthenticatedError):
+                known.caller(wrong, 0.0)
+            took[wrong].append(time.perf_counter_ns() - began)
+    medians = [sorted(each)[len(each) // 2] for each in took.values()]
+    assert max(medians) < 1.5 * min(medians)
+
+
+def test_a_principal_may_read_system_with_audit_alone() -> None:
+    reader = Principal("r", "token", (grant_of(["read"], ["*"]),))
+    auditor = Principal("a", "token", (grant_of(["audit"], ["*"]),))
+    assert [each.may(Right.READ, "_system") for each in (reader, auditor)] == [False, True]
+    assert [each.may(Right.READ, "acme") for each in (reader, auditor)] == [True, False]
+
+
+async def test_the_command_issues_lists_and_revokes(serve: Serve, tmp_path: Path) -> None:
+    async with serve() as served:
+        secret = tmp_path / "token"
+        secret.write_text(f"{served.root}\n")
+
+        async def tally(*arguments: str, code: int = 0, token: str = "") -> str:
+            shown = {"TALLY_TOKEN": token} if token else {}
+            done = await asyncio.to_thread(run_tally, "token", *arguments, TALLY_URL=served.url, **shown)
+            assert done.returncode == code, done.stderr
+            return done.stdout if code == 0 else done.stderr
+
+        made = (await tally("new", "ci", "-r", "write", "-t", "team-*", "--token-file", str(secret))).strip()
+        assert made.startswith(tokens.PREFIX)
+        async with served.client(made) as ci:
+            assert (await ci.post("/v1/jobs", json={"tenant_id": "team-a"})).status_code == 201
+        assert "forbidden" in await tally("list", code=1, token=made)
+        assert "unauthenticated" in await tally("list", code=1)
+        listed = await tally("list", token=served.root)
+        token_id = next(line.split()[0] for line in listed.splitlines() if " ci: " in line)
+        assert "counts no more" in await tally("revoke", token_id, token=served.root)
+        async with served.client(made) as ci:
+            assert await status(ci) == 401
