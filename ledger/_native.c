@@ -2,7 +2,8 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
- * ledger.canonical, ledger.verification.entry_check and wal.format. A function here answers what its twin answers, byte for byte, or
+ * ledger.canonical, ledger.chain.record, ledger.verification.entry_check, wal.format; for the lines of events,
+ * app.http.requests with app.pending.event_lines. A function here answers what its twin answers, byte for byte, or
  * None, and then the twin is asked: so it may give up on whatever is unusual, and need not name what is wrong.
  *
  * SHA-256 is OpenSSL's and CRC-32 is zlib's, found in the libraries that Python has loaded for hashlib and zlib.
@@ -13,6 +14,7 @@
 #include <Python.h>
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -23,6 +25,7 @@
 #define NODE_HASH_BYTES 4
 #define NUMBER_CHARS_MAX 24
 #define LINK_VERSION 2
+#define RECORD_VERSION 1
 
 /* --- libraries that Python has loaded ----------------------------------------------------------------------------- */
 
@@ -531,6 +534,555 @@ static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value)
     Py_RETURN_NONE;
 }
 
+/* --- lines of events: app.pending.event_lines -------------------------------------------------------------------- */
+
+#define DEPTH_MAX 32
+#define MEMBERS_MAX 64
+#define DIGITS_MAX 15 /* of an integer: what has more may be beyond INTEGER_MAX */
+#define FORMS_MAX 32
+#define FIELDS_MAX 16
+#define TENANT_CHARS_MAX 63
+#define JOB_CHARS_MAX 128
+
+/* What a value of JSON is; of an array of texts, the shortest and longest of them. */
+typedef struct {
+    char kind; /* 's' a text, 'i' an integer, 'o' an object, 'l' an array of texts, '?' anything else */
+    long long least, most; /* a number; how many characters, the least and the most of all */
+    Py_ssize_t count;      /* of an array */
+    size_t at, end;        /* its canonical bytes */
+} Value;
+
+typedef struct {
+    Text name;
+    size_t at, end; /* of name and value, canonical */
+    Value value;
+} Member;
+
+typedef struct {
+    const unsigned char *at, *end;
+} Source;
+
+static void skip_space(Source *source)
+{
+    while (source->at < source->end
+           && (*source->at == ' ' || *source->at == '\t' || *source->at == '\r' || *source->at == '\n'))
+        source->at++;
+}
+
+static int next_is(Source *source, char wanted)
+{
+    skip_space(source);
+    if (source->at == source->end || *source->at != wanted)
+        return 0;
+    source->at++;
+    return 1;
+}
+
+static int write_source(Buffer *out, const unsigned char *from, const Source *source)
+{
+    return write_bytes(out, (const char *)from, (size_t)(source->at - from));
+}
+
+/* A text of ASCII in which nothing is escaped, at its first quote. */
+static int read_text(Source *source, Text *text)
+{
+    const unsigned char *at = ++source->at;
+    while (at < source->end && *at >= 0x20 && *at < 0x80 && *at != '"' && *at != '\\')
+        at++;
+    if (at == source->end || *at != '"')
+        return 0;
+    *text = (Text){(const char *)source->at, at - source->at};
+    source->at = at + 1;
+    return 1;
+}
+
+static int read_integer(Source *source, long long *number)
+{
+    const unsigned char *from = source->at;
+    const int is_negative = *source->at == '-';
+    source->at += is_negative;
+    const unsigned char *digits = source->at;
+    for (*number = 0; source->at < source->end && *source->at >= '0' && *source->at <= '9'; source->at++) {
+        if (source->at - digits == DIGITS_MAX)
+            return 0;
+        *number = 10 * *number + (*source->at - '0');
+    }
+    const Py_ssize_t count = source->at - digits;
+    if (count == 0 || (*digits == '0' && (count > 1 || is_negative)))
+        return 0;
+    if (source->at < source->end && (*source->at == '.' || *source->at == 'e' || *source->at == 'E'))
+        return 0;
+    *number = is_negative ? -*number : *number;
+    return from < source->at;
+}
+
+static int order_of(Text a, Text b)
+{
+    const int order = memcmp(a.bytes, b.bytes, (size_t)(a.count < b.count ? a.count : b.count));
+    return order != 0 ? order : (a.count > b.count) - (a.count < b.count);
+}
+
+/* Sorts by name; 0 when two have the same one. */
+static int sort_members(Member *members, int count)
+{
+    for (int i = 1; i < count; i++) {
+        const Member member = members[i];
+        int at = i, order = -1;
+        while (at > 0 && (order = order_of(members[at - 1].name, member.name)) > 0) {
+            members[at] = members[at - 1];
+            at--;
+        }
+        if (order == 0)
+            return 0;
+        members[at] = member;
+    }
+    return 1;
+}
+
+static int is_sorted(const Member *members, int count)
+{
+    for (int i = 1; i < count; i++)
+        if (order_of(members[i - 1].name, members[i].name) >= 0)
+            return 0;
+    return 1;
+}
+
+static int read_value(Source *source, Buffer *out, int room, Value *value);
+
+/* Members behind the opening brace, each as ``"name":value``, canonical, with a comma before all but the first. */
+static int read_members(Source *source, Buffer *out, int room, Member *members, int *count)
+{
+    *count = 0;
+    if (next_is(source, '}'))
+        return 1;
+    do {
+        if (*count == MEMBERS_MAX || (*count > 0 && !write_bytes(out, ",", 1)))
+            return 0;
+        Member *member = &members[(*count)++];
+        skip_space(source);
+        const unsigned char *from = source->at;
+        member->at = out->count;
+        if (source->at == source->end || *source->at != '"' || !read_text(source, &member->name)
+            || !write_source(out, from, source) || !next_is(source, ':') || !write_bytes(out, ":", 1)
+            || !read_value(source, out, room, &member->value))
+            return 0;
+        member->end = out->count;
+    } while (next_is(source, ','));
+    return next_is(source, '}');
+}
+
+/* Brings members that were written out of order into it. */
+static int rewrite(Buffer *out, size_t from, Member *members, int count)
+{
+    const size_t length = out->count - from;
+    char *copy = PyMem_Malloc(length);
+    if (copy == NULL || !sort_members(members, count)) {
+        PyMem_Free(copy);
+        return 0;
+    }
+    char *at = copy;
+    for (int i = 0; i < count; i++) {
+        if (i > 0)
+            *at++ = ',';
+        memcpy(at, out->bytes + members[i].at, members[i].end - members[i].at);
+        at += members[i].end - members[i].at;
+    }
+    memcpy(out->bytes + from, copy, length);
+    PyMem_Free(copy);
+    return 1;
+}
+
+static int read_object(Source *source, Buffer *out, int room)
+{
+    Member members[MEMBERS_MAX];
+    int count;
+    if (!write_bytes(out, "{", 1))
+        return 0;
+    const size_t from = out->count;
+    return read_members(source, out, room, members, &count)
+        && (is_sorted(members, count) || rewrite(out, from, members, count)) && write_bytes(out, "}", 1);
+}
+
+static int read_array(Source *source, Buffer *out, int room, Value *array)
+{
+    array->kind = 'l';
+    array->least = LLONG_MAX;
+    array->most = 0;
+    if (!write_bytes(out, "[", 1))
+        return 0;
+    for (int is_closed = next_is(source, ']'); !is_closed; array->count++) {
+        Value item;
+        if ((array->count > 0 && !write_bytes(out, ",", 1)) || !read_value(source, out, room, &item))
+            return 0;
+        if (item.kind != 's')
+            array->kind = '?';
+        array->least = item.least < array->least ? item.least : array->least;
+        array->most = item.most > array->most ? item.most : array->most;
+        is_closed = !next_is(source, ',');
+        if (is_closed && !next_is(source, ']'))
+            return 0;
+    }
+    return write_bytes(out, "]", 1);
+}
+
+static int read_literal(Source *source, Buffer *out, const char *literal)
+{
+    const size_t count = strlen(literal);
+    if ((size_t)(source->end - source->at) < count || memcmp(source->at, literal, count) != 0)
+        return 0;
+    source->at += count;
+    return write_bytes(out, literal, count);
+}
+
+/* Writes the canonical bytes of a value; 0 when it is left to Python. */
+static int read_value(Source *source, Buffer *out, int room, Value *value)
+{
+    Text text;
+    int is_whole;
+    skip_space(source);
+    *value = (Value){.kind = '?', .at = out->count};
+    if (source->at == source->end || room == 0)
+        return 0;
+    const unsigned char *from = source->at;
+    switch (*from) {
+    case '"':
+        value->kind = 's';
+        is_whole = read_text(source, &text) && write_source(out, from, source);
+        value->least = value->most = source->at - from - 2;
+        break;
+    case '{':
+        source->at++;
+        value->kind = 'o';
+        is_whole = read_object(source, out, room - 1);
+        break;
+    case '[':
+        source->at++;
+        is_whole = read_array(source, out, room - 1, value);
+        break;
+    case 't':
+        is_whole = read_literal(source, out, "true");
+        break;
+    case 'f':
+        is_whole = read_literal(source, out, "false");
+        break;
+    case 'n':
+        is_whole = read_literal(source, out, "null");
+        break;
+    default:
+        value->kind = 'i';
+        is_whole = read_integer(source, &value->least) && write_source(out, from, source);
+        value->most = value->least;
+    }
+    value->end = out->count;
+    return is_whole;
+}
+
+/* What a field may be: a kind of Value, and what its numbers must lie between; of an array, also how many there may
+   be. */
+typedef struct {
+    Text name;
+    long long kind, least, most, count_max;
+    int is_required;
+} Field;
+
+typedef struct {
+    Text name;
+    PyObject *type;
+    int is_creation, fields;
+    Field field[FIELDS_MAX];
+} Form;
+
+static int field_of(PyObject *given, Field *field)
+{
+    long long is_required;
+    if (!PyTuple_CheckExact(given) || PyTuple_GET_SIZE(given) != 6)
+        return 0;
+    PyObject *const *parts = &PyTuple_GET_ITEM(given, 0);
+    if (!text_of(parts[0], &field->name) || !number_of(parts[1], &field->kind) || !number_of(parts[2], &field->least)
+        || !number_of(parts[3], &field->most) || !number_of(parts[4], &field->count_max)
+        || !number_of(parts[5], &is_required))
+        return 0;
+    field->is_required = is_required != 0;
+    return 1;
+}
+
+/* (name, type, whether it creates, fields) each; 0 when that is not what was given. */
+static int forms_of(PyObject *given, Form *forms, int *count)
+{
+    if (!PyTuple_CheckExact(given) || PyTuple_GET_SIZE(given) > FORMS_MAX)
+        return 0;
+    *count = (int)PyTuple_GET_SIZE(given);
+    for (int i = 0; i < *count; i++) {
+        PyObject *parts = PyTuple_GET_ITEM(given, i);
+        if (!PyTuple_CheckExact(parts) || PyTuple_GET_SIZE(parts) != 4
+            || !text_of(PyTuple_GET_ITEM(parts, 0), &forms[i].name))
+            return 0;
+        PyObject *fields = PyTuple_GET_ITEM(parts, 3);
+        if (!PyTuple_CheckExact(fields) || PyTuple_GET_SIZE(fields) > FIELDS_MAX)
+            return 0;
+        forms[i].type = PyTuple_GET_ITEM(parts, 1);
+        forms[i].is_creation = PyTuple_GET_ITEM(parts, 2) == Py_True;
+        forms[i].fields = (int)PyTuple_GET_SIZE(fields);
+        for (int at = 0; at < forms[i].fields; at++)
+            if (!field_of(PyTuple_GET_ITEM(fields, at), &forms[i].field[at]))
+                return 0;
+    }
+    return 1;
+}
+
+static int is(Text text, const char *name)
+{
+    return (size_t)text.count == strlen(name) && memcmp(text.bytes, name, (size_t)text.count) == 0;
+}
+
+static int is_one_of(char c, int is_job)
+{
+    if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-')
+        return 1;
+    return is_job && ((c >= 'A' && c <= 'Z') || c == '.' || c == ':');
+}
+
+/* ledger.names: TENANT_ID and JOB_ID. */
+static int is_name(Text name, int is_job)
+{
+    if (name.count < 1 || name.count > (is_job ? JOB_CHARS_MAX : TENANT_CHARS_MAX))
+        return 0;
+    for (Py_ssize_t i = 0; i < name.count; i++)
+        if (!is_one_of(name.bytes[i], is_job))
+            return 0;
+    if (is_job)
+        return !is(name, ".") && !is(name, "..");
+    const char first = name.bytes[0], last = name.bytes[name.count - 1];
+    return first != '_' && first != '-' && last != '_' && last != '-';
+}
+
+/* Whether the members are those of the form, with what it requires. */
+static int fits(const Form *form, const Member *members, int count)
+{
+    int required = 0;
+    for (int at = 0; at < form->fields; at++)
+        required += form->field[at].is_required;
+    for (int i = 0; i < count; i++) {
+        const Value *value = &members[i].value;
+        const Field *field = form->field, *end = field + form->fields;
+        while (field < end && order_of(field->name, members[i].name) != 0)
+            field++;
+        if (field == end || value->kind != field->kind || value->count > field->count_max)
+            return 0;
+        if (value->kind != 'o' && !(value->kind == 'l' && value->count == 0)
+            && (value->least < field->least || value->most > field->most))
+            return 0;
+        required -= field->is_required;
+    }
+    return required == 0;
+}
+
+/* One line, as far as it was understood. */
+typedef struct {
+    Buffer values;  /* all its values, canonical */
+    Buffer payload;
+    Text tenant, job;
+    const Form *form;
+    const Member *fence;
+    size_t fence_at, member_at;
+    Text spec, assigned;
+} Line;
+
+static Text written(const Buffer *out, size_t at, size_t end)
+{
+    return (Text){out->bytes + at, (Py_ssize_t)(end - at)};
+}
+
+static Text content(const Buffer *out, const Value *value)
+{
+    return written(out, value->at + 1, value->end - 1);
+}
+
+#define FENCE "fence_token"
+#define KEY_MEMBER "idempotency"
+
+/* Writes the payload: all members but tenant and job, and a fence of 1 where there is none. */
+static int write_payload(Line *line, Member *members, int count)
+{
+    if (line->fence == NULL)
+        members[count++] = (Member){.name = {FENCE, sizeof FENCE - 1}};
+    if (!sort_members(members, count))
+        return 0;
+    line->payload.count = line->member_at = 0;
+    line->fence = NULL;
+    for (int i = 0; i < count; i++) {
+        const Member *member = &members[i];
+        if (!write_bytes(&line->payload, i == 0 ? "{" : ",", 1))
+            return 0;
+        if (line->member_at == 0 && order_of(member->name, (Text){KEY_MEMBER, sizeof KEY_MEMBER - 1}) > 0)
+            line->member_at = line->payload.count;
+        const int is_fence = is(member->name, FENCE), is_given = member->end > 0;
+        if (is_fence)
+            line->fence_at = line->payload.count + sizeof "\"" FENCE "\":" - 1;
+        if (is_fence && is_given)
+            line->fence = member;
+        if (!(is_given ? write_bytes(&line->payload, line->values.bytes + member->at, member->end - member->at)
+                       : write_bytes(&line->payload, "\"" FENCE "\":1", sizeof "\"" FENCE "\":1" - 1)))
+            return 0;
+    }
+    return write_bytes(&line->payload, "}", 1);
+}
+
+/* 0 when the line is left to Python. */
+static int read_line(Text given, const Form *forms, int form_count, Line *line, Member *members)
+{
+    Source source = {(const unsigned char *)given.bytes, (const unsigned char *)given.bytes + given.count};
+    int count, kept = 0;
+    line->values.count = 1; /* what is somewhere is never at 0 */
+    line->tenant = line->job = line->spec = line->assigned = (Text){NULL, 0};
+    line->form = NULL;
+    line->fence = NULL;
+    if (!next_is(&source, '{') || !read_members(&source, &line->values, DEPTH_MAX, members, &count))
+        return 0;
+    skip_space(&source);
+    if (source.at != source.end || count > MEMBERS_MAX - 2)
+        return 0;
+    Member *type = NULL;
+    for (int i = 0; i < count; i++) {
+        Member *member = &members[i];
+        const int is_text = member->value.kind == 's';
+        if (is_text && line->tenant.bytes == NULL && is(member->name, "tenant_id"))
+            line->tenant = content(&line->values, &member->value);
+        else if (is_text && line->job.bytes == NULL && is(member->name, "job_id"))
+            line->job = content(&line->values, &member->value);
+        else if (is_text && type == NULL && is(member->name, "type")) {
+            members[MEMBERS_MAX - 1] = *member;
+            type = &members[MEMBERS_MAX - 1];
+        }
+        else
+            members[kept++] = *member;
+    }
+    if (type == NULL || !is_name(line->tenant, 0) || (line->job.bytes != NULL && !is_name(line->job, 1)))
+        return 0;
+    const Text named = content(&line->values, &type->value);
+    for (int i = 0; i < form_count && line->form == NULL; i++)
+        if (order_of(forms[i].name, named) == 0)
+            line->form = &forms[i];
+    if (line->form == NULL || (line->job.bytes == NULL && !line->form->is_creation)
+        || !fits(line->form, members, kept))
+        return 0;
+    for (int i = 0; i < kept; i++) {
+        const Text value = written(&line->values, members[i].value.at, members[i].value.end);
+        if (is(members[i].name, FENCE))
+            line->fence = &members[i];
+        else if (is(members[i].name, "spec"))
+            line->spec = value;
+        else if (is(members[i].name, "assigned_dcs"))
+            line->assigned = value;
+    }
+    members[kept++] = *type;
+    return write_payload(line, members, kept);
+}
+
+/* The creation_digest of a JobCreated line, in hex. */
+static PyObject *creation_of(const Line *line)
+{
+    static const char digits[] = "0123456789abcdef";
+    const Text parts[] = {
+        {"{\"assigned_dcs\":", 16}, line->assigned.bytes ? line->assigned : (Text){"[]", 2},
+        {",\"spec\":", 8}, line->spec.bytes ? line->spec : (Text){"{}", 2}, {"}", 1},
+    };
+    Sha256State state;
+    unsigned char hash[HASH_BYTES];
+    char hex[HEX_CHARS];
+    sha256_init(&state);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        sha256_update(&state, parts[i].bytes, (size_t)parts[i].count);
+    sha256_final(hash, &state);
+    for (int i = 0; i < HASH_BYTES; i++) {
+        hex[2 * i] = digits[hash[i] >> 4];
+        hex[2 * i + 1] = digits[hash[i] & 15];
+    }
+    return PyUnicode_FromStringAndSize(hex, HEX_CHARS);
+}
+
+/* The one object that stands for an equal one in ``known``; steals ``value``, which may be NULL. */
+static PyObject *same(PyObject *known, PyObject *value)
+{
+    PyObject *kept = value == NULL ? NULL : PyDict_SetDefault(known, value, value);
+    Py_XINCREF(kept);
+    Py_XDECREF(value);
+    return kept;
+}
+
+static PyObject *job_of(const Line *line, PyObject *known)
+{
+    PyObject *tenant = same(known, PyUnicode_FromStringAndSize(line->tenant.bytes, line->tenant.count));
+    PyObject *job = line->job.bytes == NULL ? Py_NewRef(Py_None)
+                                            : PyUnicode_FromStringAndSize(line->job.bytes, line->job.count);
+    PyObject *pair = tenant == NULL || job == NULL ? NULL : PyTuple_Pack(2, tenant, job);
+    Py_XDECREF(tenant);
+    Py_XDECREF(job);
+    return same(known, pair);
+}
+
+PyDoc_STRVAR(event_lines_doc,
+    "event_lines(lines, forms, bytes_max)\n--\n\n"
+    "Columns of the events in lines: (tenant, job), type, fence, payload, where fence and key stand in it, creation; "
+    "None in the first of them for a line that is left to Python.");
+
+static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    enum { JOB, TYPE, FENCE_TOKEN, PAYLOAD, FENCE_AT, MEMBER_AT, CREATION, COLUMNS };
+    static Form forms[FORMS_MAX];
+    Member members[MEMBERS_MAX];
+    Line line = {.values = {NULL, 0, 0}, .payload = {NULL, 0, 0}};
+    long long bytes_max;
+    int form_count;
+    Batch batch;
+    if (count != 3 || !forms_of(args[1], forms, &form_count) || !number_of(args[2], &bytes_max)
+        || !take(&batch, args, 1))
+        Py_RETURN_NONE;
+    PyObject *known = PyDict_New(), *columns = PyTuple_New(COLUMNS);
+    int is_whole = known != NULL && columns != NULL;
+    for (int column = 0; column < COLUMNS && is_whole; column++) {
+        PyObject *values = PyList_New(batch.rows);
+        is_whole = values != NULL;
+        if (is_whole)
+            PyTuple_SET_ITEM(columns, column, values);
+    }
+    line.values.bytes = PyMem_Malloc(line.values.room = 4096);
+    line.payload.bytes = PyMem_Malloc(line.payload.room = 4096);
+    is_whole = is_whole && line.values.bytes != NULL && line.payload.bytes != NULL;
+    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
+        PyObject *made[COLUMNS] = {NULL};
+        Text given;
+        if (bytes_of(batch.values[0][row], &given) && given.count <= bytes_max
+            && read_line(given, forms, form_count, &line, members)) {
+            const int is_known = line.form->is_creation && line.job.bytes != NULL;
+            made[JOB] = job_of(&line, known);
+            made[TYPE] = Py_NewRef(line.form->type);
+            made[FENCE_TOKEN] = line.fence == NULL ? Py_NewRef(Py_None)
+                                                   : PyLong_FromLongLong(line.fence->value.least);
+            made[PAYLOAD] = PyBytes_FromStringAndSize(line.payload.bytes, (Py_ssize_t)line.payload.count);
+            made[FENCE_AT] = PyLong_FromSize_t(line.fence_at);
+            made[MEMBER_AT] = PyLong_FromSize_t(line.member_at);
+            made[CREATION] = is_known ? creation_of(&line) : Py_NewRef(Py_None);
+        }
+        else {
+            is_whole = !PyErr_Occurred();
+            for (int column = 0; column < COLUMNS; column++)
+                made[column] = Py_NewRef(Py_None);
+        }
+        for (int column = 0; column < COLUMNS; column++) {
+            is_whole = is_whole && made[column] != NULL;
+            PyList_SET_ITEM(PyTuple_GET_ITEM(columns, column), row, made[column]);
+        }
+    }
+    PyMem_Free(line.values.bytes);
+    PyMem_Free(line.payload.bytes);
+    Py_XDECREF(known);
+    release(&batch);
+    if (!is_whole && !PyErr_Occurred())
+        PyErr_NoMemory();
+    return is_whole ? columns : (Py_XDECREF(columns), NULL);
+}
+
 /* --- records of the WAL: wal.format.encode_records ---------------------------------------------------------------- */
 
 typedef struct {
@@ -569,6 +1121,41 @@ static unsigned char *put_record(unsigned char *at, uint64_t lsn, const unsigned
     end = put(end, record->payload.bytes, (size_t)record->payload.count);
     put_u32(at, (uint32_t)zlib_crc32(0, summed, (unsigned int)(end - summed)));
     return end;
+}
+
+PyDoc_STRVAR(plain_records_doc,
+    "plain_records(tenant_ids, job_ids, payloads)\n--\n\n"
+    "As ledger.chain.record.encode_plain; None where that must be asked.");
+
+static PyObject *plain_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    enum { TENANT, JOB, PAYLOAD, COLUMNS };
+    Batch batch;
+    if (count != COLUMNS || !take(&batch, args, COLUMNS))
+        Py_RETURN_NONE;
+    PyObject *found = PyList_New(batch.rows);
+    int is_whole = found != NULL;
+    for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
+        Text tenant, job, payload;
+        is_whole = text_of(batch.values[TENANT][row], &tenant) && text_of(batch.values[JOB][row], &job)
+            && bytes_of(batch.values[PAYLOAD][row], &payload) && tenant.count <= UINT8_MAX && job.count <= UINT8_MAX;
+        PyObject *made = is_whole
+            ? PyBytes_FromStringAndSize(NULL, 4 + tenant.count + job.count + payload.count) : NULL;
+        is_whole = made != NULL;
+        if (is_whole) {
+            unsigned char *at = (unsigned char *)PyBytes_AS_STRING(made);
+            *at++ = RECORD_VERSION;
+            *at++ = (unsigned char)tenant.count;
+            at = put(at, tenant.bytes, (size_t)tenant.count);
+            *at++ = (unsigned char)job.count;
+            at = put(at, job.bytes, (size_t)job.count);
+            *at++ = 0; /* without a key */
+            put(at, payload.bytes, (size_t)payload.count);
+            PyList_SET_ITEM(found, row, made);
+        }
+    }
+    release(&batch);
+    return answer_of(found, is_whole);
 }
 
 PyDoc_STRVAR(encode_records_doc,
@@ -613,6 +1200,8 @@ static PyMethodDef methods[] = {
     {"leaf_hashes", leaf_hashes, METH_O, leaf_hashes_doc},
     {"paired", paired, METH_O, paired_doc},
     {"canonical", canonical, METH_O, canonical_doc},
+    {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
+    {"plain_records", (PyCFunction)(void (*)(void))plain_records, METH_FASTCALL, plain_records_doc},
     {"encode_records", (PyCFunction)(void (*)(void))encode_records, METH_FASTCALL, encode_records_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -132,6 +132,15 @@ class Clock:
         self.ticks += 1
         return Hlc(self._physical_ms, self._logical, self.node_id)
 
+    def draw(self, wall_ms: int, count: int) -> list[Hlc]:
+        """So many timestamps, as ``tick`` gives them one after the other."""
+        if count < 1 or self._logical + count > LOGICAL_MAX:
+            return [self.tick(wall_ms) for _ in range(count)]
+        physical_ms, logical, node_id = self.tick(wall_ms)
+        self.ticks += count - 1
+        self._logical = logical + count - 1
+        return [Hlc(physical_ms, each, node_id) for each in range(logical, logical + count)]
+
     def receive(self, remote: Hlc, wall_ms: int) -> None:
         """Learn of a timestamp of another node: later ticks are greater than it.
 

@@ -20,11 +20,10 @@ from app.http.answers import json_answer
 from app.http.body import NDJSON_MEDIA_TYPE, read_body
 from app.http.fields import Level
 from app.http.lines import LineModel
-from app.http.requests import EVENT_LINE, EVENT_TAGS
+from app.http.requests import EVENT_FORMS, EVENT_LINE, EVENT_TAGS
 from app.http.routing import PROBLEM_RESPONSE, WRITE_HEADERS, WRITE_PARAMETERS, StrictRoute, answered, check_tenant
 from app.http.writing import (
     Route,
-    draft_of,
     durability_answer,
     request_key,
     session_tokens,
@@ -33,8 +32,9 @@ from app.http.writing import (
 )
 from app.node.session import SessionTokens
 from app.parts import parts_of
-from app.pending.requests import BatchReceipt, Draft
-from ledger import rfc3339
+from app.pending.event_lines import EventLines
+from app.pending.requests import BatchReceipt, draft_of
+from ledger import native, rfc3339
 from ledger.machines.events import Durability
 
 router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
@@ -67,35 +67,39 @@ async def submit_events(
     parts = parts_of(request)
     parts.check_writable()
     body = await read_body(request, NDJSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
-    unsealed = await drafts_of(body, parts.settings.wal.record_bytes_max)
-    for tenant_id in {draft.tenant_id for draft in unsealed}:
+    lines = await lines_of(body, parts.settings.wal.record_bytes_max)
+    for tenant_id in lines.tenants:
         check_tenant(request, tenant_id)
-    drafts = await parts.sealing.prepare_lines(unsealed)
-    key = parts.sealing.key_of(request_key(request, Route.EVENTS, body, durability or ""), drafts)
+    is_sealed = await parts.sealing.prepare_lines(lines)
+    key = parts.sealing.key_of(request_key(request, Route.EVENTS, body, durability or ""), is_sealed)
     tokens = session_tokens(request)
     if tokens:
         parts.consistency.receive(tokens)
         await parts.consistency.wait_for_session(tokens)
     level = None if durability is None else Durability[durability]
-    return _answer(parts.sessions, await parts.submitter.submit_lines(drafts, durability=level, key=key))
+    return _answer(parts.sessions, await parts.submitter.submit_lines(lines, durability=level, key=key))
 
 
-async def drafts_of(body: bytes, line_bytes_max: int) -> list[Draft]:
+async def lines_of(body: bytes, line_bytes_max: int) -> EventLines:
     """The events of ``body``, all checked.
 
     Raises:
         InvalidEventError: a line is wrong; nothing else was looked at after it.
         ProblemError: too many lines.
     """
-    lines = _EVENTS.split(body)
-    drafts: list[Draft] = []
-    for turn in turns(list(map(len, lines))):
+    sources = _EVENTS.split(body)
+    lines = EventLines(sources)
+    for turn in turns(list(map(len, sources))):
         if turn.start:
             await asyncio.sleep(0)
-        numbers = range(turn.start + 1, turn.stop + 1)
-        events = _EVENTS.check(lines[turn.start : turn.stop], numbers, line_bytes_max)
-        drafts += [draft_of(event, None, None) for event in events]
-    return drafts
+        here = sources[turn.start : turn.stop]
+        read = native.event_lines(here, EVENT_FORMS, line_bytes_max)
+        left = [at for at in range(len(here)) if read is None or read[0][at] is None]
+        numbers = [turn.start + at + 1 for at in left]
+        events = _EVENTS.check([here[at] for at in left], numbers, line_bytes_max) if left else []
+        drafts = {at: draft_of(event, None, None) for at, event in zip(left, events, strict=True)}
+        lines.extend(len(here), read, drafts)
+    return lines
 
 
 def _answer(sessions: SessionTokens, receipt: BatchReceipt) -> Response:

@@ -36,9 +36,9 @@ from app.http.routing import (
     answered,
     check_tenant,
 )
-from app.http.writing import Route, draft_of, receipt_answer, request_key, session_tokens
+from app.http.writing import Route, receipt_answer, request_key, session_tokens
 from app.parts import PartsDep, parts_of
-from app.pending.requests import Draft
+from app.pending.requests import Draft, draft_of
 from app.read.consistency import Promise, ReadLevel
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
@@ -119,7 +119,7 @@ async def _submit(request: Request, submission: Submission, job_id: str | None) 
     unsealed = submission.draft_of(body, job_id)
     check_tenant(request, unsealed.tenant_id)
     draft = await parts.sealing.prepare(unsealed)
-    key = parts.sealing.key_of(request_key(request, submission.key_route, body, job_id or ""), (draft,))
+    key = parts.sealing.key_of(request_key(request, submission.key_route, body, job_id or ""), draft.seal is not None)
     tokens = session_tokens(request)
     if tokens:
         parts.consistency.receive(tokens)

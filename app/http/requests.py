@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal, Required, get_args, get_origin
 
 from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
@@ -19,7 +19,9 @@ from typing_extensions import TypedDict
 from app.access.rights import Right
 from app.http.fields import (
     ASSIGNED_DCS_MAX,
+    NAME_CHARACTERS_MAX,
     STATS_NAMES_MAX,
+    TEXT_CHARACTERS_MAX,
     Count,
     FieldName,
     HlcText,
@@ -46,12 +48,13 @@ TENANTS_PATTERNS_MAX = 100
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
+_DcNames = Annotated[list[Name], Field(max_length=ASSIGNED_DCS_MAX)]
 _FACT = {"tenant_id": Required[TenantId], "fence_token": Count, "trace_time": Number, "subject": Name}
 """What every event may have."""
 _CREATION = {
     "job_id": JobId,
     "spec": JsonObject,
-    "assigned_dcs": Annotated[list[Name], Field(max_length=ASSIGNED_DCS_MAX)],
+    "assigned_dcs": _DcNames,
 }
 _CANCELLATION = {"reason": Text, "requestor": Text}
 _OF_A_WORKFLOW = {"workflow_id": Required[Name], "dc_id": Required[Name]}
@@ -110,6 +113,35 @@ EVENT_LINE = _by_type(
     [_event("JobCreated", "Line"), *(_event(name, "Line", job_id=Required[JobId]) for name in _ABOUT_A_JOB)]
 )
 """A line of ``POST /v1/events``: the job stands in the line, the level in the query."""
+
+
+def _form(name: str) -> tuple[object, ...]:
+    """What ``native.event_lines`` needs to know of the lines of one type: the fields that it can check itself. A line
+    that has others is left to ``EVENT_LINE``."""
+    fields = []
+    for field, says in {**_FACT, **_EVENTS[name][1]}.items():
+        is_required = get_origin(says) is Required
+        kind = next(
+            (form for given, form in _CHECKED_FAST if given is (get_args(says)[0] if is_required else says)), None
+        )
+        if kind is not None and field not in _KEPT_APART:
+            fields.append((field, *kind, int(is_required)))
+        assert kind is not None or not is_required
+    return name, JOB_EVENTS[name].record_type, name == "JobCreated", tuple(fields)
+
+
+_KEPT_APART = frozenset({"tenant_id", "job_id", "subject"})
+_CHECKED_FAST: Sequence[tuple[Any, tuple[int, int, int, int]]] = (
+    (TenantId, (ord("s"), 1, 63, 0)),
+    (Name, (ord("s"), 1, NAME_CHARACTERS_MAX, 0)),
+    (Text, (ord("s"), 0, TEXT_CHARACTERS_MAX, 0)),
+    (Count, (ord("i"), 0, INTEGER_MAX, 0)),
+    (JsonObject, (ord("o"), 0, 0, 0)),
+    (_DcNames, (ord("l"), 1, NAME_CHARACTERS_MAX, ASSIGNED_DCS_MAX)),
+)
+"""Kinds of value: what JSON calls it, the least and the most of its characters or of itself, and how many at most."""
+EVENT_FORMS = tuple(map(_form, _EVENTS))
+"""``EVENT_LINE`` for the lines that most are."""
 
 
 @with_config(STRICT)

@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
 
 from fastapi import Request, Response
 
@@ -15,10 +14,10 @@ from app.http.body import JSON_MEDIA_TYPE
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN
 from app.node.session import SessionTokens, Token
 from app.parts import parts_of
-from app.pending.requests import Draft, Receipt, RequestKey
+from app.pending.requests import Receipt, RequestKey
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
-from ledger.machines.events import JOB_EVENTS, Durability, EventType
+from ledger.machines.events import Durability
 from ledger.positions import Epoch, Lsn
 
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
@@ -32,24 +31,6 @@ class Route(IntEnum):
     JOB_EVENTS = 2
     CANCEL = 3
     EVENTS = 4
-
-
-def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None) -> Draft:
-    """The event that a checked body ``given`` describes; ``given`` is used up."""
-    if event is None:
-        event = JOB_EVENTS[given.pop("type")]
-    tenant_id = given.pop("tenant_id")
-    level = given.pop("durability", None)
-    subject = given.pop("subject", None)
-    return Draft(
-        tenant_id,
-        job_id or given.pop("job_id", None),
-        event,
-        given,
-        given.pop("fence_token", None),
-        event.durability if level is None else Durability[level],
-        subject,
-    )
 
 
 def request_key(request: Request, route: Route, body: bytes, scope: str) -> RequestKey | None:

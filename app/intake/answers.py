@@ -14,6 +14,7 @@ import orjson
 
 from app.node.state import Node, expire
 from app.pending.backlog import Pending
+from app.pending.event_lines import CREATED, EventLines
 from app.pending.keyed_entry import check_lines, gone
 from app.pending.linking import event_refused
 from app.pending.quarantine import Quarantine
@@ -24,7 +25,6 @@ from ledger.errors import DurabilityTimeoutError, EventRefusedError
 from ledger.machines.events import Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
 
-_CREATED = "JobCreated"
 SURVIVES = ("process", "node", "region")
 
 
@@ -169,24 +169,22 @@ class Answers:
         chain = ChainPosition(line.seq, line.chain_link, line.prev_chain_link) if is_chained else None
         return self._receipt(draft, line, line.t_hlc, fence_token_of(line.payload), chain, replayed=True)
 
-    def of_lines(self, entered: Sequence[Pending], drafts: Sequence[Draft], requested: Durability) -> BatchReceipt:
+    def of_lines(self, entered: Sequence[Pending], requested: Durability) -> BatchReceipt:
         """The answer to a request all of whose lines were entered now."""
-        job_ids = [
-            pending.job_id for pending, draft in zip(entered, drafts, strict=True) if draft.event.name == _CREATED
-        ]
+        job_ids = [pending.job_id for pending in entered if pending.record_type == CREATED]
         first, last = entered[0], entered[-1]
         return self._batch_receipt(
-            job_ids, len(drafts), first.hlc.text(), last.hlc.text(), last, requested, replayed=False
+            job_ids, len(entered), first.hlc.text(), last.hlc.text(), last, requested, replayed=False
         )
 
     def of_chained_lines(
-        self, chained: Sequence[ChainedLine], drafts: Sequence[Draft], requested: Durability, *, replayed: bool
+        self, chained: Sequence[ChainedLine], lines: EventLines, requested: Durability, *, replayed: bool
     ) -> BatchReceipt:
         """The answer to a request all of whose lines are chained, in line order."""
-        job_ids = [line.job_id for line in chained if drafts[line.line].event.name == _CREATED]
+        job_ids = [line.job_id for line in chained if lines.types[line.line] == CREATED]
         last = max(chained, key=lambda line: line.lsn)
         return self._batch_receipt(
-            job_ids, len(drafts), chained[0].t_hlc, chained[-1].t_hlc, last, requested, replayed=replayed
+            job_ids, len(lines), chained[0].t_hlc, chained[-1].t_hlc, last, requested, replayed=replayed
         )
 
     def _receipt(

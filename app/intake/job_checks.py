@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import orjson
+from typing import Protocol
 
 from app.background.turns import Turn
 from app.intake.job_index import JobIndex
 from app.node.state import Node
+from app.pending.event_lines import CREATED, EventLines, JobOfLine, creation_of
 from app.pending.requests import Draft
 from app.store.edge import ChainedJob
 from ledger.errors import (
@@ -23,10 +22,6 @@ from ledger.errors import (
     LedgerError,
 )
 from ledger.machines.events import Durability
-from ledger.machines.job_state import creation_digest
-from ledger.private_fields import PRIVATE_MARK
-
-CREATED = "JobCreated"
 
 Created = dict[tuple[str, str], str | None]
 """(tenant, job id) of each job that a request creates: the ``creation_of`` its first creation."""
@@ -50,7 +45,7 @@ class JobChecks:
         self._made_here = re.compile(rf"{re.escape(node.region)}-[0-9]+-{re.escape(node.gate)}-[0-9]+")
         """Job ids that this node makes; a caller who brought one could meet a job made later."""
 
-    async def check(self, drafts: Sequence[Draft], requested: Durability, *, in_lines: bool) -> None:
+    async def check(self, lines: EventLines, requested: Durability, *, in_lines: bool) -> None:
         """Refuse events about jobs that do not exist or have ended, and creations of jobs that were created otherwise.
 
         Jobs created earlier in the request exist. A creation at LOCAL is compared with what this node knows only; what
@@ -58,11 +53,16 @@ class JobChecks:
         """
         created: Created = {}
         unknown: Unknown = {}
+        looked_at: set[JobOfLine] = set()
         turn = Turn()
-        for number, draft in enumerate(drafts):
+        for number, (job, kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
+            # What holds for one line of a job holds for all, but for what each creation says.
+            if kind != CREATED and job in looked_at:
+                continue
             if turn.is_over():
                 await turn.pause()
-            self._look_at(draft, number, created, unknown, in_lines=in_lines)
+            self._look_at(job, kind, lines.creations[number], number, created, unknown, in_lines=in_lines)
+            looked_at.add(job)
         wanted = self._wanted(created, unknown, requested)
         if not wanted:
             return
@@ -75,18 +75,18 @@ class JobChecks:
             if not unknown.keys() <= doubted:
                 raise
             found = {}
-        for job, chained in found.items():
-            if job in doubted:
-                self._jobs.chained(*job, chained.fence_token, chained.ended, chained_lsn)
+        for wanted_job, chained in found.items():
+            if wanted_job in doubted:
+                self._jobs.chained(*wanted_job, chained.fence_token, chained.ended, chained_lsn)
             if chained.is_made:
-                self._jobs.learn(*job, chained.fence_token, chained.ended, chained.creation)
-        for job, number in unknown.items():
-            known = self._jobs.get(*job)
-            if job not in found and known is None:
-                raise _not_found(job, number, in_lines)
-            if (ended := found[job].ended if known is None else known.ended) is not None:
-                raise _ended(job[1], ended, number, in_lines)
-        self._check_creations(drafts, created, in_lines=in_lines)
+                self._jobs.learn(*wanted_job, chained.fence_token, chained.ended, chained.creation)
+        for wanted_job, number in unknown.items():
+            known = self._jobs.get(*wanted_job)
+            if wanted_job not in found and known is None:
+                raise _not_found(wanted_job, number, in_lines)
+            if (ended := found[wanted_job].ended if known is None else known.ended) is not None:
+                raise _ended(wanted_job[1], ended, number, in_lines)
+        self._check_creations(lines, created, in_lines=in_lines)
 
     def is_known(self, draft: Draft) -> bool:
         """``check`` of one event by what this node knows; false when the store must be asked too.
@@ -94,27 +94,36 @@ class JobChecks:
         Raises:
             LedgerError: as ``check``.
         """
-        if draft.job_id is None:
-            return True
         created: Created = {}
         unknown: Unknown = {}
-        self._look_at(draft, 0, created, unknown, in_lines=False)
+        job, kind = (draft.tenant_id, draft.job_id), draft.event.record_type
+        self._look_at(job, kind, creation_of(draft), 0, created, unknown, in_lines=False)
         return not self._wanted(created, unknown, draft.durability)
 
-    def _look_at(self, draft: Draft, number: int, created: Created, unknown: Unknown, *, in_lines: bool) -> None:
+    def _look_at(
+        self,
+        job_of_line: JobOfLine,
+        kind: int,
+        creation: str | None,
+        number: int,
+        created: Created,
+        unknown: Unknown,
+        *,
+        in_lines: bool,
+    ) -> None:
         """Refuse what is known to be wrong; else note in ``created`` or ``unknown`` what is to be asked for."""
-        if draft.job_id is None:
+        tenant_id, job_id = job_of_line
+        if job_id is None:
             return
-        job = (draft.tenant_id, draft.job_id)
-        is_creation = draft.event.name == CREATED
-        if is_creation and self._made_here.fullmatch(draft.job_id) is not None:
-            raise _taken(draft.job_id, number, in_lines)
+        job = (tenant_id, job_id)
+        is_creation = kind == CREATED
+        if is_creation and self._made_here.fullmatch(job_id) is not None:
+            raise _taken(job_id, number, in_lines)
         known = self._jobs.get(*job)
         is_doubtful = known is not None and known.is_doubtful and not is_creation
         if known is not None and known.ended is not None and not is_doubtful:
-            raise _ended(draft.job_id, known.ended, number, in_lines)
+            raise _ended(job_id, known.ended, number, in_lines)
         if is_creation:
-            creation = creation_of(draft)
             for first in (None if known is None else known.creation, created.setdefault(job, creation)):
                 if _differ(first, creation):
                     raise _exists(job, number, in_lines)
@@ -132,35 +141,18 @@ class JobChecks:
         known = self._jobs.get(*job)
         return known is not None and known.creation is not None and not known.is_doubtful
 
-    def _check_creations(self, drafts: Sequence[Draft], created: Created, *, in_lines: bool) -> None:
+    def _check_creations(self, lines: EventLines, created: Created, *, in_lines: bool) -> None:
         """Refuse, now that the chain was asked, what was created otherwise or has ended."""
-        for number, draft in enumerate(drafts):
-            job = (draft.tenant_id, draft.job_id or "")
-            known = self._jobs.get(*job) if job in created and draft.event.name == CREATED else None
-            if known is None:
+        for number, (tenant_id, job_id) in enumerate(lines.jobs):
+            if lines.types[number] != CREATED or job_id is None:
+                continue
+            job = (tenant_id, job_id)
+            if (known := self._jobs.get(*job)) is None:
                 continue
             if known.ended is not None:
-                raise _ended(job[1], known.ended, number, in_lines)
+                raise _ended(job_id, known.ended, number, in_lines)
             if _differ(known.creation, created[job]):
                 raise _exists(job, number, in_lines)
-
-
-def creation_of(draft: Draft) -> str | None:
-    """The ``creation_digest`` of what ``draft`` says of its job; None where sealed values are part of it."""
-    if draft.seal is not None:
-        return None
-    return _digest_of(draft.fields)
-
-
-def creation_in(payload: bytes) -> str | None:
-    """As ``creation_of``, of a creation that waits in the WAL."""
-    if f'"{PRIVATE_MARK}"'.encode() in payload:
-        return None
-    return _digest_of(orjson.loads(payload))
-
-
-def _digest_of(fields: dict[str, Any]) -> str:
-    return creation_digest(fields.get("spec", {}), fields.get("assigned_dcs", []))
 
 
 def _differ(first: str | None, second: str | None) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.background.turns import Turn
+from app.pending.event_lines import EventLines
 from app.pending.requests import Draft, RequestKey
 from app.privacy.keys import Tag
 from app.privacy.knowledge import PrivacyKnowledge
@@ -73,43 +74,43 @@ class Sealing:
         keys = await self._knowledge.keys.of_subjects(draft.tenant_id, [tag])
         return draft._replace(seal=FieldSeal(keys[tag], draft.tenant_id, values))
 
-    async def prepare_lines(self, drafts: list[Draft]) -> list[Draft]:
-        """The drafts of one request, each sealed if need be.
+    async def prepare_lines(self, lines: EventLines) -> bool:
+        """Seal the lines of one request that need it; whether any did.
 
         Raises:
             InvalidEventError: a line is not as it must be; errors else as ``prepare``.
         """
-        knowledge = self._knowledge
+        knowledge, declared = self._knowledge, self._knowledge.declarations
+        named = {number for number, draft in lines.drafts.items() if draft.subject is not None}
+        if not knowledge.doubts and not named and declared.keys().isdisjoint(lines.tenants):
+            return False
         wanted: dict[str, set[Tag]] = defaultdict(set)
         found: dict[int, tuple[Tag, list[tuple[Path, bytes]]]] = {}
         turn = Turn()
-        for number, draft in enumerate(drafts):
+        for number, (tenant_id, _) in enumerate(lines.jobs):
             if turn.is_over():
                 await turn.pause()
-            if not knowledge.doubts and draft.subject is None and draft.tenant_id not in knowledge.declarations:
+            if not knowledge.doubts and number not in named and tenant_id not in declared:
                 continue
             try:
-                examined = self._examine(draft)
+                examined = self._examine(lines[number])
             except InvalidInputError as error:
                 raise InvalidEventError(f"line {number + 1}: {error}", number + 1, error.path) from None
             if examined is not None:
                 found[number] = examined
-                wanted[draft.tenant_id].add(examined[0])
-        if not found:
-            return drafts
+                wanted[tenant_id].add(examined[0])
         keys = {tenant: await knowledge.keys.of_subjects(tenant, tags) for tenant, tags in wanted.items()}
-        sealed = list(drafts)
         for number, (tag, values) in found.items():
-            draft = drafts[number]
-            sealed[number] = draft._replace(seal=FieldSeal(keys[draft.tenant_id][tag], draft.tenant_id, values))
-        return sealed
+            draft = lines[number]
+            lines.put(number, draft._replace(seal=FieldSeal(keys[draft.tenant_id][tag], draft.tenant_id, values)))
+        return bool(found)
 
-    def key_of(self, key: RequestKey | None, drafts: Sequence[Draft]) -> RequestKey | None:
-        """``key`` with a body digest from which nobody can guess what is private in ``drafts``."""
+    def key_of(self, key: RequestKey | None, is_sealed: bool) -> RequestKey | None:
+        """``key`` with a body digest from which nobody can guess what is private in its events, if any was sealed."""
         keyed = None if key is None else self._knowledge.keys.body_digest(key.body_digest)
         if key is None or keyed is None:
             return key
-        if any(draft.seal is not None for draft in drafts):
+        if is_sealed:
             return key._replace(body_digest=keyed, other_digest=key.body_digest)
         return key._replace(other_digest=keyed)
 

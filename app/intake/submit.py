@@ -19,10 +19,11 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from app.background.turns import LINES_PER_TURN, Turn
 from app.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
-from app.intake.job_checks import CREATED, JobChecks, JobLookup, creation_in, creation_of
+from app.intake.job_checks import JobChecks, JobLookup
 from app.intake.job_index import JobIndex
 from app.intake.keyed import KeyedRequests
 from app.intake.system_entries import SystemEntries, WalAppend, record_of
@@ -32,6 +33,7 @@ from app.pending.backlog import (
     Pending,
     record_bytes_of,
 )
+from app.pending.event_lines import CREATED, EventLines, JobOfLine, creation_in, creation_of, payload_of
 from app.pending.keyed_entry import check_lines, gone
 from app.pending.linking import DuplicateLineError, LinkedBatch, tenant_begun_by
 from app.pending.quarantine import Quarantine
@@ -39,23 +41,25 @@ from app.pending.requests import BatchReceipt, Draft, Receipt, RequestKey
 from app.store.chaining import LOG_COLUMNS
 from app.store.growth import Growth
 from app.store.job_table import JobKey
-from ledger import canonical, keyed
 from ledger.chain import record
 from ledger.errors import (
     InvalidEventError,
     RecordTooLargeError,
 )
-from ledger.hlc import Hlc
 from ledger.machines import jobs
-from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, Durability, SystemAction
+from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Durability, SystemAction
 from ledger.machines.jobs import ENDING
 from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
 
 FIRST_FENCE_TOKEN = 1
 """Fence of a job whose creator named none."""
 
-_ENDS = frozenset({"JobCompleted", "JobFailed", "JobTimedOut"})
+_ENDS = frozenset(JOB_EVENTS[name].record_type for name in ("JobCompleted", "JobFailed", "JobTimedOut"))
+_LASTING = _ENDS | {CREATED}
+"""Types of events each of which says something of its job."""
 _TENANT, _JOB, _ACTION = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id", "action"))
+
+Value = TypeVar("Value")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,14 +103,14 @@ class Submitter:
             DurabilityTimeoutError: taken, but the level was not reached in time.
         """
         if key is None:
-            await self._checks.check((draft,), draft.durability, in_lines=False)
+            await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
             return await self.answers.entered(draft, *self._enter_one(draft, None)).settled()
         async with self.keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
             if not seen and request.recovered:
                 request.entered(request.recovered[0])
                 seen = True
             if not seen and not request.chained:
-                await self._checks.check((draft,), draft.durability, in_lines=False)
+                await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
                 request.entered(self._enter_one(draft, _line_key(key, 0))[0])
         if request.chained:
             return await self.answers.again(request.chained, draft, key)
@@ -130,7 +134,7 @@ class Submitter:
         return self.answers.entered(draft, *self._enter_one(draft, None))
 
     async def submit_lines(
-        self, drafts: Sequence[Draft], *, durability: Durability | None, key: RequestKey | None
+        self, lines: EventLines, *, durability: Durability | None, key: RequestKey | None
     ) -> BatchReceipt:
         """Take all events of one request, or none, and wait until the last has reached the level.
 
@@ -144,34 +148,32 @@ class Submitter:
             IdempotencyReusedError, RequestTooLargeError, WalFullError, WalPoisonedError, FencedError,
             DatabaseWentBackError, ChainDamagedError, HeldBackError, DurabilityTimeoutError: as ``submit``.
         """
-        requested = durability if durability is not None else max(draft.durability for draft in drafts)
+        requested = durability if durability is not None else lines.level
         if key is None:
-            await self._checks.check(drafts, requested, in_lines=True)
-            entered = await self._enter_lines(drafts, None, frozenset(), requested)
+            await self._checks.check(lines, requested, in_lines=True)
+            entered = await self._enter_lines(lines, None, frozenset(), requested)
             await self.answers.wait(entered[-1].lsn, requested, entered[-1])
             if requested > Durability.LOCAL:
-                await self.answers.unlocked(self.quarantine, {each.tenant_id for each in entered}, entered[-1])
+                await self.answers.unlocked(self.quarantine, lines.tenants, entered[-1])
                 self.quarantine.check_chained(entered)
             raise_refusal(entered)
-            return self.answers.of_lines(entered, drafts, requested)
-        return await self._submit_keyed_lines(drafts, requested, key)
+            return self.answers.of_lines(entered, requested)
+        return await self._submit_keyed_lines(lines, requested, key)
 
-    async def _submit_keyed_lines(
-        self, drafts: Sequence[Draft], requested: Durability, key: RequestKey
-    ) -> BatchReceipt:
+    async def _submit_keyed_lines(self, lines: EventLines, requested: Durability, key: RequestKey) -> BatchReceipt:
         """Add the lines that are missing, then answer from what is chained: the same answer each time."""
-        tenants = tuple(sorted({draft.tenant_id for draft in drafts}))
+        tenants = tuple(sorted(lines.tenants))
         added = False
         async with self.keyed.begin(tenants, key, requested) as (request, seen):
             present = request.present()
-            if not seen and len(present) < len(drafts):
-                await check_lines(request.chained, drafts, key)
+            if not seen and len(present) < len(lines):
+                await check_lines(request.chained, lines, key)
                 if not present:
-                    await self._checks.check(drafts, requested, in_lines=True)
+                    await self._checks.check(lines, requested, in_lines=True)
                 line_key = key._replace(body_digest=request.body_digest)
-                entered = await self._enter_lines(drafts, line_key, present, requested)
+                entered = await self._enter_lines(lines, line_key, present, requested)
                 if not present:
-                    request.receipt = self.answers.of_lines(entered, drafts, requested)
+                    request.receipt = self.answers.of_lines(entered, requested)
                 request.entered(entered[-1])
                 added = True
             elif not seen and request.recovered:
@@ -185,16 +187,16 @@ class Submitter:
                 return request.receipt._replace(replayed=seen)
             await self.answers.unlocked(self.quarantine, tenants, request.pending)
         chained = await self.keyed.find(tenants, key)
-        if len(chained) < len(drafts):
+        if len(chained) < len(lines):
             for tenant_id in tenants:
                 self.quarantine.check(tenant_id)
         if not chained:
             raise gone(tenants[0], key)
-        await check_lines(chained, drafts, key)
+        await check_lines(chained, lines, key)
         for line in chained:
             if line.action == SystemAction.REFUSED:
                 raise refused(line).at_line(line.line + 1)
-        return self.answers.of_chained_lines(chained, drafts, requested, replayed=not added)
+        return self.answers.of_chained_lines(chained, lines, requested, replayed=not added)
 
     def recover(self, pending: Pending) -> None:
         """Learn from a record that the WAL holds beyond the chain, as when it was entered."""
@@ -202,8 +204,8 @@ class Submitter:
         event = EVENTS_BY_ACTION.get(ACTIONS[pending.record_type])
         if event is not None:
             fence_token = fence_token_of(pending.payload)
-            creation = creation_in(pending.payload) if event.name == CREATED else None
-            is_end = event.name in _ENDS
+            creation = creation_in(pending.payload) if event.record_type == CREATED else None
+            is_end = event.record_type in _ENDS
             self.job_index.entered(
                 pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=is_end, creation=creation
             )
@@ -237,132 +239,171 @@ class Submitter:
 
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
         self.system.refuse_unfit((draft.tenant_id,))
-        encoded = self._payload(draft, key)
-        fence_token, payload = encoded[:2]
+        fence_token = draft.fence_token
+        if fence_token is None:
+            fence_token = self._fence_of((draft.tenant_id, draft.job_id))
+        payload = payload_of(draft, fence_token, key)
+        if (reason := self._too_large(payload)) is not None:
+            raise RecordTooLargeError(reason)
         records = 1 + (draft.tenant_id not in self._tenants)
         self.backlog.check(records, record_bytes_of(records, len(payload)))
         answered_early = draft.durability <= Durability.LOCAL
-        (pending,) = self._enter(((draft, *encoded, key),), answered_early)
+        entering = _Entering(
+            jobs=[(draft.tenant_id, draft.job_id)],
+            types=[draft.event.record_type],
+            fences=[fence_token],
+            payloads=[payload],
+            creations=[creation_of(draft)],
+            keys=None if key is None else [key],
+            sealed={} if draft.seal is None else {0: draft},
+        )
+        (pending,) = self._enter(entering, answered_early)
         if key is not None or not answered_early:
             pending.outcome = asyncio.get_running_loop().create_future()
         return pending, fence_token
 
     async def _enter_lines(
-        self, drafts: Sequence[Draft], key: RequestKey | None, present: frozenset[int], requested: Durability
+        self, lines: EventLines, key: RequestKey | None, present: frozenset[int], requested: Durability
     ) -> list[Pending]:
-        self.system.refuse_unfit({draft.tenant_id for draft in drafts})
-        room = len(drafts) - len(present) + len({draft.tenant_id for draft in drafts} - self._tenants)
+        self.system.refuse_unfit(lines.tenants)
+        room = len(lines) - len(present) + len(lines.tenants - self._tenants)
         self.backlog.reserve(room)
         entered: list[Pending] = []
         record_bytes = 0
         answered_early = requested <= Durability.LOCAL
         try:
-            payloads = []
-            fences: dict[tuple[str, str], int] = {}
-            encoding = Turn()
-            for number, draft in enumerate(drafts):
-                if number % LINES_PER_TURN == LINES_PER_TURN - 1:
-                    await asyncio.sleep(0)
-                if encoding.is_over():
-                    await encoding.pause()
-                payloads.append(self._payload(draft, _line_key(key, number), fences, number))
-            wanted_bytes = record_bytes_of(room, sum(len(payload) for _, payload, *_ in payloads))
+            fences, payloads = await self._encoded(lines, key)
+            wanted_bytes = record_bytes_of(room, sum(map(len, payloads)))
             self.backlog.reserve(0, wanted_bytes)
             record_bytes = wanted_bytes
-            lines = [number for number in range(len(drafts)) if number not in present]
-            for first in range(0, len(lines), LINES_PER_TURN):
+            numbers = [number for number in range(len(lines)) if number not in present]
+            for first in range(0, len(numbers), LINES_PER_TURN):
                 if first:
                     await asyncio.sleep(0)
-                turn = lines[first : first + LINES_PER_TURN]
-                events = [(drafts[number], *payloads[number], _line_key(key, number)) for number in turn]
-                entered += self._enter(events, answered_early)
+                turn = numbers[first : first + LINES_PER_TURN]
+                entering = _Entering(
+                    jobs=_at(lines.jobs, turn),
+                    types=_at(lines.types, turn),
+                    fences=_at(fences, turn),
+                    payloads=_at(payloads, turn),
+                    creations=_at(lines.creations, turn),
+                    keys=None if key is None else [_line_key(key, number) for number in turn],
+                    sealed={
+                        at: lines.drafts[number]
+                        for at, number in enumerate(turn if lines.drafts else ())
+                        if number in lines.drafts and lines.drafts[number].seal is not None
+                    },
+                )
+                entered += self._enter(entering, answered_early)
         finally:
             self.backlog.release(room, record_bytes)
         return entered
 
-    def _payload(
-        self,
-        draft: Draft,
-        key: record.IdempotencyKey | None,
-        fences: dict[tuple[str, str], int] | None = None,
-        number: int | None = None,
-    ) -> tuple[int, bytes, str | None]:
-        """Fence token, canonical payload, and its ``creation_of`` where others may create the job too; ``fences``
-        carries what earlier lines of the request chose."""
-        tenant_id, job_id, event, fields, fence_token, _, _, seal = draft
-        job = (tenant_id, job_id or "")
-        if fence_token is None:
-            known = self.job_index.get(*job)
-            fence_token = known.fence_token if known is not None else FIRST_FENCE_TOKEN
-            if fences is not None:
-                fence_token = max(fence_token, fences.get(job, 0))
-        if fences is not None and job_id is not None:
-            fences[job] = fence_token
-        facts = {"type": event.name, "fence_token": fence_token, **fields}
-        if key is not None:
-            facts[keyed.MEMBER] = keyed.key_digest(tenant_id, key)
-        payload = canonical.encode(facts) if seal is None else _sealed(draft, fence_token, "", key)
-        if len(payload) > self.record_bytes_max - 1024:
-            reason = f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
-            raise RecordTooLargeError(reason) if number is None else InvalidEventError(reason, number + 1)
-        creation = creation_of(draft) if event.name == CREATED and job_id is not None else None
-        return fence_token, payload, creation
+    async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
+        """The fence token of each line, where none was given the highest that is known of its job; and the payload."""
+        fences: list[int] = []
+        payloads: list[bytes] = []
+        of_jobs: dict[JobOfLine, int] = {}
+        turn = Turn()
+        for number, (job, fence) in enumerate(zip(lines.jobs, lines.fences, strict=True)):
+            if number % LINES_PER_TURN == LINES_PER_TURN - 1:
+                await asyncio.sleep(0)
+            if number in lines.drafts and turn.is_over():
+                await turn.pause()
+            if fence is None:
+                fence = of_jobs.get(job)
+                if fence is None:
+                    fence = of_jobs[job] = self._fence_of(job)
+            elif job[1] is not None:
+                of_jobs[job] = max(fence, self._fence_of(job))
+            payload = lines.payload(number, fence, None if key is None else _line_key(key, number))
+            if (reason := self._too_large(payload)) is not None:
+                raise InvalidEventError(reason, number + 1)
+            fences.append(fence)
+            payloads.append(payload)
+        return fences, payloads
 
-    def _enter(
-        self,
-        events: Sequence[tuple[Draft, int, bytes, str | None, record.IdempotencyKey | None]],
-        answered_early: bool,
-    ) -> list[Pending]:
-        """Draw HLC and LSN together and queue the records: WAL order is HLC order.
+    def _fence_of(self, job: JobOfLine) -> int:
+        """The fence token of an event of this job that names none."""
+        known = None if job[1] is None else self.job_index.get(job[0], job[1])
+        return FIRST_FENCE_TOKEN if known is None else known.fence_token
 
-        Each event is a draft with what ``_payload`` says of it, and key. All are queued, or none.
-        """
-        node, tick, wall_ms = self.node, self.node.clock.tick, self.node.wall.now_ms()
-        epoch, lsns = node.epoch, lsns_from(self.wal.next_lsn)
-        entered: list[Pending] = []
-        queued: list[Pending] = []
-        records: list[tuple[Hlc, int, bytes]] = []
-        begun: set[str] = set()
-        for draft, fence_token, payload, _, key in events:
-            tenant_id, job_id, event = draft[:3]
-            if tenant_id not in self._tenants and tenant_id not in begun:
-                begun.add(tenant_id)
-                named: dict[str, object] = {"tenant_id": tenant_id}
-                beginning = self.system.event(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", named, next(lsns))
-                queued.append(beginning)
-                records.append(record_of(beginning))
-            hlc = tick(wall_ms)
-            if job_id is None:
-                job_id = f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
-            if draft.seal is not None:
-                payload = _sealed(draft, fence_token, hlc.text(), key)
-            kind = event.record_type
-            pending = Pending(next(lsns), epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early)
-            entered.append(pending)
-            queued.append(pending)
-            records.append((hlc, kind, record.encode(pending)))
-        first_lsn = self.wal.append_all(records)
-        assert first_lsn == queued[0].lsn
-        self.backlog.add(queued)
-        self._tenants |= begun
-        for pending, (draft, fence_token, _, creation, _) in zip(entered, events, strict=True):
-            name = draft.event.name
-            self.job_index.entered(
-                pending.tenant_id, pending.job_id, fence_token, pending.lsn, is_end=name in _ENDS, creation=creation
+    def _too_large(self, payload: bytes) -> str | None:
+        if len(payload) <= self.record_bytes_max - 1024:
+            return None
+        return f"the event takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
+
+    def _enter(self, events: _Entering, answered_early: bool) -> list[Pending]:
+        """Draw HLC and LSN together and queue the records: WAL order is HLC order. All are queued, or none."""
+        node, wall_ms, first_lsn = self.node, self.node.wall.now_ms(), self.wal.next_lsn
+        begun = [name for name in dict.fromkeys([job[0] for job in events.jobs]) if name not in self._tenants]
+        beginnings = [
+            self.system.event(SystemAction.TENANT_CREATED, f"tenant:{name}", {"tenant_id": name}, Lsn(first_lsn + at))
+            for at, name in enumerate(begun)
+        ]
+        hlcs = node.clock.draw(wall_ms, len(events.jobs))
+        tenant_ids = [tenant_id for tenant_id, _ in events.jobs]
+        job_ids = [
+            job_id or f"{node.region}-{hlc.physical_ms}-{node.gate}-{hlc.logical:05d}"
+            for (_, job_id), hlc in zip(events.jobs, hlcs, strict=True)
+        ]
+        keys: Sequence[record.IdempotencyKey | None] = events.keys or [None] * len(hlcs)
+        for at, draft in events.sealed.items():
+            events.payloads[at] = payload_of(draft, events.fences[at], keys[at], hlcs[at].text())
+        lsns = lsns_from(Lsn(first_lsn + len(begun)))
+        entered = [
+            Pending(next(lsns), node.epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early)
+            for hlc, kind, tenant_id, job_id, payload, key in zip(
+                hlcs, events.types, tenant_ids, job_ids, events.payloads, keys, strict=True
             )
+        ]
+        if events.keys is None:
+            encoded = record.encode_plain(tenant_ids, job_ids, events.payloads)
+        else:
+            encoded = [record.encode(pending) for pending in entered]
+        records = [*map(record_of, beginnings), *zip(hlcs, events.types, encoded, strict=True)]
+        queued_lsn = self.wal.append_all(records)
+        assert queued_lsn == first_lsn
+        self.backlog.add([*beginnings, *entered])
+        self._tenants.update(begun)
+        self._learn(events, entered)
         if self._watched is None:
             self._watched = (entered[-1].lsn, time.perf_counter())
         return entered
 
+    def _learn(self, events: _Entering, entered: Sequence[Pending]) -> None:
+        """Know the jobs of what was entered. A line that says of its job what the one before it did says nothing."""
+        last: dict[JobOfLine, int] = {}
+        for job, kind, fence, creation, pending in zip(
+            events.jobs, events.types, events.fences, events.creations, entered, strict=True
+        ):
+            if kind in _LASTING or last.get(job) != fence:
+                last[job] = fence
+                is_end = kind in _ENDS
+                self.job_index.entered(job[0], pending.job_id, fence, pending.lsn, is_end=is_end, creation=creation)
 
-def _line_key(key: RequestKey | None, line: int) -> record.IdempotencyKey | None:
-    return None if key is None else record.IdempotencyKey(key.route, key.key, line, key.body_digest)
+
+@dataclass(slots=True, kw_only=True)
+class _Entering:
+    """Columns of events that are entered together."""
+
+    jobs: Sequence[JobOfLine]
+    types: Sequence[int]
+    fences: Sequence[int]
+    payloads: list[bytes]
+    """Of those that are sealed, whose bytes depend on their HLC, other ones of the same length."""
+    creations: Sequence[str | None]
+    keys: Sequence[record.IdempotencyKey] | None
+    sealed: Mapping[int, Draft]
+    """Events with a seal, by their place."""
 
 
-def _sealed(draft: Draft, fence_token: int, hlc: str, key: record.IdempotencyKey | None) -> bytes:
-    """The canonical payload, what is private in it sealed for an event of this HLC."""
-    assert draft.seal is not None
-    facts = {"type": draft.event.name, "fence_token": fence_token, **draft.seal.seal(draft.fields, hlc)}
-    if key is not None:
-        facts[keyed.MEMBER] = keyed.key_digest(draft.tenant_id, key)
-    return canonical.encode(facts)
+def _at(column: list[Value], numbers: Sequence[int]) -> list[Value]:
+    """The values of these lines, which rise."""
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return column[numbers[0] : numbers[-1] + 1]
+    return [column[number] for number in numbers]
+
+
+def _line_key(key: RequestKey, line: int) -> record.IdempotencyKey:
+    return record.IdempotencyKey(key.route, key.key, line, key.body_digest)

@@ -14,7 +14,7 @@ import orjson
 
 from app.background.turns import Turn
 from app.pending.backlog import Pending
-from app.pending.requests import LEDGER_ROUTE, Draft, RequestKey, RequestName
+from app.pending.requests import LEDGER_ROUTE, Draft, Drafts, RequestKey, RequestName
 from app.store.idempotency import ChainedLine
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
@@ -48,7 +48,7 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
         )
 
 
-async def check_lines(chained: Sequence[ChainedLine], drafts: Sequence[Draft], key: RequestKey) -> None:
+async def check_lines(chained: Sequence[ChainedLine], drafts: Drafts, key: RequestKey) -> None:
     """Return when the entry of each line is the event of its draft.
 
     Raises:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from app.store.growth import ChainPosition
-from ledger.machines.events import Durability, EventType
+from ledger.machines.events import JOB_EVENTS, Durability, EventType
 from ledger.positions import Epoch, Lsn
 
 LEDGER_ROUTE = 255
@@ -36,6 +36,24 @@ class Draft(NamedTuple):
     durability: Durability
     subject: str | None = None
     seal: Seal | None = None
+
+
+def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None) -> Draft:
+    """The event that a checked body ``given`` describes; ``given`` is used up."""
+    if event is None:
+        event = JOB_EVENTS[given.pop("type")]
+    tenant_id = given.pop("tenant_id")
+    level = given.pop("durability", None)
+    subject = given.pop("subject", None)
+    return Draft(
+        tenant_id,
+        job_id or given.pop("job_id", None),
+        event,
+        given,
+        given.pop("fence_token", None),
+        event.durability if level is None else Durability[level],
+        subject,
+    )
 
 
 class RequestKey(NamedTuple):
@@ -88,3 +106,10 @@ class BatchReceipt(NamedTuple):
     epoch: Epoch
     last_lsn: Lsn
     replayed: bool
+
+
+class Drafts(Protocol):
+    """The events of one request, each as an object when it is asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> Draft: ...

@@ -19,8 +19,10 @@ The type of the record and its HLC stand in the WAL header, so they are not repe
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from ledger import native
 from ledger.errors import InvalidInputError
 
 RECORD_VERSION = 1
@@ -82,6 +84,14 @@ def encode(record: Recorded) -> bytes:
             record.payload,
         )
     )
+
+
+def encode_plain(tenant_ids: Sequence[str], job_ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:
+    """``encode`` of events that came without a key."""
+    encoded = native.plain_records(tenant_ids, job_ids, payloads)
+    if encoded is not None:
+        return encoded
+    return [encode(EventRecord(*each)) for each in zip(tenant_ids, job_ids, payloads, strict=True)]
 
 
 def decode(data: bytes) -> EventRecord:

@@ -12,6 +12,7 @@ import asyncpg
 import httpx
 import pytest
 
+from app.pending.event_lines import EventLines
 from app.pending.requests import Receipt
 from app.service import Service
 from ledger import canonical
@@ -171,7 +172,7 @@ async def refused_ever_after(service: Service, kind: type[LedgerError]) -> None:
         with pytest.raises(kind):
             await service.submitter.submit(draft, key=None)
     with pytest.raises(kind):
-        await service.submitter.submit_lines([created("acme", 102)], durability=LOCAL, key=None)
+        await service.submitter.submit_lines(EventLines.of([created("acme", 102)]), durability=LOCAL, key=None)
 
 
 async def test_a_node_whose_epoch_was_taken_over_chains_nothing_any_more(
@@ -252,7 +253,7 @@ async def test_a_record_that_a_constraint_refuses_is_chained_as_refused_and_all_
     )
     drafts = [created("acme", n, job_id=f"{'poison' if n in (0, 17, 18, 63) else 'job'}-{n}") for n in range(64)]
     with pytest.raises(EventRefusedError) as refusal:
-        await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+        await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
     assert (refusal.value.line, refusal.value.seq) == (1, 1)
 
     entries = await chains.sound("acme")
@@ -275,7 +276,7 @@ async def test_every_class_of_refused_data_becomes_a_refused_entry(
     job_ids = ["job-1", f"poison-{sqlstate}", "job-2"]
     drafts = [created("acme", n, job_id=job_id) for n, job_id in enumerate(job_ids)]
     with pytest.raises(EventRefusedError, match=f"SQLSTATE {sqlstate}") as refusal:
-        await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+        await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
     assert (refusal.value.line, refusal.value.seq) == (2, 2)
     entries = await chains.sound("acme")
     assert [entry["action"] for entry in entries] == ["ENQUEUE", "REFUSED", "ENQUEUE"]
@@ -297,7 +298,7 @@ async def test_a_refused_event_is_never_answered_as_if_it_were_fine(
         found = []
         for repeated in (
             service.submitter.submit(poison, key=key("one")),
-            service.submitter.submit_lines(drafts, durability=level, key=key("many", route=4)),
+            service.submitter.submit_lines(EventLines.of(drafts), durability=level, key=key("many", route=4)),
         ):
             with pytest.raises(EventRefusedError, match="SQLSTATE 23514") as refusal:
                 await repeated
@@ -307,7 +308,7 @@ async def test_a_refused_event_is_never_answered_as_if_it_were_fine(
     async with run_node() as service:
         if level is LOCAL:
             early = await service.submitter.submit(poison, key=key("one"))
-            await service.submitter.submit_lines(drafts, durability=LOCAL, key=key("many", route=4))
+            await service.submitter.submit_lines(EventLines.of(drafts), durability=LOCAL, key=key("many", route=4))
             assert early.chain is None
             await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "all is chained")
         first = await refusals(service)
@@ -423,7 +424,9 @@ async def test_a_refused_first_entry_of_a_tenant_stops_neither_the_tenant_nor_th
     service: Service, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
     await superuser.execute("ALTER TABLE scheduler.scheduler_log ADD CONSTRAINT no_bad CHECK (job_id <> 'tenant:bad')")
-    await service.submitter.submit_lines([created("bad", 1), created("good", 2)], durability=GLOBAL, key=None)
+    await service.submitter.submit_lines(
+        EventLines.of([created("bad", 1), created("good", 2)]), durability=GLOBAL, key=None
+    )
     assert numbers(await chains.sound("bad")) == [1]
     assert numbers(await chains.sound("good")) == [2]
     actions = [entry["action"] for entry in await chains.sound("_system")]

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from app.background.turns import BYTES_PER_TURN
+from app.pending.event_lines import EventLines
 from app.pending.requests import Draft
 from app.store.chain_reader import FETCH_BYTES, PostgresChainReader, consistent_reader
 from ledger.machines.events import JOB_EVENTS
@@ -25,7 +26,7 @@ async def test_long_rows_are_handed_on_few_at_a_time(
     text = "x" * (BYTES_PER_TURN // 3)
     drafts = [Draft("acme", None, JOB_EVENTS["JobCreated"], {"spec": {"t": text}}, None, GLOBAL) for _ in range(8)]
     async with run_node() as service:
-        await service.submitter.submit_lines(drafts, durability=None, key=None)
+        await service.submitter.submit_lines(EventLines.of(drafts), durability=None, key=None)
         await until(lambda: followed(superuser), "the job table has followed")
     async with consistent_reader(superuser, "acme") as reader:
         for rows in (reader.entries(None, None), reader.entries_by_job()):

@@ -18,6 +18,7 @@ import pytest
 
 from app.pending import quarantine
 from app.pending.backlog import Pending
+from app.pending.event_lines import EventLines
 from app.pending.requests import Receipt
 from app.service import Service
 from app.start.procedure import start_node
@@ -150,7 +151,7 @@ async def test_the_tenant_is_quarantined_and_what_was_acknowledged_is_chained_on
         await as_forger(superuser, case.damage)
         # 1. Acknowledged before the node can know, in one batch with another tenant.
         drafts = [created("acme", 3, durability=LOCAL), created("beta", 4, durability=LOCAL)]
-        await service.submitter.submit_lines(drafts, durability=LOCAL, key=None)
+        await service.submitter.submit_lines(EventLines.of(drafts), durability=LOCAL, key=None)
         await until(lambda: "acme" in service.node.damaged, "the damage is met")
         assert case.said in service.node.damaged["acme"]
         # 2. Refused from now on, while others go on.
@@ -238,8 +239,12 @@ async def test_requests_with_a_key_and_in_lines_say_that_they_are_held_back(
         # The tenant is tried again at start, so the first of these may be taken, and is held back then.
         outcomes = await asyncio.gather(
             again.submitter.submit(created("acme", 3), key=key("one")),
-            again.submitter.submit_lines([created("acme", 4), created("beta", 5)], durability=GLOBAL, key=None),
-            again.submitter.submit_lines([created("acme", 6), created("beta", 7)], durability=GLOBAL, key=key("two")),
+            again.submitter.submit_lines(
+                EventLines.of([created("acme", 4), created("beta", 5)]), durability=GLOBAL, key=None
+            ),
+            again.submitter.submit_lines(
+                EventLines.of([created("acme", 6), created("beta", 7)]), durability=GLOBAL, key=key("two")
+            ),
             return_exceptions=True,
         )
         assert all(isinstance(outcome, ChainDamagedError) for outcome in outcomes), outcomes
@@ -279,7 +284,7 @@ async def test_the_wal_keeps_what_is_held_back_whatever_its_age(
         await superuser.execute(PHANTOM)
         error = await meet(service, "duplicate key")
         drafts = [created("beta", n) for n in range(600)]
-        await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+        await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
         await service.notary.sign_now("beta")
         await service.notary.sign_now("_system")
         segments = list_segments(service._started.folder)

@@ -12,6 +12,7 @@ import pytest
 
 from app.chain.followers import TableFollower
 from app.chain.job_table import JobTable
+from app.pending.event_lines import EventLines
 from app.store import following
 from app.store.chain_reader import consistent_reader
 from app.store.migrate import migrate
@@ -208,7 +209,9 @@ async def test_two_nodes_follow_one_ledger_and_neither_lose_nor_double_anything(
     jobs_made = [f"job-{number}" for number in range(8)]
     async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
         await one.submitter.submit_lines(
-            [created("acme", n, job_id=job) for n, job in enumerate(jobs_made)], durability=GLOBAL, key=None
+            EventLines.of([created("acme", n, job_id=job) for n, job in enumerate(jobs_made)]),
+            durability=GLOBAL,
+            key=None,
         )
 
         async def events(number: int) -> None:
@@ -310,7 +313,9 @@ async def test_what_is_chained_while_others_are_followed_comes_together_first(
 
 async def test_a_clean_stop_leaves_nothing_to_follow(run_node: RunNode, superuser: asyncpg.Connection) -> None:
     async with run_node() as service:
-        await service.submitter.submit_lines([created("acme", n) for n in range(500)], durability=GLOBAL, key=None)
+        await service.submitter.submit_lines(
+            EventLines.of([created("acme", n) for n in range(500)]), durability=GLOBAL, key=None
+        )
     assert await followed(superuser)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from app.pending.event_lines import EventLines
 from app.service import Service
 from app.store.notary import GrownTree, store_trees
 from ledger.errors import SigningUnavailableError
@@ -20,7 +21,9 @@ SMALL_SEGMENTS = {"segment_bytes": 65536, "batch_max_bytes": 65536, "record_byte
 
 
 async def write(service: Service, tenant_id: str, count: int = 1) -> None:
-    await service.submitter.submit_lines([created(tenant_id, n) for n in range(count)], durability=GLOBAL, key=None)
+    await service.submitter.submit_lines(
+        EventLines.of([created(tenant_id, n) for n in range(count)]), durability=GLOBAL, key=None
+    )
 
 
 async def signed_size(superuser: asyncpg.Connection, tenant_id: str) -> int:

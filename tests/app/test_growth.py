@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.http.requests import EVENT_LINE
-from app.http.writing import draft_of
+from app.pending.requests import draft_of
 from app.store.chaining import LOG_COLUMNS, ChainHead
 from app.store.growth import ChainPosition, Grower, Growth
 from ledger import canonical, chain

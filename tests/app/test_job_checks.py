@@ -11,6 +11,7 @@ import pytest
 
 from app.intake.job_checks import JobChecks
 from app.intake.job_index import JobIndex
+from app.pending.event_lines import EventLines
 from app.pending.requests import Draft
 from app.service import Service
 from app.store import job_table
@@ -53,11 +54,11 @@ async def test_another_spec_is_refused_where_the_first_is_known_and_the_same_aga
         assert (await submit(creation(1), key=key("first"))).replayed
         for lines in ([created("acme", 9), creation(2)], [creation(1), creation(3)]):
             with pytest.raises(InvalidEventError) as refusal:
-                await service.submitter.submit_lines(lines, durability=None, key=None)
+                await service.submitter.submit_lines(EventLines.of(lines), durability=None, key=None)
             assert (refusal.value.line, refusal.value.path) == (2, ("job_id",))
         fresh = [created("acme", n, job_id="of-one-request") for n in (1, 2)]
         with pytest.raises(InvalidEventError):
-            await service.submitter.submit_lines(fresh, durability=LOCAL, key=None)
+            await service.submitter.submit_lines(EventLines.of(fresh), durability=LOCAL, key=None)
     async with run_node() as service:
         await refused(service, creation(2))
         await service.submitter.submit(creation(1), key=None)
@@ -149,7 +150,8 @@ async def test_others_get_their_turn_while_large_creations_are_compared(
 
     checks = JobChecks(service.node, JobIndex(), find_none)
     with counted_turns() as turns:
-        await checks.check([created("acme", n, job_id=f"j{n}") for n in range(20)], LOCAL, in_lines=True)
+        lines = EventLines.of([created("acme", n, job_id=f"j{n}") for n in range(20)])
+        await checks.check(lines, LOCAL, in_lines=True)
     assert turns.count >= 19
 
 

@@ -20,6 +20,7 @@ import structlog
 from app.config import Settings
 from app.keys import node_keys
 from app.keys.node_keys import Retired
+from app.pending.event_lines import EventLines
 from app.service import Service
 from signing import key_file
 from signing.checkpoint import open_checkpoint
@@ -519,7 +520,9 @@ async def node_id_of(client: Client) -> str:
 async def test_entries_from_before_the_key_are_signed_as_well(
     service: Service, superuser: asyncpg.Connection, chains: Chains
 ) -> None:
-    await service.submitter.submit_lines([created("acme", n) for n in range(3)], durability=GLOBAL, key=None)
+    await service.submitter.submit_lines(
+        EventLines.of([created("acme", n) for n in range(3)]), durability=GLOBAL, key=None
+    )
     await superuser.execute("UPDATE scheduler.signing_keys SET not_before = now() + interval '1 hour'")
 
     await service.notary.sign_now("acme")

@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from app.config import Settings
+from app.pending.event_lines import EventLines
 from app.pending.requests import Draft
 from app.service import Service
 from app.store import idempotency
@@ -214,7 +215,7 @@ async def test_a_local_event_whose_key_turns_out_to_be_taken_is_in_the_chain_as_
         await proxy.refuse()
         taken = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("k", "two"))
         many = [created("acme", n, durability=LOCAL) for n in (2, 3)]
-        lines_taken = await service.submitter.submit_lines(many, durability=LOCAL, key=key("m", "three"))
+        lines_taken = await service.submitter.submit_lines(EventLines.of(many), durability=LOCAL, key=key("m", "three"))
         await proxy.accept()
         await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "the backlog drains")
         for name, body in (("k", "two"), ("m", "three")):
@@ -275,21 +276,21 @@ async def test_many_lines_sent_again_give_the_same_receipt_and_add_nothing(
 ) -> None:
     drafts = lines(30, tenants)
     async with run_node() as service:
-        first = await service.submitter.submit_lines(drafts, durability=level, key=key("k"))
+        first = await service.submitter.submit_lines(EventLines.of(drafts), durability=level, key=key("k"))
         assert (first.accepted, len(first.job_ids), first.replayed) == (30, 30, False)
         together = await asyncio.gather(
-            *(service.submitter.submit_lines(drafts, durability=level, key=key("k")) for _ in range(5))
+            *(service.submitter.submit_lines(EventLines.of(drafts), durability=level, key=key("k")) for _ in range(5))
         )
         assert together == [first._replace(replayed=True)] * 5
     async with run_node() as service:
-        again = await service.submitter.submit_lines(drafts, durability=level, key=key("k"))
+        again = await service.submitter.submit_lines(EventLines.of(drafts), durability=level, key=key("k"))
         assert again == first._replace(replayed=True)
     entries = [entry for tenant in tenants for entry in await chains.sound(tenant)]
     assert sorted(numbers(entries)) == list(range(30))
 
 
 async def test_lines_of_one_request_are_in_each_chain_in_their_order(service: Service, chains: Chains) -> None:
-    await service.submitter.submit_lines(lines(1500, ["acme", "beta"]), durability=None, key=key("k"))
+    await service.submitter.submit_lines(EventLines.of(lines(1500, ["acme", "beta"])), durability=None, key=key("k"))
     assert numbers(await chains.sound("acme")) == list(range(0, 1500, 2))
     assert numbers(await chains.sound("beta")) == list(range(1, 1500, 2))
 
@@ -305,8 +306,8 @@ async def test_of_concurrent_requests_that_share_a_key_and_a_tenant_one_is_taken
                 first = lines(12, [f"{name}-a", f"{name}-b"])
                 second = lines(12, [f"{name}-b", f"{name}-c"])
                 results = await asyncio.gather(
-                    service.submitter.submit_lines(first, durability=level, key=key(name, "first")),
-                    service.submitter.submit_lines(second, durability=level, key=key(name, "second")),
+                    service.submitter.submit_lines(EventLines.of(first), durability=level, key=key(name, "first")),
+                    service.submitter.submit_lines(EventLines.of(second), durability=level, key=key(name, "second")),
                     return_exceptions=True,
                 )
                 assert [type(result).__name__ for result in results] == ["BatchReceipt", "IdempotencyReusedError"]
@@ -393,7 +394,7 @@ class Crash:
             await until(self._chains.key_recorded, "the node has recorded its key")
             await self.hold()
             with hurried(service), pytest.raises(DurabilityTimeoutError) as seen:
-                await service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k"))
+                await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k"))
             assert seen.value.lsn is not None
             await service.node.durable.reached(seen.value.lsn)
             copy_running(alive.data_dir, crashed.data_dir)
@@ -445,13 +446,15 @@ async def test_a_repetition_adds_only_the_lines_that_a_crash_tore_off(
             await crash.release()
             await until(lambda: service.node.chained.lsn >= service.writer.durable_lsn, "the rest is chained")
         first_lsn = service.writer.next_lsn
-        repeated = asyncio.create_task(service.submitter.submit_lines(crashed.drafts, durability=GLOBAL, key=key("k")))
+        repeated = asyncio.create_task(
+            service.submitter.submit_lines(EventLines.of(crashed.drafts), durability=GLOBAL, key=key("k"))
+        )
         if again == "while the rest is pending":
             await until(lambda: service.writer.next_lsn > first_lsn or kept == 10, "what is missing is entered")
             await crash.release()
         receipt = await repeated
         assert (receipt.accepted, len(receipt.job_ids)) == (10, 10)
-        once_more = await service.submitter.submit_lines(crashed.drafts, durability=GLOBAL, key=key("k"))
+        once_more = await service.submitter.submit_lines(EventLines.of(crashed.drafts), durability=GLOBAL, key=key("k"))
         assert once_more == receipt._replace(replayed=True)
         entries = [entry for tenant in tenants for entry in await chains.sound(tenant)]
     assert sorted(numbers(entries)) == [*range(10), *[100] * len(tenants)]
@@ -487,8 +490,8 @@ async def test_one_key_with_two_bodies_of_many_lines_on_two_nodes_adds_the_lines
             first = [created("acme", 1000 * round_ + n) for n in range(5)]
             second = [created("acme", 1000 * round_ + 500 + n) for n in range(9)]
             results = await asyncio.gather(
-                one.submitter.submit_lines(first, durability=GLOBAL, key=key(f"k{round_}", "first")),
-                two.submitter.submit_lines(second, durability=GLOBAL, key=key(f"k{round_}", "second")),
+                one.submitter.submit_lines(EventLines.of(first), durability=GLOBAL, key=key(f"k{round_}", "first")),
+                two.submitter.submit_lines(EventLines.of(second), durability=GLOBAL, key=key(f"k{round_}", "second")),
                 return_exceptions=True,
             )
             kinds = sorted(type(result).__name__ for result in results)
@@ -505,9 +508,12 @@ async def test_long_keyed_requests_of_two_nodes_are_chained_once_in_many_overlap
     drafts = lines(900, ["acme", "beta"])
     async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
         receipts = await asyncio.gather(
-            *(service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k")) for service in (one, two)),
             *(
-                service.submitter.submit_lines(lines(300, ["acme"]), durability=GLOBAL, key=None)
+                service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k"))
+                for service in (one, two)
+            ),
+            *(
+                service.submitter.submit_lines(EventLines.of(lines(300, ["acme"])), durability=GLOBAL, key=None)
                 for service in (one, two)
             ),
         )
@@ -527,7 +533,7 @@ async def test_lines_entered_twice_because_their_request_was_torn_are_chained_on
     await crash.hold()
     drafts = lines(100)
     first_lsn = service.writer.next_lsn
-    torn = asyncio.create_task(service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k")))
+    torn = asyncio.create_task(service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k")))
     while service.writer.next_lsn == first_lsn:
         await asyncio.sleep(0)
     torn.cancel()
@@ -535,7 +541,9 @@ async def test_lines_entered_twice_because_their_request_was_torn_are_chained_on
     entered = service.writer.next_lsn - first_lsn
     assert 0 < entered < 100
 
-    repeated = asyncio.create_task(service.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k")))
+    repeated = asyncio.create_task(
+        service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=key("k"))
+    )
     await until(lambda: service.writer.next_lsn == first_lsn + entered + 100, "all lines are entered")
     await crash.release()
     assert (await repeated).accepted == 100
@@ -548,5 +556,5 @@ async def test_states_of_jobs_whose_events_come_in_many_batches_are_the_fold_of_
     monkeypatch.setattr("app.chain.appender.BATCH_ENTRIES_MAX", 10)
     jobs = [await service.submitter.submit(created("acme", n), key=None) for n in range(5)]
     reports = [accepted("acme", jobs[n % 5].job_id, f"dc{n}") for n in range(200)]
-    await service.submitter.submit_lines(reports, durability=GLOBAL, key=None)
+    await service.submitter.submit_lines(EventLines.of(reports), durability=GLOBAL, key=None)
     assert len(await chains.sound("acme")) == 205

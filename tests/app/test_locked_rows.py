@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from app.pending import quarantine
+from app.pending.event_lines import EventLines
 from app.service import Service
 from ledger.errors import DurabilityTimeoutError
 from tests.app.chains import Chains, numbers, until
@@ -64,10 +65,10 @@ async def test_one_tenant_waits_in_order_while_all_others_are_chained(
                 await until(lambda: service.writer.next_lsn > next_lsn, "it is entered")
             for n in range(5):
                 await submit(created("beta", n), key=None)
-            await submit_lines([created("beta", n) for n in range(5, 9)], durability=GLOBAL, key=None)
+            await submit_lines(EventLines.of([created("beta", n) for n in range(5, 9)]), durability=GLOBAL, key=None)
             mixed = [created("beta", 9), created("acme", 4)]
             with hurried(service, 5.0), pytest.raises(DurabilityTimeoutError, match="locked"):
-                await submit_lines(mixed, durability=GLOBAL, key=key("mixed"))
+                await submit_lines(EventLines.of(mixed), durability=GLOBAL, key=key("mixed"))
             with pytest.raises(DurabilityTimeoutError):
                 await waiting
             assert numbers(await chains.entries("acme")) == [0]
@@ -77,7 +78,7 @@ async def test_one_tenant_waits_in_order_while_all_others_are_chained(
         await until(lambda: not service.node.locked and not len(service.backlog), "the lock is gone")
         again = await submit(created("acme", 3), key=key("three"))
         assert again.replayed
-        assert (await submit_lines(mixed, durability=GLOBAL, key=key("mixed"))).replayed
+        assert (await submit_lines(EventLines.of(mixed), durability=GLOBAL, key=key("mixed"))).replayed
         await until(lambda: not quarantine.load(service._started.folder), "nothing is listed any more")
         await submit(created("acme", 5), key=None)
     assert numbers(await chains.sound("acme")) == [0, 1, 2, 3, 4, 5]

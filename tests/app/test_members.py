@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 
 from app.http.body import parse
-from app.http.events import drafts_of
+from app.http.events import lines_of
 from app.http.members import check_unique
 from app.http.requests import JOB_REQUEST
 from ledger.errors import InvalidEventError, InvalidInputError
@@ -104,7 +104,7 @@ async def test_neither_a_body_nor_a_line_may_name_a_member_twice(body: bytes, pa
     assert refused.value.path == path
     fine = b'{"type":"JobCreated","tenant_id":"a"}\n'
     with pytest.raises(InvalidEventError, match=r"line 2.*two members") as refused_line:
-        await drafts_of(fine + b'{"type":"JobCreated",' + body[1:] + b"\n" + fine, 1 << 20)
+        await lines_of(fine + b'{"type":"JobCreated",' + body[1:] + b"\n" + fine, 1 << 20)
     assert (refused_line.value.line, refused_line.value.path) == (2, path)
 
 

@@ -18,6 +18,7 @@ import pytest
 from app.chain import notary as notary_module
 from app.chain.checkpoints import NAME, CheckpointJournal
 from app.chain.notary import TURNS_AT_ONCE_MAX, Notary
+from app.pending.event_lines import EventLines
 from app.service import Service
 from ledger.errors import SigningUnavailableError
 from signing.checkpoint import Checkpoint, open_checkpoint, parse
@@ -38,7 +39,9 @@ Snapshot = dict[str, Any]
 
 async def write(service: Service, tenant_id: str, count: int) -> None:
     """Chain ``count`` entries in one request."""
-    await service.submitter.submit_lines([created(tenant_id, n) for n in range(count)], durability=GLOBAL, key=None)
+    await service.submitter.submit_lines(
+        EventLines.of([created(tenant_id, n) for n in range(count)]), durability=GLOBAL, key=None
+    )
 
 
 async def public_keys(superuser: asyncpg.Connection) -> list[PublicKey]:
@@ -395,7 +398,7 @@ async def test_hundreds_of_tenants_that_grow_at_once_all_get_their_checkpoints(
     kept = service._started.checkpoints
     for size in (1, 2):
         drafts = [created(tenant, size) for tenant in tenants]
-        await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+        await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
         await until(lambda: all_covered(superuser, 300), "all are covered")
         await until(lambda size=size: all(kept.size(tenant) == size for tenant in tenants), "all are kept")  # type: ignore[misc]
         await assert_kept_are_prefixes(superuser, kept, 1)
@@ -415,7 +418,7 @@ async def test_tenants_beyond_those_whose_trees_are_in_memory_are_followed_and_s
     async with run_node(make_settings(chain={"batch_size": 2})) as service:
         for round_ in range(4):
             drafts = [created(tenant, round_) for tenant in tenants]
-            await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+            await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
             await until(lambda: all_covered(superuser, 30), "all are covered")
             await until(lambda: trees_in_memory(service) <= 5 + 4 * TURNS_AT_ONCE_MAX, "the others are let go")
         for tenant in tenants:
@@ -483,7 +486,9 @@ async def test_a_crash_between_checkpoints_in_postgres_and_those_beside_the_wal_
         rename(source, target)
 
     async with run_node(alive) as service:
-        await service.submitter.submit_lines([created(t, 1) for t in tenants], durability=GLOBAL, key=None)
+        await service.submitter.submit_lines(
+            EventLines.of([created(t, 1) for t in tenants]), durability=GLOBAL, key=None
+        )
         kept = service._started.checkpoints
         await until(lambda: all(kept.size(tenant) == 1 for tenant in tenants), "all are kept")
         # What it wrote to its WAL after the copy, the copy would be found to lack.
@@ -491,7 +496,9 @@ async def test_a_crash_between_checkpoints_in_postgres_and_those_beside_the_wal_
         with monkeypatch.context() as broken:
             broken.setattr("os.fdatasync", no_sync)
             broken.setattr("os.rename", no_rename)
-            await service.submitter.submit_lines([created(t, 2) for t in tenants], durability=GLOBAL, key=None)
+            await service.submitter.submit_lines(
+                EventLines.of([created(t, 2) for t in tenants]), durability=GLOBAL, key=None
+            )
             await until(lambda: all_covered(superuser, 10), "the checkpoints are in Postgres")
             await until(lambda: service.notary.last_error, "the journal could not be written")
             assert {kept.size(tenant) for tenant in tenants} == {1}

@@ -7,6 +7,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from app.pending.event_lines import EventLines
 from app.service import Service
 from app.store import chaining
 from ledger.errors import ChainDamagedError, HeldBackError
@@ -53,7 +54,9 @@ async def test_dropped_rows_set_their_tenant_apart_and_what_was_acknowledged_is_
         await superuser.execute(dropping(event, table))
         with pytest.raises(HeldBackError, match=said):
             await service.submitter.submit(created("acme", 2), key=key("two"))
-        await service.submitter.submit_lines([created("beta", 3), created("beta", 4)], durability=GLOBAL, key=None)
+        await service.submitter.submit_lines(
+            EventLines.of([created("beta", 3), created("beta", 4)]), durability=GLOBAL, key=None
+        )
         assert service.node.failure is None
         assert numbers(await chains.sound("acme")) == [1]
     await superuser.execute(MENDED.format(table))
@@ -74,7 +77,7 @@ async def test_one_of_many_rows_that_is_dropped_names_its_tenant_and_no_other(
         )
         drafts = [created(tenant, n, job_id=f"job-{n}") for n, tenant in enumerate(("a", "a", "b", "b", "b", "c"))]
         with pytest.raises(HeldBackError, match="stored 2 of 3 entries") as caught:
-            await service.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+            await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
         assert caught.value.tenant_id == "b"
         assert set(service.node.damaged) == {"b"}
     assert [numbers(await chains.sound(tenant)) for tenant in ("a", "b", "c")] == [[0, 1], [], [5]]

@@ -14,6 +14,7 @@ import pytest
 
 from app.config import Settings
 from app.main import Service
+from app.pending.event_lines import EventLines
 from app.store import node as node_store
 from app.store.chaining import WalPosition
 from ledger.errors import LedgerError, StartRefusedError, WalLockedError
@@ -378,7 +379,9 @@ async def test_records_that_are_in_the_chain_already_are_found_there_not_chained
 ) -> None:
     async with run_node() as service:
         await until(chains.key_recorded, "the node has recorded its key")
-        await service.submitter.submit_lines([created("acme", n) for n in range(40)], durability=GLOBAL, key=None)
+        await service.submitter.submit_lines(
+            EventLines.of([created("acme", n) for n in range(40)]), durability=GLOBAL, key=None
+        )
         keyed = await service.submitter.submit(created("acme", 40), key=key("k"))
     before = await chains.sound("acme")
     # As an import of this node's own records would leave it: the rows are there, the position is behind them.

@@ -14,6 +14,7 @@ import pytest
 from app.chain import checkpoints
 from app.config import Settings
 from app.node.state import Watermark
+from app.pending.event_lines import EventLines
 from app.pending.requests import Draft, Receipt
 from app.service import Service
 from ledger.chain import record
@@ -118,7 +119,7 @@ async def test_events_of_jobs_that_do_not_exist_or_have_ended_are_refused(run_no
             await service.submitter.submit(progressed("acme", job.job_id, 1), key=None)
         with pytest.raises(InvalidEventError) as refusal:
             await service.submitter.submit_lines(
-                [created("acme", 2), progressed("acme", job.job_id, 1)], durability=None, key=None
+                EventLines.of([created("acme", 2), progressed("acme", job.job_id, 1)]), durability=None, key=None
             )
         assert refusal.value.line == 2
         assert service.writer.next_lsn == next_lsn
@@ -156,11 +157,35 @@ async def test_a_job_created_in_a_request_may_have_events_in_the_lines_behind_it
         completed("acme", "mine"),
         created("acme", 2),
     ]
-    receipt = await service.submitter.submit_lines(drafts, durability=None, key=None)
+    receipt = await service.submitter.submit_lines(EventLines.of(drafts), durability=None, key=None)
     entries = await chains.sound("acme")
     assert [entry["action"] for entry in entries] == ["ENQUEUE", "DEQUEUE", "COMPLETE", "ENQUEUE"]
     assert receipt.job_ids == ["mine", entries[3]["job_id"]]
     assert (receipt.first_hlc, receipt.last_hlc) == (entries[0]["t_hlc"], entries[3]["t_hlc"])
+
+
+async def test_what_the_lines_of_a_request_say_of_a_job_is_known_at_once(service: Service, chains: Chains) -> None:
+    drafts = [
+        created("acme", 1, job_id="mine"),
+        accepted("acme", "mine", "dc1"),
+        accepted("acme", "mine", "dc1")._replace(fence_token=7),
+        accepted("acme", "mine", "dc2"),
+        accepted("acme", "mine", "dc1")._replace(fence_token=3),
+        accepted("acme", "mine", "dc2"),
+        completed("acme", "mine")._replace(fence_token=6),
+        created("acme", 2, job_id="another"),
+        completed("acme", "another"),
+    ]
+    await service.submitter.submit_lines(EventLines.of(drafts[:4]), durability=LOCAL, key=None)
+    await service.submitter.submit_lines(EventLines.of(drafts[4:]), durability=LOCAL, key=None)
+    mine, another = service.job_index.get("acme", "mine"), service.job_index.get("acme", "another")
+    assert mine is not None
+    assert another is not None
+    assert (mine.fence_token, mine.ended) == (7, None)
+    assert (another.fence_token, another.ended is not None) == (1, True)
+    await service.node.chained.reached(service.writer.durable_lsn, UNTIL_S)
+    fences = [json.loads(entry["payload"])["fence_token"] for entry in await chains.sound("acme")]
+    assert fences == [1, 1, 7, 7, 3, 7, 6, 1, 1]
 
 
 # --- room -----------------------------------------------------------------------------------------
@@ -175,7 +200,7 @@ async def test_an_event_over_the_bound_of_a_record_is_refused_and_nothing_of_its
     with pytest.raises(RecordTooLargeError):
         await service.submitter.submit(huge, key=None)
     with pytest.raises(InvalidEventError) as refusal:
-        await service.submitter.submit_lines([created("acme", 1), huge], durability=None, key=None)
+        await service.submitter.submit_lines(EventLines.of([created("acme", 1), huge]), durability=None, key=None)
     assert refusal.value.line == 2
     assert service.writer.next_lsn == next_lsn
     assert await chains.entries("acme") == []
@@ -199,7 +224,7 @@ async def test_without_postgres_local_events_are_taken_until_the_backlog_is_full
         assert timeout.value.job_id is not None
         with pytest.raises(WalFullError):
             await service.submitter.submit_lines(
-                [created("acme", n) for n in range(1000, 1010)], durability=LOCAL, key=None
+                EventLines.of([created("acme", n) for n in range(1000, 1010)]), durability=LOCAL, key=None
             )
         for n in range(42, 51):
             await service.submitter.submit(created("acme", n, durability=LOCAL), key=None)
@@ -246,7 +271,7 @@ async def test_requests_that_are_entered_in_turns_never_take_each_others_room(
         await proxy.refuse()
         requests = [[created("acme", 100 * request + n) for n in range(40)] for request in range(1, 6)]
         results = await asyncio.gather(
-            *(service.submitter.submit_lines(drafts, durability=LOCAL, key=None) for drafts in requests),
+            *(service.submitter.submit_lines(EventLines.of(drafts), durability=LOCAL, key=None) for drafts in requests),
             return_exceptions=True,
         )
         taken = [drafts for drafts, result in zip(requests, results, strict=True) if not isinstance(result, Exception)]
@@ -281,7 +306,7 @@ async def test_the_bytes_of_the_backlog_have_a_bound_too(
         await proxy.refuse()
         requests = [[large(n) for _ in range(8)] for n in (1, 2, 3)]
         results = await asyncio.gather(
-            *(service.submitter.submit_lines(drafts, durability=None, key=None) for drafts in requests),
+            *(service.submitter.submit_lines(EventLines.of(drafts), durability=None, key=None) for drafts in requests),
             return_exceptions=True,
         )
         refused = [n for n, result in enumerate(results, 1) if isinstance(result, WalFullError)]
@@ -539,10 +564,10 @@ async def test_a_request_larger_than_the_whole_backlog_is_too_large_instead_of_e
         next_lsn = service.writer.next_lsn
         for drafts in ([created("acme", n) for n in range(51)], [created("beta", n) for n in range(50)]):
             with pytest.raises(RequestTooLargeError, match=r"51 entries; wal\.backlog_max_entries is 50"):
-                await service.submitter.submit_lines(drafts, durability=LOCAL, key=None)
+                await service.submitter.submit_lines(EventLines.of(drafts), durability=LOCAL, key=None)
         assert service.writer.next_lsn == next_lsn
         receipt = await service.submitter.submit_lines(
-            [created("acme", n) for n in range(1, 51)], durability=GLOBAL, key=None
+            EventLines.of([created("acme", n) for n in range(1, 51)]), durability=GLOBAL, key=None
         )
         assert receipt.accepted == 50
     assert numbers(await chains.sound("acme")) == list(range(51))
@@ -557,8 +582,10 @@ async def test_events_larger_than_all_bytes_that_may_wait_are_too_large(
     small = {"backlog_max_entries": 90, "record_bytes_max": 65_536}
     async with run_node(make_settings(wal=small)) as service:
         with pytest.raises(RequestTooLargeError, match="100000 may wait at once"):
-            await service.submitter.submit_lines(drafts, durability=None, key=None)
-        assert (await service.submitter.submit_lines(drafts[:9], durability=None, key=None)).accepted == 9
+            await service.submitter.submit_lines(EventLines.of(drafts), durability=None, key=None)
+        assert (
+            await service.submitter.submit_lines(EventLines.of(drafts[:9]), durability=None, key=None)
+        ).accepted == 9
 
 
 async def test_an_end_with_a_stale_fence_ends_its_job_no_sooner_than_the_chain_says(

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ledger.errors import ClockSkewError, InvalidInputError
@@ -16,6 +16,7 @@ SKEW_MS = 5000
 NODE_IDS = st.from_regex(r"\A[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 HLCS = st.builds(Hlc, st.integers(0, PHYSICAL_MS_MAX), st.integers(0, LOGICAL_MAX), NODE_IDS)
 WALL_MS = st.integers(0, 2**43)
+LOGICALS = st.integers(0, LOGICAL_MAX)
 
 
 def clock_at(physical_ms: int, logical: int = 0) -> Clock:
@@ -60,6 +61,19 @@ def test_every_tick_is_greater_than_all_before_it_on_any_wall_clock(walls: list[
 
 
 # --- receiving and observing ----------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(WALL_MS, st.integers(0, 4)), max_size=4),
+    HLCS.filter(lambda hlc: hlc.physical_ms < PHYSICAL_MS_MAX),
+)
+@example([(5, 3)], Hlc(9, LOGICAL_MAX - 2, "here"))
+@example([(5, 3)], Hlc(9, LOGICAL_MAX - 3, "here"))
+def test_many_are_drawn_as_one_after_the_other(draws: list[tuple[int, int]], last: Hlc) -> None:
+    at_once, singly = Clock("here", 0, last), Clock("here", 0, last)
+    for wall_ms, count in draws:
+        assert at_once.draw(wall_ms, count) == [singly.tick(wall_ms) for _ in range(count)]
+    assert (at_once.last, at_once.ticks) == (singly.last, singly.ticks)
 
 
 @settings(deadline=None)

@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ledger import canonical, merkle, native
-from ledger.chain import Linker
+from ledger.chain import Linker, record
+from ledger.chain.record import EventRecord
 from ledger.errors import LedgerError
 from ledger.hlc import Hlc, node_hash
 from ledger.machines.events import JOB_EVENTS
@@ -57,7 +58,7 @@ def outcome(call: Any, *given: Any) -> Any:
     """What a call returns, or the type of what it raises."""
     try:
         return call(*given)
-    except (LedgerError, UnicodeEncodeError, AttributeError, TypeError, ValueError) as error:
+    except (LedgerError, UnicodeEncodeError, AttributeError, TypeError, ValueError, OverflowError) as error:
         return type(error)
 
 
@@ -222,9 +223,19 @@ def test_a_body_is_its_records_one_by_one(first_lsn: int, parts: list[tuple[int,
         assert native.encode_records(first_lsn, node_hash("node"), records) == expected
 
 
+@given(st.lists(st.tuples(TEXTS, TEXTS, st.binary(max_size=40)), max_size=4))
+@example([("t" * 255, "j" * 255, b"{}")])
+def test_records_without_keys_are_those_of_one_each(events: list[tuple[str, str, bytes]]) -> None:
+    columns = [list(column) for column in zip(*events, strict=True)] or [[], [], []]
+    expected = outcome(lambda: [record.encode(EventRecord(*event)) for event in events])
+    assert outcome(record.encode_plain, *columns) == expected
+    if native.NAME == "c" and isinstance(expected, list):
+        assert native.plain_records(*columns) == expected
+
+
 @pytest.mark.parametrize(
-    "record",
+    "given_record",
     [None, (), ((1, 2), 1, b""), ((1, 2, "n"), 256, b""), ((1, -1, "n"), 1, b""), ((1, 2, "n"), 1, "text")],
 )
-def test_no_record_is_left_to_python(record: Any) -> None:
-    assert native.encode_records(1, bytes(4), [record]) is None
+def test_no_record_is_left_to_python(given_record: Any) -> None:
+    assert native.encode_records(1, bytes(4), [given_record]) is None
