@@ -1,8 +1,9 @@
 """``import_bundle`` and ``import_growth_mib``: a bundle of a long chain, imported into an empty ledger.
 
-The bundle is the one of ``verify_bundle``; the importer is that of the service, in a fresh process, and verifies the
-whole bundle first. Compared is COPY of the very rows that the import left into ``yardsticks/chained_log.sql``, in
-transactions of as many rows, with nothing verified, looked up, linked or merged.
+The bundle is the one of ``verify_bundle``; the importer is that of the service, in a fresh process that is set as the
+service sets its own, and verifies the whole bundle before it stores any of it. Compared is COPY of the very rows that
+the import left into ``yardsticks/chained_log.sql``, in transactions of as many rows, with nothing verified, looked up,
+linked or merged.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from benchmarks.bundle import GROWTH_MIB_MAX, GROWTH_MIB_MIN, LARGE_ROWS, ROWS, 
 from benchmarks.copied_rows import CHAINED_COLUMNS, copy, read_back
 from benchmarks.machine import peak_memory_mib
 from benchmarks.row import Outcome, Row, expect, interleave
+from benchmarks.service_process import as_in_the_service
 from ledger.hlc import Clock
 from ledger.positions import Epoch
 from signing.bundle.reader import digest_of
@@ -103,7 +105,8 @@ def _bundle(bench: Bench, folder: Path, rows: int) -> tuple[Path, Path]:
 
 
 def _import(path: Path, rows: int, keys: Path, url: str) -> Imported:
-    return uvloop.run(_import_all(path, rows, keys, url))
+    with as_in_the_service():
+        return uvloop.run(_import_all(path, rows, keys, url))
 
 
 async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:

@@ -12,11 +12,8 @@ does the clock run while HLCs, or the keys made of LSNs, are made.
 from __future__ import annotations
 
 import asyncio
-import gc
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +21,10 @@ from typing import NamedTuple
 import uvloop
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
-from app.main import GC_ALLOCATIONS, SWITCH_INTERVAL_S
 from app.node.state import Watermark
 from benchmarks.bench import Bench
 from benchmarks.row import Outcome, Row, expect, interleave
+from benchmarks.service_process import as_in_the_service
 from ledger.errors import WalPoisonedError
 from ledger.hlc import Hlc
 from ledger.machines.events import JOB_EVENTS
@@ -75,7 +72,7 @@ def measure(bench: Bench, writers: int, records: int) -> Outcome:
         with bench.fresh_folder() as folder:
             return _replay(folder, formed[-1])
 
-    with _as_in_the_service():
+    with as_in_the_service():
         rates = interleave(bench, ours, against)
     batches = formed[-1]
     return rates.outcome(f"last run: {len(batches)} batches of {records / len(batches):.0f} records, one fsync each")
@@ -108,19 +105,6 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
     await asyncio.to_thread(writer.close, CLOSE_TIMEOUT_S)
     expect(not failures, f"the WAL failed: {failures}")
     return Appended(records / took_s, batches)
-
-
-@contextmanager
-def _as_in_the_service() -> Iterator[None]:
-    """The collector and the switches between threads set as ``app.main.serve`` sets them, for both sides."""
-    switch_interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(switch_interval_s)
-        gc.set_threshold(*thresholds)
 
 
 def _replay(folder: Path, batches: Sequence[int]) -> float:

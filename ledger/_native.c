@@ -2,9 +2,10 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
- * ledger.canonical, ledger.chain.record, ledger.verification.entry_check, wal.format; for the lines of events,
- * app.http.requests with app.pending.event_lines. A function here answers what its twin answers, byte for byte, or
- * None, and then the twin is asked: so it may give up on whatever is unusual, and need not name what is wrong.
+ * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check, wal.format; for the
+ * lines of events, app.http.requests with app.pending.event_lines. A function here answers what its twin answers, byte
+ * for byte, or None, and then the twin is asked: so it may give up on whatever is unusual, and need not name what is
+ * wrong.
  *
  * SHA-256 is OpenSSL's and CRC-32 is zlib's, found in the libraries that Python has loaded for hashlib and zlib.
  * Without them the module cannot be imported.
@@ -1083,6 +1084,40 @@ static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args,
     return is_whole ? columns : (Py_XDECREF(columns), NULL);
 }
 
+/* --- payloads of bundles: ledger.bundle.incoming ------------------------------------------------------------------ */
+
+PyDoc_STRVAR(are_canonical_objects_doc,
+    "are_canonical_objects(texts)\n--\n\n"
+    "True where each text is an object in canonical JSON; None where each must be asked, as for any that holds what the\n"
+    "reader of lines leaves to Python.");
+
+static PyObject *are_canonical_objects(PyObject *Py_UNUSED(module), PyObject *texts)
+{
+    Buffer written = {PyMem_Malloc(4096), 0, 4096};
+    Batch batch;
+    if (written.bytes == NULL)
+        return PyErr_NoMemory();
+    int is_whole = take(&batch, &texts, 1);
+    for (Py_ssize_t i = 0; is_whole && i < batch.rows; i++) {
+        Text text;
+        Value value;
+        written.count = 0;
+        is_whole = text_of(batch.values[0][i], &text);
+        if (is_whole) {
+            Source source = {(const unsigned char *)text.bytes, (const unsigned char *)text.bytes + text.count};
+            is_whole = read_value(&source, &written, DEPTH_MAX, &value) && value.kind == 'o'
+                && written.count == (size_t)text.count && memcmp(written.bytes, text.bytes, written.count) == 0;
+        }
+    }
+    PyMem_Free(written.bytes);
+    release(&batch);
+    if (is_whole)
+        Py_RETURN_TRUE;
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 /* --- records of the WAL: wal.format.encode_records ---------------------------------------------------------------- */
 
 typedef struct {
@@ -1202,6 +1237,7 @@ static PyMethodDef methods[] = {
     {"canonical", canonical, METH_O, canonical_doc},
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
     {"plain_records", (PyCFunction)(void (*)(void))plain_records, METH_FASTCALL, plain_records_doc},
+    {"are_canonical_objects", are_canonical_objects, METH_O, are_canonical_objects_doc},
     {"encode_records", (PyCFunction)(void (*)(void))encode_records, METH_FASTCALL, encode_records_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib  # noqa: F401 - with zlib it loads the libraries that the functions in C hash and sum with
 import zlib  # noqa: F401
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
@@ -31,6 +31,7 @@ links: Callable[..., list[bytes] | None] = _function("links")
 links_in_order: Callable[..., list[bytes] | None] = _function("links_in_order")
 leaf_hashes: Callable[..., list[bytes] | None] = _function("leaf_hashes")
 paired: Callable[..., list[bytes] | None] = _function("paired")
+are_canonical_objects: Callable[[Sequence[str]], bool | None] = _function("are_canonical_objects")
 canonical: Callable[[object], bytes | None] = _function("canonical")
 encode_records: Callable[..., bytes | None] = _function("encode_records")
 event_lines: Callable[..., Any] = _function("event_lines")

@@ -15,8 +15,11 @@ from ledger.bundle.incoming import Incoming
 from ledger.bundle.placing import event_of, held_by
 from ledger.errors import BundleInvalidError
 
+Born = Mapping[int, Sequence[Incoming]]
+"""Entries that say they were born in one log, by their seq there."""
 
-def born_in(log: str, entries: Sequence[Incoming]) -> dict[int, list[Incoming]]:
+
+def born_in(log: str, entries: Sequence[Incoming]) -> Born:
     """The entries that say they were born in ``log``, by their seq there."""
     born: dict[int, list[Incoming]] = {}
     for entry in entries:
@@ -25,7 +28,7 @@ def born_in(log: str, entries: Sequence[Incoming]) -> dict[int, list[Incoming]]:
     return born
 
 
-def check_births(born: Mapping[int, Sequence[Incoming]], chained: Mapping[int, ChainedEntry]) -> None:
+def check_births(born: Born, chained: Mapping[int, ChainedEntry]) -> None:
     """Refuse entries that are not the ones that stand where they say they were born; where none stands, what is said
     can be true of a chain that was longer once.
 

@@ -3,13 +3,14 @@
 One import of some files, in order::
 
     1. the keys that this ledger trusts are read; without any nothing is imported
-    2. every bundle is verified wholly against them
-    3. every entry is looked at, and what says that it was born in this ledger is compared with what stands there; then
-       all are sorted into the order of the merge: (HLC, log it was born in, seq there)
+    2. every bundle is verified wholly against them; in the same pass its entries are taken and sorted into the order of
+       the merge: (HLC, log it was born in, seq there)
+    3. once all bundles hold: an entry that cannot stand in this ledger is refused
     4. tenants that do not exist yet begin
     5. batch by batch, each in one transaction that holds the heads: what stands in the chain already is a duplicate,
-       the rest is chained; with it the progress of this set of bundles is stored. While one is stored the next is
-       looked up, decided and linked; should the heads be others then, that is done again under their locks
+       the rest is chained; with it the progress of this set of bundles is stored. While PostgreSQL stores the rows of
+       one the next is looked up, decided and linked; should the heads be others then, that is done again under their
+       locks
 
 Until 4 nothing is stored, so a bundle that does not hold leaves nothing. After that the import may end anywhere: the
 same set of bundles again, here or on another node of the ledger, goes on behind the last batch, and a set that was
@@ -34,11 +35,11 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 import structlog
 
-from app.bundle.births import born_in, check_births
+from app.bundle.births import Born, check_births
 from app.bundle.linking import ReadyBatch, decide_and_link, read_standing
 from app.bundle.sorting import Sorter
 from app.bundle.staging import StagedFile, check_disk_room
-from app.bundle.verify import verify_bundle
+from app.bundle.taking import TakenBundle, Terms, take_verified
 from app.store import chaining, imports
 from app.store import node as node_store
 from app.store.chaining import ChainHead
@@ -46,12 +47,11 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
 from app.store.notary import read_link
 from app.store.standing import find_by_seq
-from ledger.bundle.incoming import ClockBounds, Incoming, incoming_entries, set_digest
+from ledger.bundle.incoming import ClockBounds, Incoming, set_digest
 from ledger.bundle.placing import decide, note_beginning
-from ledger.chain import LINK_VERSION, Linker
+from ledger.chain import Linker
 from ledger.errors import (
     BundleInvalidError,
-    BundleRefusedError,
     ChainDamagedError,
     ClockSkewError,
     ConfigurationError,
@@ -60,9 +60,6 @@ from ledger.errors import (
     NotReadyError,
     UntrustedKeyError,
 )
-from ledger.machines.events import SYSTEM_TENANT
-from signing.bundle.judging import refuse_unless_trusted, refused
-from signing.bundle.reader import BundleReader
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -210,26 +207,17 @@ class BundleImporter:
         async with self._turn, contextlib.AsyncExitStack() as stack:
             began_s = time.perf_counter()
             keys = await asyncio.to_thread(self._keys)
-            readers = [
-                stack.enter_context(await asyncio.to_thread(_verified, file, keys)) for file in _by_digest(files)
-            ]
-            for reader in readers:
-                check_tenant(reader.manifest.tenant_id)
             folder = files[0].path.parent
             spill = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
             sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
-            try:
-                bundles = await self._sorted(files, readers, sorter)
+            with self._naming_faults():
+                terms = await self._terms(sorter)
+            taken = [await asyncio.to_thread(take_verified, file, keys, terms) for file in _by_digest(files)]
+            for each in taken:
+                check_tenant(each.tenant_id)
+            with self._naming_faults():
+                bundles = await self._as_set(taken, sorter)
                 await (self._pretend if dry_run else self._store)(bundles)
-            except ChainDamagedError as error:
-                self._on_damaged(error)
-                raise
-            except DATABASE_FAULTS as error:
-                if isinstance(error, asyncpg.PostgresError) and chaining.is_record_fault(error):
-                    raise BundleInvalidError(f"PostgreSQL refuses an entry of these bundles: {error}") from error
-                raise DatabaseUnavailableError(
-                    f"the database does not answer ({type(error).__name__}); import the same bundles again to go on"
-                ) from error
             outcome = bundles.outcome
             log.info(
                 "bundles_imported",
@@ -244,6 +232,20 @@ class BundleImporter:
             )
             return outcome
 
+    @contextlib.contextmanager
+    def _naming_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except ChainDamagedError as error:
+            self._on_damaged(error)
+            raise
+        except DATABASE_FAULTS as error:
+            if isinstance(error, asyncpg.PostgresError) and chaining.is_record_fault(error):
+                raise BundleInvalidError(f"PostgreSQL refuses an entry of these bundles: {error}") from error
+            raise DatabaseUnavailableError(
+                f"the database does not answer ({type(error).__name__}); import the same bundles again to go on"
+            ) from error
+
     # --- before anything is stored ----------------------------------------------------------------
 
     def _keys(self) -> Keyring:
@@ -257,36 +259,39 @@ class BundleImporter:
         except ConfigurationError as error:
             raise UntrustedKeyError(f"bundle.trusted_keys: {error}") from error
 
-    async def _sorted(self, files: Sequence[StagedFile], readers: Sequence[BundleReader], sorter: Sorter) -> _Set:
-        names = {file.digest: file.name for file in files}
+    async def _terms(self, sorter: Sorter) -> Terms:
         latest_ms = self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms
         bounds = ClockBounds(latest_ms, self._node.clock.last)
         async with self._pool.acquire() as connection:
-            own_origin = await node_store.log_origin(connection)
-        count, beginnings = 0, dict[str, str]()
-        for reader in readers:
-            tenant_id, from_seq = reader.manifest.tenant_id, reader.manifest.from_seq
+            log_origin = await node_store.log_origin(connection)
+        loop = asyncio.get_running_loop()
+
+        def check_born(tenant_id: str, born: Born) -> None:
+            asyncio.run_coroutine_threadsafe(self._check_born(tenant_id, born), loop).result()
+
+        return Terms(bounds, log_origin, check_born, sorter)
+
+    async def _as_set(self, taken: Sequence[TakenBundle], sorter: Sorter) -> _Set:
+        beginnings = dict[str, str]()
+        for each in taken:
             try:
-                async for batch in _batches(incoming_entries(reader.source, reader.entry_batches(), bounds)):
-                    if born := born_in(f"{own_origin}/{tenant_id}", batch):
-                        async with self._pool.acquire() as connection:
-                            check_births(born, await find_by_seq(connection, tenant_id, list(born)))
-                    await asyncio.to_thread(sorter.add, batch)
-                    count += len(batch)
-                    if batch[0].link_version != LINK_VERSION and batch[0].key.seq == from_seq:
-                        note_beginning(beginnings, batch[0])
+                each.refuse_if_wrong()
             except ClockSkewError:
                 self._node.clock.skew_rejections += 1
                 raise
-            except BundleInvalidError as error:
-                raise BundleRefusedError(str(error), file=names.get(reader.digest)) from error
+            if each.beginning is not None:
+                note_beginning(beginnings, each.beginning)
         return _Set(
-            set_digest([reader.digest for reader in readers]),
-            frozenset(reader.manifest.tenant_id for reader in readers),
+            set_digest([each.digest for each in taken]),
+            frozenset(each.tenant_id for each in taken),
             beginnings,
             await asyncio.to_thread(sorter.entries),
-            Imported(len(readers), count),
+            Imported(len(taken), sum(each.count for each in taken)),
         )
+
+    async def _check_born(self, tenant_id: str, born: Born) -> None:
+        async with self._pool.acquire() as connection:
+            check_births(born, await find_by_seq(connection, tenant_id, list(born)))
 
     async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, str]) -> None:
         for tenant_id, link in beginnings.items():
@@ -369,8 +374,12 @@ class BundleImporter:
     ) -> ReadyBatch | None:
         """Store a batch, and make the next one ready while PostgreSQL does: the heads and entries that this one leaves
         are known. None when there is no other."""
-        storing = asyncio.create_task(self._store_batch(bundles, ready))
+        # Before its rows are sent a transaction is round trips, which would wait for the thread that makes the next.
+        sent = asyncio.Event()
+        storing = asyncio.create_task(self._store_batch(bundles, ready, sent.set))
+        storing.add_done_callback(lambda _: sent.set())
         try:
+            await sent.wait()
             entries = await anext(batches, None)
             then = None if entries is None else await self._prepare(entries, ready.heads_after, ready)
         except asyncio.CancelledError:
@@ -391,8 +400,9 @@ class BundleImporter:
         async with self._pool.acquire() as connection:
             return await decide_and_link(connection, entries, heads, self._linkers, before)
 
-    async def _store_batch(self, bundles: _Set, ready: ReadyBatch) -> ReadyBatch:
-        """Store one batch in one transaction; what was stored, which is ``ready`` unless heads are others by now."""
+    async def _store_batch(self, bundles: _Set, ready: ReadyBatch, on_sent: Callable[[], None]) -> ReadyBatch:
+        """Store one batch in one transaction; what was stored, which is ``ready`` unless heads are others by now.
+        ``on_sent`` is called once its rows are on their way."""
         before = bundles.outcome
         async with self._pool.acquire() as connection, connection.transaction():
             # 1. nobody else imports this set, and the heads
@@ -409,7 +419,7 @@ class BundleImporter:
             changed = await imports.count_untouched(connection, decided.jobs(), bundles.from_seqs)
             # 3. store
             if decided.placed:
-                await chaining.copy_entries(connection, growth.log_rows)
+                await chaining.copy_entries(connection, growth.log_rows, on_sent)
                 await chaining.move_heads(connection, growth.heads())
             after = before.with_batch(ready, changed)
             if bundles.is_tracked:
@@ -451,31 +461,6 @@ class BundleImporter:
 def _by_digest(files: Sequence[StagedFile]) -> list[StagedFile]:
     """Each bundle once, in an order that is the same whatever they are called."""
     return [file for _, file in sorted({file.digest: file for file in files}.items())]
-
-
-def _verified(file: StagedFile, keys: Keyring) -> BundleReader:
-    """An open bundle that was verified wholly; runs in a thread.
-
-    Raises:
-        UntrustedKeyError, BundleRefusedError: it does not hold; with the verdict.
-        InvalidInputError: it is of the chain that each ledger has of its own.
-    """
-    try:
-        reader = BundleReader.open(file.path, keys)
-    except BundleInvalidError as error:
-        verdict = refused(error, file.digest, file.path.stat().st_size).to_json()
-        raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
-    try:
-        found = asyncio.run(verify_bundle(reader, keys))
-        refuse_unless_trusted(file.name, found)
-        if reader.manifest.tenant_id == SYSTEM_TENANT:
-            raise InvalidInputError(
-                f"{file.name} is of {SYSTEM_TENANT}: each ledger has that chain of its own, it is never imported"
-            )
-    except BaseException:
-        reader.close()
-        raise
-    return reader
 
 
 async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incoming]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncpg
@@ -198,14 +198,17 @@ def dropped(tenant_id: str, what: str, sent: int, stored: int) -> ChainDamagedEr
     )
 
 
-async def copy_entries(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Add rows of ``LOG_COLUMNS`` to the log, those of one tenant in seq order.
+async def copy_entries(
+    connection: Connection, rows: Sequence[tuple[Any, ...]], on_sent: Callable[[], object] = lambda: None
+) -> None:
+    """Add rows of ``LOG_COLUMNS`` to the log, those of one tenant in seq order. ``on_sent`` is called when the last of
+    them is on its way and PostgreSQL has still to store most.
 
     Raises:
         ChainDamagedError: not all were stored; names a tenant that lacks some. The transaction MUST be rolled back.
     """
     status = await connection.copy_records_to_table(
-        "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, records=rows
+        "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, records=_then(rows, on_sent)
     )
     if copied(status) == len(rows):
         return
@@ -216,6 +219,11 @@ async def copy_entries(connection: Connection, rows: Sequence[tuple[Any, ...]]) 
     row = await connection.fetchrow(_STORED_ENTRIES, *zip(*sent, strict=True))
     assert row is not None
     raise dropped(row["tenant_id"], "entries", row["sent"], row["stored"])
+
+
+def _then(rows: Sequence[tuple[Any, ...]], on_end: Callable[[], object]) -> Iterator[tuple[Any, ...]]:
+    yield from rows
+    on_end()
 
 
 async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str, str]]) -> None:

@@ -156,6 +156,10 @@ def test_a_bundle_that_does_not_hold_leaves_nothing(client: httpx.Client, postgr
         assert answer.json()["file"] == "1.tar"
         tried += 1
     assert tried > 100
+    unusable = resigned({"job_id": "a b"})
+    for case in [case for case in cases() if case.code == 2 and case.kept is None][:8]:
+        answer = send(client, unusable, case.bundle)
+        assert (kind_of(answer), answer.json()["file"]) == ("bundle-invalid", "1.tar"), (case.name, answer.text)
     assert everything(postgres) == before
 
 

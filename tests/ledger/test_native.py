@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -185,6 +187,68 @@ def test_every_character_that_is_escaped_is_left_to_python() -> None:
 @example(nested(64))
 def test_json_of_integers_and_plain_texts_is_written_at_once(value: Any) -> None:
     assert native.canonical(value) == (canonical._encode(value) if native.NAME == "c" else None)
+
+
+def is_canonical_object(text: str) -> bool:
+    """Whether a text is an object in canonical JSON, by reading and writing it."""
+    try:
+        value = orjson.loads(text)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and outcome(canonical._encode, value) == text.encode()
+
+
+EDITS = st.tuples(st.integers(0, 200), st.sampled_from('",:{}[]019-. \\eatnu/\n\0ä'))
+
+
+@given(json_of(LEAVES, TEXTS), st.none() | EDITS)
+@example(nested(63), None)
+@example(nested(64), None)
+@example({"a": {"a": {"b": 1, "c": [{"": None}]}}, "aa": True, "b": -1}, None)
+@example({"a": 0}, (5, "-"))
+@example({"a": 12, "b": 1}, (9, "a"))
+@example("a\n", (8, "\0"))
+@example("a\n", (8, "/"))
+def test_texts_that_are_taken_for_canonical_objects_are(value: Any, edit: tuple[int, str] | None) -> None:
+    text = outcome(canonical._encode, {"x": value})
+    if not isinstance(text, bytes):
+        return
+    for whole in (text.decode(), text.decode()[5:-1]):
+        at, character = edit or (len(whole), "")
+        for edited in (whole[:at] + character + whole[at:], whole[:at] + character + whole[at + 1 :]):
+            if native.are_canonical_objects([edited]) is not None:
+                assert is_canonical_object(edited)
+
+
+@given(st.lists(st.dictionaries(PLAIN_TEXTS, json_of(PLAIN_LEAVES, PLAIN_TEXTS), max_size=4), max_size=3))
+@example([nested(30)])
+def test_objects_of_integers_and_plain_texts_are_seen_to_be_canonical_at_once(values: list[Any]) -> None:
+    texts = [canonical.encode(value).decode() for value in values]
+    has_long_number = re.search(r"\d{16}", "".join(texts)) is not None
+    if native.NAME == "c" and not has_long_number:
+        assert native.are_canonical_objects(texts) is True
+    assert native.are_canonical_objects([*texts, "[]"]) is None
+
+
+NOT_CANONICAL_OBJECTS = [
+    '{"b":1,"a":2}',
+    '{"a": 1}',
+    '{"a":1,"a":1}',
+    '{"a":01}',
+    '{"a":-0}',
+    " {}",
+    "{} ",
+    "[]",
+    "1",
+    "",
+    "{",
+]
+
+
+@pytest.mark.parametrize("text", NOT_CANONICAL_OBJECTS)
+def test_no_other_text_is_taken_for_a_canonical_object(text: str) -> None:
+    assert not is_canonical_object(text)
+    assert native.are_canonical_objects(["{}", text]) is None
 
 
 # --- tree and WAL ---------------------------------------------------------------------------------
