@@ -46,6 +46,7 @@ from app.setting_types import (
     ListenAddress,
     NodeId,
     Size,
+    TenantsPattern,
     Witness,
     between,
     parse_size,
@@ -67,6 +68,7 @@ REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16
 HOSTS_MAX = 64
 URIS_ALLOWED_MAX = 32
+PATTERNS_MAX = 100
 WITNESSES_MAX = 32
 """Witnesses of one ledger; a note has room for a signature of each."""
 FIRST_EVENT_ENTRIES = 2
@@ -230,9 +232,13 @@ class ArchiveSettings(_Section):
 
 
 class PrivacySettings(_Section):
-    """``privacy.master_key_uri``: ``file:PATH``, the only kind today; a file beside the data when not said."""
+    """``privacy.master_key_uri``: ``file:PATH``, the only kind today; a file beside the data when not said.
+
+    ``log_reads`` are patterns of the tenants in whose chains reads of their payloads are entries.
+    """
 
     master_key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+    log_reads: Annotated[CommaSeparated[TenantsPattern], Field(max_length=PATTERNS_MAX)] = []
 
 
 class VerifySettings(_Section):

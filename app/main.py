@@ -144,6 +144,8 @@ async def running(
         service.spawn(kept_running(knowledge.run))
         service.spawn(kept_running(parts.privacy_changes.finish))
         service.spawn(kept_running(service.tokens.run))
+        service.spawn(kept_running(service.access_records.run))
+        service.spawn(kept_running(service.access_records.log.run))
         if parts.timestamper is not None:
             service.spawn(kept_running(parts.timestamper.run))
         verify = settings.verify
@@ -218,6 +220,7 @@ def _parts(
         breaks=breaks,
         full_walk=_full_walk(service, started, pool, verifier),
         system_entries=service.system_entries,
+        access_records=service.access_records,
         ledger_watch=_ledger_watch(service, started, pool),
         exporter=_exporter(service, started, pool),
         importer=_importer(service, pool),

@@ -48,6 +48,9 @@ class Metrics:
         self.timestamp_failures = self._counter(
             "log_timestamp_failures", "Time stamps that were asked for and not had; they are asked for again"
         )
+        self.access_lines_dropped = self._counter(
+            "access_log_lines_dropped", "Lines of the access log for which the disk was too slow"
+        )
         self.signing_failures = self._counter(
             "scheduler_signing_failures", "Times that the signer of snapshots failed, was refused or did not answer"
         )

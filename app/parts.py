@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from app.chain.notary import Notary
     from app.chain.timestamps import Timestamper
     from app.config import Settings
+    from app.intake.access_records import AccessRecords
     from app.intake.privacy_changes import PrivacyChanges
     from app.intake.sealing import Sealing
     from app.intake.submit import Submitter
@@ -61,6 +62,7 @@ class Parts:
     full_walk: FullWalk
     breaks: FoundBreaks
     system_entries: SystemEntries
+    access_records: AccessRecords
     exporter: BundleExporter
     importer: BundleImporter
     staging: Staging

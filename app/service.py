@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import asyncpg
 import structlog
 
+from app.access.access_log import AccessLog
 from app.access.tokens import KnownTokens
 from app.chain.appender import STATEMENT_TIMEOUT_S, Appender
 from app.chain.followers import Follower, TableFollower
@@ -23,6 +24,7 @@ from app.chain.job_table import JobTable
 from app.chain.notary import Notary
 from app.chain.own_entries import OwnEntries
 from app.config import Settings
+from app.intake.access_records import AccessRecords
 from app.intake.answers import Answers
 from app.intake.job_index import JobIndex
 from app.intake.keyed import KeyedRequests
@@ -147,6 +149,12 @@ class Service:
             quarantine=self.quarantine,
             tenants=set(started.heads),
             write_timeout_s=write_timeout_s,
+        )
+        self.access_records = AccessRecords(
+            self.system_entries,
+            AccessLog(settings.data_dir, self.metrics.access_lines_dropped.inc),
+            settings.privacy.log_reads,
+            self.node.wall.now_ms,
         )
         self.submitter = Submitter(
             node=self.node,

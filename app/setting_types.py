@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_settings import NoDecode
 
 from ledger.errors import ConfigurationError, InvalidInputError
-from ledger.names import GATE, NODE_ID, anchored
+from ledger.names import GATE, NODE_ID, TENANTS, anchored
 from signing import remote_signer
 from signing.cosignature import WitnessKey
 from signing.files import path_of
@@ -164,5 +164,7 @@ KeyPlace = Annotated[str, AfterValidator(_key_place)]
 """A folder of key files, or the beginning of the URIs of keys outside of files."""
 Witness = Annotated[WitnessKey, PlainValidator(_witness)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+TenantsPattern = Annotated[str, Field(pattern=anchored(TENANTS))]
+"""A tenant, the beginning of tenants and ``*``, or ``*``."""
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
 JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]

@@ -48,7 +48,12 @@ class UnauthenticatedError(LedgerError):
 
 
 class ForbiddenError(LedgerError):
-    """The caller is known and has not the right."""
+    """The caller is known and has not the right; where it is one for a tenant, ``tenant_id`` says for which."""
+
+    def __init__(self, message: str, tenant_id: str | None = None) -> None:
+        super().__init__(message)
+        if tenant_id is not None:
+            self.tenant_id = tenant_id
 
 
 class QuotaExceededError(LedgerError):

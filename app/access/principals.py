@@ -85,7 +85,7 @@ class Principal:
             ForbiddenError: it may not.
         """
         if not self.may(right, tenant_id):
-            raise ForbiddenError(f"{self.name} has not the right {right} for tenant {tenant_id}")
+            raise ForbiddenError(f"{self.name} has not the right {right} for tenant {tenant_id}", tenant_id)
 
     def check_any(self, right: Right) -> None:
         """Return if the caller has the right for some tenant.

@@ -82,6 +82,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/chain/proof/inclusion",
         "GET /v1/chain/proof/consistency",
         "GET /v1/snapshots",
+        "GET /v1/access-log",
         "GET /v1/log/{tenant_id}/checkpoint",
         "GET /v1/log/{tenant_id}/tile/entries/{bundle:path}",
         "GET /v1/log/{tenant_id}/tile/{tile:path}",
@@ -119,5 +120,11 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
 
 RULES: Final[Mapping[str, Rule]] = {route: rule for rule, routes in _ROUTES.items() for route in routes}
 """What each route needs, by its method and path."""
+ACTS: Final = frozenset(
+    route
+    for route, rule in RULES.items()
+    if rule.right in (Right.OPERATE, Right.ADMIN) and not route.startswith("GET ") and route != "POST /v1/stats"
+)
+"""Routes that do what goes on record before it is done: reports of numbers are none."""
 UNLISTED: Final = Rule(Right.ADMIN, Needs.EVERY)
 """What a route needs of which nothing is said."""

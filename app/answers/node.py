@@ -185,3 +185,23 @@ class WhoamiAnswer(TypedDict):
     token_id: str | None
     expires_at: Time | None
     grants: list[GrantAnswer]
+
+
+class AccessAnswer(TypedDict):
+    """That somebody read payloads of a tenant, acted on it, or was refused."""
+
+    at: Time
+    kind: Literal["read", "act", "refusal"]
+    tenant_id: str
+    actor: str | None
+    route: str
+    path: str
+    address: str | None
+    what: dict[str, Any]
+
+
+class AccessList(TypedDict):
+    """Lines of one node's access log, newest first."""
+
+    items: list[AccessAnswer]
+    next_cursor: str | None

@@ -190,10 +190,10 @@ class BundleImporter:
         await asyncio.to_thread(self._keys)
 
     async def run(
-        self, files: Sequence[StagedFile], *, dry_run: bool, check_tenant: Callable[[str], None] = lambda _: None
+        self, files: Sequence[StagedFile], *, dry_run: bool, admit: Callable[[str], Awaitable[None]] | None = None
     ) -> Imported:
-        """Import the bundles in ``files``, or with ``dry_run`` do all but store; ``check_tenant`` refuses tenants that
-        the caller may not import into.
+        """Import the bundles in ``files``, or with ``dry_run`` do all but store; ``admit`` refuses tenants that the
+        caller may not import into.
 
         Raises:
             UntrustedKeyError: no trusted keys are configured, or a bundle was signed by others.
@@ -213,8 +213,9 @@ class BundleImporter:
             with self._naming_faults():
                 terms = await self._terms(sorter)
             taken = [await asyncio.to_thread(take_verified, file, keys, terms) for file in _by_digest(files)]
-            for each in taken:
-                check_tenant(each.tenant_id)
+            if admit is not None:
+                for tenant_id in sorted({each.tenant_id for each in taken}):
+                    await admit(tenant_id)
             with self._naming_faults():
                 bundles = await self._as_set(taken, sorter)
                 await (self._pretend if dry_run else self._store)(bundles)

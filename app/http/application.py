@@ -17,7 +17,7 @@ from app import answers
 from app.answers import chain as chain_answers
 from app.answers import jobs as job_answers
 from app.answers import node as node_answers
-from app.http import bundles, chain, docs, events, jobs, keys, log, privacy, service, snapshots, stats, tokens
+from app.http import access, bundles, chain, docs, events, jobs, keys, log, privacy, service, snapshots, stats
 from app.http.body import SCHEMA_REF
 from app.http.middleware import Observed
 from app.http.problems import (
@@ -29,7 +29,7 @@ from app.http.requests import EVENT_LINE, EVENT_REQUEST, STATS_REPORT
 from app.parts import Parts
 
 TITLE = "Tallystick"
-ROUTERS = (jobs, events, stats, chain, snapshots, bundles, privacy, keys, tokens, log, service, docs)
+ROUTERS = (jobs, events, stats, chain, snapshots, bundles, privacy, keys, access, log, service, docs)
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 
 
@@ -41,7 +41,7 @@ def create_app(parts: Parts) -> FastAPI:
     for module in ROUTERS:
         routes += [route for route in module.router.routes if isinstance(route, APIRoute)]
     app.router.routes.extend(routes)
-    app.add_middleware(Observed, metrics=parts.metrics, bodies=parts.bodies)
+    app.add_middleware(Observed, parts=parts)
     app.add_exception_handler(RequestValidationError, respond_to_invalid_parameters)
 
     async def respond_to_http(request: Request, error: Exception) -> Response:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from app.http.members import check_unique
 from app.http.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, ProblemError, invalid
+from app.http.recording import allow
 from app.parts import parts_of
 
 JSON_MEDIA_TYPE = "application/json"
@@ -80,9 +81,11 @@ class JsonBody:
         self.description = body_of(self._adapter)
 
     async def __call__(self, request: Request) -> Any:
-        """What the caller wants, checked; refused unread while this node takes no writes."""
+        """What the caller wants, checked, and his to want; refused unread while this node takes no writes."""
         parts_of(request).check_writable()
-        return parse(self._adapter, await read_body(request, JSON_MEDIA_TYPE, COMMAND_BYTES_MAX))
+        wanted = parse(self._adapter, await read_body(request, JSON_MEDIA_TYPE, COMMAND_BYTES_MAX))
+        await allow(request, wanted.get("tenant_id"))
+        return wanted
 
 
 def json_body(model: Any) -> Any:

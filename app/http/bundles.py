@@ -17,8 +17,9 @@ from app.http.body import json_body
 from app.http.disconnect import while_connected
 from app.http.multipart import MEDIA_TYPE as MULTIPART
 from app.http.multipart import uploaded
+from app.http.recording import allow, record_read
 from app.http.requests import ExportRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered, check_tenant
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.parts import PartsDep
 from ledger.errors import LedgerError
 
@@ -68,10 +69,10 @@ async def export_bundle(
     request: Request, parts: PartsDep, wanted: Annotated[ExportRequest, json_body(ExportRequest)]
 ) -> Response:
     """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file."""
-    check_tenant(request, wanted["tenant_id"])
     pieces = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
     async with while_connected(request):
         await anext(pieces)
+    await record_read(request, wanted["tenant_id"], from_seq=wanted.get("from_seq"), to_seq=wanted.get("to_seq"))
     return StreamedBundle(request, pieces, f"{wanted['tenant_id']}.bundle.tar")
 
 
@@ -90,5 +91,5 @@ async def import_bundles(
     parts.check_writable()
     await parts.importer.check_trusting()
     async with uploaded(request, parts.staging) as upload:
-        outcome = await parts.importer.run(upload.files, dry_run=dry_run, check_tenant=partial(check_tenant, request))
+        outcome = await parts.importer.run(upload.files, dry_run=dry_run, admit=partial(allow, request))
     return json_answer(outcome.to_json(dry_run=dry_run))

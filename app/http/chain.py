@@ -23,8 +23,9 @@ from app.http.body import json_body
 from app.http.disconnect import while_connected
 from app.http.fields import CursorQuery, CursorText, Limit, ReadableTenantId, SeqNumber
 from app.http.lists import Cursors, number_position, page, text_position
+from app.http.recording import record_read
 from app.http.requests import AcknowledgeRequest
-from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered, check_tenant
+from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.parts import PartsDep
 from app.read import proofs
 from app.store import chain_reads
@@ -67,14 +68,13 @@ async def verify_chain(
 
 @router.post("/v1/chain/acknowledge", responses=answered(AcknowledgeAnswer))
 async def acknowledge_breaks(
-    request: Request, parts: PartsDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
+    parts: PartsDep, wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)]
 ) -> Response:
     """Say that somebody has seen breaks that this node's verification found: of one kind and seq, or all of the tenant.
 
     Each is an entry of `_system`. `/readyz` and the metrics tell of it no longer, unless what stands there changes.
     """
     tenant_id, seen = wanted["tenant_id"], []
-    check_tenant(request, tenant_id)
     for each in parts.breaks.wanted(tenant_id, wanted.get("kind"), wanted.get("seq")):
         said = {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at}
         facts = {**said, "tenant_id": tenant_id, "node_id": parts.node.node_id, "reason": wanted["reason"]}
@@ -118,6 +118,7 @@ async def read_head(parts: PartsDep, tenant_id: TenantQuery) -> Response:
 
 @router.get("/v1/chain/entries", responses=answered(EntryList))
 async def list_entries(
+    request: Request,
     parts: PartsDep,
     tenant_id: TenantQuery,
     from_seq: Annotated[SeqNumber, Query(description="First entry of the list.")] = 1,
@@ -130,6 +131,7 @@ async def list_entries(
         entries, more = await chain_reads.list_entries(connection, tenant_id, start, limit)
         if not entries:
             await chain_reads.require_tenant(connection, tenant_id)
+    await record_read(request, tenant_id, from_seq=start, entries=len(entries))
     items = [{**entry._asdict(), "at": rfc3339.time_of(entry.t_hlc)} for entry in entries]
     return page(items, _ENTRIES.next(tenant_id, (entries[-1].seq + 1,)) if more else None)
 

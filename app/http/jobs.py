@@ -24,6 +24,7 @@ from app.http.fields import (
     moment,
 )
 from app.http.lists import Cursors, hlc_position, page
+from app.http.recording import record_read
 from app.http.requests import CANCEL_REQUEST, EVENT_REQUEST, EVENT_TAGS, JOB_REQUEST
 from app.http.routing import (
     PROBLEM_RESPONSE,
@@ -161,6 +162,7 @@ PromiseDep = Annotated[Promise, Depends(promise_of)]
 
 @router.get("/v1/jobs/{job_id}", responses=answered(JobAnswer))
 async def read_job(
+    request: Request,
     parts: PartsDep,
     promise: PromiseDep,
     caller: CallerDep,
@@ -172,11 +174,14 @@ async def read_job(
 ) -> Response:
     """One job, as fresh as ``consistency`` says, or as it was at ``as_of``."""
     at = moment("as_of", as_of, rfc3339.up_to)
-    return json_answer(await parts.job_reader.read(tenant_id, job_id, promise, at, caller.patterns(Right.READ)))
+    found = await parts.job_reader.read(tenant_id, job_id, promise, at, caller.patterns(Right.READ))
+    await record_read(request, found["tenant_id"], job_id=job_id)
+    return json_answer(found)
 
 
 @router.get("/v1/jobs", responses=answered(JobList))
 async def list_jobs(
+    request: Request,
     parts: PartsDep,
     promise: PromiseDep,
     tenant_id: TenantQuery,
@@ -191,11 +196,13 @@ async def list_jobs(
     after = _JOBS.at(scope, cursor)
     first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
     found = await parts.job_reader.list(tenant_id, promise, status, first, after or end, limit)
+    await record_read(request, tenant_id, jobs=len(found.items))
     return page(found.items, _JOBS.next(scope, found.last) if found.last else None, consistency=found.consistency)
 
 
 @router.get("/v1/jobs/{job_id}/events", responses=answered(JobEventList))
 async def list_job_events(
+    request: Request,
     parts: PartsDep,
     promise: PromiseDep,
     job_id: JobIdPath,
@@ -207,6 +214,7 @@ async def list_job_events(
     scope = f"{tenant_id}/{job_id}"
     after = _EVENTS.at(scope, cursor)
     found = await parts.job_reader.list_events(tenant_id, job_id, promise, after, limit)
+    await record_read(request, tenant_id, job_id=job_id, events=len(found.items))
     return page(found.items, _EVENTS.next(scope, found.last) if found.last else None, consistency=found.consistency)
 
 

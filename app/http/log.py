@@ -23,6 +23,7 @@ from app.http.answers import json_answer
 from app.http.body import TEXT_MEDIA_TYPE, read_body
 from app.http.fields import CursorQuery, Limit, ReadableTenantPath
 from app.http.lists import NewestFirst, page
+from app.http.recording import allow
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.parts import PartsDep
 from app.read import cosigned, log_tiles
@@ -119,6 +120,7 @@ async def add_cosignatures(request: Request, parts: PartsDep, tenant_id: Readabl
     """Take a checkpoint of this log, as C2SP signed note, that registered witnesses have cosigned."""
     parts.check_writable()
     note = await read_body(request, TEXT_MEDIA_TYPE, NOTE_BYTES_MAX)
+    await allow(request)
     checkpoint, added = await parts.cosignatures.take(tenant_id, note, datetime.now(UTC))
     items = [{"witness": each.witness.text(), "time": each.time} for each in added]
     tree = {"tenant_id": tenant_id, "tree_size": checkpoint.size, "root_hash": checkpoint.root.hex()}

@@ -8,11 +8,12 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.background.slots import Room
 from app.http.body import HELD_BYTES
 from app.http.problems import INVALID_REQUEST, ProblemError, respond
+from app.http.recording import record_refusal
 from app.http.routing import BEGUN, Begun
-from app.metrics import UNMATCHED_ROUTE, Metrics
+from app.metrics import UNMATCHED_ROUTE
+from app.parts import Parts
 from ledger.errors import NotReadyError
 
 CLIENT_GONE_STATUS = 499
@@ -24,10 +25,11 @@ class Observed:
     HEAD is GET to all within; the connection keeps the body back.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, bodies: Room) -> None:
+    def __init__(self, app: ASGIApp, parts: Parts) -> None:
         self._app = app
-        self._bodies = bodies
-        self._metrics = metrics
+        self._parts = parts
+        self._bodies = parts.bodies
+        self._metrics = parts.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; answer it with a problem when nobody else did."""
@@ -60,6 +62,7 @@ class Observed:
             response = respond(NotReadyError("the service stops and had no time for this request; send it again"))
             await response(scope, receive, send_observed)
         except Exception as error:
+            record_refusal(self._parts, scope, error)
             response = respond(error)
             if status:
                 raise

@@ -81,14 +81,14 @@ class PlainWrites:
             return None
         job_id, action = match.groups()
         route, submission = _SUBMISSIONS[action]
-        began_s = time.perf_counter()
+        began_s, caller = time.perf_counter(), None
         try:
             caller = self._parts.callers.known(scope)
             if caller is None:
                 return None
             callers.check(caller, route.rule, scope)
         except Exception as error:
-            scope[BEGUN] = Begun(began_s, error=error)
+            scope[BEGUN] = Begun(began_s, caller, error)
             scope["route"] = route
             return None
         begun = scope[BEGUN] = Begun(began_s, caller)

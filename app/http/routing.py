@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from app.access import callers
 from app.access.callers import CALLER
 from app.access.principals import Principal
-from app.access.rights import RULES, UNLISTED, Needs
+from app.access.rights import ACTS, RULES, UNLISTED, Needs
 from app.http.body import JSON_MEDIA_TYPE, SCHEMA_REF, JsonBody
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.http.problems import PROBLEM_MEDIA_TYPE
@@ -94,6 +94,7 @@ class RightedRoute(APIRoute):
         super().__init__(path, endpoint, **described)
         (method,) = self.methods or {"GET"}
         self.rule = RULES.get(f"{method} {path}", UNLISTED)
+        self.is_act = f"{method} {path}" in ACTS
 
     async def authorize(self, scope: Scope) -> None:
         """Refuse a caller who has not the right; a request that its connection began has been asked for it.
@@ -105,13 +106,12 @@ class RightedRoute(APIRoute):
         """
         begun: Begun | None = scope.get(BEGUN)
         if begun is not None:
+            scope[CALLER] = begun.caller
             if begun.error is not None:
                 raise begun.error
-            scope[CALLER] = begun.caller
         elif self.rule.needs is not Needs.NOTHING:
-            caller = await scope["app"].state.parts.callers.caller(scope)
+            caller = scope[CALLER] = await scope["app"].state.parts.callers.caller(scope)
             callers.check(caller, self.rule, scope)
-            scope[CALLER] = caller
 
 
 def caller_of(request: Request) -> Principal:

@@ -64,6 +64,27 @@ class SystemEntries:
         pending.outcome = asyncio.get_running_loop().create_future()
         return await pending.outcome
 
+    async def note(
+        self, action: SystemAction, subject: str, facts: dict[str, object], tenant_id: str = SYSTEM_TENANT
+    ) -> None:
+        """Write an entry and wait until this node's WAL has it; it is chained with what comes next.
+
+        Raises:
+            ChainDamagedError: the tenant's chain takes none.
+            DurabilityTimeoutError: not durable in time; it may still be.
+            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
+        """
+        self.refuse_unfit((tenant_id,))
+        room = 1 + (tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT)
+        self.backlog.reserve(room)
+        try:
+            if room > 1:
+                self._begin_tenant(tenant_id)
+            pending = self._enter(action, subject, facts, tenant_id)
+        finally:
+            self.backlog.release(room)
+        await self.node.durable.reached(pending.lsn, self.write_timeout_s)
+
     async def record_once(
         self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]
     ) -> ChainPosition:

@@ -1,8 +1,8 @@
 """The kinds of entry: job events, what the ledger itself records, and their names and numbers.
 
 The type number stands in the WAL record, the action in ``scheduler_log``, the name in the payload.
-Numbers 1 to 10 are job events, 16 is the WAL's own BATCH record. The rest the ledger writes itself: 22 and 23 into the
-chain of the tenant they are about, the others into ``_system``.
+Numbers 1 to 10 are job events, 16 is the WAL's own BATCH record. The rest the ledger writes itself: 22, 23 and 31
+into the chain of the tenant they are about, the others into ``_system``.
 """
 
 from enum import IntEnum, StrEnum
@@ -46,6 +46,9 @@ class SystemAction(StrEnum):
     """Holds an event whose HLC another one has: see :mod:`ledger.chain.conflict`."""
     SUBJECT_ERASED = "SUBJECT_ERASED"
     PRIVACY_DECLARED = "PRIVACY_DECLARED"
+    ACT_ALLOWED = "ACT_ALLOWED"
+    ACCESS_REFUSED = "ACCESS_REFUSED"
+    PAYLOADS_READ = "PAYLOADS_READ"
     TOKEN_ISSUED = "TOKEN_ISSUED"  # noqa: S105 (an action)
     TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 (an action)
 
@@ -82,6 +85,9 @@ SYSTEM_RECORD_TYPES = {
     26: SystemAction.BREAK_ACKNOWLEDGED,
     27: SystemAction.TOKEN_ISSUED,
     28: SystemAction.TOKEN_REVOKED,
+    29: SystemAction.ACT_ALLOWED,
+    30: SystemAction.ACCESS_REFUSED,
+    31: SystemAction.PAYLOADS_READ,
 }
 
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {

@@ -17,6 +17,7 @@ from app.main import listening, running
 from app.service import Service
 from tests.app.chains import Chains
 from tests.app.postgres_proxy import PostgresProxy, proxy_to
+from tests.app.served import Serve, Served, serving_with_tokens
 from tests.conftest import Database, copy_of
 
 MakeSettings = Callable[..., Settings]
@@ -131,6 +132,20 @@ async def client(run_server: RunServer) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a node that listens on a port of its own."""
     async with run_server() as client:
         yield client
+
+
+@pytest.fixture
+def serve(database: Database, make_settings: MakeSettings) -> Serve:
+    """Runs a node that asks for tokens, and listens: ``async with serve() as served``.
+
+    Takes the node's folder, and settings; the first token is made for the node in the folder "node".
+    """
+
+    def run(folder: str = "node", **given: Any) -> AbstractAsyncContextManager[Served]:
+        settings = make_settings(folder, **{"auth": {"mode": "tokens"}, **given})
+        return serving_with_tokens(settings, database.service_url, with_first=folder == "node")
+
+    return run
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ CALLS: dict[str, Call] = {
     "list_tokens": lambda _: (None, None),
     "revoke_token": lambda seen: ({"token_id": seen["issue_token"].token_id}, None),
     "tell_caller": lambda _: (None, None),
+    "list_access": lambda _: ({"tenant_id": "settled"}, None),
     "list_keys": lambda _: (None, None),
     "rotate_key": lambda _: (None, {}),
     "admit_key": lambda seen: ({"key_id": seen["list_keys"].not_admitted[0].key_id}, {}),

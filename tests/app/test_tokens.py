@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,64 +17,17 @@ import pytest
 from app.access import tokens
 from app.access.principals import Principal, covers, grant_of
 from app.access.rights import Right
-from app.main import listening, running
-from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
-from app.parts import Parts
+from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS
 from ledger import canonical
 from ledger.errors import UnauthenticatedError
 from ledger.machines.events import SystemAction
 from signing.issued_tokens import SUBJECT_PREFIX
 from tests.app.chains import until
-from tests.app.conftest import MakeSettings
 from tests.app.forging import forge
-from tests.conftest import Database
+from tests.app.served import Serve
 from tests.tally import run_tally
 
 ALL = sorted(map(str, Right))
-
-
-class Served:
-    """A node that asks for tokens, and clients of it."""
-
-    def __init__(self, url: str, parts: Parts, root: str) -> None:
-        self.url = url
-        self.parts = parts
-        self.root = root
-
-    def client(self, token: str | None, **more: Any) -> httpx.AsyncClient:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers | more, timeout=30, trust_env=False)
-
-    async def issue(self, *rights: str, tenants: str = "*", name: str = "somebody", **more: Any) -> dict[str, Any]:
-        """A new token, as the answer has it."""
-        async with self.client(self.root) as root:
-            wanted = {"name": name, "rights": rights, "tenants": tenants.split(","), **more}
-            answer = await root.post("/v1/tokens", json=wanted)
-        assert answer.status_code == 201, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
-
-
-Serve = Callable[..., Any]
-
-
-@pytest.fixture
-def serve(database: Database, make_settings: MakeSettings) -> Serve:
-    """Runs a node that asks for tokens: ``async with serve() as served``."""
-
-    @asynccontextmanager
-    async def run(folder: str = "node", **given: Any) -> AsyncIterator[Served]:
-        settings = make_settings(folder, auth={"mode": "tokens"}, **given)
-        first = tokens.make()
-        if folder == "node" and not settings.data_dir.exists():
-            settings.data_dir.mkdir()
-            FIRST_TOKEN.store(settings.data_dir, FirstToken("root", first.digest.hex()))
-        async with AsyncExitStack() as stack:
-            _service, parts = await stack.enter_async_context(running(settings, database.service_url))
-            url, _serving = await stack.enter_async_context(listening(parts))
-            yield Served(url, parts, first.text)
-
-    return run
 
 
 async def status(client: httpx.AsyncClient, path: str = "/v1/whoami") -> int:

@@ -1,16 +1,19 @@
-"""``/v1/tokens`` and ``/v1/whoami``: who may call, and who calls."""
+"""``/v1/tokens``, ``/v1/whoami``, ``/v1/access-log``: who may call, who calls, and who did what."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.access.rights import Right
-from app.answers.node import NewTokenAnswer, TokenAnswer, TokenList, WhoamiAnswer
+from app.answers.node import AccessList, NewTokenAnswer, TokenAnswer, TokenList, WhoamiAnswer
 from app.http.answers import json_answer
 from app.http.body import json_body
+from app.http.fields import TREE_SIZE_MAX, CursorQuery, Limit, ReadableTenantId
+from app.http.lists import Cursors, number_position, page
+from app.http.recording import allow
 from app.http.requests import TokenRequest
 from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.parts import PartsDep
@@ -19,9 +22,11 @@ from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from signing.issued_tokens import IssuedToken
 
-router = APIRouter(route_class=StrictRoute, tags=["tokens"], responses=PROBLEM_RESPONSE)
+router = APIRouter(route_class=StrictRoute, tags=["access"], responses=PROBLEM_RESPONSE)
 
 LIFE_MAX = timedelta(days=3650)
+
+_LINES = Cursors("access", number_position)
 
 TokenId = Annotated[str, Path(min_length=1, max_length=64, description="As lists have it.")]
 
@@ -43,9 +48,10 @@ async def list_tokens(parts: PartsDep, caller: CallerDep) -> Response:
 
 
 @router.delete("/v1/tokens/{token_id}", responses=answered(TokenAnswer))
-async def revoke_token(parts: PartsDep, caller: CallerDep, token_id: TokenId) -> Response:
+async def revoke_token(request: Request, parts: PartsDep, caller: CallerDep, token_id: TokenId) -> Response:
     """Let a token count no more: here at once, on other nodes within a second."""
     parts.check_writable()
+    await allow(request)
     return json_answer(_answer(await parts.tokens.revoke(token_id, caller)))
 
 
@@ -65,6 +71,19 @@ async def tell_caller(caller: CallerDep) -> Response:
             "grants": grants,
         }
     )
+
+
+@router.get("/v1/access-log", responses=answered(AccessList))
+async def list_access(
+    parts: PartsDep,
+    tenant_id: Annotated[ReadableTenantId, Query()],
+    limit: Annotated[Limit, Query()] = 100,
+    cursor: CursorQuery = None,
+) -> Response:
+    """Who read the tenant's payloads, acted on it or was refused, by this node's access log, newest first."""
+    (below,) = _LINES.at(tenant_id, cursor) or (TREE_SIZE_MAX,)
+    lines, following = await parts.access_records.log.newest(tenant_id, below, limit)
+    return page(lines, _LINES.next(tenant_id, (following,)) if following is not None else None)
 
 
 def _end(expires_in: str | None) -> datetime | None:

@@ -1,0 +1,63 @@
+"""What of a request goes on record: that somebody may do what it asks for, that it was refused, what it read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from app.access.callers import CALLER
+from app.access.principals import Principal
+from app.http.problems import problem_type_of
+from app.intake.access_records import Asked
+from app.parts import Parts, parts_of
+from ledger.errors import ForbiddenError, QuotaExceededError, UnauthenticatedError
+
+REFUSALS = (UnauthenticatedError, ForbiddenError, QuotaExceededError)
+"""Errors that say who may do what."""
+
+
+def asked_of(scope: Scope) -> Asked:
+    """The request, as records tell of it."""
+    caller: Principal | None = scope.get(CALLER)
+    route, client = scope.get("route"), scope.get("client")
+    return Asked(
+        None if caller is None else caller.id,
+        f"{scope['method']} {route.path}" if route is not None else scope["method"],
+        scope["path"],
+        client[0] if client else None,
+    )
+
+
+async def allow(request: Request, tenant_id: str | None = None) -> None:
+    """Return if the caller may do what the request asks for, to the tenant that its body names if it names one; an act
+    is on record then.
+
+    Raises:
+        ForbiddenError: he may not.
+        LedgerError: as ``AccessRecords.act``.
+    """
+    route, caller = request.scope["route"], request.scope[CALLER]
+    if tenant_id is not None:
+        caller.check(route.rule.right, tenant_id)
+    if route.is_act:
+        named = tenant_id or request.path_params.get("tenant_id")
+        await parts_of(request).access_records.act(asked_of(request.scope), route.rule.right, named)
+
+
+async def record_read(request: Request, tenant_id: str, **what: Any) -> None:
+    """Record that payloads of the tenant are about to be told; of ``what``, those that are None are left out.
+
+    Raises:
+        LedgerError: as ``AccessRecords.read``.
+    """
+    told = {name: value for name, value in what.items() if value is not None}
+    await parts_of(request).access_records.read(asked_of(request.scope), tenant_id, told)
+
+
+def record_refusal(parts: Parts, scope: Scope, error: Exception) -> None:
+    """Record that the request was refused with ``error``, if that is about who may do what."""
+    if isinstance(error, REFUSALS):
+        named = getattr(error, "tenant_id", None) or scope.get("path_params", {}).get("tenant_id")
+        parts.access_records.refused(asked_of(scope), problem_type_of(error).name, named)
