@@ -18,8 +18,10 @@ from app.dev.embedded import EmbeddedPostgres
 from ledger.chain.conflict import Event, conflict_hlc
 from ledger.errors import ClockSkewError, InvalidInputError
 from tests.app.bundles import bundle_of, store
-from tests.app.importing import fresh, import_all, importer_on, in_memory, links, signed, staged, states
+from tests.app.chains import until
+from tests.app.importing import fresh, import_all, import_files, importer_on, in_memory, links, signed, staged, states
 from tests.app.service_thread import serving
+from tests.conftest import Database, fresh_database
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 
 
@@ -119,6 +121,41 @@ def test_sets_that_overlap_and_are_imported_at_once_give_every_event_once(
     assert sum(each.imported for each in done) == len(entries)
     assert sum(each.duplicates for each in done) == len(entries)
     assert max(each.heads["acme"].seq for each in done) == len(entries)
+
+
+_NEXT_IS_LOOKED_UP = """
+SELECT EXISTS (SELECT FROM pg_stat_activity AS storing JOIN pg_stat_activity AS other USING (datname)
+                WHERE datname = current_database() AND storing.wait_event = 'advisory'
+                  AND other.pid NOT IN (storing.pid, pg_backend_pid()) AND other.query_start > storing.query_start)
+"""
+
+
+def test_the_next_batch_is_looked_up_while_postgresql_stores_one(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.bundle.importer.ENTRIES_A_TRANSACTION", 4)
+    path = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))))
+
+    async def import_held_at_the_first(database: Database) -> Imported:
+        superuser = await asyncpg.connect(database.superuser_url)
+        await superuser.execute("SELECT pg_advisory_lock(1)")
+        await superuser.execute(
+            """
+            CREATE FUNCTION public.hold() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END $$;
+            CREATE TRIGGER hold BEFORE INSERT ON scheduler.scheduler_log
+               FOR EACH ROW WHEN (NEW.seq = 1) EXECUTE FUNCTION public.hold();
+            """
+        )
+        importing = asyncio.create_task(import_files(database.service_url, trusted, [[path]]))
+        try:
+            await until(lambda: superuser.fetchval(_NEXT_IS_LOOKED_UP), "the next batch is looked up")
+        finally:
+            await superuser.close()
+        return (await importing)[0]
+
+    with fresh_database(postgres) as database:
+        assert asyncio.run(import_held_at_the_first(database)).imported == 12
 
 
 # --- two events with one HLC --------------------------------------------------------------------------
