@@ -38,8 +38,8 @@ Path = tuple[str, ...]
 """Where a value stands in a payload: names of members, from the outermost in."""
 
 _WITH_PARTS: Final = ("spec", "aggregate_metrics")
-_WHOLE: Final = ("reason", "requestor", "error")
-ALLOWED: Final = "spec, spec.*, aggregate_metrics, aggregate_metrics.*, reason, requestor, error"
+_WHOLE: Final = ("reason", "requestor", "error", "actor")
+ALLOWED: Final = "spec, spec.*, aggregate_metrics, aggregate_metrics.*, reason, requestor, error, actor"
 """What may be private: nothing that identifies an event or decides the state of a job."""
 
 _CONTEXT: Final = "tallystick.private.v1"

@@ -118,6 +118,7 @@ class ListedJobAnswer(TypedDict):
     fence_token: int
     completed: int
     failed: int
+    actor: Any
     created_hlc: HlcText | None
     created_at: TimeOfHlc
     last_hlc: HlcText
@@ -161,6 +162,7 @@ class JobEventAnswer(TypedDict):
     at: TimeOfHlc
     type: str | None
     action: str
+    actor: Any
     payload: Any
     payload_digest: HexHash
     chain_link: HexHash

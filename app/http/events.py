@@ -21,7 +21,15 @@ from app.http.body import NDJSON_MEDIA_TYPE, read_body
 from app.http.fields import Level
 from app.http.lines import LineModel
 from app.http.requests import EVENT_FORMS, EVENT_LINE, EVENT_TAGS
-from app.http.routing import PROBLEM_RESPONSE, WRITE_HEADERS, WRITE_PARAMETERS, StrictRoute, answered, check_tenant
+from app.http.routing import (
+    PROBLEM_RESPONSE,
+    WRITE_HEADERS,
+    WRITE_PARAMETERS,
+    StrictRoute,
+    answered,
+    caller_of,
+    check_tenant,
+)
 from app.http.writing import (
     Route,
     durability_answer,
@@ -67,7 +75,7 @@ async def submit_events(
     parts = parts_of(request)
     parts.check_writable()
     body = await read_body(request, NDJSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
-    lines = await lines_of(body, parts.settings.wal.record_bytes_max)
+    lines = await lines_of(body, parts.settings.wal.record_bytes_max, caller_of(request).id)
     for tenant_id in lines.tenants:
         check_tenant(request, tenant_id)
     is_sealed = await parts.sealing.prepare_lines(lines)
@@ -80,15 +88,15 @@ async def submit_events(
     return _answer(parts.sessions, await parts.submitter.submit_lines(lines, durability=level, key=key))
 
 
-async def lines_of(body: bytes, line_bytes_max: int) -> EventLines:
-    """The events of ``body``, all checked.
+async def lines_of(body: bytes, line_bytes_max: int, actor: str | None) -> EventLines:
+    """The events of ``body``, which ``actor`` sent, all checked.
 
     Raises:
         InvalidEventError: a line is wrong; nothing else was looked at after it.
         ProblemError: too many lines.
     """
     sources = _EVENTS.split(body)
-    lines = EventLines(sources)
+    lines = EventLines(sources, actor)
     for turn in turns(list(map(len, sources))):
         if turn.start:
             await asyncio.sleep(0)
@@ -97,7 +105,7 @@ async def lines_of(body: bytes, line_bytes_max: int) -> EventLines:
         left = [at for at in range(len(here)) if read is None or read[0][at] is None]
         numbers = [turn.start + at + 1 for at in left]
         events = _EVENTS.check([here[at] for at in left], numbers, line_bytes_max) if left else []
-        drafts = {at: draft_of(event, None, None) for at, event in zip(left, events, strict=True)}
+        drafts = {at: draft_of(event, None, None, actor) for at, event in zip(left, events, strict=True)}
         lines.extend(len(here), read, drafts)
     return lines
 

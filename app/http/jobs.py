@@ -35,6 +35,7 @@ from app.http.routing import (
     LeanRoute,
     StrictRoute,
     answered,
+    caller_of,
     check_tenant,
 )
 from app.http.writing import Route, receipt_answer, request_key, session_tokens
@@ -76,13 +77,13 @@ class Submission(NamedTuple):
         extra = {"requestBody": body_of(self.model), "parameters": WRITE_PARAMETERS}
         return {"status_code": 201, "responses": _TAKEN, "openapi_extra": extra}
 
-    def draft_of(self, body: bytes, job_id: str | None) -> Draft:
-        """The event that ``body`` describes.
+    def draft_of(self, body: bytes, job_id: str | None, actor: str | None) -> Draft:
+        """The event that ``body`` of ``actor`` describes.
 
         Raises:
             InvalidInputError: it describes none.
         """
-        return draft_of(parse(self.model, body, EVENT_TAGS), self.event, job_id)
+        return draft_of(parse(self.model, body, EVENT_TAGS), self.event, job_id, actor)
 
 
 CREATION = Submission("/v1/jobs", JOB_REQUEST, Route.JOBS, JOB_EVENTS["JobCreated"])
@@ -117,7 +118,7 @@ async def _submit(request: Request, submission: Submission, job_id: str | None) 
     if job_id is not None and _JOB_ID.fullmatch(job_id) is None:
         raise InvalidInputError(f"job_id: must match {JOB_ID_PATTERN}", ("job_id",))
     body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
-    unsealed = submission.draft_of(body, job_id)
+    unsealed = submission.draft_of(body, job_id, caller_of(request).id)
     check_tenant(request, unsealed.tenant_id)
     draft = await parts.sealing.prepare(unsealed)
     key = parts.sealing.key_of(request_key(request, submission.key_route, body, job_id or ""), draft.seal is not None)

@@ -112,7 +112,7 @@ class PlainWrites:
         parts = self._parts
         try:
             parts.check_writable()
-            draft = write.submission.draft_of(body, write.job_id)
+            draft = write.submission.draft_of(body, write.job_id, write.caller.id)
             write.caller.check(Right.WRITE, draft.tenant_id)
             if parts.sealing.may_have_private(draft):
                 return None

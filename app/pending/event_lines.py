@@ -15,7 +15,7 @@ import orjson
 from app.pending.requests import Draft, draft_of
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.machines.events import JOB_EVENTS, Durability
+from ledger.machines.events import ACTOR, JOB_EVENTS, Durability
 from ledger.machines.job_state import creation_digest
 from ledger.private_fields import PRIVATE_MARK
 
@@ -40,9 +40,10 @@ _FENCE_BEFORE_IT_IS_CHOSEN: Final = 1
 
 
 class EventLines:
-    """Columns in the order of the lines, which count from 0. ``sources`` is what was sent, of lines that are read."""
+    """Columns in the order of the lines, which count from 0. ``sources`` is what was sent, of lines that are read;
+    ``actor`` sent it, None where nobody is known."""
 
-    def __init__(self, sources: Sequence[bytes] = ()) -> None:
+    def __init__(self, sources: Sequence[bytes] = (), actor: str | None = None) -> None:
         self.jobs: list[JobOfLine] = []
         self.types: list[int] = []
         """Types of WAL records."""
@@ -56,6 +57,9 @@ class EventLines:
         self.level = Durability.NONE
         """The highest level that a line asks for."""
         self._sources = sources
+        self._actor = actor
+        self._opening = b"{" if actor is None else b'{"%b":%b,' % (ACTOR.encode(), canonical.encode(actor))
+        """What the payload of a line that was read begins with; it was written without the actor."""
         self._payloads: list[bytes] = []
         self._fence_at: list[int] = []
         self._key_at: list[int] = []
@@ -99,7 +103,7 @@ class EventLines:
         return len(self.jobs)
 
     def __getitem__(self, number: int) -> Draft:
-        return self.drafts.get(number) or draft_of(orjson.loads(self._sources[number]), None, None)
+        return self.drafts.get(number) or draft_of(orjson.loads(self._sources[number]), None, None, self._actor)
 
     def payload(self, number: int, fence_token: int, key: IdempotencyKey | None) -> bytes:
         """The canonical payload of a line; of one that is to be sealed, as long as it will be."""
@@ -113,7 +117,7 @@ class EventLines:
         if self.fences[number] is None and fence_token != _FENCE_BEFORE_IT_IS_CHOSEN:
             at = self._fence_at[number]
             payload = payload[:at] + b"%d" % fence_token + payload[at + 1 :]
-        return payload
+        return payload if self._actor is None else self._opening + payload[1:]
 
 
 def payload_of(draft: Draft, fence_token: int, key: IdempotencyKey | None, hlc: str = "") -> bytes:

@@ -20,7 +20,7 @@ from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import ChainDamagedError, KeyUnprovenError, LedgerError
 from ledger.hlc import Hlc
-from ledger.machines.events import ACTIONS
+from ledger.machines.events import ACTIONS, ACTOR
 
 
 def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
@@ -136,4 +136,7 @@ def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEve
     if draft.seal is not None or line.body_digest != key.body_digest:
         return event if facts["type"] == draft.event.name else None
     asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields, **said}
+    # Whoever may write for the tenant may repeat the request; the event stays that of who sent it first.
+    asked.pop(ACTOR, None)
+    asked |= {ACTOR: facts[ACTOR]} if ACTOR in facts else {}
     return event if canonical.encode(asked).decode() == event.payload else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from app.store.growth import ChainPosition
-from ledger.machines.events import JOB_EVENTS, Durability, EventType
+from ledger.machines.events import ACTOR, JOB_EVENTS, Durability, EventType
 from ledger.positions import Epoch, Lsn
 
 LEDGER_ROUTE = 255
@@ -38,8 +38,10 @@ class Draft(NamedTuple):
     seal: Seal | None = None
 
 
-def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None) -> Draft:
-    """The event that a checked body ``given`` describes; ``given`` is used up."""
+def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None, actor: str | None) -> Draft:
+    """The event that a checked body ``given`` of ``actor`` describes; ``given`` is used up."""
+    if actor is not None:
+        given[ACTOR] = actor
     if event is None:
         event = JOB_EVENTS[given.pop("type")]
     tenant_id = given.pop("tenant_id")

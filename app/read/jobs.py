@@ -15,6 +15,7 @@ from app.store.reading import reading
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.machines import jobs
+from ledger.machines.events import ACTOR
 from ledger.machines.refusals import Refusal, refused_job_id
 
 if TYPE_CHECKING:
@@ -243,6 +244,7 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
         "at": rfc3339.time_of(event.t_hlc),
         "type": payload.get("type") if isinstance(payload, dict) else None,
         "action": event.action,
+        "actor": (shown if isinstance(shown, dict) else payload).get(ACTOR) if isinstance(payload, dict) else None,
         "payload": shown,
         "payload_digest": event.payload_digest,
         "chain_link": event.chain_link,

@@ -15,6 +15,7 @@ from app.privacy.knowledge import PrivacyKnowledge
 from app.store.reads import EventRow
 from ledger import private_fields
 from ledger.errors import DatabaseUnavailableError, PrivateValueError
+from ledger.machines.events import ACTOR
 from ledger.machines.jobs import JobState
 from ledger.private_fields import Path, SealedValue
 from signing.data_keys import DataKey
@@ -60,7 +61,7 @@ class Revealing:
 
 def _free_parts(state: JobState) -> list[Any]:
     """What callers gave freely."""
-    created = [] if state.created is None else [state.created.spec]
+    created = [] if state.created is None else [state.created.spec, state.created.actor]
     return created if state.end is None else [*created, *state.end.outcome.values()]
 
 
@@ -68,7 +69,10 @@ def _state(state: JobState, tenant_id: str, keys: Keys) -> JobState:
     created, end = state.created, state.end
     if created is not None:
         hlc = "{}:{}:{}".format(*created.order[:3])
-        created = created._replace(spec=_shown(created.spec, ("spec",), tenant_id, hlc, keys))
+        created = created._replace(
+            spec=_shown(created.spec, ("spec",), tenant_id, hlc, keys),
+            actor=_shown(created.actor, (ACTOR,), tenant_id, hlc, keys),
+        )
     if end is not None:
         hlc = "{}:{}:{}".format(*end.rank[1:4])
         end = end._replace(

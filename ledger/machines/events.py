@@ -55,6 +55,10 @@ class SystemAction(StrEnum):
 
 BATCH_RECORD_TYPE = 16
 
+ACTOR = "actor"
+"""Member of a payload that says who sent the event, as the service knows it; no client can set it. The first member of
+its canonical form: no other begins so."""
+
 JOB_EVENTS = {
     event.name: event
     for event in (

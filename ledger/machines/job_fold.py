@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
-from ledger.machines.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, SystemAction
+from ledger.machines.events import ACTIONS, ACTOR, EVENTS_BY_ACTION, JOB_EVENTS, SystemAction
 from ledger.machines.job_state import (
     Created,
     End,
@@ -161,7 +161,7 @@ def _take_created(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, 
     assigned = payload.get("assigned_dcs")
     if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
         assigned = []
-    created = Created(rank[1:], payload.get("spec", {}), assigned)
+    created = Created(rank[1:], payload.get("spec", {}), assigned, payload.get(ACTOR))
     fold.created, fold.others = merge_creations(fold.created, fold.others, created, {})
 
 

@@ -34,6 +34,8 @@ class Created(NamedTuple):
     order: Order
     spec: Any
     assigned_dcs: list[str]
+    actor: Any = None
+    """Who created the job, None where that is not known; sealed where it is private."""
 
 
 class End(NamedTuple):

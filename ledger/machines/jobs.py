@@ -174,6 +174,7 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
         "fence_token": state.fence,
         "completed": sum(report.completed for report in state.progress.values()),
         "failed": sum(report.failed for report in state.progress.values()),
+        "actor": created.actor if created is not None else None,
         "created_hlc": "{}:{}:{}".format(*created.order[:3]) if created is not None else None,
         "created_at": rfc3339.text_of(created.order[0]) if created is not None else None,
         "last_hlc": "{}:{}:{}".format(*state.last_hlc),

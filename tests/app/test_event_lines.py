@@ -69,7 +69,7 @@ def test_a_line_is_refused_exactly_when_its_payload_has_no_canonical_form(text: 
     except CanonicalError:
         has_form = False
     try:
-        draft = asyncio.run(lines_of(line, BYTES_MAX))[0]
+        draft = asyncio.run(lines_of(line, BYTES_MAX, None))[0]
     except InvalidEventError:
         assert not has_form
         return
@@ -79,25 +79,25 @@ def test_a_line_is_refused_exactly_when_its_payload_has_no_canonical_form(text: 
 
 async def test_lines_may_end_in_any_way_and_blank_lines_may_follow() -> None:
     for body in (LINE, LINE + b"\n", LINE + b"\r\n", LINE + b"\n\n\r\n \n"):
-        assert len(await lines_of(body, BYTES_MAX)) == 1
+        assert len(await lines_of(body, BYTES_MAX, None)) == 1
 
 
 async def test_more_lines_than_the_bound_are_refused_before_any_is_checked() -> None:
     with pytest.raises(ProblemError) as refused:
-        await lines_of(b"x\n" * (LINES_MAX + 1), BYTES_MAX)
+        await lines_of(b"x\n" * (LINES_MAX + 1), BYTES_MAX, None)
     assert refused.value.kind is PAYLOAD_TOO_LARGE
 
 
 async def test_others_get_their_turn_while_lines_are_checked() -> None:
     with counted_turns() as turns:
-        await lines_of((LINE + b"\n") * (LINES_PER_TURN * 4), BYTES_MAX)
+        await lines_of((LINE + b"\n") * (LINES_PER_TURN * 4), BYTES_MAX, None)
     assert turns.count >= 3
 
 
 async def test_long_lines_are_checked_one_by_one_and_short_ones_many_at_a_time() -> None:
     long = b'{"tenant_id":"acme","type":"JobCreated","spec":{"text":"%b"}}' % (b"x" * BYTES_PER_TURN)
     with counted_turns() as counted:
-        await lines_of(b"\n".join([long] * 10), len(long))
+        await lines_of(b"\n".join([long] * 10), len(long), None)
     assert counted.count >= 9
     few, many = BYTES_PER_TURN // 4, 1
     assert list(turns([few] * 6)) == [range(4), range(4, 6)]
@@ -157,13 +157,13 @@ def lines_of_events(draw: st.DrawFn) -> bytes:
     return line[: draw(st.sampled_from([len(line)] * 9 + [len(line) // 2]))].replace("\n", " ").encode()
 
 
-def read_slowly(line: bytes) -> EventLines | None:
+def read_slowly(line: bytes, actor: str | None = None) -> EventLines | None:
     """The line as ``EVENT_LINE`` has it, None when it is refused."""
     try:
         (given,) = _EVENTS.check([line], [1], BYTES_MAX)
     except InvalidEventError:
         return None
-    return EventLines.of([draft_of(given, None, None)])
+    return EventLines.of([draft_of(given, None, None, actor)])
 
 
 def columns_of(lines: EventLines) -> list[object]:
@@ -184,11 +184,13 @@ def test_a_line_that_is_read_at_once_is_what_it_is_one_by_one(line: bytes) -> No
     read = native.event_lines([line], EVENT_FORMS, BYTES_MAX)
     if read is None or read[0][0] is None:
         return
-    slowly = read_slowly(line)
-    assert slowly is not None
-    at_once = EventLines([line])
-    at_once.extend(1, read, {})
-    assert columns_of(at_once) == columns_of(slowly)
+    for actor in (None, "ci", 'oidc:\u00fcber "uns"'):
+        slowly = read_slowly(line, actor)
+        assert slowly is not None
+        at_once = EventLines([line], actor)
+        at_once.extend(1, read, {})
+        assert columns_of(at_once) == columns_of(slowly)
+        assert at_once[0] == slowly[0]
 
 
 @pytest.mark.parametrize("name", JOB_EVENTS)
@@ -235,9 +237,9 @@ def test_the_bounds_of_lines_are_those_of_the_models(
 
 async def test_a_request_may_mix_lines_of_all_kinds_and_the_first_wrong_one_is_named() -> None:
     odd = b'{"tenant_id":"b","type":"JobCreated","spec":{"name":"\xc3\xa9","share":0.5}}'
-    lines = await lines_of(b"\n".join([LINE, odd, LINE]), BYTES_MAX)
+    lines = await lines_of(b"\n".join([LINE, odd, LINE]), BYTES_MAX, None)
     assert [job for job, _ in lines.jobs] == ["a", "b", "a"]
     assert [number in lines.drafts for number in range(3)] == [native.NAME == "python", True, native.NAME == "python"]
     assert [lines[number].fields for number in range(3)] == [{}, {"spec": {"name": "é", "share": 0.5}}, {}]
     with pytest.raises(InvalidEventError, match="line 3: "):
-        await lines_of(b"\n".join([LINE, odd, b"{}", LINE, b"{"]), BYTES_MAX)
+        await lines_of(b"\n".join([LINE, odd, b"{}", LINE, b"{"]), BYTES_MAX, None)

@@ -51,7 +51,7 @@ def taken(given: list[tuple[str, str, dict[str, Any]]]) -> list[Taken]:
     made = []
     for number, (tenant_id, job_id, line) in enumerate(given):
         body = json.dumps({"tenant_id": tenant_id, "job_id": job_id, **line}).encode()
-        draft = draft_of(EVENT_LINE.validate_json(body), None, None)
+        draft = draft_of(EVENT_LINE.validate_json(body), None, None, None)
         fence_token = 1 if draft.fence_token is None else draft.fence_token
         facts = {"type": draft.event.name, "fence_token": fence_token, **draft.fields}
         made.append((tenant_id, Hlc(5, number, "n1"), job_id, draft.event.action, canonical.encode(facts)))

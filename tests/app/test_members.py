@@ -104,7 +104,7 @@ async def test_neither_a_body_nor_a_line_may_name_a_member_twice(body: bytes, pa
     assert refused.value.path == path
     fine = b'{"type":"JobCreated","tenant_id":"a"}\n'
     with pytest.raises(InvalidEventError, match=r"line 2.*two members") as refused_line:
-        await lines_of(fine + b'{"type":"JobCreated",' + body[1:] + b"\n" + fine, 1 << 20)
+        await lines_of(fine + b'{"type":"JobCreated",' + body[1:] + b"\n" + fine, 1 << 20, None)
     assert (refused_line.value.line, refused_line.value.path) == (2, path)
 
 

@@ -132,6 +132,7 @@ def test_a_view_has_the_fields_of_the_api() -> None:
         "fence_token": 1,
         "completed": 4,
         "failed": 1,
+        "actor": None,
         "created_hlc": "1:0:n1",
         "created_at": "1970-01-01T00:00:00.001Z",
         "last_hlc": "5:0:n1",
