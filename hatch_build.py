@@ -1,4 +1,4 @@
-"""Building ``ledger._native`` where there is a C compiler; without one the package runs on Python alone."""
+"""Building what is in C where there is a C compiler; without one the package runs on Python alone."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 
 BUILT_IN = "build/native"
+IN_C = ("ledger", "wal")
+"""Packages with a module ``_native``."""
 
 
 class NativeFunctions(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles the module in place, beside its source, and takes it into a wheel."""
+    """Compiles the modules in place, beside their sources, and takes them into a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called before anything is built."""
-        extension = Extension("ledger._native", ["ledger/_native.c"], libraries=["dl"], optional=True)
-        build = Distribution({"name": "tallystick", "ext_modules": [extension]}).get_command_obj("build_ext")
+        extensions = [
+            Extension(f"{package}._native", [f"{package}/_native.c"], libraries=["dl"], optional=True)
+            for package in IN_C
+        ]
+        build = Distribution({"name": "tallystick", "ext_modules": extensions}).get_command_obj("build_ext")
         build.inplace = build.force = True
         build.build_lib = build.build_temp = BUILT_IN
         build.ensure_finalized()
-        made = Path(build.get_ext_fullpath(extension.name)).resolve()
-        made.unlink(missing_ok=True)
+        made = [Path(build.get_ext_fullpath(extension.name)).resolve() for extension in extensions]
+        for path in made:
+            path.unlink(missing_ok=True)
         build.run()
-        if made.is_file():
-            build_data["artifacts"].append(f"/{made.relative_to(self.root)}")
-            build_data["pure_python"], build_data["infer_tag"] = False, True
+        for path in made:
+            if path.is_file():
+                build_data["artifacts"].append(f"/{path.relative_to(self.root)}")
+                build_data["pure_python"], build_data["infer_tag"] = False, True

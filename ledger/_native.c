@@ -2,28 +2,21 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
- * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check, wal.format; for the
- * lines of events, app.http.requests with app.pending.event_lines. A function here answers what its twin answers, byte
+ * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check; for the lines of
+ * events, app.http.requests with app.pending.event_lines. A function here answers what its twin answers, byte
  * for byte, or None, and then the twin is asked: so it may give up on whatever is unusual, and need not name what is
  * wrong.
  *
- * SHA-256 is OpenSSL's and CRC-32 is zlib's, found in the libraries that Python has loaded for hashlib and zlib.
- * Without them the module cannot be imported.
+ * SHA-256 is OpenSSL's, found in the library that Python has loaded for hashlib. Without it the module cannot be
+ * imported.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_native.h"
 
-#include <dlfcn.h>
 #include <limits.h>
-#include <stdint.h>
-#include <string.h>
 
 #define HASH_BYTES 32
 #define HEX_CHARS (2 * HASH_BYTES)
-#define RECORD_HEADER_BYTES 34
-#define CRC_BYTES 4
-#define NODE_HASH_BYTES 4
 #define NUMBER_CHARS_MAX 24
 #define LINK_VERSION 2
 #define RECORD_VERSION 1
@@ -38,84 +31,16 @@ typedef union {
 static int (*sha256_init)(Sha256State *);
 static int (*sha256_update)(Sha256State *, const void *, size_t);
 static int (*sha256_final)(unsigned char *, Sha256State *);
-static unsigned long (*zlib_crc32)(unsigned long, const unsigned char *, unsigned int);
-
-static void *symbol_of(const char *const *libraries, const char *name)
-{
-    for (; *libraries != NULL; libraries++) {
-        void *library = dlopen(*libraries, RTLD_LAZY | RTLD_NOLOAD);
-        void *found = library == NULL ? NULL : dlsym(library, name);
-        if (found != NULL)
-            return found;
-    }
-    PyErr_Format(PyExc_ImportError, "no library that Python has loaded has %s", name);
-    return NULL;
-}
 
 static int find_libraries(void)
 {
     static const char *const crypto[] = {"libcrypto.so.3", "libcrypto.so.1.1", NULL};
-    static const char *const zlib[] = {"libz.so.1", NULL};
     return (*(void **)&sha256_init = symbol_of(crypto, "SHA256_Init")) != NULL
         && (*(void **)&sha256_update = symbol_of(crypto, "SHA256_Update")) != NULL
-        && (*(void **)&sha256_final = symbol_of(crypto, "SHA256_Final")) != NULL
-        && (*(void **)&zlib_crc32 = symbol_of(zlib, "crc32")) != NULL;
+        && (*(void **)&sha256_final = symbol_of(crypto, "SHA256_Final")) != NULL;
 }
 
 /* --- pieces ------------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    const char *bytes;
-    Py_ssize_t count;
-} Text;
-
-/* The UTF-8 of a str; 0 for anything else, and for what has no UTF-8. */
-static int text_of(PyObject *value, Text *text)
-{
-    if (!PyUnicode_CheckExact(value))
-        return 0;
-    text->bytes = PyUnicode_AsUTF8AndSize(value, &text->count);
-    if (text->bytes == NULL)
-        PyErr_Clear();
-    return text->bytes != NULL;
-}
-
-/* The value of an int that fits 64 bits; 0 for anything else, a bool too. */
-static int number_of(PyObject *value, long long *number)
-{
-    int overflow;
-    if (!PyLong_CheckExact(value))
-        return 0;
-    *number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    return overflow == 0;
-}
-
-static int bytes_of(PyObject *value, Text *text)
-{
-    if (!PyBytes_CheckExact(value))
-        return 0;
-    text->bytes = PyBytes_AS_STRING(value);
-    text->count = PyBytes_GET_SIZE(value);
-    return 1;
-}
-
-static unsigned char *put_u32(unsigned char *at, uint32_t value)
-{
-    for (int shift = 24; shift >= 0; shift -= 8)
-        *at++ = (unsigned char)(value >> shift);
-    return at;
-}
-
-static unsigned char *put_u64(unsigned char *at, uint64_t value)
-{
-    return put_u32(put_u32(at, (uint32_t)(value >> 32)), (uint32_t)value);
-}
-
-static unsigned char *put(unsigned char *at, const void *bytes, size_t count)
-{
-    memcpy(at, bytes, count);
-    return at + count;
-}
 
 /* Whether the text is these 32 bytes in lowercase hex. */
 static int spells(Text text, const unsigned char *hash)
@@ -135,54 +60,6 @@ static void hash_of(const void *bytes, size_t count, unsigned char *hash)
     sha256_init(&state);
     sha256_update(&state, bytes, count);
     sha256_final(hash, &state);
-}
-
-/* What a function answers: what it found, or None where that is not whole and nothing failed. */
-static PyObject *answer_of(PyObject *found, int is_whole)
-{
-    if (is_whole)
-        return found;
-    Py_XDECREF(found);
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-/* Columns of one batch, as many values of one as of the other. */
-typedef struct {
-    PyObject *kept[16];
-    PyObject **values[16];
-    int columns;
-    Py_ssize_t rows;
-} Batch;
-
-static void release(Batch *batch)
-{
-    while (batch->columns > 0)
-        Py_DECREF(batch->kept[--batch->columns]);
-}
-
-/* 0 when a column is no sequence, or they differ in length. */
-static int take(Batch *batch, PyObject *const *columns, int count)
-{
-    batch->columns = 0;
-    for (int i = 0; i < count; i++) {
-        PyObject *kept = PySequence_Fast(columns[i], "a column is not a sequence");
-        if (kept == NULL) {
-            PyErr_Clear();
-            release(batch);
-            return 0;
-        }
-        batch->kept[batch->columns++] = kept;
-        batch->values[i] = PySequence_Fast_ITEMS(kept);
-        if (i == 0)
-            batch->rows = PySequence_Fast_GET_SIZE(kept);
-        else if (batch->rows != PySequence_Fast_GET_SIZE(kept)) {
-            release(batch);
-            return 0;
-        }
-    }
-    return 1;
 }
 
 /* --- chain links: ledger.chain.Linker.links ----------------------------------------------------------------------- */
@@ -1118,45 +995,7 @@ static PyObject *are_canonical_objects(PyObject *Py_UNUSED(module), PyObject *te
     Py_RETURN_NONE;
 }
 
-/* --- records of the WAL: wal.format.encode_records ---------------------------------------------------------------- */
-
-typedef struct {
-    uint64_t physical;
-    uint32_t logical;
-    unsigned char type;
-    Text payload;
-} Record;
-
-/* 0 when the record is not one of a HLC that fits, a type and a payload in bytes. */
-static int record_of(PyObject *value, Record *record)
-{
-    long long physical, logical, type;
-    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
-        return 0;
-    PyObject *hlc = PyTuple_GET_ITEM(value, 0);
-    if (!PyTuple_Check(hlc) || PyTuple_GET_SIZE(hlc) != 3 || !number_of(PyTuple_GET_ITEM(hlc, 0), &physical)
-        || !number_of(PyTuple_GET_ITEM(hlc, 1), &logical) || !number_of(PyTuple_GET_ITEM(value, 1), &type)
-        || physical < 0 || logical < 0 || logical > UINT32_MAX || type < 0 || type > UINT8_MAX
-        || !bytes_of(PyTuple_GET_ITEM(value, 2), &record->payload))
-        return 0;
-    record->physical = (uint64_t)physical;
-    record->logical = (uint32_t)logical;
-    record->type = (unsigned char)type;
-    return record->payload.count <= UINT32_MAX - RECORD_HEADER_BYTES;
-}
-
-static unsigned char *put_record(unsigned char *at, uint64_t lsn, const unsigned char *node, const Record *record)
-{
-    const size_t length = RECORD_HEADER_BYTES + (size_t)record->payload.count;
-    unsigned char *summed = at + CRC_BYTES;
-    unsigned char *end = put_u64(put_u32(summed, (uint32_t)length), lsn);
-    end = put(put_u32(put_u64(end, record->physical), record->logical), node, NODE_HASH_BYTES);
-    *end++ = 0; /* PENDING */
-    *end++ = record->type;
-    end = put(end, record->payload.bytes, (size_t)record->payload.count);
-    put_u32(at, (uint32_t)zlib_crc32(0, summed, (unsigned int)(end - summed)));
-    return end;
-}
+/* --- payloads of WAL records: ledger.chain.record ----------------------------------------------------------------- */
 
 PyDoc_STRVAR(plain_records_doc,
     "plain_records(tenant_ids, job_ids, payloads)\n--\n\n"
@@ -1193,40 +1032,6 @@ static PyObject *plain_records(PyObject *Py_UNUSED(module), PyObject *const *arg
     return answer_of(found, is_whole);
 }
 
-PyDoc_STRVAR(encode_records_doc,
-    "encode_records(first_lsn, node_hash, records)\n--\n\n"
-    "As wal.format.encode_records; None where that must be asked. Other threads run while records are summed.");
-
-static PyObject *encode_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
-{
-    long long first_lsn;
-    Text node;
-    Batch batch;
-    if (count != 3 || !number_of(args[0], &first_lsn) || first_lsn < 0 || !bytes_of(args[1], &node)
-        || node.count != NODE_HASH_BYTES || !take(&batch, args + 2, 1))
-        Py_RETURN_NONE;
-    Record *records = PyMem_New(Record, batch.rows ? batch.rows : 1);
-    Py_ssize_t length = 0;
-    int is_whole = records != NULL;
-    for (Py_ssize_t i = 0; i < batch.rows && is_whole; i++) {
-        is_whole = record_of(batch.values[0][i], &records[i]);
-        length += is_whole ? RECORD_HEADER_BYTES + records[i].payload.count : 0;
-    }
-    PyObject *body = is_whole ? PyBytes_FromStringAndSize(NULL, length) : NULL;
-    if (body != NULL) {
-        unsigned char *at = (unsigned char *)PyBytes_AS_STRING(body);
-        Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < batch.rows; i++)
-            at = put_record(at, (uint64_t)first_lsn + (uint64_t)i, (const unsigned char *)node.bytes, &records[i]);
-        Py_END_ALLOW_THREADS
-    }
-    PyMem_Free(records);
-    release(&batch);
-    if (body != NULL || PyErr_Occurred())
-        return body;
-    Py_RETURN_NONE;
-}
-
 /* --- the module --------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
@@ -1238,7 +1043,6 @@ static PyMethodDef methods[] = {
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
     {"plain_records", (PyCFunction)(void (*)(void))plain_records, METH_FASTCALL, plain_records_doc},
     {"are_canonical_objects", are_canonical_objects, METH_O, are_canonical_objects_doc},
-    {"encode_records", (PyCFunction)(void (*)(void))encode_records, METH_FASTCALL, encode_records_doc},
     {NULL, NULL, 0, NULL},
 };
 

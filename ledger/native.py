@@ -6,8 +6,7 @@ the time of the installation all do, always. Which it is says ``NAME``.
 
 from __future__ import annotations
 
-import hashlib  # noqa: F401 - with zlib it loads the libraries that the functions in C hash and sum with
-import zlib  # noqa: F401
+import hashlib  # noqa: F401 - it loads the library that the functions in C hash with
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -33,6 +32,5 @@ leaf_hashes: Callable[..., list[bytes] | None] = _function("leaf_hashes")
 paired: Callable[..., list[bytes] | None] = _function("paired")
 are_canonical_objects: Callable[[Sequence[str]], bool | None] = _function("are_canonical_objects")
 canonical: Callable[[object], bytes | None] = _function("canonical")
-encode_records: Callable[..., bytes | None] = _function("encode_records")
 event_lines: Callable[..., Any] = _function("event_lines")
 plain_records: Callable[..., list[bytes] | None] = _function("plain_records")

@@ -45,7 +45,6 @@ from enum import IntEnum
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger import native
 from ledger.errors import WalError
 from ledger.hlc import Hlc, node_hash
 from ledger.machines.events import BATCH_RECORD_TYPE
@@ -88,6 +87,10 @@ assert SEGMENT_HEADER_BYTES == 120
 assert RECORD_HEADER_BYTES == 34 == _RECORD_TAIL.size + CRC_BYTES
 assert BATCH_RECORD_BYTES == 58
 assert RECORD_BYTES_LIMIT <= BATCH_BODY_BYTES_LIMIT < 2**32
+
+
+QueuedRecord = tuple[Hlc, int, bytes]
+"""HLC, type and payload of a record to be written; its LSN follows from the place."""
 
 
 class RecordState(IntEnum):
@@ -170,14 +173,11 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
     return SegmentHeader(node[:node_bytes].decode(), wal_id.hex(), Epoch(epoch), Lsn(base_lsn), Lsn(previous_lsn))
 
 
-def encode_records(first_lsn: Lsn, hashed: bytes, records: Sequence[tuple[Hlc, int, bytes]]) -> bytes:
+def encode_records(first_lsn: Lsn, hashed: bytes, records: Sequence[QueuedRecord]) -> bytes:
     """The body of a batch: records (HLC, type, payload) from ``first_lsn`` on, all of the node with this hash.
 
     In one pass, since it is what each event pays for; the bytes are those of ``encode_record``.
     """
-    encoded = native.encode_records(first_lsn, hashed, records)
-    if encoded is not None:
-        return encoded
     body = []
     lsn: int = first_lsn
     for (physical_ms, logical, _), record_type, payload in records:

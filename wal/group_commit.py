@@ -14,12 +14,15 @@ Life of a batch, and what a crash in each phase leaves:
     4. sync      all of it is left, or a torn tail
     5. report    all of it is left
 
+From 2 to 4 is one call of the log: other threads have the interpreter meanwhile.
+
 After the sync, and twice a second when idle, the thread looks whether the files are where they were (wal.guard): what
 is written into a file that was removed is not acknowledged.
 
 A batch begins at once when the log is idle. While one is written, the next collects. Behind a batch of
 several, their writers are about to come back: the next is held open until about as many records are
-queued again, for ``batch_timeout_us`` at the most.
+queued again, for ``batch_timeout_us`` at the most. Not so where many came while it was written: they go
+at once, and the others come back while that is done.
 """
 
 from __future__ import annotations
@@ -42,8 +45,7 @@ from wal.format import (
     BATCH_BODY_BYTES_LIMIT,
     RECORD_BYTES_LIMIT,
     RECORD_HEADER_BYTES,
-    batch_of,
-    encode_records,
+    QueuedRecord,
 )
 from wal.guard import CHECK_INTERVAL_S
 from wal.log import Log
@@ -58,11 +60,11 @@ QUEUE_BYTES_MAX = 256 << 20
 LINGER_ENTRIES_MIN = 2
 """A batch is held open only behind one of at least so many records: a lone writer never waits."""
 
+LINGER_SHARE = 1 / 3
+"""Nor is it where so many, beside those of the batch before, came while that was written: they need not wait for it."""
+
 BatchObserver = Callable[[float, int], None]
 """Told of each batch, on the writer thread: seconds that the sync took, records in it."""
-
-QueuedRecord = tuple[Hlc, int, bytes]
-"""HLC, type and payload, as the caller made them; the LSN follows from the place."""
 
 
 class GroupCommit:
@@ -128,6 +130,8 @@ class GroupCommit:
 
         self._resolved_at = float("-inf")
         self._resolved_entries = 0
+        self._is_held_open = False
+        """The batch to come waits for the writers of the one before."""
         self._check_at = time.monotonic() + CHECK_INTERVAL_S
         self._thread = threading.Thread(target=self._run, name="wal-writer", daemon=True)
         self._thread.start()
@@ -149,7 +153,29 @@ class GroupCommit:
 
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> Lsn:
         """``append_all`` of one record: its LSN."""
-        return self.append_all(((hlc, record_type, payload),))
+        payload_bytes = len(payload)
+        with self._lock:
+            lsn = self._next_lsn
+            queue_bytes = self._queue_bytes + payload_bytes + RECORD_HEADER_BYTES
+            if (
+                self._refusal is None
+                and payload_bytes <= self._payload_bytes_max
+                and hlc[2] == self._node_id
+                and hlc > self._last_hlc
+                and 0 < record_type < 256
+                and record_type != BATCH_RECORD_TYPE
+                and lsn - self._durable_lsn <= self._queue_max_entries
+                and queue_bytes <= self._queue_max_bytes
+            ):
+                queue = self._queue
+                queue.append((hlc, record_type, payload))
+                self._queue_bytes = queue_bytes
+                self._next_lsn = Lsn(lsn + 1)
+                self._last_hlc = hlc
+                if self._wanted and (len(queue) >= self._wanted or queue_bytes >= self._batch_max_bytes):
+                    self._ring()
+                return lsn
+        return self.append_all(((hlc, record_type, payload),))  # which says what is wrong with it
 
     def append_all(self, records: Sequence[QueuedRecord]) -> Lsn:
         """Queue records one behind the other, all or none, and return the LSN of the first.
@@ -227,22 +253,21 @@ class GroupCommit:
     def _run(self) -> None:
         try:
             while batch := self._collect():
-                self._commit(batch)
+                self._commit(*batch)
             self._log.close()
         except Exception as error:
             self._poison(error)
 
-    def _collect(self) -> list[QueuedRecord]:
-        """The next batch, once it is time to write it; empty when there is nothing left and no more comes."""
+    def _collect(self) -> tuple[list[QueuedRecord], int] | None:
+        """The next batch and its bytes, once it is time to write it; None when nothing is left and no more comes."""
+        while self._is_held_open and (left_s := self._resolved_at + self._batch_timeout_s - time.monotonic()) > 0:
+            if self._await_queued(self._resolved_entries, min(left_s, CHECK_INTERVAL_S)):
+                break
+            self._check_folder()
         while not self._await_queued(1, CHECK_INTERVAL_S):
             self._check_folder()
-        expected = min(self._resolved_entries, self._batch_max_entries)
-        if expected >= LINGER_ENTRIES_MIN:
-            left_s = self._resolved_at + self._batch_timeout_s - time.monotonic()
-            if left_s > 0:
-                self._await_queued(expected, left_s)
         with self._lock:
-            return self._take()
+            return self._take() if self._queue else None
 
     def _await_queued(self, records: int, timeout_s: float) -> bool:
         """Sleep until so many are queued or a full batch is, or the writer closes; False when time was up before."""
@@ -259,38 +284,36 @@ class GroupCommit:
             self._bell.acquire()
         return rung
 
-    def _take(self) -> list[QueuedRecord]:
-        queue = self._queue
-        if len(queue) <= self._batch_max_entries and self._queue_bytes <= self._batch_max_bytes:
+    def _take(self) -> tuple[list[QueuedRecord], int]:
+        queue, queue_bytes = self._queue, self._queue_bytes
+        if len(queue) <= self._batch_max_entries and queue_bytes <= self._batch_max_bytes:
             self._queue = []
-            return queue
+            return queue, queue_bytes
         entries = 1
         total = RECORD_HEADER_BYTES + len(queue[0][2])
         for _, _, payload in queue[1 : self._batch_max_entries]:
-            total += RECORD_HEADER_BYTES + len(payload)
-            if total > self._batch_max_bytes:
+            record_bytes = RECORD_HEADER_BYTES + len(payload)
+            if total + record_bytes > self._batch_max_bytes:
                 break
+            total += record_bytes
             entries += 1
         self._queue = queue[entries:]
-        return queue[:entries]
+        return queue[:entries], total
 
-    def _commit(self, records: list[QueuedRecord]) -> None:
+    def _commit(self, records: list[QueuedRecord], body_bytes: int) -> None:
         """Encode, write and sync one batch, then tell."""
-        log = self._log
-        last_lsn = Lsn(log.next_lsn + len(records) - 1)
-        body = encode_records(log.next_lsn, self._node_hash, records)
-        log.append(batch_of(log.next_lsn, last_lsn, records[-1][0].pack(), body), body)
-        started = time.perf_counter()
-        log.sync()
-        sync_s = time.perf_counter() - started
+        log, entries = self._log, len(records)
+        sync_s = log.commit(self._node_hash, records, body_bytes)
         with self._lock:
             self._durable_lsn = log.durable_lsn
-            self._queue_bytes -= len(body)
-        self._resolved_entries = len(records)
+            self._queue_bytes -= body_bytes
+            came = len(self._queue)
+        self._is_held_open = entries >= LINGER_ENTRIES_MIN and came < entries * LINGER_SHARE
+        self._resolved_entries = entries
         self._resolved_at = time.monotonic()
-        self._on_durable(last_lsn)
+        self._on_durable(self._durable_lsn)
         if self._observe is not None:
-            self._observe(sync_s, len(records))
+            self._observe(sync_s, entries)
         self._check_folder()
 
     def _check_folder(self) -> None:

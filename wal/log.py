@@ -1,4 +1,5 @@
-"""The files of one WAL, open for append: batches of bytes, rotation, sync. No queue, no thread, no clock.
+"""The files of one WAL, open for append: batches of bytes, rotation, sync. No queue, no thread, and no clock but to
+say how long a sync took.
 
 A node's group commit stands on it, and so does whoever keeps the log of another node: both append batches as they stand
 in a segment. Belongs to one thread at a time; only ``retire`` may be called from any.
@@ -15,10 +16,22 @@ After an OSError or WalError nothing more may be appended: what the file then ho
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ledger.positions import Epoch, Lsn
-from wal.format import SEGMENT_HEADER_BYTES, BatchRecord, SegmentHeader, encode_batch
+from wal import native
+from wal.format import (
+    BATCH_RECORD_BYTES,
+    SEGMENT_HEADER_BYTES,
+    BatchRecord,
+    QueuedRecord,
+    SegmentHeader,
+    batch_of,
+    encode_batch,
+    encode_records,
+)
 from wal.guard import FolderGuard, check_named
 from wal.segment import create_segment, segment_name, write_fully
 from wal.spare import Spare
@@ -88,19 +101,12 @@ class Log:
         assert batch.first_lsn == self.next_lsn
         assert batch.body_bytes == len(body)
         opening = encode_batch(batch)
-        size = len(opening) + len(body)
-        is_full = self._offset + size > self._segment_bytes
-        if is_full or (self._spare.ready and not self._is_ahead):
-            self.rotate()
+        self._make_room(len(opening) + len(body))
         write_fully(self._descriptor, (opening, body), self._offset)
-        self._offset += size
-        self.written_lsn = batch.last_lsn
-        self.next_lsn = Lsn(batch.last_lsn + 1)
-        if self._offset >= (self._next_spare_after_bytes if self._is_ahead else self._spare_after_bytes):
-            self._spare.prepare()
+        self._wrote(len(opening) + len(body), batch.last_lsn)
 
     def sync(self) -> None:
-        """Make what was written durable. The one place where ``durable_lsn`` rises.
+        """Make what was written durable.
 
         Raises:
             OSError: it may be lost, and a later sync would prove nothing.
@@ -109,6 +115,35 @@ class Log:
         os.fdatasync(self._descriptor)
         check_named(self._path, self._inode)
         self.durable_lsn = self.written_lsn
+
+    def commit(self, hashed: bytes, records: Sequence[QueuedRecord], body_bytes: int) -> float:
+        """``append`` and ``sync`` of one batch, and the seconds that the sync took: these records, all of the node with
+        this hash, whose encoding has ``body_bytes``.
+
+        Where C does it, the interpreter's lock is given up once for all of it: each time that it is asked for again,
+        the event loop may first do all that it has to do.
+
+        Raises:
+            WalError, OSError: as ``append`` and ``sync``.
+        """
+        assert self.written_lsn == self.durable_lsn
+        size = BATCH_RECORD_BYTES + body_bytes
+        self._make_room(size)
+        first_lsn, last_lsn = self.next_lsn, Lsn(self.next_lsn + len(records) - 1)
+        file = self._descriptor, self._offset, os.fsencode(self._path), self._inode
+        done = native.commit_records(*file, first_lsn, hashed, records, body_bytes)
+        if done is None:
+            body = encode_records(first_lsn, hashed, records)
+            self.append(batch_of(first_lsn, last_lsn, records[-1][0].pack(), body), body)
+            began_s = time.perf_counter()
+            self.sync()
+            return time.perf_counter() - began_s
+        sync_s, is_named = done
+        self._wrote(size, last_lsn)
+        if not is_named:
+            check_named(self._path, self._inode)
+        self.durable_lsn = last_lsn
+        return sync_s
 
     def rotate(self) -> None:
         """Leave the segment, all of which is synced, and go on in a new one of the same epoch; not while it is empty,
@@ -147,6 +182,19 @@ class Log:
             os.close(self._descriptor)
             self._descriptor = -1
         self._spare.discard()
+
+    def _make_room(self, size: int) -> None:
+        """Move on to the next segment when this one is full, or a spare is ready."""
+        is_full = self._offset + size > self._segment_bytes
+        if is_full or (self._spare.ready and not self._is_ahead):
+            self.rotate()
+
+    def _wrote(self, size: int, last_lsn: Lsn) -> None:
+        self._offset += size
+        self.written_lsn = last_lsn
+        self.next_lsn = Lsn(last_lsn + 1)
+        if self._offset >= (self._next_spare_after_bytes if self._is_ahead else self._spare_after_bytes):
+            self._spare.prepare()
 
     def _open_segment(self, previous_lsn: Lsn) -> None:
         header = SegmentHeader(self.node_id, self._wal_id, self._epoch, self.next_lsn, previous_lsn)

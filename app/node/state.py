@@ -40,6 +40,10 @@ class Watermark:
         self._lsns: list[Lsn] = []
         self._deadlines: list[tuple[float, float]] = []
         self._futures: list[asyncio.Future[None]] = []
+        self._came_s = -math.inf
+        """When the last came, in the loop's time, which stands still while it calls one after the other."""
+        self._deadline = (0.0, 0.0)
+        """Of those who came then."""
         self._looks_at_s = math.inf
         """When the deadlines are looked at next: at the first of them, or before."""
 
@@ -60,15 +64,18 @@ class Watermark:
         else:
             if lsn > self.wanted_lsn:
                 self.want(lsn)
-            deadline_s = loop.time() + timeout_s
-            at = len(self._lsns)
-            if at and self._lsns[-1] > lsn:
+            now_s = loop.time()
+            if now_s != self._came_s or timeout_s != self._deadline[1]:
+                self._come(now_s, timeout_s)
+            if not self._lsns or self._lsns[-1] <= lsn:
+                self._lsns.append(lsn)
+                self._deadlines.append(self._deadline)
+                self._futures.append(future)
+            else:
                 at = bisect_right(self._lsns, lsn)
-            self._lsns.insert(at, lsn)
-            self._deadlines.insert(at, (deadline_s, timeout_s))
-            self._futures.insert(at, future)
-            if deadline_s < self._looks_at_s:
-                self._look_at(deadline_s)
+                self._lsns.insert(at, lsn)
+                self._deadlines.insert(at, self._deadline)
+                self._futures.insert(at, future)
         return future
 
     def want(self, lsn: Lsn) -> None:
@@ -105,6 +112,13 @@ class Watermark:
         del self._lsns[:count], self._deadlines[:count], self._futures[:count]
         return futures
 
+    def _come(self, now_s: float, timeout_s: float) -> None:
+        """Whoever comes at ``now_s`` with this timeout has the same deadline, and it is looked at in time."""
+        self._came_s = now_s
+        self._deadline = (now_s + timeout_s, timeout_s)
+        if self._deadline[0] < self._looks_at_s:
+            self._look_at(self._deadline[0])
+
     def _look_at(self, deadline_s: float) -> None:
         self._looks_at_s = deadline_s
         asyncio.get_running_loop().call_at(deadline_s, self._expire, deadline_s)
@@ -124,6 +138,7 @@ class Watermark:
                 self._deadlines.append((ends_s, timeout_s))
                 self._futures.append(future)
         next_s, _ = min(self._deadlines, default=(math.inf, 0.0))
+        self._came_s = -math.inf
         self._looks_at_s = math.inf
         if next_s < math.inf:
             self._look_at(next_s)

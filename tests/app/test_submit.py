@@ -7,9 +7,11 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Callable
 
 import asyncpg
 import pytest
+import uvloop
 
 from app.chain import checkpoints
 from app.config import Settings
@@ -366,6 +368,13 @@ async def test_what_an_answer_survives_is_what_the_operator_said_of_postgres(
     assert chained.achieved is Durability.REGIONAL
 
 
+def python_syncs(patch: pytest.MonkeyPatch, sync: Callable[[int], None]) -> None:
+    """Have the log written by Python and synced by ``sync``. Faults below the functions in C are those of strace, in
+    ``tests/wal/test_faults.py`` and ``tests/crash``."""
+    patch.setattr("wal.native.commit_records", lambda *_: None)
+    patch.setattr("wal.log.os.fdatasync", sync)
+
+
 async def test_nothing_is_answered_or_chained_while_the_fsync_is_under_way(
     service: Service, chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,7 +387,7 @@ async def test_nothing_is_answered_or_chained_while_the_fsync_is_under_way(
             assert may_sync.wait(UNTIL_S)
         sync(descriptor)
 
-    monkeypatch.setattr("wal.log.os.fdatasync", slow_sync)
+    python_syncs(monkeypatch, slow_sync)
     try:
         answers = [
             asyncio.create_task(service.submitter.submit(created("acme", n, durability=level), key=None))
@@ -410,7 +419,7 @@ async def test_after_a_failed_fsync_nothing_is_acknowledged_any_more_and_a_resta
             raise OSError(errno.EIO, "the disk is gone")
 
         with monkeypatch.context() as broken:
-            broken.setattr("wal.log.os.fdatasync", failing_sync)
+            python_syncs(broken, failing_sync)
             results = await asyncio.gather(
                 *(
                     service.submitter.submit(created("acme", n, durability=level), key=None)
@@ -540,6 +549,16 @@ async def test_each_of_those_who_wait_has_a_deadline_of_its_own() -> None:
     watermark.advance(7)
     assert for_ever.done()
     assert long.done()
+
+
+def test_whoever_comes_at_the_same_moment_as_others_whose_time_was_up_has_a_deadline_too() -> None:
+    async def wait_in_vain() -> None:
+        watermark = Watermark("durable", 5)
+        for _ in range(100):
+            with pytest.raises(DurabilityTimeoutError, match="LSN 6"):
+                await asyncio.wait_for(watermark.reached(6, 0), 30)
+
+    uvloop.run(wait_in_vain())  # whose time stands still while it calls one after the other
 
 
 async def test_one_who_stopped_waiting_takes_nobody_along() -> None:

@@ -19,15 +19,11 @@ from ledger import canonical, merkle, native
 from ledger.chain import Linker, record
 from ledger.chain.record import EventRecord
 from ledger.errors import LedgerError
-from ledger.hlc import Hlc, node_hash
-from ledger.machines.events import JOB_EVENTS
-from ledger.positions import Lsn
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import Ledger, build
-from wal.format import encode_record, encode_records
 
 WHOLE = build(40)
 TEXTS = st.text(max_size=40) | st.sampled_from(["", "ä" * 300, "\ud800", "x" * 5000, "\U0001f600"])
@@ -45,7 +41,6 @@ def test_without_them_python_does_all() -> None:
     code = (
         "import sys; sys.modules['ledger._native'] = None\n"
         "from ledger import merkle, native\n"
-        "from wal.format import encode_records\n"
         "assert native.NAME == 'python'\n"
         "print(merkle.root(merkle.leaf_hashes([bytes(32)] * 5)).hex())"
     )
@@ -264,29 +259,6 @@ def test_hashes_of_leaves_and_nodes_are_those_of_one_each(nodes: list[bytes], ot
         assert None not in (native.leaf_hashes(nodes), native.paired(nodes))
 
 
-@given(
-    st.integers(1, 2**63 - 100),
-    st.lists(
-        st.tuples(
-            st.integers(0, 2**63 - 1),
-            st.integers(0, 2**32 - 1),
-            st.sampled_from([event.record_type for event in JOB_EVENTS.values()] + [255]),
-            st.binary(max_size=300),
-        ),
-        max_size=5,
-    ),
-)
-def test_a_body_is_its_records_one_by_one(first_lsn: int, parts: list[tuple[int, int, int, bytes]]) -> None:
-    records = [(Hlc(physical, logical, "node"), kind, payload) for physical, logical, kind, payload in parts]
-    expected = b"".join(
-        encode_record(Lsn(lsn), hlc.pack(), kind, payload)
-        for lsn, (hlc, kind, payload) in enumerate(records, first_lsn)
-    )
-    assert encode_records(Lsn(first_lsn), node_hash("node"), records) == expected
-    if native.NAME == "c":
-        assert native.encode_records(first_lsn, node_hash("node"), records) == expected
-
-
 @given(st.lists(st.tuples(TEXTS, TEXTS, st.binary(max_size=40)), max_size=4))
 @example([("t" * 255, "j" * 255, b"{}")])
 def test_records_without_keys_are_those_of_one_each(events: list[tuple[str, str, bytes]]) -> None:
@@ -295,11 +267,3 @@ def test_records_without_keys_are_those_of_one_each(events: list[tuple[str, str,
     assert outcome(record.encode_plain, *columns) == expected
     if native.NAME == "c" and isinstance(expected, list):
         assert native.plain_records(*columns) == expected
-
-
-@pytest.mark.parametrize(
-    "given_record",
-    [None, (), ((1, 2), 1, b""), ((1, 2, "n"), 256, b""), ((1, -1, "n"), 1, b""), ((1, 2, "n"), 1, "text")],
-)
-def test_no_record_is_left_to_python(given_record: Any) -> None:
-    assert native.encode_records(1, bytes(4), [given_record]) is None

@@ -23,15 +23,17 @@ ROOT = Path(__file__).parents[2]
 RECORDS = 120
 SEGMENT_BYTES = 1200
 SEED = 7
-CHILD = [sys.executable, str(Path(__file__).with_name("writer_process.py"))]
+CHILD = str(Path(__file__).with_name("writer_process.py"))
+WITHOUT_C = f"import runpy, sys; sys.modules['wal._native'] = None; runpy.run_path({CHILD!r}, run_name='__main__')"
+PROGRAMS = {"c": [sys.executable, CHILD], "python": [sys.executable, "-c", WITHOUT_C]}
 WRITE = "pwritev,pwritev2"
 CALLS = (WRITE, "fdatasync", "fsync", "rename")
 
 
-def run_writer(folder: Path, *before: str, records: int = RECORDS) -> list[str]:
+def run_writer(folder: Path, *before: str, core: str, records: int = RECORDS) -> list[str]:
     """What the writing process said, under the command ``before``."""
     done = subprocess.run(
-        [*before, *CHILD, str(folder), "1", "1", str(records), str(SEGMENT_BYTES), str(SEED)],
+        [*before, *PROGRAMS[core], str(folder), "1", "1", str(records), str(SEGMENT_BYTES), str(SEED)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         timeout=100,
@@ -62,11 +64,11 @@ def check_recovery(folder: Path, durable_lsn: int) -> None:
     assert recover(folder, NODE, found.last_lsn + 3).last_lsn == found.last_lsn + 3
 
 
-def count_calls(strace: str, folder: Path) -> dict[str, int]:
+def count_calls(strace: str, folder: Path, core: str) -> dict[str, int]:
     """How often the busiest thread of an undisturbed run makes each call."""
     folder.mkdir()
     trace = folder.with_suffix(".trace")
-    said = run_writer(folder, strace, "-f", "-qq", "-e", f"trace={','.join(CALLS)}", "-o", str(trace))
+    said = run_writer(folder, strace, "-f", "-qq", "-e", f"trace={','.join(CALLS)}", "-o", str(trace), core=core)
     assert said[-1] == "closed"
     counts: dict[tuple[str, str], int] = {}
     for thread, call in re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.MULTILINE):
@@ -74,9 +76,15 @@ def count_calls(strace: str, folder: Path) -> dict[str, int]:
     return {call: max(number for (_, made), number in counts.items() if made in call.split(",")) for call in CALLS}
 
 
+@pytest.fixture(scope="module", params=list(PROGRAMS))
+def core(request: pytest.FixtureRequest) -> str:
+    """By what batches are written: in one call of C, or system call by system call by Python."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def calls(strace: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    counts = count_calls(strace, tmp_path_factory.mktemp("calls") / "log")
+def calls(strace: str, tmp_path_factory: pytest.TempPathFactory, core: str) -> dict[str, int]:
+    counts = count_calls(strace, tmp_path_factory.mktemp("calls") / "log", core)
     assert counts["fdatasync"] > 10
     assert counts["rename"] >= 4
     return counts
@@ -90,7 +98,7 @@ def occasions(number: int) -> list[int]:
 @pytest.mark.parametrize("fault", ["error=EIO", "error=ENOSPC", "signal=KILL"])
 @pytest.mark.parametrize("call", CALLS)
 def test_any_system_call_may_fail_or_be_the_last(
-    tmp_path: Path, strace: str, calls: dict[str, int], call: str, fault: str
+    tmp_path: Path, strace: str, calls: dict[str, int], core: str, call: str, fault: str
 ) -> None:
     for number in occasions(calls[call]):
         folder = tmp_path / str(number)
@@ -106,6 +114,7 @@ def test_any_system_call_may_fail_or_be_the_last(
             f"trace={call}",
             "-e",
             f"inject={call}:{fault}:when={number}",
+            core=core,
         )
         if fault == "signal=KILL":
             assert not {"closed", "poisoned"} & set(said)
@@ -114,13 +123,13 @@ def test_any_system_call_may_fail_or_be_the_last(
         check_recovery(folder, durable_of(said))
 
 
-def test_a_failed_fsync_is_never_followed_by_another_batch(tmp_path: Path, strace: str) -> None:
+def test_a_failed_fsync_is_never_followed_by_another_batch(tmp_path: Path, strace: str, core: str) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
     trace = tmp_path / "trace"
     said = run_writer(
         folder, strace, "-f", "-qq", "-e", f"trace={WRITE},fdatasync", "-o", str(trace),
-        "-e", "inject=fdatasync:error=EIO:when=5",
+        "-e", "inject=fdatasync:error=EIO:when=5", core=core,
     )  # fmt: skip
     assert said[-1] == "poisoned"
     calls = by_thread(trace)
@@ -128,7 +137,7 @@ def test_a_failed_fsync_is_never_followed_by_another_batch(tmp_path: Path, strac
     assert "EIO" in calls[writer][-1]
 
 
-def test_nothing_is_reported_durable_before_its_fsync_has_returned(tmp_path: Path, strace: str) -> None:
+def test_nothing_is_reported_durable_before_its_fsync_has_returned(tmp_path: Path, strace: str, core: str) -> None:
     # The writer thread's own calls, in their order, with every fsync made slow.
     folder = tmp_path / "log"
     folder.mkdir()
@@ -136,7 +145,7 @@ def test_nothing_is_reported_durable_before_its_fsync_has_returned(tmp_path: Pat
     said = run_writer(
         folder, strace, "-f", "-qq", "-e", f"trace={WRITE},fdatasync,write", "-o", str(trace),
         "-e", "inject=fdatasync:delay_enter=3000",
-        records=300,
+        records=300, core=core,
     )  # fmt: skip
     assert said[-1] == "closed"
     (writer,) = [lines for lines in by_thread(trace).values() if any('"durable ' in line for line in lines)]

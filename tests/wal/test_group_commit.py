@@ -66,6 +66,33 @@ def test_behind_a_batch_of_several_the_next_is_held_open_until_as_many_are_back(
     assert batch_ranges(tmp_path) == [(1, 1), (2, 4), (5, 7)]
 
 
+def test_what_came_while_a_batch_was_written_does_not_wait_for_its_writers(tmp_path: Path) -> None:
+    # Of six, two stay behind while four are written; held open for two more, they would be written after an hour.
+    with LogWriter(tmp_path, batch_timeout_us=3_600_000_000, batch_max_entries=4) as log:
+        blocked = log.hold_reports()
+        log.wait_durable(log.append())
+        for _ in range(6):
+            last = log.append()
+        blocked.set()
+        log.wait_durable(last)
+    assert batch_ranges(tmp_path) == [(1, 1), (2, 5), (6, 7)]
+
+
+def test_a_few_that_came_while_a_batch_was_written_wait_for_its_writers(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, batch_timeout_us=3_600_000_000, batch_max_entries=4) as log:
+        blocked = log.hold_reports()
+        log.wait_durable(log.append())
+        for _ in range(5):
+            log.append()
+        blocked.set()
+        log.wait_durable(5)
+        assert not log.becomes_durable(6, within_s=0.1)
+        for _ in range(3):
+            last = log.append()
+        log.wait_durable(last)
+    assert batch_ranges(tmp_path) == [(1, 1), (2, 5), (6, 9)]
+
+
 def test_a_batch_is_not_held_open_longer_than_its_timeout(tmp_path: Path) -> None:
     with LogWriter(tmp_path, batch_timeout_us=2000) as log:
         log.batches([1, 3])

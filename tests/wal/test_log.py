@@ -11,8 +11,9 @@ import pytest
 from ledger.errors import WalError
 from ledger.hlc import node_hash
 from ledger.positions import Epoch, Lsn
-from tests.wal.logs import NODE, WAL_ID, hlc_of, lsns_in, naive_batch, naive_segment, payload_of
-from wal.format import BATCH_RECORD_BYTES, BatchRecord, encode_records
+from tests.wal.logs import NODE, WAL_ID, hlc_of, lsns_in, naive_batch, naive_segment, payload_of, snapshot
+from wal import native
+from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, BatchRecord, encode_records
 from wal.log import Log
 from wal.recovery import recover
 from wal.segment import list_segments
@@ -61,6 +62,38 @@ def test_what_is_written_is_durable_after_the_sync_and_not_before(tmp_path: Path
     assert (log.written_lsn, log.durable_lsn, log.next_lsn) == (3, 3, 4)
     log.close()
     assert lsns_in(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("core", ["c", "python"])
+def test_a_commit_writes_what_append_and_sync_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: str) -> None:
+    if core == "python":
+        monkeypatch.setattr(native, "commit_records", lambda *_: None)
+    for name in ("committed", "naive"):
+        (tmp_path / name).mkdir()
+    log = open_log(tmp_path / "committed")
+    batches = [range(1, 2), range(2, 10), range(10, 12)]
+    for lsns in batches:
+        records = [(hlc_of(lsn), 1, payload_of(lsn)) for lsn in lsns]
+        body_bytes = sum(RECORD_HEADER_BYTES + len(payload) for _, _, payload in records)
+        assert log.commit(node_hash(NODE), records, body_bytes) > 0
+        assert (log.written_lsn, log.durable_lsn, log.next_lsn) == (lsns[-1], lsns[-1], lsns.stop)
+    log.close()
+    naive_segment(tmp_path / "naive", batches)
+    assert snapshot(tmp_path / "committed") == snapshot(tmp_path / "naive")
+
+
+@pytest.mark.parametrize("core", ["c", "python"])
+def test_a_commit_into_a_segment_that_lost_its_name_is_not_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    if core == "python":
+        monkeypatch.setattr(native, "commit_records", lambda *_: None)
+    log = open_log(tmp_path)
+    os.rename(list_segments(tmp_path)[0].path, tmp_path / "elsewhere")
+    with pytest.raises(WalError, match="removed, renamed or replaced"):
+        log.commit(node_hash(NODE), [(hlc_of(1), 1, b"x")], RECORD_HEADER_BYTES + 1)
+    assert log.durable_lsn == 0
+    log.abandon()
 
 
 def test_no_batch_follows_one_that_is_not_synced(tmp_path: Path) -> None:
