@@ -123,7 +123,7 @@ async def _restore_snapshots(connection: Connection, reader: BundleReader) -> in
     for row in reader.snapshot_rows():
         if row[FROM_SEQ] != signed_seq + 1:
             continue
-        if await notary_store.insert_snapshot(connection, tenant_id, row) is not None:
+        if await notary_store.insert_snapshots(connection, {tenant_id: row}):
             signed_seq = row[TO_SEQ]
             restored += 1
     return restored

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from app.chain import previous
 from app.pending.backlog import Pending
-from app.pending.linking import LinkedBatch, link_batch, tenant_begun_by
+from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenant_begun_by
 from app.store.chaining import ChainHead
 from app.store.growth import head_of
 from app.store.reading import Pool, reading
@@ -71,9 +71,11 @@ class LinkingAhead:
     async def _link(
         self, batch: list[Pending], before: LinkedBatch, heads: dict[str, ChainHead]
     ) -> _LinkedAhead | None:
+        keys: ChainedKeys = {}
         try:
-            async with reading(self._pool) as connection:
-                keys = await previous.chained_keys(connection, batch)
+            if any(pending.idempotency is not None for pending in batch):
+                async with reading(self._pool) as connection:
+                    keys = await previous.chained_keys(connection, batch)
         except DatabaseUnavailableError:
             return None
         for name, winners in before.winners.items():

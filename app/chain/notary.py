@@ -175,6 +175,7 @@ class Notary:
                 signing, self._unsigned = set(), signing
             now = _few(signing)
             self._grown |= signing - now
+            now -= await self._attend_together(sorted(now - overdue))
             await asyncio.gather(*(self._attend(name, sign_rest=name in overdue) for name in sorted(now)))
             self._move_mark()
 
@@ -316,6 +317,30 @@ class Notary:
                     tenant.signed_seq = tenant.tree.size
                     self._memory.forget_signed(tenant)
         return busy.union(faults)
+
+    async def _attend_together(self, names: Sequence[str]) -> set[str]:
+        """The next full batches of these tenants in one transaction, where nothing else is to be done first; returns
+        those whose turn this was. If it fails it is nobody's: each then finds what is wrong with it in its own."""
+        signed: set[str] = set()
+        try:
+            async with self._turns, AsyncExitStack() as held:
+                tenants: dict[str, FollowedTenant] = {}
+                for name in names if self.keys.signs_at_once else ():
+                    tenant = self._tenants[name]
+                    if not tenant.lock.locked() and self._snapshots.has_full_batch(tenant):
+                        tenants[name] = tenant
+                        await held.enter_async_context(self._signing(tenant))
+                if len(tenants) > 1:
+                    async with self.pool.acquire() as connection:
+                        signed = set(await self._snapshots.sign_next(connection, tenants))
+        except (LedgerError, *DATABASE_FAULTS) as error:
+            log.debug("signing_each_tenant_alone", error=str(error))
+            return set()
+        for name in signed:
+            self._memory.forget_signed(self._tenants[name])
+            if self._is_snapshot_due(self._tenants[name]):
+                self._grown.add(name)
+        return signed
 
     async def _attend(self, tenant_id: str, *, sign_rest: bool) -> None:
         """One turn for the snapshots of a tenant."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -25,7 +26,7 @@ from app.store import notary as store
 from ledger import merkle
 from ledger.hlc import Hlc
 from ledger.verification.snapshot import SnapshotClaim
-from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotRow
 from signing.snapshot import sign_snapshot
 
 _claimed = attrgetter(*SNAPSHOT_COLUMNS[:-1])
@@ -34,7 +35,7 @@ _claimed = attrgetter(*SNAPSHOT_COLUMNS[:-1])
 
 @dataclass(kw_only=True, eq=False)
 class Snapshotter:
-    """Signs and stores the snapshots of one tenant at a time, when the notary says so."""
+    """Signs and stores snapshots, when the notary says so."""
 
     node_id: str
     keys: KeyInUse
@@ -69,7 +70,7 @@ class Snapshotter:
             if len(made) == snapshots_max:
                 tenant.unsigned_since_s = since_s
                 return made
-            row = await self._sign_batch(connection, tenant_id, tenant)
+            row = (await self.sign_next(connection, {tenant_id: tenant})).get(tenant_id)
             if row is None:
                 signed_seq = tenant.signed_seq or 0
                 await self._load_signed(connection, tenant_id, tenant)
@@ -77,11 +78,41 @@ class Snapshotter:
                     raise not_stored(tenant_id, f"the snapshot from seq {signed_seq + 1} on")
             else:
                 made.append(row)
-                self.metrics.batch_snapshots.inc()
-                tenant.unsigned_since_s = time.monotonic()
-        all_signed = (tenant.signed_seq or 0) >= tenant.head_seq
-        tenant.unsigned_since_s = None if all_signed else time.monotonic()
+        tenant.unsigned_since_s = None if (tenant.signed_seq or 0) >= tenant.head_seq else time.monotonic()
         return made
+
+    def has_full_batch(self, tenant: FollowedTenant) -> bool:
+        """Whether ``sign_next`` can sign a full batch of it without asking for anything first."""
+        if tenant.tree is None or tenant.signed_seq is None:
+            return False
+        return tenant.tree.size - tenant.signed_seq >= self.batch_size
+
+    async def sign_next(
+        self, connection: Connection, tenants: Mapping[str, FollowedTenant]
+    ) -> dict[str, dict[str, object]]:
+        """Sign the next batch of each tenant, all in one transaction; returns the rows, none of a tenant of which
+        another node was first.
+
+        The caller holds their locks; their trees are in memory, and it is known how far each is signed.
+        """
+        async with self.keys.signing() as signer:
+            claims: dict[str, SnapshotClaim] = {}
+            rows: dict[str, SnapshotRow] = {}
+            digests: dict[str, str] = {}
+            for name, tenant in tenants.items():
+                claim = claims[name] = await self._claim(connection, name, tenant, signer.key_id)
+                envelope, digests[name] = await self.keys.sign(partial(sign_snapshot, claim, signer))
+                rows[name] = (*_claimed(claim), orjson.dumps(envelope).decode())
+            async with connection.transaction():
+                hlcs = [Hlc.parse(claim.snapshot_hlc) for claim in claims.values()]
+                await self.keys.check_window(connection, signer, hlcs)
+                inserted = await store.insert_snapshots(connection, rows)
+        for name in inserted:
+            tenant = tenants[name]
+            tenant.signed_seq, tenant.signed_digest = claims[name].to_seq, digests[name]
+            tenant.unsigned_since_s = None if tenant.signed_seq >= tenant.head_seq else time.monotonic()
+        self.metrics.batch_snapshots.inc(len(inserted))
+        return inserted
 
     async def _load_signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:
         last = await store.last_snapshot(connection, tenant_id)
@@ -92,22 +123,6 @@ class Snapshotter:
                 raise not_signed(tenant_id, f"its newest snapshot, up to seq {last.to_seq}, is not one of its chain")
         tenant.signed_seq = last.to_seq if last else 0
         tenant.signed_digest = digest
-
-    async def _sign_batch(
-        self, connection: Connection, tenant_id: str, tenant: FollowedTenant
-    ) -> dict[str, object] | None:
-        """Sign the next batch; None when another node was first."""
-        async with self.keys.signing() as signer:
-            claim = await self._claim(connection, tenant_id, tenant, signer.key_id)
-            envelope, digest = await self.keys.sign(partial(sign_snapshot, claim, signer))
-            row = (*_claimed(claim), orjson.dumps(envelope).decode())
-            async with connection.transaction():
-                await self.keys.check_window(connection, signer, Hlc.parse(claim.snapshot_hlc))
-                inserted = await store.insert_snapshot(connection, tenant_id, row)
-        if inserted is None:
-            return None
-        tenant.signed_seq, tenant.signed_digest = claim.to_seq, digest
-        return inserted
 
     async def _claim(
         self, connection: Connection, tenant_id: str, tenant: FollowedTenant, key_id: str

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -77,6 +77,11 @@ class KeyInUse:
     def log_signer(self) -> FileSigner:
         """What signs checkpoints."""
         return self.node_keys.log_signer
+
+    @property
+    def signs_at_once(self) -> bool:
+        """Whether a signature costs no waiting: its key is in a file."""
+        return isinstance(self.signer, FileSigner)
 
     def own(self) -> list[PublicKey]:
         """The public keys this node signs with."""
@@ -145,9 +150,9 @@ class KeyInUse:
         async with self._one_at_a_time:
             return await self._in_thread(work)
 
-    async def check_window(self, connection: Connection, signer: Signer, hlc: Hlc) -> None:
-        """Refuse a key that does not count at ``hlc``, by the chain of ``_system`` and by all that this node has seen;
-        in the transaction that stores what it signed.
+    async def check_window(self, connection: Connection, signer: Signer, hlcs: Sequence[Hlc]) -> None:
+        """Refuse a key that does not count at one of ``hlcs``, by the chain of ``_system`` and by all that this node
+        has seen; in the transaction that stores what it signed.
 
         Entries older than the key may be chained late, by a node that was away: its published window then begins with
         them.
@@ -159,11 +164,12 @@ class KeyInUse:
         if key is None and (self._chain.fault is None or self._chain.is_of_another_root):
             reason = f"key {signer.key_id} is not admitted to the ledger; see tally keys list"
             raise self._failed(reason, is_of_window=True)
-        refusal = (key or self.node_keys.bounded(signer.public_key)).refusal(hlc)
-        if refusal is not None:
+        window = key or self.node_keys.bounded(signer.public_key)
+        for refusal in filter(None, map(window.refusal, hlcs)):
             raise self._failed(f"{refusal}; take another with: tally keys rotate", is_of_window=True)
-        await store.widen(connection, signer.key_id, time_of(hlc.physical_ms))
-        self.highest_signed_ms = max(self.highest_signed_ms, hlc.physical_ms)
+        signed_ms = [hlc.physical_ms for hlc in hlcs]
+        await store.widen(connection, signer.key_id, time_of(min(signed_ms)))
+        self.highest_signed_ms = max(self.highest_signed_ms, *signed_ms)
         if self._is_of_window:
             self._clear_fault()
 

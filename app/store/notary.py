@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.rows import ENTRIES, fetch_as, fetch_one_as, fetch_tuples, turned
@@ -103,10 +103,13 @@ _LAST_SNAPSHOT = """
 SELECT to_seq, dsse_envelope, coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0) AS head_seq
   FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1
 """
-_LOCK_HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = $1 FOR UPDATE"
-_INSERT_SNAPSHOT = f"""
+_LOCK_HEADS = "SELECT FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE"
+_INSERT_SNAPSHOTS = f"""
 INSERT INTO scheduler.batch_snapshot (tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+SELECT tenant_id, {", ".join(SNAPSHOT_COLUMNS[:-1])}, {SNAPSHOT_COLUMNS[-1]}::json
+  FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[],
+              $9::text[]) AS n(tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
+ ORDER BY tenant_id COLLATE "C"
     ON CONFLICT (tenant_id, from_seq) DO NOTHING
 RETURNING *
 """
@@ -206,15 +209,19 @@ async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot 
     return await fetch_one_as(connection, LastSnapshot, _LAST_SNAPSHOT, tenant_id)
 
 
-async def insert_snapshot(connection: Connection, tenant_id: str, row: SnapshotRow) -> dict[str, object] | None:
-    """Add a snapshot, ``SNAPSHOT_COLUMNS``, under the head's lock and return its row as it is stored, with its id; None
-    when its beginning is covered already."""
-    # Whoever keeps the head locked must not keep the notary from all others.
+async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRow]) -> dict[str, dict[str, object]]:
+    """Add a snapshot of each tenant, ``SNAPSHOT_COLUMNS``, under the locks of their heads.
+
+    Returns:
+        By tenant the row as it is stored, with its id; none where its beginning is covered already.
+    """
+    # Whoever keeps a head locked must not keep the notary from all others.
     await connection.execute("SET LOCAL lock_timeout = '1s'")
-    inserted = await connection.fetchrow(_INSERT_SNAPSHOT, tenant_id, *row)
+    columns = zip(*((tenant_id, *row) for tenant_id, row in rows.items()), strict=True)
+    inserted = await connection.fetch(_INSERT_SNAPSHOTS, *columns)
     # Last, since the appender waits for it: no longer than for the commit.
-    await connection.execute(_LOCK_HEAD, tenant_id)
-    return dict(inserted) if inserted is not None else None
+    await connection.execute(_LOCK_HEADS, list(rows))
+    return {row["tenant_id"]: dict(row) for row in inserted}
 
 
 async def tree_size(connection: Connection, tenant_id: str) -> int:

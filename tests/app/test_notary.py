@@ -8,7 +8,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,57 @@ async def test_a_snapshot_is_signed_for_every_batch_size_entries_exactly(
 
         await until(four, "the fourth batch is full")
         assert_snapshots_cover(await snapshots_of(superuser, "acme"), await links_of(chains, "acme"))
+
+
+@pytest.fixture
+async def ten_each(rarely: Any, run_node: RunNode) -> AsyncIterator[Service]:
+    """A node that signs ten entries at a time, and has signed ten of each tenant."""
+    async with run_node(rarely) as service:
+        await write_ten(service)
+        await until(lambda: all(service.notary._tenants[each].signed_seq == 10 for each in THREE), "all are signed")
+        yield service
+
+
+THREE = ("a", "b", "c")
+
+
+async def write_ten(service: Service) -> None:
+    """Chain ten entries of each tenant in one transaction."""
+    drafts = [created(tenant_id, n) for tenant_id in THREE for n in range(10)]
+    await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
+
+
+async def test_full_batches_of_several_tenants_are_stored_in_one_transaction(
+    ten_each: Service, superuser: asyncpg.Connection
+) -> None:
+    await write_ten(ten_each)
+    for tenant_id in THREE:
+        await until(lambda name=tenant_id: signed_to(superuser, name, 20), "the next batch is signed")
+        assert [each["to_seq"] for each in await snapshots_of(superuser, tenant_id)] == [10, 20]
+    stored = "SELECT count(DISTINCT xmin::text) FROM scheduler.batch_snapshot WHERE from_seq = 11"
+    assert await superuser.fetchval(stored) == 1
+    assert all(ten_each.notary._tenants[each].unsigned_since_s is None for each in THREE)
+
+
+async def test_a_tenant_whose_snapshot_cannot_be_stored_keeps_none_of_those_in_its_transaction_from_theirs(
+    ten_each: Service, superuser: asyncpg.Connection
+) -> None:
+    await superuser.execute(
+        "ALTER TABLE scheduler.batch_snapshot ADD CONSTRAINT no_b CHECK (tenant_id <> 'b') NOT VALID"
+    )
+    await write_ten(ten_each)
+    for tenant_id in ("a", "c"):
+        await until(lambda name=tenant_id: signed_to(superuser, name, 20), "the others are signed")
+    assert not await signed_to(superuser, "b", 20)
+    await superuser.execute("ALTER TABLE scheduler.batch_snapshot DROP CONSTRAINT no_b")
+    await until(lambda: signed_to(superuser, "b", 20), "it is signed once it can be")
+    assert len(await snapshots_of(superuser, "b")) == 2
+
+
+async def signed_to(superuser: asyncpg.Connection, tenant_id: str, seq: int) -> bool:
+    """Whether a snapshot of the tenant ends there."""
+    query = "SELECT EXISTS (SELECT FROM scheduler.batch_snapshot WHERE tenant_id = $1 AND to_seq = $2)"
+    return bool(await superuser.fetchval(query, tenant_id, seq))
 
 
 async def test_a_batch_that_does_not_fill_is_signed_after_the_interval(
