@@ -111,8 +111,8 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "PUT /v1/tenants/{tenant_id}/privacy",
         "POST /v1/tenants/{tenant_id}/erasures",
     ),
+    Rule(Right.ADMIN, Needs.IN_BODY): ("POST /v1/tokens",),
     Rule(Right.ADMIN, Needs.ANY): (
-        "POST /v1/tokens",
         "GET /v1/tokens",
         "DELETE /v1/tokens/{token_id}",
     ),

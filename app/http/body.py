@@ -84,7 +84,8 @@ class JsonBody:
         """What the caller wants, checked, and his to want; refused unread while this node takes no writes."""
         parts_of(request).check_writable()
         wanted = parse(self._adapter, await read_body(request, JSON_MEDIA_TYPE, COMMAND_BYTES_MAX))
-        await allow(request, wanted.get("tenant_id"))
+        named = wanted.get("tenants") or [wanted.get("tenant_id")]
+        await allow(request, *filter(None, named))
         return wanted
 
 

@@ -30,19 +30,19 @@ def asked_of(scope: Scope) -> Asked:
     )
 
 
-async def allow(request: Request, tenant_id: str | None = None) -> None:
-    """Return if the caller may do what the request asks for, to the tenant that its body names if it names one; an act
-    is on record then.
+async def allow(request: Request, *tenants: str) -> None:
+    """Return if the caller may do what the request asks for, to all tenants, or patterns of them, that its body names;
+    an act is on record then.
 
     Raises:
         ForbiddenError: he may not.
         LedgerError: as ``AccessRecords.act``.
     """
     route, caller = request.scope["route"], request.scope[CALLER]
-    if tenant_id is not None:
+    for tenant_id in tenants:
         caller.check(route.rule.right, tenant_id)
     if route.is_act:
-        named = tenant_id or request.path_params.get("tenant_id")
+        named = tenants[0] if len(tenants) == 1 else request.path_params.get("tenant_id")
         await parts_of(request).access_records.act(asked_of(request.scope), route.rule.right, named)
 
 

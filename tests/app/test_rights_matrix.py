@@ -1,0 +1,204 @@
+"""Every route, asked by callers of every right, for their own tenant, another one, and all: as the table says, and the
+chains stay as they are where it says no."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
+from app.access.rights import RULES, Needs, Right
+from app.dev.embedded import EmbeddedPostgres
+from tests.app.bundles import bundle_of
+from tests.app.served import Serve, Served
+from tests.app.service_thread import serving
+from tests.app.test_openapi import OPERATIONS
+from tests.app.witness import Witness
+from tests.ledger.ledger_in_memory import SIGNER, build
+
+OWN, OTHER = "own", "other"
+NDJSON = {"Content-Type": "application/x-ndjson"}
+
+
+class Asked(NamedTuple):
+    """A request about a tenant."""
+
+    path: str
+    sent: dict[str, Any]
+
+
+def _body(**more: Any) -> Callable[[str], dict[str, Any]]:
+    return lambda tenant: {"json": {"tenant_id": tenant, **more}}
+
+
+def _import(tenant: str) -> dict[str, Any]:
+    return {"files": {"file": (f"{tenant}.tar", io.BytesIO(bundle_of(build(3, tenant_id=tenant))))}}
+
+
+def _lines(**more: Any) -> Callable[[str], dict[str, Any]]:
+    return lambda tenant: {"content": json.dumps({"tenant_id": tenant, **more}), "headers": NDJSON}
+
+
+def _key() -> Callable[[str], dict[str, Any]]:
+    return lambda _: {"json": {}}
+
+
+SENT: dict[str, Callable[[str], dict[str, Any]]] = {
+    "POST /v1/jobs": _body(),
+    "POST /v1/jobs/{job_id}/events": _body(type="JobAccepted", dc_id="use1"),
+    "POST /v1/jobs/{job_id}/cancel": _body(),
+    "POST /v1/events": _lines(type="JobCreated"),
+    "POST /v1/stats": lambda tenant: {"json": {"tenant_id": tenant, "job_id": "one", "dc_id": "use1"}},
+    "POST /v1/bundles/export": _body(),
+    "POST /v1/bundles/import": _import,
+    "POST /v1/snapshots": _body(),
+    "POST /v1/chain/acknowledge": _body(reason="seen"),
+    "POST /v1/log/{tenant_id}/cosignatures": lambda _: {"content": "note", "headers": {"Content-Type": "text/plain"}},
+    "POST /v1/keys/rotate": _key(),
+    "POST /v1/keys/{key_id}/admit": _key(),
+    "POST /v1/keys/{key_id}/revoke": _key(),
+    "PUT /v1/tenants/{tenant_id}/privacy": lambda _: {"json": {"fields": []}},
+    "POST /v1/tenants/{tenant_id}/erasures": lambda _: {"json": {"subject": "nobody"}},
+    "POST /v1/tokens": lambda tenant: {"json": {"name": "x", "rights": ["read"], "tenants": [tenant]}},
+}
+"""What a request of each route sends, about a tenant; what is not here sends nothing."""
+PARTS = {
+    "{job_id}": "one",
+    "{key_id}": "0123456789abcdef",
+    "{snapshot_id}": "1",
+    "{token_id}": "0123456789abcdef",
+    "{name}": "swagger-ui.css",
+    "{bundle:path}": "000.p/1",
+    "{tile:path}": "0/000.p/1",
+}
+
+
+def asked(route: str, tenant: str) -> Asked:
+    path = route.partition(" ")[2]
+    query = "" if "{tenant_id}" in path else f"?tenant_id={tenant}" if RULES[route].needs is Needs.NAMED else ""
+    for name, value in {**PARTS, "{tenant_id}": tenant}.items():
+        path = path.replace(name, value)
+    return Asked(path + query, SENT[route](tenant) if route in SENT else {})
+
+
+def allowed(route: str, right: Right, pattern: str, tenant: str) -> bool:
+    """Whether the table has the route answered to a caller of one right."""
+    rule = RULES[route]
+    if rule.right is None:
+        return True
+    if right is not rule.right:
+        return False
+    if rule.needs is Needs.EVERY:
+        return pattern == "*"
+    return pattern in ("*", tenant) or rule.needs is Needs.ANY
+
+
+async def heads(superuser: asyncpg.Connection) -> list[Any]:
+    """The ends of the tenants' chains, and what ``_system`` says beside refusals."""
+    entries = await superuser.fetchval(
+        "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND action <> 'ACCESS_REFUSED'"
+    )
+    rows = await superuser.fetch(
+        "SELECT tenant_id, head_seq, head_chain_link FROM scheduler.chain_heads WHERE tenant_id <> '_system' ORDER BY 1"
+    )
+    return [entries, *(tuple(row) for row in rows)]
+
+
+async def statuses(served: Served, token: str | None, wanted: list[tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
+    found = []
+    async with served.client(token) as client:
+        for route, tenant in wanted:
+            request = asked(route, tenant)
+            answer = await client.request(route.partition(" ")[0], request.path, **request.sent)
+            assert answer.status_code < 500 or answer.status_code == 503, (route, answer.text)
+            found.append((route, tenant, answer.status_code))
+    return iter(found)
+
+
+async def test_every_route_is_answered_as_the_table_says_and_what_is_refused_changes_nothing(
+    serve: Serve, superuser: asyncpg.Connection, tmp_path: Path
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_text(SIGNER.public_key_pem)
+    witness = Witness("witness.example")
+    given = {"bundle": {"trusted_keys": trusted}, "log": {"witnesses": [witness.verifier_key]}}
+    async with serve(**given) as served, served.client(served.root) as root:
+        for tenant in (OWN, OTHER):
+            body = {"tenant_id": tenant, "job_id": "one", "durability": "GLOBAL"}
+            assert (await root.post("/v1/jobs", json=body)).status_code == 201
+        callers = [(right, pattern) for right in Right for pattern in (OWN, "*")]
+        tokens = {}
+        for right, pattern in callers:
+            name = f"{right}.{'all' if pattern == '*' else pattern}"
+            tokens[right, pattern] = (await served.issue(right, tenants=pattern, name=name))["token"]
+        every = [(route, tenant) for route in RULES for tenant in (OWN, OTHER)]
+        before = await heads(superuser)
+        for route, tenant, status in await statuses(served, None, every):
+            assert (status == 401) == (RULES[route].needs is not Needs.NOTHING), (route, tenant, status)
+        for (right, pattern), token in tokens.items():
+            refused = [each for each in every if not allowed(each[0], right, pattern, each[1])]
+            for route, tenant, status in await statuses(served, token, refused):
+                assert status == 403, (right, pattern, route, tenant)
+        assert await heads(superuser) == before
+        for (right, pattern), token in tokens.items():
+            granted = [each for each in every if allowed(each[0], right, pattern, each[1])]
+            for route, tenant, status in await statuses(served, token, granted):
+                assert status not in (401, 403, 429), (right, pattern, route, tenant)
+        async with served.client(tokens[Right.READ, OWN]) as reader, served.client(tokens[Right.AUDIT, OWN]) as auditor:
+            assert (await reader.get("/v1/jobs/one")).json()["tenant_id"] == OWN
+            assert {each["tenant_id"] for each in (await auditor.get("/v1/tenants")).json()["items"]} == {OWN}
+
+
+# --- requests that are made up --------------------------------------------------------------------
+
+SECRET = "of-nobody-elses-business"
+
+
+@pytest.fixture(scope="module")
+def weak(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A service in which another tenant has secrets, and a token that may read its own tenant alone."""
+    from app.access import tokens
+    from app.node.kept_tokens import FIRST_TOKEN, FirstToken
+
+    folder, first = tmp_path_factory.mktemp("weak"), tokens.make()
+    FIRST_TOKEN.store(folder, FirstToken("root", first.digest.hex()))
+    with serving(postgres, folder, "weak_token", auth={"mode": "tokens"}, read={"wait": "20ms"}) as url:
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {first.text}"}, timeout=60) as root:
+            for tenant in (OWN, SECRET):
+                body = {"tenant_id": tenant, "job_id": f"job-{tenant}", "spec": {"image": tenant}}
+                root.post("/v1/jobs", json={**body, "durability": "GLOBAL"}).raise_for_status()
+                root.post("/v1/snapshots", json={"tenant_id": tenant}).raise_for_status()
+            wanted = {"name": "weak", "rights": ["read"], "tenants": [OWN]}
+            made = root.post("/v1/tokens", json=wanted).raise_for_status().json()
+        yield url, made["token"]
+
+
+@pytest.fixture(scope="module")
+def weak_schema(weak: tuple[str, str]) -> schemathesis.schemas.BaseSchema:
+    return schemathesis.openapi.from_url(f"{weak[0]}/openapi.json")
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_a_weak_token_gets_no_data_of_another_tenant(
+    weak: tuple[str, str], weak_schema: schemathesis.schemas.BaseSchema, method: str, path: str
+) -> None:
+    _, token = weak
+    headers = {"Authorization": f"Bearer {token}"}
+
+    @given(weak_schema[path][method].as_strategy())
+    @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    def check(case: schemathesis.Case[Any]) -> None:
+        answer = case.call(headers=headers)
+        assert answer.status_code < 500 or answer.status_code == 503, answer.text
+        assert SECRET not in answer.text
+        assert token not in answer.text
+
+    check()
