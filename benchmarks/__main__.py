@@ -37,6 +37,7 @@ ROWS: tuple[Row, ...] = (
     wal_recovery.ROW,
     ingest.ROW,
     submit.LOCAL,
+    submit.LOCAL_TOKENS,
     submit.LOCAL_ETCD,
     submit.GLOBAL,
     verify.RATE,

@@ -93,13 +93,14 @@ class Connection(asyncio.Protocol):
 class Client:
     """One connection for awaiting answers one after the other."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, token: str | None) -> None:
         self._connection = connection
+        self._token = token
         self._waiting: asyncio.Future[Answer] | None = None
 
     @classmethod
-    async def connect(cls, target: Target) -> Client:
-        """A connected client."""
+    async def connect(cls, target: Target, token: str | None = None) -> Client:
+        """A connected client, which shows ``token`` where ``get`` asks."""
         loop = asyncio.get_running_loop()
         client: Client | None = None
 
@@ -112,7 +113,7 @@ class Client:
                 client._waiting.set_exception(BenchmarkError("the service hung up"))
 
         _, connection = await loop.create_connection(lambda: Connection(answered, lost), *target)
-        client = cls(connection)
+        client = cls(connection, token)
         return client
 
     async def ask(self, request: bytes, expected_status: int = 200) -> Answer:
@@ -130,22 +131,26 @@ class Client:
 
     async def get(self, path: str) -> Any:
         """The JSON value at ``path``."""
-        return json.loads((await self.ask(get(path))).body)
+        return json.loads((await self.ask(get(path, self._token))).body)
 
     def close(self) -> None:
         """Hang up."""
         self._connection.close()
 
 
-def get(path: str) -> bytes:
+def get(path: str, token: str | None = None) -> bytes:
     """A GET request."""
-    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{_bearer(token)}\r\n".encode()
 
 
-def post(path: str, body: bytes, kind: str = "json") -> bytes:
+def post(path: str, body: bytes, kind: str = "json", token: str | None = None) -> bytes:
     """A POST request with ``body``."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {CONTENT_TYPES[kind]}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"Content-Length: {len(body)}\r\n{_bearer(token)}\r\n"
     )
     return head.encode() + body
+
+
+def _bearer(token: str | None) -> str:
+    return "" if token is None else f"Authorization: Bearer {token}\r\n"

@@ -24,13 +24,13 @@ async def wait_until_chained(client: Client) -> int:
             await asyncio.sleep(POLL_S)
 
 
-async def check_service(url: str, entries: Mapping[str, int]) -> str:
+async def check_service(url: str, entries: Mapping[str, int], token: str | None = None) -> str:
     """Every tenant has so many entries and a chain that verifies, and the WAL synced each batch; says how many.
 
     Raises:
         BenchmarkError: something does not hold.
     """
-    client = await Client.connect(Target.of(url))
+    client = await Client.connect(Target.of(url), token)
     try:
         node = await client.get("/v1/node")
         expect(node["ack_mode"] == "LOCAL_GROUP_SYNC", f"the WAL runs in mode {node['ack_mode']}")
@@ -42,7 +42,7 @@ async def check_service(url: str, entries: Mapping[str, int]) -> str:
                 found["entries_checked"] == count,
                 f"{tenant_id} has {found['entries_checked']} entries, {count} were answered",
             )
-        return _wal_syncs((await client.ask(get("/metrics"))).body.decode(), sum(entries.values()))
+        return _wal_syncs((await client.ask(get("/metrics", token))).body.decode(), sum(entries.values()))
     finally:
         client.close()
 

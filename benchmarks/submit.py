@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from app.access import tokens
+from app.node.kept_tokens import FIRST_TOKEN, FirstToken
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, expect_fsyncs, wait_for
 from benchmarks.copied_rows import count_rows
@@ -24,23 +26,28 @@ ETCD_REQUESTS = 150_000
 """More than a run can send: each has a key of its own."""
 
 
-def _load(url: str, durability: str) -> Load:
+def _load(url: str, durability: str, token: str | None = None) -> Load:
     return drive(
         Target.of(url),
-        [post("/v1/jobs", body) for body in job_requests(TENANT, durability, REQUESTS)],
+        [post("/v1/jobs", body, token=token) for body in job_requests(TENANT, durability, REQUESTS)],
         CONNECTIONS,
         WARM_UP_S,
         WINDOW_S,
     )
 
 
-def _measure_service(bench: Bench, durability: str) -> Load:
-    """The load that the service took, checked."""
+def _measure_service(bench: Bench, durability: str, *, with_tokens: bool = False) -> Load:
+    """The load that the service took, checked; ``with_tokens`` each request showed one."""
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
-        with tally_serve(database.service_url, folder) as url:
-            load = apart(_load, url, durability)
-            syncs = wait_for(check_service(url, {TENANT: load.answered}))
-        bench.say(f"ours: {_described(load)}; {syncs}")
+        token, settings = None, {}
+        if with_tokens:
+            made = tokens.make()
+            FIRST_TOKEN.store(folder, FirstToken("bench", made.digest.hex()))
+            token, settings = made.text, {"TALLY_AUTH__MODE": "tokens"}
+        with tally_serve(database.service_url, folder, settings) as url:
+            load = apart(_load, url, durability, token)
+            syncs = wait_for(check_service(url, {TENANT: load.answered}, token))
+        bench.say(f"ours{', with tokens' if with_tokens else ''}: {_described(load)}; {syncs}")
     return load
 
 
@@ -73,6 +80,15 @@ def measure_local(bench: Bench) -> Outcome:
         f"last run: p99 {mine.p99_ms:.1f} ms against {empty.p99_ms:.1f} ms, client at {mine.client_cpu:.0%} and "
         f"{empty.client_cpu:.0%} of a core"
     )
+
+
+def measure_local_tokens(bench: Bench) -> Outcome:
+    """The service at LOCAL with tokens against the same without."""
+    return interleave(
+        bench,
+        lambda: _measure_service(bench, "LOCAL", with_tokens=True).rate,
+        lambda: _measure_service(bench, "LOCAL").rate,
+    ).outcome()
 
 
 def measure_global(bench: Bench) -> Outcome:
@@ -132,6 +148,14 @@ LOCAL = Row(
     "single POST /v1/jobs at LOCAL, 64 connections, against FastAPI as one would set it up first: the same models, an "
     "empty handler, an answer of the same size",
     measure_local,
+)
+LOCAL_TOKENS = Row(
+    "submit_local_tokens",
+    "requests/s",
+    0.95,
+    "single POST /v1/jobs at LOCAL, 64 connections, a token in each request and an actor in each event, against the "
+    "same service with auth.mode none",
+    measure_local_tokens,
 )
 LOCAL_ETCD = Row(
     "submit_local_etcd",
