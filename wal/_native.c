@@ -108,24 +108,37 @@ typedef struct {
     off_t offset;
     const char *path;
     uint64_t inode;
+    int is_whole; /* the records were in form, and written */
     double sync_s;
     int is_named;
 } Segment;
 
-/* Frame the records in the room of their body, write and sync them; 0, or what errno was. Needs no interpreter. */
-static int commit_batch(Segment *segment, uint64_t first_lsn, const unsigned char *node, const Record *records,
+/*
+ * Frame, write and sync records; 0, or what errno was. Nothing is written when they are not all in form and together of
+ * the length of the body. Runs without the interpreter's lock: what is read are tuples, numbers and bytes that nobody
+ * changes and the caller keeps, and no reference is counted. They lie in the cache of the core that queued them, and
+ * looking at each costs the more here: time in which that one goes on.
+ */
+static int commit_batch(Segment *segment, uint64_t first_lsn, const unsigned char *node, PyObject *const *records,
                         Py_ssize_t count, unsigned char *body, size_t body_bytes)
 {
     unsigned char opening[RECORD_HEADER_BYTES + ANNOUNCED_BYTES], announced[ANNOUNCED_BYTES], *at = body;
     const uint64_t last_lsn = first_lsn + (uint64_t)count - 1;
-    for (Py_ssize_t i = 0; i < count; i++)
-        at = put_record(at, first_lsn + (uint64_t)i, node, &records[i]);
+    Record record;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const size_t left = body_bytes - (size_t)(at - body);
+        if (!record_of(records[i], &record) || RECORD_HEADER_BYTES + (size_t)record.payload.count > left)
+            return 0;
+        at = put_record(at, first_lsn + (uint64_t)i, node, &record);
+    }
+    segment->is_whole = (size_t)(at - body) == body_bytes;
+    if (!segment->is_whole)
+        return 0;
     at = put_u64(put_u64(announced, first_lsn), last_lsn);
     put_u32(put_u32(at, (uint32_t)body_bytes), (uint32_t)zlib_crc32(0, body, (unsigned int)body_bytes));
-    Record opens = records[count - 1];
-    opens.type = BATCH_RECORD_TYPE;
-    opens.payload = (Text){(const char *)announced, sizeof announced};
-    put_record(opening, first_lsn, node, &opens);
+    record.type = BATCH_RECORD_TYPE;
+    record.payload = (Text){(const char *)announced, sizeof announced};
+    put_record(opening, first_lsn, node, &record);
 
     const struct iovec pieces[] = {{opening, sizeof opening}, {body, body_bytes}};
     const int failed = write_both(segment->file, pieces, segment->offset);
@@ -156,33 +169,26 @@ static PyObject *commit_records(PyObject *Py_UNUSED(module), PyObject *const *ar
         || node.count != NODE_HASH_BYTES || !number_of(args[7], &body_bytes) || body_bytes < 0
         || body_bytes > UINT32_MAX || !take(&batch, args + 6, 1))
         Py_RETURN_NONE;
-    Segment segment = {(int)file, (off_t)offset, path.bytes, (uint64_t)inode, 0, 0};
-    Record *records = PyMem_New(Record, batch.rows ? batch.rows : 1);
+    Segment segment = {(int)file, (off_t)offset, path.bytes, (uint64_t)inode, 0, 0, 0};
+    int failed = 0;
     unsigned char *body = PyMem_Malloc((size_t)body_bytes);
-    if (records == NULL || body == NULL)
+    if (body == NULL)
         PyErr_NoMemory();
-    long long length = 0;
-    int is_whole = records != NULL && body != NULL && batch.rows > 0, failed = 0;
-    for (Py_ssize_t i = 0; i < batch.rows && is_whole; i++) {
-        is_whole = record_of(batch.values[0][i], &records[i]);
-        length += is_whole ? RECORD_HEADER_BYTES + records[i].payload.count : 0;
-    }
-    is_whole = is_whole && length == body_bytes;
-    if (is_whole) {
+    else if (batch.rows > 0) {
         Py_BEGIN_ALLOW_THREADS
-        failed = commit_batch(&segment, (uint64_t)first_lsn, (const unsigned char *)node.bytes, records, batch.rows,
-                              body, (size_t)body_bytes);
+        failed = commit_batch(&segment, (uint64_t)first_lsn, (const unsigned char *)node.bytes, batch.values[0],
+                              batch.rows, body, (size_t)body_bytes);
         Py_END_ALLOW_THREADS
     }
     PyMem_Free(body);
-    PyMem_Free(records);
     release(&batch);
     if (failed != 0) {
         errno = failed;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return answer_of(is_whole ? Py_BuildValue("(dO)", segment.sync_s, segment.is_named ? Py_True : Py_False) : NULL,
-                     is_whole);
+    return answer_of(
+        segment.is_whole ? Py_BuildValue("(dO)", segment.sync_s, segment.is_named ? Py_True : Py_False) : NULL,
+        segment.is_whole);
 }
 
 /* --- the module --------------------------------------------------------------------------------------------------- */

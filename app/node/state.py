@@ -63,7 +63,9 @@ class Watermark:
             future.set_exception(self._failure)
         else:
             if lsn > self.wanted_lsn:
-                self.want(lsn)
+                self.wanted_lsn = lsn
+                if self.on_wanted is not None:
+                    self.on_wanted()
             now_s = loop.time()
             if now_s != self._came_s or timeout_s != self._deadline[1]:
                 self._come(now_s, timeout_s)
