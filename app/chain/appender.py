@@ -68,7 +68,7 @@ from ledger.errors import (
 from ledger.hlc import Hlc
 from ledger.positions import Lsn
 
-BATCH_ENTRIES_MAX = 2000
+BATCH_ENTRIES_MAX = 4000
 """Most events in one transaction: enough to spread the commit, few enough to keep the latency of one low."""
 BATCH_BYTES_MAX = 1 << 20
 """Most payload bytes in one transaction: they are linked in one turn of the event loop."""
