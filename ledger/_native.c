@@ -412,6 +412,172 @@ static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value)
     Py_RETURN_NONE;
 }
 
+/* --- rows of new entries: app.store.growth, and as COPY takes them: app.store.chaining ---------------------------- */
+
+static PyObject *hex_of(const unsigned char *hash)
+{
+    static const char digits[] = "0123456789abcdef";
+    PyObject *made = PyUnicode_New(HEX_CHARS, 127);
+    if (made == NULL)
+        return NULL;
+    char *at = (char *)PyUnicode_1BYTE_DATA(made);
+    for (int i = 0; i < HASH_BYTES; i++) {
+        *at++ = digits[hash[i] >> 4];
+        *at++ = digits[hash[i] & 15];
+    }
+    return made;
+}
+
+/* "physical:logical:node"; NULL, without an error, where that is none. */
+static PyObject *hlc_text_of(PyObject *hlc)
+{
+    long long parts[2];
+    Text name;
+    char numbers[2 * NUMBER_CHARS_MAX];
+    if (!number_of(PyTuple_GET_ITEM(hlc, 0), &parts[0]) || !number_of(PyTuple_GET_ITEM(hlc, 1), &parts[1])
+        || !text_of(PyTuple_GET_ITEM(hlc, 2), &name) || name.count > 2 * HEX_CHARS)
+        return NULL;
+    char text[sizeof numbers + 2 * HEX_CHARS];
+    const int written = snprintf(numbers, sizeof numbers, "%lld:%lld:", parts[0], parts[1]);
+    memcpy(text, numbers, (size_t)written);
+    memcpy(text + written, name.bytes, (size_t)name.count);
+    return PyUnicode_FromStringAndSize(text, written + name.count);
+}
+
+PyDoc_STRVAR(new_rows_doc,
+    "new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries)\n--\n\n"
+    "As app.store.growth.rows_of: rows of LOG_COLUMNS, and (seq, HLC, link) of each; None where that must be asked.");
+
+static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    enum { TENANT, SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN,
+           COLUMNS };
+    enum { ENTRY_HLC, ENTRY_JOB, ENTRY_ACTION, ENTRY_PAYLOAD, ENTRY_ORIGIN, ENTRY_PARTS };
+    Text prefix, prev;
+    long long first_seq;
+    Batch batch;
+    Message message;
+    unsigned char link[HASH_BYTES];
+    if (count != 6 || !PyUnicode_CheckExact(args[0]) || !bytes_of(args[1], &prefix)
+        || !number_of(args[2], &first_seq) || first_seq < 1 || !bytes_of(args[4], &prev) || !take(&batch, args + 5, 1))
+        Py_RETURN_NONE;
+    PyObject *rows = PyList_New(batch.rows), *links = PyList_New(batch.rows), *version = PyLong_FromLong(LINK_VERSION);
+    int is_whole = rows != NULL && links != NULL && version != NULL && begin_message(&message, prefix);
+    const int is_begun = is_whole;
+    PyObject *prev_hex = args[3];
+    for (Py_ssize_t at = 0; at < batch.rows && is_whole; at++) {
+        PyObject *entry = batch.values[0][at], *made[COLUMNS] = {NULL};
+        Text hlc, job, action, payload, origin;
+        unsigned char digest[HASH_BYTES];
+        is_whole = PyTuple_CheckExact(entry) && PyTuple_GET_SIZE(entry) == ENTRY_PARTS;
+        PyObject *stamp = is_whole ? PyTuple_GET_ITEM(entry, ENTRY_HLC) : NULL;
+        is_whole = is_whole && PyTuple_Check(stamp) && PyTuple_GET_SIZE(stamp) == 3
+            && (made[T_HLC] = hlc_text_of(stamp)) != NULL && text_of(made[T_HLC], &hlc)
+            && text_of(PyTuple_GET_ITEM(entry, ENTRY_JOB), &job)
+            && text_of(PyTuple_GET_ITEM(entry, ENTRY_ACTION), &action)
+            && bytes_of(PyTuple_GET_ITEM(entry, ENTRY_PAYLOAD), &payload)
+            && origin_of(PyTuple_GET_ITEM(entry, ENTRY_ORIGIN), &origin);
+        if (is_whole) {
+            hash_of(payload.bytes, (size_t)payload.count, digest);
+            is_whole = hash_link(&message, (uint64_t)(first_seq + at), hlc, job, action, prev,
+                                 (Text){(char *)digest, HASH_BYTES}, origin, link);
+        }
+        if (is_whole) {
+            made[TENANT] = Py_NewRef(args[0]);
+            made[SEQ] = PyLong_FromLongLong(first_seq + at);
+            for (int part = 0; part < 3; part++)
+                made[PHYSICAL + part] = Py_NewRef(PyTuple_GET_ITEM(stamp, part));
+            made[JOB] = Py_NewRef(PyTuple_GET_ITEM(entry, ENTRY_JOB));
+            made[ACTION] = Py_NewRef(PyTuple_GET_ITEM(entry, ENTRY_ACTION));
+            made[VERSION] = Py_NewRef(version);
+            made[PREV] = Py_NewRef(prev_hex);
+            made[LINK] = hex_of(link);
+            made[DIGEST] = hex_of(digest);
+            made[PAYLOAD] = PyUnicode_DecodeUTF8(payload.bytes, payload.count, NULL);
+            made[ORIGIN] = Py_NewRef(PyTuple_GET_ITEM(entry, ENTRY_ORIGIN));
+            if (made[PAYLOAD] == NULL)
+                PyErr_Clear();
+            prev = (Text){(char *)link, HASH_BYTES};
+            prev_hex = made[LINK];
+        }
+        PyObject *row = is_whole ? PyTuple_New(COLUMNS) : NULL;
+        for (int column = 0; column < COLUMNS; column++) {
+            is_whole = is_whole && row != NULL && made[column] != NULL;
+            if (row != NULL)
+                PyTuple_SET_ITEM(row, column, made[column]);
+            else
+                Py_XDECREF(made[column]);
+        }
+        PyObject *place = is_whole ? PyTuple_Pack(3, made[SEQ], made[T_HLC], made[LINK]) : NULL;
+        is_whole = place != NULL;
+        if (is_whole) {
+            PyList_SET_ITEM(rows, at, row);
+            PyList_SET_ITEM(links, at, place);
+        }
+        else
+            Py_XDECREF(row);
+    }
+    if (is_begun)
+        PyMem_Free(message.bytes);
+    release(&batch);
+    Py_XDECREF(version);
+    PyObject *found = is_whole ? PyTuple_Pack(2, rows, links) : NULL;
+    Py_XDECREF(rows);
+    Py_XDECREF(links);
+    return answer_of(found, found != NULL);
+}
+
+static int write_number(Buffer *out, uint64_t value, int width)
+{
+    char *at = grow(out, (size_t)width);
+    for (int i = 0; at != NULL && i < width; i++)
+        at[i] = (char)(value >> (8 * (width - 1 - i)));
+    return at != NULL;
+}
+
+/* One value in the binary form of COPY: a text, or an integer of so many bytes. */
+static int write_column(Buffer *out, PyObject *value, int width)
+{
+    Text text;
+    long long number;
+    if (value == Py_None)
+        return write_number(out, UINT32_MAX, 4);
+    if (width == 0)
+        return text_of(value, &text) && text.count <= INT32_MAX && write_number(out, (uint64_t)text.count, 4)
+            && write_bytes(out, text.bytes, (size_t)text.count);
+    if (!number_of(value, &number) || (width == 2 && (number < INT16_MIN || number > INT16_MAX)))
+        return 0;
+    return write_number(out, (uint64_t)width, 4) && write_number(out, (uint64_t)number, width);
+}
+
+PyDoc_STRVAR(copy_rows_doc,
+    "copy_rows(widths, rows)\n--\n\n"
+    "Rows as COPY takes them in its binary form: of each column a width in bytes, 0 of texts; None where that is left "
+    "to the driver.");
+
+static PyObject *copy_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    static const char header[] = "PGCOPY\n\377\r\n\0\0\0\0\0\0\0\0";
+    Text widths;
+    Batch batch;
+    if (count != 2 || !bytes_of(args[0], &widths) || !take(&batch, args + 1, 1))
+        Py_RETURN_NONE;
+    Buffer out = {PyMem_Malloc(4096), 0, 4096};
+    int is_whole = out.bytes != NULL && write_bytes(&out, header, sizeof header);
+    for (Py_ssize_t at = 0; at < batch.rows && is_whole; at++) {
+        PyObject *row = batch.values[0][at];
+        is_whole = PyTuple_CheckExact(row) && PyTuple_GET_SIZE(row) == widths.count
+            && write_number(&out, (uint64_t)widths.count, 2);
+        for (Py_ssize_t column = 0; column < widths.count && is_whole; column++)
+            is_whole = write_column(&out, PyTuple_GET_ITEM(row, column), widths.bytes[column]);
+    }
+    is_whole = is_whole && write_number(&out, UINT16_MAX, 2);
+    PyObject *found = is_whole ? PyBytes_FromStringAndSize(out.bytes, (Py_ssize_t)out.count) : NULL;
+    PyMem_Free(out.bytes);
+    release(&batch);
+    return answer_of(found, found != NULL);
+}
+
 /* --- lines of events: app.pending.event_lines -------------------------------------------------------------------- */
 
 #define DEPTH_MAX 32
@@ -860,23 +1026,17 @@ static int read_line(Text given, const Form *forms, int form_count, Line *line, 
 /* The creation_digest of a JobCreated line, in hex. */
 static PyObject *creation_of(const Line *line)
 {
-    static const char digits[] = "0123456789abcdef";
     const Text parts[] = {
         {"{\"assigned_dcs\":", 16}, line->assigned.bytes ? line->assigned : (Text){"[]", 2},
         {",\"spec\":", 8}, line->spec.bytes ? line->spec : (Text){"{}", 2}, {"}", 1},
     };
     Sha256State state;
     unsigned char hash[HASH_BYTES];
-    char hex[HEX_CHARS];
     sha256_init(&state);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         sha256_update(&state, parts[i].bytes, (size_t)parts[i].count);
     sha256_final(hash, &state);
-    for (int i = 0; i < HASH_BYTES; i++) {
-        hex[2 * i] = digits[hash[i] >> 4];
-        hex[2 * i + 1] = digits[hash[i] & 15];
-    }
-    return PyUnicode_FromStringAndSize(hex, HEX_CHARS);
+    return hex_of(hash);
 }
 
 /* The one object that stands for an equal one in ``known``; steals ``value``, which may be NULL. */
@@ -1040,6 +1200,8 @@ static PyMethodDef methods[] = {
     {"leaf_hashes", leaf_hashes, METH_O, leaf_hashes_doc},
     {"paired", paired, METH_O, paired_doc},
     {"canonical", canonical, METH_O, canonical_doc},
+    {"new_rows", (PyCFunction)(void (*)(void))new_rows, METH_FASTCALL, new_rows_doc},
+    {"copy_rows", (PyCFunction)(void (*)(void))copy_rows, METH_FASTCALL, copy_rows_doc},
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
     {"plain_records", (PyCFunction)(void (*)(void))plain_records, METH_FASTCALL, plain_records_doc},
     {"are_canonical_objects", are_canonical_objects, METH_O, are_canonical_objects_doc},

@@ -34,3 +34,5 @@ are_canonical_objects: Callable[[Sequence[str]], bool | None] = _function("are_c
 canonical: Callable[[object], bytes | None] = _function("canonical")
 event_lines: Callable[..., Any] = _function("event_lines")
 plain_records: Callable[..., list[bytes] | None] = _function("plain_records")
+new_rows: Callable[..., Any] = _function("new_rows")
+copy_rows: Callable[..., bytes | None] = _function("copy_rows")

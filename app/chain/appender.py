@@ -50,7 +50,7 @@ from app.chain.linking_ahead import LinkingAhead
 from app.metrics import Metrics
 from app.node.state import Node
 from app.pending.backlog import Backlog, Pending
-from app.pending.linking import LinkedBatch, link_batch, tenant_begun_by
+from app.pending.linking import LinkedBatch, link_batch, tenants_begun_by
 from app.pending.quarantine import Quarantine
 from app.store import chaining, idempotency
 from app.store.chaining import ChainHead
@@ -242,7 +242,7 @@ class Appender:
 
     async def _locked_of(self, batch: Sequence[Pending]) -> set[str]:
         tenants = {pending.tenant_id for pending in batch}
-        tenants |= {begun for pending in batch if (begun := tenant_begun_by(pending))}
+        tenants.update(tenants_begun_by(batch))
         locked = await chaining.locked_tenants(await self._connected(), sorted(tenants))
         return locked & {pending.tenant_id for pending in batch}
 
@@ -286,7 +286,7 @@ class Appender:
         self._on_chained(linked)
         for pending, outcome in zip(batch, linked.outcomes, strict=True):
             future = pending.outcome
-            if pending.tenant_id in self._quarantine.locked:
+            if (outcome is None and future is None) or pending.tenant_id in self._quarantine.locked:
                 continue
             if isinstance(outcome, EventRefusedError | IdempotencyReusedError):
                 pending.refusal = outcome
@@ -382,7 +382,7 @@ class Appender:
         # 1. the fence and the heads
         quarantine = self._quarantine
         tenants = {pending.tenant_id for pending in batch if pending.tenant_id not in quarantine}
-        begun = {name for each in batch if (name := tenant_begun_by(each)) and name not in quarantine}
+        begun = {name for name in tenants_begun_by(batch) if name not in quarantine}
         heads = await chaining.advance_and_lock(
             connection,
             node_id=self._node.node_id,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from app.chain import previous
 from app.pending.backlog import Pending
-from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenant_begun_by
+from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenants_begun_by
 from app.store.chaining import ChainHead
 from app.store.growth import head_of
 from app.store.reading import Pool, reading
@@ -44,7 +44,7 @@ class LinkingAhead:
         not touch, as this node left them; events up to ``chained_lsn`` were chained before."""
         self._task = None
         heads = _heads_after(batch, before, known)
-        if heads is None or any(tenant_begun_by(each) or each.lsn <= chained_lsn for each in batch):
+        if heads is None or batch[0].lsn <= chained_lsn or tenants_begun_by(batch):
             return
         self._task = asyncio.get_running_loop().create_task(self._link(batch, before, heads))
 

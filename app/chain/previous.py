@@ -15,7 +15,7 @@ from app.pending.linking import (
     KeyWinner,
     event_of,
     is_refused_in,
-    tenant_begun_by,
+    tenants_begun_by,
 )
 from app.pending.requests import RequestName
 from app.store import Connection, idempotency, node
@@ -65,7 +65,7 @@ def stands(pending: Pending, here: Standing) -> bool:
 
 async def begun_unrecorded(connection: Connection, held: Sequence[Pending]) -> set[str]:
     """Tenants that began while the record of it, one of ``held``, had to wait, and still do without one."""
-    begun = [tenant_id for pending in held if (tenant_id := tenant_begun_by(pending))]
+    begun = tenants_begun_by(held)
     return {
         tenant_id
         for tenant_id in begun

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -136,7 +136,7 @@ class Backlog:
         """The first events of a tenant that were passed over, in LSN order, within both bounds; one if any is left."""
         return _within(self._aside.get(tenant_id, ()), entries_max, bytes_max)
 
-    def drop(self, batch: Sequence[Pending], keep: Container[str]) -> None:
+    def drop(self, batch: Sequence[Pending], keep: Collection[str]) -> None:
         """Forget these events, the first of the queue or of those passed over of one tenant: they are chained. Events
         of tenants in ``keep`` were passed over, and stay."""
         tenant_id = batch[0].tenant_id
@@ -147,6 +147,12 @@ class Backlog:
                     self._forget(pending, aside)
                 if not aside:
                     del self._aside[tenant_id]
+            return
+        if not keep:
+            for pending in batch:
+                gone = self._queue.popleft()
+                assert gone is pending
+            self._bytes -= sum([len(pending.payload) for pending in batch]) + len(batch) * BYTES_AROUND_PAYLOAD
             return
         for pending in batch:
             if pending.tenant_id in keep:

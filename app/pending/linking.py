@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -127,8 +127,16 @@ def link_batch(
     awaited: list[tuple[int, str, int]] = []
     grower = Grower(linked, heads, linkers)
     events_there = events_of(chained or {})
+    is_usual = refused_sqlstate is None and held_back is None and not chained
     for pending in batch:
         tenant_id = pending.tenant_id
+        if is_usual and pending.idempotency is None and pending.record_type != _TENANT_CREATED:
+            action = ACTIONS[pending.record_type]
+            seq = grower.append(tenant_id, pending.hlc, pending.job_id, action, pending.payload)
+            if pending.outcome is not None:
+                awaited.append((len(linked.outcomes), tenant_id, seq))
+            linked.outcomes.append(None)
+            continue
         if held_back is not None and tenant_id not in heads:
             linked.outcomes.append(held_back(pending))
             continue
@@ -204,6 +212,11 @@ def event_of(pending: Pending) -> Event:
     """The event as the chain knows it."""
     digest = hashlib.sha256(pending.payload).hexdigest()
     return Event(pending.hlc.text(), pending.job_id, ACTIONS[pending.record_type], digest)
+
+
+def tenants_begun_by(batch: Iterable[Pending]) -> list[str]:
+    """The tenants whose beginning these events record."""
+    return [begun for each in batch if each.record_type == _TENANT_CREATED and (begun := tenant_begun_by(each))]
 
 
 def tenant_begun_by(pending: Pending) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from app.store.chaining import ChainHead
 from app.store.notary import LinkRow
+from ledger import native
 from ledger.chain import LINK_VERSION, Linker
 from ledger.hlc import Hlc
 
@@ -40,14 +41,8 @@ class Growth:
         return [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in self.links.items()]
 
 
-class _Entry(NamedTuple):
-    """One entry that has its place and no link yet."""
-
-    hlc: Hlc
-    job_id: str
-    action: str
-    payload: bytes
-    origin: str | None
+Entry = tuple[Hlc, str, str, bytes, str | None]
+"""One entry that has its place and no link yet: HLC, job id, action, payload, origin."""
 
 
 class _End:
@@ -58,7 +53,7 @@ class _End:
     def __init__(self, head: ChainHead, linker: Linker) -> None:
         self.head = head
         self.linker = linker
-        self.entries: list[_Entry] = []
+        self.entries: list[Entry] = []
 
 
 class Grower:
@@ -87,7 +82,7 @@ class Grower:
     ) -> int:
         """Chain one entry, link version 2; returns its seq."""
         end = self._ends[tenant_id]
-        end.entries.append(_Entry(hlc, job_id, action, payload, origin))
+        end.entries.append((hlc, job_id, action, payload, origin))
         return end.head.seq + len(end.entries)
 
     def keep(
@@ -133,35 +128,53 @@ class Grower:
         if not entries:
             return
         growth, head = self._growth, end.head
-        hlcs, job_ids, actions, payloads, origins = zip(*entries, strict=True)
-        physical_ms, logical, nodes = zip(*hlcs, strict=True)
-        seqs = range(head.seq + 1, head.seq + 1 + len(entries))
-        t_hlcs = [hlc.text() for hlc in hlcs]
-        digests = [hashlib.sha256(payload).digest() for payload in payloads]
-        sources = [b"" if origin is None else origin.encode() for origin in origins]
-        head_link = bytes.fromhex(head.chain_link or "")
-        links = [
-            link.hex() for link in end.linker.links(seqs[0], head_link, t_hlcs, job_ids, actions, digests, sources)
-        ]
-        growth.log_rows += zip(
-            repeat(tenant_id, len(entries)),
-            seqs,
-            t_hlcs,
-            physical_ms,
-            logical,
-            nodes,
-            job_ids,
-            actions,
-            repeat(LINK_VERSION, len(entries)),
-            [head.chain_link, *links[:-1]],
-            links,
-            [digest.hex() for digest in digests],
-            [payload.decode() for payload in payloads],
-            origins,
-            strict=True,
-        )
-        growth.links.setdefault(tenant_id, []).extend(map(LinkRow, seqs, t_hlcs, links))
-        end.head = ChainHead(seqs[-1], links[-1], t_hlcs[-1])
+        rows, places = new_rows(end.linker, head, entries)
+        growth.log_rows += rows
+        growth.links.setdefault(tenant_id, []).extend(map(LinkRow._make, places))
+        seq, t_hlc, chain_link = places[-1]
+        end.head = ChainHead(seq, chain_link, t_hlc)
+
+
+Rows = tuple[list[tuple[Any, ...]], list[tuple[int, str, str]]]
+"""Rows of ``LOG_COLUMNS``; and (seq, HLC, link) of each."""
+
+
+def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> Rows:
+    """The rows of entries that follow one another on ``head``, linked."""
+    head_link = bytes.fromhex(head.chain_link or "")
+    known = (linker.tenant_id, linker.prefix, head.seq + 1, head.chain_link, head_link, entries)
+    rows: Rows | None = native.new_rows(*known)
+    return _new_rows(linker, head, entries) if rows is None else rows
+
+
+def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> Rows:
+    """The same in Python."""
+    hlcs, job_ids, actions, payloads, origins = zip(*entries, strict=True)
+    physical_ms, logical, nodes = zip(*hlcs, strict=True)
+    seqs = range(head.seq + 1, head.seq + 1 + len(entries))
+    t_hlcs = [hlc.text() for hlc in hlcs]
+    digests = [hashlib.sha256(payload).digest() for payload in payloads]
+    sources = [b"" if origin is None else origin.encode() for origin in origins]
+    head_link = bytes.fromhex(head.chain_link or "")
+    links = [link.hex() for link in linker.links(seqs[0], head_link, t_hlcs, job_ids, actions, digests, sources)]
+    rows = zip(
+        repeat(linker.tenant_id, len(entries)),
+        seqs,
+        t_hlcs,
+        physical_ms,
+        logical,
+        nodes,
+        job_ids,
+        actions,
+        repeat(LINK_VERSION, len(entries)),
+        [head.chain_link, *links[:-1]],
+        links,
+        [digest.hex() for digest in digests],
+        [payload.decode() for payload in payloads],
+        origins,
+        strict=True,
+    )
+    return list(rows), list(zip(seqs, t_hlcs, links, strict=True))
 
 
 def head_of(links: Sequence[LinkRow]) -> ChainHead:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.http.requests import EVENT_LINE
 from app.pending.requests import draft_of
-from app.store.chaining import LOG_COLUMNS, ChainHead
-from app.store.growth import ChainPosition, Grower, Growth
-from ledger import canonical, chain
+from app.store.chaining import _WIDTHS, LOG_COLUMNS, ChainHead
+from app.store.growth import ChainPosition, Grower, Growth, _new_rows, new_rows
+from ledger import canonical, chain, native
+from ledger.chain import Linker
 from ledger.hlc import Hlc
 
 TENANTS = ("acme", "globex")
@@ -104,3 +107,73 @@ def last_of(rows: list[tuple[object, ...]], tenant_id: object) -> tuple[object, 
     """Seq, link and HLC of the tenant's last row."""
     last = [dict(zip(LOG_COLUMNS, row, strict=True)) for row in rows if row[0] == tenant_id][-1]
     return last["seq"], last["chain_link"], last["t_hlc"]
+
+
+# --- in C as in Python ----------------------------------------------------------------------------
+
+TEXTS = st.text(max_size=20) | st.sampled_from(["", "ä" * 300, "\ud800", "\U0001f600", "a\0b"])
+HLCS = st.builds(Hlc, st.integers(-1, 2**64), st.integers(0, 2**33), TEXTS)
+ODD_ENTRIES = st.tuples(HLCS, TEXTS, TEXTS, st.binary(max_size=60), st.none() | TEXTS)
+
+
+def outcome(call: Any, *given_: Any) -> Any:
+    """What a call returns, or the type of what it raises."""
+    try:
+        return call(*given_)
+    except (ValueError, TypeError) as error:
+        return type(error)
+
+
+@given(st.lists(ODD_ENTRIES, min_size=1, max_size=5), st.sampled_from(sorted(HEADS)))
+def test_rows_made_in_c_are_those_made_in_python(odd: list[Any], tenant_id: str) -> None:
+    linker, head = Linker(tenant_id), HEADS[tenant_id]
+    expected = outcome(_new_rows, linker, head, odd)
+    assert outcome(new_rows, linker, head, odd) == expected
+    head_link = bytes.fromhex(head.chain_link or "")
+    found = native.new_rows(tenant_id, linker.prefix, head.seq + 1, head.chain_link, head_link, odd)
+    assert found is None or found == expected
+
+
+def test_rows_of_plain_entries_are_made_in_c() -> None:
+    plain = [(Hlc(5, 1, "n1"), "j", "ENQUEUE", b'{"a":"\xc3\xa4"}', origin) for origin in (None, '{"id":1}')]
+    found = native.new_rows("acme", Linker("acme").prefix, 1, None, b"", plain)
+    assert (found is None) == (native.NAME != "c")
+    assert found is None or found == _new_rows(Linker("acme"), HEADS["acme"], plain)
+
+
+def decoded(encoded: bytes) -> list[tuple[Any, ...]]:
+    """The rows in the binary form of COPY, as the manual of PostgreSQL has it."""
+    assert encoded[:19] == b"PGCOPY\n\xff\r\n\0" + bytes(8)
+    rows, at = [], 19
+    while (columns := struct.unpack_from(">h", encoded, at)[0]) != -1:
+        row: list[Any] = []
+        at += 2
+        for name in LOG_COLUMNS[:columns]:
+            (length,) = struct.unpack_from(">i", encoded, at)
+            value = None if length < 0 else encoded[at + 4 : at + 4 + length]
+            at += 4 + max(length, 0)
+            is_number = name in ("seq", "hlc_physical", "hlc_logical", "link_version")
+            assert value is None or not is_number or length == (2 if name == "link_version" else 8)
+            row.append(None if value is None else int.from_bytes(value, signed=True) if is_number else value.decode())
+        rows.append(tuple(row))
+    assert at + 2 == len(encoded)
+    return rows
+
+
+@given(st.lists(entries, max_size=6))
+def test_rows_go_to_copy_as_they_are(given_lines: list[tuple[str, str, dict[str, Any]]]) -> None:
+    rows = grown(taken(given_lines))[0].log_rows
+    encoded = native.copy_rows(_WIDTHS, rows)
+    assert (encoded is None) == (native.NAME != "c")
+    assert encoded is None or decoded(encoded) == rows
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("seq", 2**63), ("seq", "1"), ("link_version", 2**15), ("payload", b"{}"), ("job_id", "\ud800"), ("seq", True)],
+)
+def test_what_copy_has_no_form_for_is_left_to_the_driver(column: str, value: object) -> None:
+    (row,) = grown(taken([("acme", "j1", {"type": "JobCreated"})]))[0].log_rows
+    at = LOG_COLUMNS.index(column)
+    assert native.copy_rows(_WIDTHS, [row, (*row[:at], value, *row[at + 1 :])]) is None
+    assert native.copy_rows(_WIDTHS, [row[:-1]]) is None
