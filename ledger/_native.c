@@ -2,10 +2,10 @@
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.chain, ledger.merkle,
- * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check; for the lines of
- * events, app.http.requests with app.pending.event_lines. A function here answers what its twin answers, byte
- * for byte, or None, and then the twin is asked: so it may give up on whatever is unusual, and need not name what is
- * wrong.
+ * ledger.canonical, ledger.chain.record, ledger.bundle.incoming, ledger.verification.entry_check, app.store.growth; for
+ * the lines of events, app.http.requests with app.pending.event_lines; for COPY, the driver. A function here answers
+ * what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up on whatever is unusual,
+ * and need not name what is wrong.
  *
  * SHA-256 is OpenSSL's, found in the library that Python has loaded for hashlib. Without it the module cannot be
  * imported.

@@ -50,7 +50,8 @@ RECENT_BYTES_MAX = 16 << 20
 LOOK_INTERVAL_S = 2.0
 """How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
 
-_TENANT, _SEQ, _PAYLOAD = (LOG_COLUMNS.index(name) for name in ("tenant_id", "seq", "payload"))
+_TENANT, _SEQ = (LOG_COLUMNS.index(name) for name in ("tenant_id", "seq"))
+_PAYLOAD = itemgetter(LOG_COLUMNS.index("payload"))
 _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fields))
 
 log = structlog.get_logger()
@@ -254,7 +255,7 @@ class TableFollower:
         if not recent or not recent[0][_SEQ] <= after + 1 <= recent[-1][_SEQ]:
             return ()
         first = after + 1 - recent[0][_SEQ]
-        return [FollowedEntry._make(_FOLLOWED(row)) for row in recent[first : first + min(limit, head_seq - after)]]
+        return list(map(FollowedEntry._make, map(_FOLLOWED, recent[first : first + min(limit, head_seq - after)])))
 
     def _forget(self, tenant_id: str, upto_seq: int) -> None:
         """What was followed need not be kept."""
@@ -290,4 +291,4 @@ class TableFollower:
 
 
 def _bytes_of(rows: Sequence[tuple[Any, ...]]) -> int:
-    return sum(len(row[_PAYLOAD]) for row in rows)
+    return sum(map(len, map(_PAYLOAD, rows)))

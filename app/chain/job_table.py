@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +22,9 @@ from ledger.verification.projection_check import stored_form
 CACHED_JOBS_MAX = 50_000
 """Job states kept so that a job whose events follow each other is not read back each time."""
 ENTRIES_A_STEP = 200
-"""Entries folded between two turns of the event loop."""
+"""Entries read between two turns of the event loop."""
+JOBS_A_STEP = 50
+"""Jobs whose entries are folded between two turns."""
 
 OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
 """Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
@@ -47,18 +49,23 @@ class JobTable:
         """Fold the entries, and store the states that they leave."""
         self._cache.begin(turn.after)
         said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
-        touched = sorted({(tenant_id, fact[0]) for tenant_id, facts in said.items() for fact in facts})
+        touched = sorted((tenant_id, job_id) for tenant_id, of_jobs in said.items() for job_id in of_jobs)
         before = {job: state for job in touched if (state := self._cache.get(job)) is not None}
-        read: dict[str, list[_Said]] = {}
+        read: dict[str, dict[str, list[_Said]]] = {}
         if unknown := [job for job in touched if job not in before and turn.after[job[0]]]:
             entries = await store.entries_of(connection, unknown)
             read = {tenant_id: await _said(of_tenant) for tenant_id, of_tenant in entries.items()}
-        folds = {job: JobFold(job[1], before.get(job)) for job in touched}
-        for tenant_id, facts in (*read.items(), *said.items()):
-            for job_id, action, payload, hlc, digest, seq in facts:
-                folds[tenant_id, job_id].add(action, payload, hlc, digest, seq)
-            await asyncio.sleep(0)
-        self._states = {job: fold.state() for job, fold in folds.items()}
+        states: dict[JobKey, JobState] = {}
+        for number, job in enumerate(touched, 1):
+            tenant_id, job_id = job
+            fold = JobFold(job_id, before.get(job))
+            for facts in (read.get(tenant_id, {}).get(job_id, ()), said[tenant_id][job_id]):
+                for fact in facts:
+                    fold.add(*fact)
+            states[job] = fold.state()
+            if number % JOBS_A_STEP == 0:
+                await asyncio.sleep(0)
+        self._states = states
         if self._states:
             await store.store(connection, [(job[0], *stored_form(state)) for job, state in self._states.items()])
 
@@ -74,17 +81,17 @@ class JobTable:
         self._states = {}
 
 
-_Said = tuple[str, str, Mapping[str, Any], HlcParts, str, int]
-"""Job id, and the arguments of ``JobFold.add``."""
+_Said = tuple[str, Mapping[str, Any], HlcParts, str, int]
+"""The arguments of ``JobFold.add``."""
 
 
-async def _said(entries: Sequence[FollowedEntry]) -> list[_Said]:
-    """What the entries say of jobs. One that somebody edited beyond its types says nothing."""
-    found: list[_Said] = []
-    for number, (job_id, seq, *rest) in enumerate(entries, 1):
-        said = jobs.said_of_row(job_id, seq, *rest)
+async def _said(entries: Sequence[FollowedEntry]) -> dict[str, list[_Said]]:
+    """By job, what the entries say of it. One that somebody edited beyond its types says nothing."""
+    found: dict[str, list[_Said]] = defaultdict(list)
+    for number, entry in enumerate(entries, 1):
+        said = jobs.said_of_row(*entry)
         if said is not None:
-            found.append((job_id, *said, seq))
+            found[entry[0]].append((*said, entry[1]))
         if number % ENTRIES_A_STEP == 0:
             await asyncio.sleep(0)
     return found

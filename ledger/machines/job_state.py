@@ -101,12 +101,20 @@ class JobState(NamedTuple):
 def seqs_of(state: JobState) -> list[int]:
     """Seqs of the entries that ``state`` comes from, ascending: folding these alone gives it again, but for its
     workflows. Those may be thousands, nothing that is shown of a job follows from one, and the log has them."""
-    ranks: list[tuple[Any, ...]] = [*state.accepted.values(), *state.ack.values(), *state.others.values()]
-    ranks += [rank for rank in (state.cancel, state.run) if rank is not None]
-    ranks += [fact.rank for fact in (state.end, state.refused) if fact is not None]
-    ranks += [fact.rank for fact in state.progress.values()]
-    ranks += [state.created.order] if state.created is not None else []
-    return sorted({state.last_seq, state.last_hlc_seq, state.fence_seq, *(rank[-1] for rank in ranks)})
+    seqs = {state.last_seq, state.last_hlc_seq, state.fence_seq}
+    ranks: Mapping[str, Rank] | Mapping[str, Order]
+    for ranks in (state.accepted, state.ack, state.others):
+        if ranks:
+            seqs.update([rank[-1] for rank in ranks.values()])
+    for rank in (state.cancel, state.run):
+        if rank is not None:
+            seqs.add(rank[-1])
+    for fact in (state.end, state.refused, *state.progress.values()):
+        if fact is not None:
+            seqs.add(fact.rank[-1])
+    if state.created is not None:
+        seqs.add(state.created.order[-1])
+    return sorted(seqs)
 
 
 def creation_digest(spec: Any, assigned_dcs: list[str]) -> str:

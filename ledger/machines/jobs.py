@@ -97,7 +97,10 @@ def said_of_row(
         job_id.__class__ is node.__class__ is digest.__class__ is str
         and seq.__class__ is physical.__class__ is logical.__class__ is int
     ):
-        return said_of_job(action, payload_of(text), (physical, logical, node), digest, job_id)
+        payload, hlc = payload_of(text), (physical, logical, node)
+        if action in EVENTS_BY_ACTION:
+            return action, payload, hlc, digest
+        return said_of_job(action, payload, hlc, digest, job_id)
     return None
 
 
