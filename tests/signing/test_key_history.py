@@ -332,3 +332,89 @@ def test_what_was_said_before_a_fork_counts_in_it_and_what_is_said_later_on_eith
     late = fork.add(ADMITTED, facts_of(keys["two"]), keys["root"], {"after": nameable})
     again.add(ADMITTED, dict(late.facts))
     assert again.admitted(keys) == ["root", "one"]
+
+
+# --- tokens -----------------------------------------------------------------------------------------
+
+ISSUED, TOKEN_REVOKED = SystemAction.TOKEN_ISSUED, SystemAction.TOKEN_REVOKED
+
+
+def token_facts(token_id: str, **changes: Any) -> dict[str, Any]:
+    facts = {"token_id": token_id, "name": "ci", "digest": "ab" * 32, "rights": ["read"], "tenants": ["acme"]}
+    return {**facts, **changes}
+
+
+def counting(entries: Entries) -> list[str]:
+    return [token.token_id for token in entries.history().tokens.values() if not token.is_revoked]
+
+
+@pytest.mark.parametrize(
+    ("by", "counts"), [("root", True), ("one", True), ("thief", False), ("late", False), (None, False)]
+)
+def test_a_token_counts_with_the_word_of_a_key_that_counts_there(keys: Keys, by: str | None, counts: bool) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    entries.add(ADDED, facts_of(keys["late"]))
+    entries.add(ISSUED, token_facts("t"), None if by is None else keys[by])
+    entries.add(ADMITTED, facts_of(keys["late"]), keys["root"], {"after": entries.events[2].at})
+    assert counting(entries) == (["t"] if counts else [])
+
+
+def test_a_statement_about_a_token_says_nothing_of_another(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    facts = token_facts("t", rights=["admin"])
+    entries.add(ISSUED, facts, keys["root"], {"facts": token_facts("t")})
+    assert counting(entries) == []
+    stated = Entries.beginning_with(keys["root"], "another ledger")
+    stated.add(ISSUED, facts, keys["root"], {"after": entries.events[0].at})
+    assert counting(stated) == []
+
+
+def test_what_a_revoked_key_issued_from_then_on_does_not_count(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    entries.add(ISSUED, token_facts("before"), keys["one"])
+    stolen = entries.add(ISSUED, token_facts("after"), keys["one"], {"after": entries.events[1].at})
+    revoked = revoked_facts(keys["one"].key_id, "node-1", stolen.hlc, "stolen")
+    entries.add(REVOKED, revoked, keys["root"], {"after": entries.events[1].at})
+    assert counting(entries) == ["before"]
+
+
+def test_a_token_is_issued_once_and_revoked_by_anybody_for_good(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(TOKEN_REVOKED, {"token_id": "t"})
+    entries.add(ISSUED, token_facts("t"), keys["root"], {"after": entries.events[0].at})
+    entries.add(ISSUED, token_facts("t", name="other"), keys["root"], {"after": entries.events[0].at})
+    assert [token.name for token in entries.history().tokens.values()] == ["ci"]
+    entries.add(TOKEN_REVOKED, {"token_id": "t"})
+    entries.add(ISSUED, token_facts("t"), keys["root"], {"after": entries.events[0].at})
+    assert counting(entries) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"digest": "ab"},
+        {"digest": 7},
+        {"token_id": ""},
+        {"name": None},
+        {"rights": "read"},
+        {"tenants": [1]},
+        {"expires_at": "soon"},
+        {"expires_at": "2026-01-01T00:00:00"},
+        {"issued_by": 1},
+    ],
+)
+def test_facts_that_describe_no_token_issue_none(keys: Keys, wrong: dict[str, Any]) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ISSUED, token_facts("t") | wrong, keys["root"])
+    entries.add(ISSUED, token_facts("u"), keys["root"], {"after": entries.events[0].at})
+    assert counting(entries) == ["u"]
+
+
+def test_no_statement_names_an_entry_about_a_token(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ISSUED, token_facts("t"), keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"], {"after": entries.events[1].at})
+    assert entries.admitted(keys) == ["root"]
+    assert entries.history().newest == entries.events[2].at
