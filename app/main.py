@@ -136,6 +136,8 @@ async def running(
         parts = _parts(service, started, pool, replicas, knowledge, authorities)
         try:
             await service.tokens.start()
+            if settings.auth.mode == "tokens" and not service.tokens.known:
+                log.warning("no_token_counts", do="tally token new NAME --first, beside the data; no restart is needed")
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         service.start()

@@ -53,6 +53,9 @@ class KnownTokens:
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def learn(self, issued: Iterable[IssuedToken], revoked: Set[str]) -> None:
         """From now on these count, and no others: but for those that are revoked, or whose id is in ``revoked``."""
         known = {}

@@ -97,6 +97,8 @@ def problem_of(url: str, reply: Reply) -> LedgerError:
         return NotTheLedgerError(f"{url} does not answer as a Tallystick does: {_described(reply)}")
     kind = body["type"].rsplit("/", 1)[-1] or f"http-{reply.status}"
     detail = str(body.get("detail") or body.get("title") or f"status {reply.status}")
+    if reply.status == HTTPStatus.UNAUTHORIZED:
+        detail = f"{detail} (tally shows what {bearer.VARIABLE} or --token-file holds)"
     if "line" in body:
         detail = f"line {body['line']}: {detail}"
     return RequestRefusedError(reply.status, kind, detail, body)

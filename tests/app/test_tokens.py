@@ -295,7 +295,7 @@ async def test_the_command_issues_lists_and_revokes(serve: Serve, tmp_path: Path
         async with served.client(made) as ci:
             assert (await ci.post("/v1/jobs", json={"tenant_id": "team-a"})).status_code == 201
         assert "forbidden" in await tally("list", code=1, token=made)
-        assert "unauthenticated" in await tally("list", code=1)
+        assert "TALLY_TOKEN or --token-file" in await tally("list", code=1)
         listed = await tally("list", token=served.root)
         token_id = next(line.split()[0] for line in listed.splitlines() if " ci: " in line)
         assert "counts no more" in await tally("revoke", token_id, token=served.root)
