@@ -44,6 +44,7 @@ from app.setting_types import (
     JobIdPart,
     KeyPlace,
     ListenAddress,
+    Network,
     NodeId,
     Size,
     TenantsPattern,
@@ -59,14 +60,17 @@ ENV_PREFIX = "TALLY_"
 ENV_OF_PIPELINE = frozenset(
     f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
 )
-ENV_NOT_SETTINGS = frozenset({"TALLY_CONFIG", "TALLY_URL", "TALLY_TOKEN"}) | ENV_OF_PIPELINE
-"""Variables with our prefix that are read elsewhere: this file's own path, the client's target, the pipeline's own."""
+ENV_NOT_SETTINGS = frozenset({"TALLY_CA", "TALLY_CONFIG", "TALLY_URL", "TALLY_TOKEN"}) | ENV_OF_PIPELINE
+"""Variables with our prefix that are read elsewhere: this file's own path, what the client asks
+and with what, the pipeline's own."""
 DEFAULT_TOML = Path("tally.toml")
 TOML_BYTES_MAX = 1 << 20
 """Largest file of settings that is read."""
 REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16
 HOSTS_MAX = 64
+PROXIES_MAX = 64
+CERTIFICATES_MAX = 1000
 URIS_ALLOWED_MAX = 32
 PATTERNS_MAX = 100
 WITNESSES_MAX = 32
@@ -84,11 +88,12 @@ class _Section(BaseModel):
 
 
 class HttpSettings(_Section):
-    """``http.*``: where the service listens and which names it answers to, how large a body it reads, how many
-    connections it holds and how long a client may stand still."""
+    """``http.*``: where the service listens, which names it answers to and which proxies it believes, how large a body
+    it reads, how many connections it holds and how long a client may stand still."""
 
     listen: ListenAddress = "127.0.0.1:8080"
     hosts: Annotated[CommaSeparated[HostName], Field(max_length=HOSTS_MAX)] = []
+    trusted_proxies: Annotated[CommaSeparated[Network], Field(max_length=PROXIES_MAX)] = []
     body_bytes_max: Annotated[Size, sized("1 KiB", "1 GiB")] = 16 << 20
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     header_timeout: Annotated[Duration, between("100ms", "10m")] = timedelta(seconds=10)
@@ -113,11 +118,46 @@ class HttpSettings(_Section):
             return self.host == "localhost"
 
 
+class TlsSettings(_Section):
+    """``tls.*``: PEM files of the service's certificate and its key; without them it speaks plain HTTP."""
+
+    cert: Path | None = None
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _has_both(self) -> TlsSettings:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together: set both, or none")
+        return self
+
+
+class CertificateSettings(_Section):
+    """One of ``auth.certificates``: what a certificate of this name allows."""
+
+    name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,255}$")]
+    rights: Annotated[list[str], Field(min_length=1, max_length=16)]
+    tenants: Annotated[list[str], Field(min_length=1, max_length=1000)]
+
+
 class AuthSettings(_Section):
-    """``auth.*``: who may call. Without authentication only loopback is served, but for ``allow_open``."""
+    """``auth.*``: who may call. Without authentication only loopback is served, but for ``allow_open``.
+
+    ``client_ca`` is a PEM file: certificates that it vouches for say who calls, as ``certificates`` say: tables of
+    ``name``, ``rights`` and ``tenants``; in the environment JSON.
+    """
 
     mode: Literal["none", "tokens"] = "none"
     allow_open: bool = False
+    client_ca: Path | None = None
+    certificates: Annotated[list[CertificateSettings], Field(max_length=CERTIFICATES_MAX)] = []
+
+    @model_validator(mode="after")
+    def _certificates_count(self) -> AuthSettings:
+        if self.mode == "none" and (self.client_ca is not None or self.certificates):
+            raise ValueError("client_ca and certificates need another mode than none, which asks nobody who he is")
+        if self.certificates and self.client_ca is None:
+            raise ValueError("certificates need client_ca, which vouches for them")
+        return self
 
 
 class HlcSettings(_Section):
@@ -307,6 +347,7 @@ class Settings(BaseSettings):
     database_replica_urls: Annotated[CommaSeparated[DatabaseUrl], Field(max_length=REPLICAS_MAX)] = []
     """Hot standbys of ``database_url`` that reads may go to; in the environment separated by commas."""
     http: HttpSettings = HttpSettings()
+    tls: TlsSettings = TlsSettings()
     auth: AuthSettings = AuthSettings()
     hlc: HlcSettings = HlcSettings()
     wal: WalSettings = WalSettings()
@@ -330,6 +371,18 @@ class Settings(BaseSettings):
                 "set auth.mode to tokens, listen on 127.0.0.1, or set auth.allow_open to true"
             )
         return self
+
+    @model_validator(mode="after")
+    def _certificates_go_over_tls(self) -> Settings:
+        if self.auth.client_ca is not None and self.tls.cert is None:
+            raise ValueError("auth.client_ca needs tls.cert and tls.key: certificates are shown over TLS only")
+        return self
+
+    @property
+    def tokens_in_the_clear(self) -> bool:
+        """Whether others can reach the service and nothing says that what they send is encrypted."""
+        is_secured = self.tls.cert is not None or self.http.trusted_proxies
+        return self.auth.mode != "none" and not self.http.is_loopback and not is_secured
 
     @property
     def listen_host(self) -> str:

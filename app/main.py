@@ -15,18 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 import structlog
-import uvicorn
 
 from app.access.callers import Callers, CallerSource, Open
+from app.access.certificates import principals_by_name
+from app.access.principals import Principal
+from app.access.tls import ServerTls, TlsFiles
 from app.background import stop_signals
 from app.background.slots import Room
 from app.bundle.export import BundleExporter
@@ -37,11 +37,7 @@ from app.chain.cosignatures import CosignatureInbox
 from app.chain.ledger_watch import LedgerWatch
 from app.chain.timestamps import Authority, Timestamper
 from app.config import Settings
-from app.http.application import create_app
-from app.http.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
-from app.http.heads import ServedNames
-from app.http.plain import PlainWrites
-from app.http.protocol import ProblemProtocol
+from app.http.listener import listening as listening
 from app.intake.privacy_changes import PrivacyChanges
 from app.intake.sealing import Sealing
 from app.node import wall_clock
@@ -57,7 +53,6 @@ from app.read.copies import Copies
 from app.read.found_breaks import FoundBreaks
 from app.read.full_walk import FullWalk
 from app.read.jobs import JobReader
-from app.read.replicas import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.read.replicas import Replicas, replicas_at
 from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier
@@ -66,17 +61,12 @@ from app.service import Service
 from app.start.procedure import StartedNode, start_node, went_away
 from app.store.faults import DATABASE_FAULTS
 from app.store.privacy_chain import PrivacyEntry
-from ledger.errors import DatabaseUnavailableError, StartRefusedError
+from ledger.errors import DatabaseUnavailableError
 from ledger.machines.events import ACTIONS, SystemAction
 from signing.keys import Keyring
 from signing.timestamp import load_authorities, require_available
 
 POOL_CONNECTIONS_MAX = 16
-OPEN_REQUESTS_SHARE = 0.5
-"""Part of ``shutdown_grace`` for open requests; the rest is for the backlog."""
-LISTEN_BACKLOG = 2048
-TICKS_A_LOOK = 3
-"""Every so many tenths of a second each connection is looked at for a client that stands still."""
 TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""
 GC_ALLOCATIONS = 250_000
@@ -93,22 +83,6 @@ LONGEST_BODIES_MAX = 16
 """How many request bodies as long as they may be are in memory at once."""
 
 
-class Server(uvicorn.Server):
-    """Uvicorn without its own signal handling: the service decides when to stop. It looks after silent clients."""
-
-    async def on_tick(self, counter: int) -> bool:
-        """Ten times a second; true ends the server."""
-        if counter % TICKS_A_LOOK == 0:
-            now_s = asyncio.get_running_loop().time()
-            for connection in tuple(self.server_state.connections):
-                connection.look(now_s)  # type: ignore[union-attr]
-        return await super().on_tick(counter)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @contextlib.asynccontextmanager
 async def running(
     settings: Settings, database_url: str, *, accept_lost_wal: bool = False
@@ -116,7 +90,7 @@ async def running(
     """A started service with its parts, stopped on leaving."""
     if settings.bundle.trusted_keys is not None:
         Keyring.load(settings.bundle.trusted_keys)
-    authorities = _authorities(settings)
+    given = _Given.of(settings)
     started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal)
     async with contextlib.AsyncExitStack() as held:
         held.callback(started.lock.release)
@@ -133,7 +107,7 @@ async def running(
         replicas = await held.enter_async_context(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
-        parts = _parts(service, started, pool, replicas, knowledge, authorities)
+        parts = _parts(service, started, pool, replicas, knowledge, given)
         try:
             await service.tokens.start()
             if settings.auth.mode == "tokens" and not service.tokens.known:
@@ -148,6 +122,8 @@ async def running(
         service.spawn(kept_running(service.tokens.run))
         service.spawn(kept_running(service.access_records.run))
         service.spawn(kept_running(service.access_records.log.run))
+        if parts.tls is not None:
+            service.spawn(kept_running(parts.tls.run))
         if parts.timestamper is not None:
             service.spawn(kept_running(parts.timestamper.run))
         verify = settings.verify
@@ -183,6 +159,28 @@ async def _private_fields(
     return knowledge
 
 
+class _Given(NamedTuple):
+    """What the settings say at length, or by the names of files: read before anything is begun."""
+
+    authorities: Sequence[Authority]
+    tls: ServerTls | None
+    by_certificate: Callable[[Sequence[str]], Principal | None]
+
+    @classmethod
+    def of(cls, settings: Settings) -> _Given:
+        """All of it.
+
+        Raises:
+            ConfigurationError: something of it is not what it should be, or cannot be read.
+        """
+        cert, key, auth = settings.tls.cert, settings.tls.key, settings.auth
+        return cls(
+            _authorities(settings),
+            None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),
+            principals_by_name((each.name, each.rights, each.tenants) for each in auth.certificates),
+        )
+
+
 def _authorities(settings: Settings) -> list[Authority]:
     """The configured time-stamping authorities, with what they are to be traced to.
 
@@ -201,7 +199,7 @@ def _parts(
     pool: asyncpg.Pool[asyncpg.Record],
     replicas: Replicas | None,
     knowledge: PrivacyKnowledge,
-    authorities: Sequence[Authority],
+    given: _Given,
 ) -> Parts:
     """What the routers use, wired to ``service``."""
     settings, node = service.settings, service.node
@@ -209,7 +207,7 @@ def _parts(
     revealing = Revealing(knowledge)
     breaks = FoundBreaks(started.folder)
     service.metrics.watch_breaks(lambda: len(breaks.open()))
-    verifier = _verifier(service, started, pool, authorities, breaks)
+    verifier = _verifier(service, started, pool, given.authorities, breaks)
 
     return Parts(
         settings=settings,
@@ -237,12 +235,13 @@ def _parts(
         stats=service.stats,
         key_changes=service.key_changes,
         tokens=service.tokens,
-        callers=_callers(service),
+        callers=_callers(service, given),
+        tls=given.tls,
         trust=service.trust,
-        reported_checks=_reported_checks(service, started, knowledge, breaks),
+        reported_checks=_reported_checks(service, started, knowledge, breaks, given.tls),
         witnesses=settings.log.witnesses,
         cosignatures=_cosignatures(service, pool),
-        timestamper=_timestamper(service, pool, authorities),
+        timestamper=_timestamper(service, pool, given.authorities),
         readiness_checks={
             "chaining": lambda: service.appender.database_error,
             "backlog": service.backlog_fault,
@@ -251,9 +250,11 @@ def _parts(
     )
 
 
-def _callers(service: Service) -> CallerSource:
+def _callers(service: Service, given: _Given) -> CallerSource:
     """Who says who calls."""
-    return Open() if service.settings.auth.mode == "none" else Callers(tokens=service.tokens.known)
+    if service.settings.auth.mode == "none":
+        return Open()
+    return Callers(tokens=service.tokens.known, by_certificate=given.by_certificate)
 
 
 def _verifier(
@@ -359,13 +360,14 @@ def _ledger_watch(service: Service, started: StartedNode, pool: asyncpg.Pool[asy
 
 
 def _reported_checks(
-    service: Service, started: StartedNode, knowledge: PrivacyKnowledge, breaks: FoundBreaks
+    service: Service, started: StartedNode, knowledge: PrivacyKnowledge, breaks: FoundBreaks, tls: ServerTls | None
 ) -> Mapping[str, ReadinessCheck]:
     """What ``/readyz`` tells of, and takes writes all the same."""
     return {
         "signing": lambda: service.keys.fault,
         "admission": lambda: service.keys.not_admitted,
         "keys": service.trust.fault,
+        "tls": lambda: _tls_fault(service.settings, tls),
         "clock": service.node.wall.fault,
         "breaks": breaks.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
@@ -384,75 +386,21 @@ def _reported_checks(
     }
 
 
+def _tls_fault(settings: Settings, tls: ServerTls | None) -> str | None:
+    if settings.tokens_in_the_clear:
+        return (
+            f"tokens travel in the clear: others can reach {settings.http.listen}, and neither tls.cert nor "
+            "http.trusted_proxies is set"
+        )
+    return None if tls is None else tls.fault()
+
+
 def _named(what: str, tenants: Mapping[str, str]) -> str | None:
     """The tenants of which ``what`` is so, None when there are none."""
     if not tenants:
         return None
     more = f" and {len(tenants) - TENANTS_NAMED_MAX} more" if len(tenants) > TENANTS_NAMED_MAX else ""
     return f"{what}: {', '.join(sorted(tenants)[:TENANTS_NAMED_MAX])}{more}"
-
-
-def _connection_bounds(settings: Settings) -> ConnectionBounds:
-    """What the settings say of connections, as far as this process may open files; its own limit is raised for it.
-
-    Raises:
-        StartRefusedError: it may open too few.
-    """
-    reserved = DESCRIPTORS_RESERVED + len(settings.database_replica_urls) * REPLICA_CONNECTIONS_MAX
-    wanted = settings.http.connections_max
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted + reserved and soft < hard:
-        soft = min(wanted + reserved, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    allowed = connections_allowed(wanted, soft, reserved)
-    if allowed < wanted:
-        log.warning("connections_limited", connections_max=allowed, wanted=wanted, descriptors=soft, reserved=reserved)
-    timeouts = settings.http.header_timeout, settings.http.body_timeout
-    return ConnectionBounds(allowed, *(timeout.total_seconds() for timeout in timeouts))
-
-
-def protocol_for(settings: Settings, plain: PlainWrites | None = None) -> Callable[..., ProblemProtocol]:
-    """What makes the protocol of each connection."""
-    names = ServedNames(settings.http.host, settings.http.hosts)
-    return partial(ProblemProtocol, bounds=_connection_bounds(settings), names=names, plain=plain)
-
-
-@contextlib.asynccontextmanager
-async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
-    """The HTTP server over ``parts``: its base URL and its task; leaving ends it once open requests are answered."""
-    settings = parts.settings
-    try:
-        listener = socket.create_server(
-            (settings.listen_host, settings.listen_port),
-            family=socket.AF_INET6 if ":" in settings.listen_host else socket.AF_INET,
-            backlog=LISTEN_BACKLOG,
-        )
-    except OSError as error:
-        raise StartRefusedError(
-            f"cannot listen on {settings.listen_host}:{settings.listen_port}: {error.strerror}; TALLY_PORT moves it"
-        ) from error
-    # Inherited by every connection; else the second piece of an answer may wait 40 ms for the caller's delayed ACK.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server = Server(
-        uvicorn.Config(
-            create_app(parts),
-            http=protocol_for(settings, PlainWrites(parts)),  # type: ignore[arg-type]
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=max(1, int(settings.shutdown_grace.total_seconds() * OPEN_REQUESTS_SHARE)),
-        )
-    )
-    host, port = listener.getsockname()[:2]
-    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
-    try:
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", serving
-    finally:
-        parts.accepting = False
-        parts.node.shutting_down = True
-        server.should_exit = True
-        await asyncio.wait((serving,))
-        listener.close()
 
 
 async def serve(

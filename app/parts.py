@@ -15,6 +15,7 @@ from ledger.errors import ChainDamagedError, FencedError, NotReadyError
 if TYPE_CHECKING:
     import asyncpg
 
+    from app.access.tls import ServerTls
     from app.background.slots import Room
     from app.bundle.export import BundleExporter
     from app.bundle.importer import BundleImporter
@@ -91,6 +92,8 @@ class Parts:
     """Checks of ``/readyz`` by name, beside those every service has."""
     callers: CallerSource = field(default_factory=Open)
     """Says who calls. Asked by every route before the body is read."""
+    tls: ServerTls | None = None
+    """What connections are made with; None where they are plain."""
     accepting: bool = False
     """Whether requests are taken: false while starting and from the signal to stop on."""
 

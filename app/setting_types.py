@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,6 +128,13 @@ def _witness(value: object) -> WitnessKey:
         raise ValueError(f"must be a verifier key such as name+hash+base64 of type 4: {error}") from None
 
 
+def _network(value: object) -> IpNetwork:
+    try:
+        return ipaddress.ip_network(value if isinstance(value, str) else "")
+    except ValueError:
+        raise ValueError("must be an address or a network, such as 10.0.0.7 or 10.0.0.0/24") from None
+
+
 def _listen_address(value: str) -> str:
     host, colon, port = value.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -162,6 +170,9 @@ HostName = Annotated[str, AfterValidator(_host_name)]
 """A host as the header ``Host`` names it, without a port."""
 KeyPlace = Annotated[str, AfterValidator(_key_place)]
 """A folder of key files, or the beginning of the URIs of keys outside of files."""
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+Network = Annotated[IpNetwork, PlainValidator(_network)]
+"""An address, or those that begin alike."""
 Witness = Annotated[WitnessKey, PlainValidator(_witness)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 TenantsPattern = Annotated[str, Field(pattern=anchored(TENANTS))]

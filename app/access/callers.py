@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
@@ -24,7 +24,7 @@ Scope = MutableMapping[str, Any]
 CALLER: Final = "tally.caller"
 """Where the scope of a request holds its ``Principal``."""
 CERTIFICATE: Final = "tally.certificate"
-"""Where the scope of a request holds the name in the certificate of its connection, if there is one."""
+"""Where the scope of a request holds the names in the certificate that its connection was made with, if it was."""
 TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
 """What a query calls the tenant that it is about."""
 CREDENTIALS_BYTES_MAX: Final = 16 * 1024
@@ -87,18 +87,20 @@ class Callers:
 
     tokens: KnownTokens
     issuer: Issuer | None = None
-    by_certificate: Callable[[str], Principal | None] = lambda _name: None
-    """The principal that a certificate of this name is, None where that is nobody."""
+    by_certificate: Callable[[Sequence[str]], Principal | None] = lambda _names: None
+    """The principal that a certificate of these names is, None where that is nobody."""
     now_s: Callable[[], float] = time.time
 
     def known(self, scope: Scope) -> Principal | None:
         """As ``CallerSource.known``."""
         credentials = _credentials(scope)
         if credentials is None:
-            name = scope.get(CERTIFICATE)
-            principal = None if name is None else self.by_certificate(name)
-            if principal is None:
+            names = scope.get(CERTIFICATE)
+            if names is None:
                 raise UnauthenticatedError("say who calls: Authorization: Bearer and a token")
+            principal = self.by_certificate(names)
+            if principal is None:
+                raise UnauthenticatedError("the certificate of the connection has no name in auth.certificates")
             return principal
         if self.issuer is not None and credentials.count(b".") == 2:
             return self.issuer.known(credentials, self.now_s())

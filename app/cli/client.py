@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import random
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +30,7 @@ import orjson
 
 from app.cli import bearer
 from console.outcome import err
-from ledger.errors import LedgerError
+from ledger.errors import ConfigurationError, LedgerError
 
 Value = TypeVar("Value")
 
@@ -44,6 +46,7 @@ DOWNLOAD_PAUSE_MAX_S = 600.0
 """Longest wait for the next piece of a download; before the first, a long chain may have to be signed."""
 PATIENCE_S = 5.0
 """How long a request is repeated by default before the command gives up: somebody looks at the screen."""
+CA_VARIABLE = "TALLY_CA"
 UPLOAD_ANSWER_MAX_S = 4 * 3600.0
 """Longest wait for the answer once files were sent: they are verified and merged first."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
@@ -160,7 +163,9 @@ class LedgerClient:
             raise UnreachableError(f"{url} is not an address of a service; it begins with http:// or https://")
         self.url = url.rstrip("/")
         # As it stands on the wire: what is not compressed cannot be a bomb.
-        self._http = httpx.Client(timeout=timeout_s, headers={"Accept-Encoding": "identity", **bearer.headers()})
+        headers = {"Accept-Encoding": "identity", **bearer.headers()}
+        trusted = _trusted() if url.startswith("https://") else True
+        self._http = httpx.Client(timeout=timeout_s, headers=headers, verify=trusted)
         self._patience_s = patience_s
         self._timeout_s = timeout_s
         self._on_wait = on_wait
@@ -346,6 +351,19 @@ class LedgerClient:
             raise UnreachableError(f"no answer from {self.url}: {str(error) or type(error).__name__}") from error
         except TimeoutError as error:
             raise UnreachableError(f"no whole answer from {self.url} in {self._timeout_s:g} s") from error
+
+
+def _trusted() -> ssl.SSLContext:
+    """Who vouches for a service: the file of CAs that ``TALLY_CA`` names and nobody else, or those of the system.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or holds none.
+    """
+    named = os.environ.get(CA_VARIABLE)
+    try:
+        return ssl.create_default_context(cafile=named or None)
+    except OSError as error:
+        raise ConfigurationError(f"{CA_VARIABLE} {named} is no file of CA certificates in PEM: {error}") from None
 
 
 def _whole(response: httpx.Response, until: float) -> Reply:

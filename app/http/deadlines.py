@@ -11,7 +11,9 @@ While the service works on a whole request, or does not read because nobody take
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ledger.errors import StartRefusedError
 
@@ -50,6 +52,30 @@ class Progress:
         if stage != self._stage or moved_bytes - self._moved_bytes >= PROGRESS_BYTES:
             self._stage, self._since_s, self._moved_bytes = stage, now_s, moved_bytes
         return now_s - self._since_s
+
+
+class Connection(Protocol):
+    """One that may have to make room for another."""
+
+    waiting_since_s: float
+    """When the client could begin to say something, or began it."""
+
+    def is_waiting(self) -> bool:
+        """Whether the client has nothing of ours, and we have nothing whole of it."""
+        ...
+
+    def abort(self) -> None:
+        """End it now."""
+        ...
+
+
+def end_longest_waiting(connections: Iterable[Any], newest: Connection) -> bool:
+    """End the connection that waits for its client for longest, ``newest`` aside; false when none waits."""
+    waiting: list[Connection] = [each for each in connections if each is not newest and each.is_waiting()]
+    if not waiting:
+        return False
+    min(waiting, key=lambda each: each.waiting_since_s).abort()
+    return True
 
 
 def connections_allowed(connections_max: int, descriptors_max: int, reserved: int = DESCRIPTORS_RESERVED) -> int:

@@ -13,15 +13,17 @@ import contextlib
 import select
 import socket
 import struct
+from collections.abc import Iterable
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.http.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress
+from app.access.callers import CERTIFICATE
+from app.access.certificates import CallerCertificate, shown
+from app.http.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
 from app.http.heads import ServedNames, check_head
 from app.http.problems import (
     HEADERS_TOO_LARGE,
@@ -31,6 +33,7 @@ from app.http.problems import (
     ProblemError,
     problem_response,
 )
+from app.http.proxies import TrustedProxies
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
@@ -45,13 +48,15 @@ TRAILER_BYTES_MAX = 64 * 1024
 LINGER_S = 2.0
 """How long what the client still sends is thrown away, so that it gets to read why it was refused."""
 _NO_LINGER = struct.pack("ii", 1, 0)
+STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
+"""What browsers are told with each answer that goes over TLS: never to ask in the clear again."""
 _FIELD_BYTES = len(b": \r\n")
 _OF_KNOWN_LENGTH = b"content-length: "
 """Stands in the head of an answer whose body is there already, or follows at once."""
 
 
 class ProblemProtocol(HttpToolsProtocol):
-    """One connection. Without ``plain`` all requests are the framework's."""
+    """One connection. Without ``plain`` all requests are the framework's; without ``proxies`` none is believed."""
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class ProblemProtocol(HttpToolsProtocol):
         bounds: ConnectionBounds,
         names: ServedNames,
         plain: PlainWrites | None = None,
+        proxies: TrustedProxies | None = None,
         **named: Any,
     ) -> None:
         super().__init__(*given, **named)
@@ -66,9 +72,12 @@ class ProblemProtocol(HttpToolsProtocol):
         self._begun: PlainWrite | None = None
         """The running request, while it is plain and its body is still to come."""
         self._names = names
+        self._proxies = proxies
+        """None as well where the client of the connection is no proxy that is believed."""
+        self._certificate: CallerCertificate | None = None
         self._bounds = bounds
         self._progress = Progress()
-        self._waiting_since_s = 0.0
+        self.waiting_since_s = 0.0
         """When the client could begin a head, or began it."""
         self._body_is_open = False
         self._received_bytes = 0
@@ -91,9 +100,16 @@ class ProblemProtocol(HttpToolsProtocol):
         """A client is there; when there are too many, the one that has been silent for longest must go."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
-        self._waiting_since_s = self.loop.time()
+        self._certificate = shown(transport.get_extra_info("peercert"))
+        if self._proxies is not None and not self._proxies.has(self.client):
+            self._proxies = None
+        self.waiting_since_s = self.loop.time()
         if len(self.connections) > self._bounds.connections_max:
             self._make_room()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: what is being answered hears of it, what waits is dropped."""
@@ -131,7 +147,7 @@ class ProblemProtocol(HttpToolsProtocol):
             if self._empty_bytes > TRAILER_BYTES_MAX:
                 self._refuse(_trailers_too_large())
         elif self.headers is not head:
-            self._waiting_since_s = self.loop.time()
+            self.waiting_since_s = self.loop.time()
         else:
             # All of it belongs to a head that is not whole yet; the parser tells of a header only once that is.
             self._head_bytes += len(data)
@@ -172,6 +188,10 @@ class ProblemProtocol(HttpToolsProtocol):
         if self._upgrades:
             return
         self._body_is_open = True
+        if self._proxies is not None:
+            self._proxies.believe(self.scope)
+        if self._certificate is not None:
+            self.scope[CERTIFICATE] = self._certificate.names_now()  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -190,6 +210,8 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if cycle.scope["scheme"] == "https":
+            cycle.default_headers = [*cycle.default_headers, STRICT_TRANSPORT]
         if self._plain is not None and not self.flow.write_paused:
             self._begun = self._plain.begin(cycle.scope)
         if self._begun is None:
@@ -211,7 +233,7 @@ class ProblemProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif self._fault is not None:
             self._answer_fault(self._fault)
-        self._waiting_since_s = self.loop.time()
+        self.waiting_since_s = self.loop.time()
         self.flow.resume_reading()
 
     def shutdown(self) -> None:
@@ -304,7 +326,7 @@ class ProblemProtocol(HttpToolsProtocol):
         elif self._body_is_open:
             if is_stalled:
                 self._end_reading()
-        elif self._is_answered() and now_s - self._waiting_since_s > self._bounds.header_timeout_s:
+        elif self._is_answered() and now_s - self.waiting_since_s > self._bounds.header_timeout_s:
             self._end_waiting()
 
     def _is_gone(self) -> bool:
@@ -336,9 +358,7 @@ class ProblemProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _make_room(self) -> None:
-        waiting = [each for each in self.connections if each is not self and each.is_waiting()]  # type: ignore[union-attr]
-        if waiting:
-            min(waiting, key=attrgetter("_waiting_since_s")).transport.abort()
+        if end_longest_waiting(self.connections, self):
             return
         self._fault = ProblemError(
             NOT_READY, f"all {self._bounds.connections_max} connections of http.connections_max are busy; try again"
@@ -383,9 +403,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def _write_fault(self, fault: ProblemError) -> None:
-        answer = problem_response(fault.kind, str(fault), headers={"Connection": "close"})
-        head = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
-        self.transport.write(b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body)))
+        self.transport.write(fault_answer(fault, [STRICT_TRANSPORT] if self.scheme == "https" else ()))
 
 
 class _Flow(FlowControl):
@@ -433,6 +451,13 @@ class _AnswerTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         """Whether the connection is closing or closed."""
         return self._transport.is_closing()
+
+
+def fault_answer(fault: ProblemError, fields: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """The whole answer to what is refused before there is a request, after which the connection ends."""
+    answer = problem_response(fault.kind, str(fault), headers={"Connection": "close"})
+    head = b"".join(b"%b: %b\r\n" % field for field in (*answer.raw_headers, *fields))
+    return b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body))
 
 
 def _malformed(why: str) -> ProblemError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +19,19 @@ from tests.conftest import copy_of, execute
 
 
 @contextmanager
-def serving(postgres: EmbeddedPostgres, folder: Path, name: str, **settings: object) -> Iterator[str]:
+def serving(
+    postgres: EmbeddedPostgres,
+    folder: Path,
+    name: str,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    **settings: object,
+) -> Iterator[str]:
     """Base URL of a service on a fresh database called ``name``, whose start is recorded; both are gone afterwards."""
     maintenance_url = postgres.superuser_url("postgres")
     asyncio.run(execute(maintenance_url, copy_of(DATABASE, name)))
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     run = _serve(folder, postgres.service_url(name), settings, started)
-    thread = threading.Thread(target=_run, args=(run, started), name=name)
+    thread = threading.Thread(target=_run, args=(run, started, new_loop), name=name)
     thread.start()
     try:
         url, loop, stop = started.result(timeout=120)
@@ -55,9 +61,14 @@ async def _serve(
         await stop.wait()
 
 
-def _run(work: object, started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+def _run(
+    work: object,
+    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]],
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None,
+) -> None:
     try:
-        asyncio.run(work)  # type: ignore[arg-type]
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(work)  # type: ignore[arg-type]
     except BaseException as error:
         if started.done():
             raise

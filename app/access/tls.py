@@ -1,0 +1,137 @@
+"""TLS of the service's own: what connections are made with, read again when its files change.
+
+    protocol    TLS 1.3, or 1.2
+    ciphers     ephemeral keys and authenticated encryption only
+    callers     may show a certificate that ``client_ca`` vouches for; one that it does not ends the handshake
+
+A connection keeps what it was made with. Files that do not belong together, or cannot be read, change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+from cryptography import x509
+
+from ledger.errors import ConfigurationError
+from signing import files
+
+CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
+"""Of TLS 1.2; those of TLS 1.3 are all of this kind."""
+LOOK_INTERVAL_S: Final = 2.0
+"""Pause between two looks at the files."""
+EXPIRY_TOLD_BEFORE: Final = timedelta(days=14)
+
+log = structlog.get_logger()
+
+
+class TlsFiles(NamedTuple):
+    """Files in PEM: the service's certificate, with those between it and its CA, its key, and the CA of callers."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def stamp(self) -> list[tuple[int, ...] | None]:
+        """What differs once one of them has changed."""
+        return [_stamp(path) for path in self if path is not None]
+
+
+class ServerTls:
+    """What new connections are made with. Belongs to one event loop.
+
+    Raises:
+        ConfigurationError: a file cannot be read or is not what it should be, or others can read the key.
+    """
+
+    def __init__(self, given: TlsFiles) -> None:
+        self._files = given
+        self._stamp = given.stamp()
+        self._broken: str | None = None
+        self.context, self._expires_at = _loaded(given)
+
+    async def run(self) -> None:
+        """Look after the files until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.to_thread(self.look)
+
+    def look(self) -> None:
+        """Take the files as they are now, if they changed since they were read, and are whole. Blocks."""
+        stamp = self._files.stamp()
+        if stamp == self._stamp:
+            return
+        # Of before they were read: what changes meanwhile is seen at the next look.
+        self._stamp = stamp
+        try:
+            self.context, self._expires_at = _loaded(self._files)
+        except ConfigurationError as error:
+            self._broken = str(error)
+            log.error("tls_files_not_taken", error=str(error))
+            return
+        self._broken = None
+        log.info("tls_files_reloaded", expires_at=_text(self._expires_at))
+
+    def fault(self) -> str | None:
+        """What is wrong with the files, or soon will be; None when nothing is."""
+        if self._broken is not None:
+            return f"the certificates read before go on, as the new ones cannot be used: {self._broken}"
+        left = self._expires_at - datetime.now(UTC)
+        if left > EXPIRY_TOLD_BEFORE:
+            return None
+        return f"a certificate of tls.cert or auth.client_ca {'expires' if left > timedelta() else 'expired'} at " + (
+            _text(self._expires_at)
+        )
+
+
+def _loaded(given: TlsFiles) -> tuple[ssl.SSLContext, datetime]:
+    """What connections are made with, and when the first of the certificates expires."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_alpn_protocols(["http/1.1"])
+    files.read(given.key)
+    expires_at = _expires_at(given.cert, "tls.cert")
+    try:
+        context.load_cert_chain(given.cert, given.key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"tls.cert {given.cert} and tls.key {given.key} are no certificate and its unencrypted key in PEM: {error}"
+        ) from None
+    if given.client_ca is not None:
+        expires_at = min(expires_at, _expires_at(given.client_ca, "auth.client_ca"))
+        context.load_verify_locations(given.client_ca)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context, expires_at
+
+
+def _expires_at(path: Path, setting: str) -> datetime:
+    """When the first certificate of a file expires.
+
+    Raises:
+        ConfigurationError: it cannot be read, or holds none.
+    """
+    try:
+        return min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(path.read_bytes()))
+    except OSError as error:
+        raise ConfigurationError(f"{setting} {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigurationError(f"{setting} {path} holds no certificates in PEM") from None
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _text(time: datetime) -> str:
+    return time.isoformat(timespec="seconds").replace("+00:00", "Z")

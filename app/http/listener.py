@@ -1,0 +1,126 @@
+"""The HTTP server of a node: uvicorn in this event loop, on a socket of ours, with connections of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import structlog
+import uvicorn
+
+from app.access.tls import ServerTls
+from app.config import Settings
+from app.http.application import create_app
+from app.http.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
+from app.http.heads import ServedNames
+from app.http.plain import PlainWrites
+from app.http.protocol import ProblemProtocol
+from app.http.proxies import TrustedProxies
+from app.http.secured import TlsConnection
+from app.parts import Parts
+from app.read.replicas import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
+from ledger.errors import StartRefusedError
+
+OPEN_REQUESTS_SHARE = 0.5
+"""Part of ``shutdown_grace`` for open requests; the rest is for the backlog."""
+LISTEN_BACKLOG = 2048
+TICKS_A_LOOK = 3
+"""Every so many tenths of a second each connection is looked at for a client that stands still."""
+
+log = structlog.get_logger()
+
+
+class Server(uvicorn.Server):
+    """Uvicorn without its own signal handling: the service decides when to stop. It looks after silent clients."""
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; true ends the server."""
+        if counter % TICKS_A_LOOK == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                connection.look(now_s)  # type: ignore[union-attr]
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _connection_bounds(settings: Settings) -> ConnectionBounds:
+    """What the settings say of connections, as far as this process may open files; its own limit is raised for it.
+
+    Raises:
+        StartRefusedError: it may open too few.
+    """
+    reserved = DESCRIPTORS_RESERVED + len(settings.database_replica_urls) * REPLICA_CONNECTIONS_MAX
+    wanted = settings.http.connections_max
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + reserved and soft < hard:
+        soft = min(wanted + reserved, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    allowed = connections_allowed(wanted, soft, reserved)
+    if allowed < wanted:
+        log.warning("connections_limited", connections_max=allowed, wanted=wanted, descriptors=soft, reserved=reserved)
+    timeouts = settings.http.header_timeout, settings.http.body_timeout
+    return ConnectionBounds(allowed, *(timeout.total_seconds() for timeout in timeouts))
+
+
+def _protocol_for(
+    settings: Settings, plain: PlainWrites, tls: ServerTls | None
+) -> Callable[..., ProblemProtocol | TlsConnection]:
+    """What makes the protocol of each connection."""
+    bounds = _connection_bounds(settings)
+    names = ServedNames(settings.http.host, settings.http.hosts)
+    proxies = TrustedProxies(settings.http.trusted_proxies) if settings.http.trusted_proxies else None
+    served = partial(ProblemProtocol, bounds=bounds, names=names, plain=plain, proxies=proxies)
+    if tls is None:
+        return served
+
+    def secured(**given: Any) -> TlsConnection:
+        return TlsConnection(served(**given), tls.context, bounds)
+
+    return secured
+
+
+@contextlib.asynccontextmanager
+async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """The HTTP server over ``parts``: its base URL and its task; leaving ends it once open requests are answered."""
+    settings = parts.settings
+    try:
+        listener = socket.create_server(
+            (settings.listen_host, settings.listen_port),
+            family=socket.AF_INET6 if ":" in settings.listen_host else socket.AF_INET,
+            backlog=LISTEN_BACKLOG,
+        )
+    except OSError as error:
+        raise StartRefusedError(
+            f"cannot listen on {settings.listen_host}:{settings.listen_port}: {error.strerror}; TALLY_PORT moves it"
+        ) from error
+    # Inherited by every connection; else the second piece of an answer may wait 40 ms for the caller's delayed ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server = Server(
+        uvicorn.Config(
+            create_app(parts),
+            http=_protocol_for(settings, PlainWrites(parts), parts.tls),  # type: ignore[arg-type]
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, int(settings.shutdown_grace.total_seconds() * OPEN_REQUESTS_SHARE)),
+        )
+    )
+    host, port = listener.getsockname()[:2]
+    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    try:
+        scheme, name = "http" if parts.tls is None else "https", f"[{host}]" if ":" in host else host
+        yield f"{scheme}://{name}:{port}", serving
+    finally:
+        parts.accepting = False
+        parts.node.shutting_down = True
+        server.should_exit = True
+        await asyncio.wait((serving,))
+        listener.close()

@@ -1,0 +1,196 @@
+"""Callers who show a certificate: whom TLS lets in, and who they are then."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography import x509
+
+from app.access import tokens
+from app.access.certificates import CallerCertificate
+from app.config import load_settings
+from app.main import listening, running
+from app.node.kept_tokens import FIRST_TOKEN, FirstToken
+from ledger.errors import ConfigurationError
+from tests.app.certificates import Authority, Pair
+from tests.app.conftest import MakeSettings
+from tests.conftest import Database
+
+WRITER = {"name": "writer", "rights": ["write", "read"], "tenants": ["team-*"]}
+SPIFFE = {"name": "spiffe://example.org/ci", "rights": ["audit"], "tenants": ["*"]}
+HOST = {"name": "ci.example.org", "rights": ["read"], "tenants": ["acme"]}
+Connect = Callable[..., httpx.AsyncClient]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "certificates")
+
+
+@pytest.fixture
+async def connect(database: Database, make_settings: MakeSettings, authority: Authority) -> AsyncIterator[Connect]:
+    """Makes clients of a service that takes certificates: ``connect(pair, token)``; its token is ``connect.token``."""
+    pair = authority.issue("service")
+    settings = make_settings(
+        tls={"cert": pair.cert, "key": pair.key},
+        auth={"mode": "tokens", "client_ca": authority.ca_file, "certificates": [WRITER, SPIFFE, HOST]},
+    )
+    settings.data_dir.mkdir()
+    first = tokens.make()
+    FIRST_TOKEN.store(settings.data_dir, FirstToken("root", first.digest.hex()))
+    async with running(settings, database.service_url) as (_, parts), listening(parts) as (url, _):
+
+        def connected(pair: Pair | None = None, token: str | None = None) -> httpx.AsyncClient:
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            context = authority.client(pair)
+            return httpx.AsyncClient(base_url=url, headers=headers, verify=context, timeout=30, trust_env=False)
+
+        connected.token = first.text  # type: ignore[attr-defined]
+        yield connected
+
+
+def issued(authority: Authority, common_name: str | None, *names: x509.GeneralName, **more: Any) -> Pair:
+    return authority.issue(f"caller-{len(names)}", names, common_name=common_name, is_client=True, **more)
+
+
+@asynccontextmanager
+async def refused(client: httpx.AsyncClient) -> AsyncIterator[None]:
+    async with client:
+        with pytest.raises((httpx.TransportError, ssl.SSLError)):
+            await client.get("/livez")
+        yield
+
+
+async def test_a_certificate_says_who_calls_and_its_name_has_the_rights(connect: Connect, authority: Authority) -> None:
+    async with connect(issued(authority, "writer")) as client:
+        assert (await client.get("/v1/whoami")).json() == {
+            "principal": "cert:writer",
+            "source": "certificate",
+            "token_id": None,
+            "expires_at": None,
+            "grants": [{"rights": ["read", "write"], "tenants": ["team-*"]}],
+        }
+        # The first is answered from the connection, the second by the framework.
+        for headers in ({}, {"Idempotency-Key": "k"}):
+            for tenant, status in (("team-a", 201), ("acme", 403)):
+                answer = await client.post("/v1/jobs", json={"tenant_id": tenant}, headers=headers)
+                assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    ("common_name", "names", "principal"),
+    [
+        (None, [x509.UniformResourceIdentifier(SPIFFE["name"])], SPIFFE),
+        (None, [x509.DNSName("ci.example.org")], HOST),
+        ("nobody", [x509.DNSName("other.example.org"), x509.DNSName("ci.example.org")], HOST),
+        ("writer", [x509.UniformResourceIdentifier(SPIFFE["name"])], SPIFFE),
+    ],
+)
+async def test_names_beside_the_subject_count_first(
+    connect: Connect,
+    authority: Authority,
+    common_name: str | None,
+    names: list[x509.GeneralName],
+    principal: dict[str, Any],
+) -> None:
+    async with connect(issued(authority, common_name, *names)) as client:
+        assert (await client.get("/v1/whoami")).json()["principal"] == f"cert:{principal['name']}"
+
+
+async def test_an_unknown_name_is_nobody(connect: Connect, authority: Authority) -> None:
+    for common_name, names in (
+        ("stranger", []),
+        ("writer2", [x509.DNSName("*.example.org")]),
+        (None, [x509.RFC822Name("writer")]),
+    ):
+        async with connect(issued(authority, common_name, *names)) as client:
+            for answer in (
+                await client.get("/v1/whoami"),
+                await client.post("/v1/jobs", json={"tenant_id": "team-a"}),
+            ):
+                assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (401, "unauthenticated")
+
+
+async def test_without_a_certificate_a_token_is_asked_for(connect: Connect) -> None:
+    async with connect() as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/v1/whoami")).status_code == 401
+    async with connect(None, connect.token) as client:  # type: ignore[attr-defined]
+        assert (await client.get("/v1/whoami")).json()["principal"] == "root"
+
+
+async def test_a_token_beside_a_certificate_decides(connect: Connect, authority: Authority) -> None:
+    writer = issued(authority, "writer")
+    async with connect(writer, connect.token) as client:  # type: ignore[attr-defined]
+        assert (await client.get("/v1/whoami")).json()["principal"] == "root"
+    async with connect(writer, tokens.make().text) as client:
+        assert (await client.get("/v1/whoami")).status_code == 401
+        assert (await client.post("/v1/jobs", json={"tenant_id": "team-a"})).status_code == 401
+
+
+async def test_a_certificate_of_another_authority_ends_the_handshake(
+    connect: Connect, authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path / "other", "authority")
+    async with refused(connect(issued(other, "writer"))):
+        pass
+
+
+async def test_an_expired_certificate_ends_the_handshake(connect: Connect, authority: Authority) -> None:
+    async with refused(connect(issued(authority, "writer", lives=timedelta(seconds=-1)))):
+        pass
+
+
+async def test_a_certificate_of_a_service_is_not_one_of_a_caller(connect: Connect, authority: Authority) -> None:
+    async with refused(connect(authority.issue("not-a-caller", common_name="writer"))):
+        pass
+
+
+def test_a_certificate_that_expires_on_a_living_connection_has_no_names() -> None:
+    assert CallerCertificate(("writer",), 1.0).names_now() == ()
+
+
+@pytest.mark.parametrize(
+    ("auth", "said"),
+    [
+        ({"mode": "none", "client_ca": "ca.pem"}, "another mode than none"),
+        ({"mode": "tokens", "certificates": [WRITER]}, "certificates need client_ca"),
+        ({"mode": "tokens", "client_ca": "ca.pem"}, r"auth\.client_ca needs tls\.cert and tls\.key"),
+        ({"mode": "tokens", "certificates": [{**WRITER, "name": ""}]}, r"auth\.certificates\.0\.name"),
+        ({"mode": "tokens", "certificates": [{**WRITER, "rights": []}]}, r"auth\.certificates\.0\.rights"),
+    ],
+)
+def test_settings_of_certificates_that_say_nothing_whole_are_refused(auth: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        load_settings(auth=auth)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"rights": ["own"]}, "'own' is no right"), ({"tenants": ["A"]}, "no pattern of tenants")]
+)
+async def test_a_right_or_a_pattern_that_nobody_knows_stops_the_start(
+    database: Database, make_settings: MakeSettings, authority: Authority, wrong: dict[str, Any], said: str
+) -> None:
+    pair = authority.issue("service")
+    auth = {"mode": "tokens", "client_ca": authority.ca_file, "certificates": [WRITER | wrong]}
+    with pytest.raises(ConfigurationError, match=rf"auth\.certificates: writer: .*{said}"):
+        async with running(make_settings(tls={"cert": pair.cert, "key": pair.key}, auth=auth), database.service_url):
+            pass
+
+
+def test_the_environment_says_certificates_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLY_AUTH__MODE", "tokens")
+    monkeypatch.setenv("TALLY_AUTH__CLIENT_CA", "ca.pem")
+    monkeypatch.setenv("TALLY_TLS__CERT", "cert.pem")
+    monkeypatch.setenv("TALLY_TLS__KEY", "key.pem")
+    monkeypatch.setenv("TALLY_AUTH__CERTIFICATES", json.dumps([WRITER]))
+    (read,) = load_settings().auth.certificates
+    assert (read.name, read.rights, read.tenants) == ("writer", ["write", "read"], ["team-*"])
