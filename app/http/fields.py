@@ -14,6 +14,7 @@ from ledger import hlc, names, rfc3339
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
+from ledger.machines.job_state import CREATOR_CHARACTERS_MAX
 from ledger.private_fields import PATH_CHARACTERS_MAX
 
 NAME_CHARACTERS_MAX = 256
@@ -28,7 +29,7 @@ READABLE_TENANT_PATTERN = names.anchored(names.READABLE_TENANT_ID)
 JOB_ID_PATTERN = names.anchored(names.JOB_ID)
 HLC_PATTERN = names.anchored(hlc.TEXT)
 TIME_PATTERN = names.anchored(rfc3339.TEXT)
-CURSOR_PATTERN = r"^[A-Za-z0-9_-]{1,512}$"
+CURSOR_PATTERN = r"^[A-Za-z0-9_-]{1,2048}$"
 
 
 def _number(value: object) -> int | float:
@@ -50,6 +51,9 @@ TenantsPattern = Annotated[str, Field(pattern=names.anchored(names.TENANTS), exa
 """A tenant, the beginning of tenants and ``*``, or ``*`` for all."""
 PrincipalName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$", examples=["ci-runner"])]
 RightName = Literal["read", "write", "audit", "operate", "admin"]
+ActorName = Annotated[
+    str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=CREATOR_CHARACTERS_MAX, examples=["ci-runner"])
+]
 JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN, examples=["use1-1704931200000-gate42-00001"])]
 HlcText = Annotated[str, Field(pattern=HLC_PATTERN, examples=["1704931200000:1:node-7f3a"])]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]

@@ -14,6 +14,7 @@ from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, body_of, parse, read_body
 from app.http.fields import (
     JOB_ID_PATTERN,
+    ActorName,
     CursorQuery,
     Limit,
     Moment,
@@ -187,16 +188,19 @@ async def list_jobs(
     promise: PromiseDep,
     tenant_id: TenantQuery,
     status: Annotated[JobStatus | None, BeforeValidator(in_upper_case), Query(description="In either case.")] = None,
+    actor: Annotated[
+        ActorName | None, Query(description="Created by this principal. One whose name is private is not found.")
+    ] = None,
     since: Annotated[Moment | None, Query(description="Created then or later: an HLC or a time.")] = None,
     until: Annotated[Moment | None, Query(description="Created before: an HLC or a time.")] = None,
     limit: Annotated[Limit, Query()] = 100,
     cursor: CursorQuery = None,
 ) -> Response:
     """Jobs of a tenant, newest first."""
-    scope = "/".join((tenant_id, status or "", since or "", until or ""))
+    scope = "/".join((tenant_id, status or "", since or "", until or "", actor or ""))
     after = _JOBS.at(scope, cursor)
     first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
-    found = await parts.job_reader.list(tenant_id, promise, status, first, after or end, limit)
+    found = await parts.job_reader.list(tenant_id, promise, status, actor, first, after or end, limit)
     await record_read(request, tenant_id, jobs=len(found.items))
     return page(found.items, _JOBS.next(scope, found.last) if found.last else None, consistency=found.consistency)
 

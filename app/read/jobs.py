@@ -109,11 +109,13 @@ class JobReader:
         tenant_id: str,
         promise: Promise,
         status: str | None,
+        actor: str | None,
         since: CreatedHlc | None,
         below: CreatedHlc | None,
         limit: int,
     ) -> Page:
-        """Jobs of the tenant, newest first, created at ``since`` or later and before ``below``.
+        """Jobs of the tenant, newest first, created at ``since`` or later and before ``below``; all that are of this
+        status, and that this principal created, where one is named.
 
         A list is of the job table. All levels but EVENTUAL wait until that has followed the chain as far as it was when
         they first looked; how far it has, the answer says.
@@ -134,7 +136,7 @@ class JobReader:
                     raise UnfitError
                 if place.is_begun:
                     return reads.JobPage([], None, False), place
-                return await reads.list_jobs(connection, tenant_id, status, since, below, limit), place
+                return await reads.list_jobs(connection, tenant_id, status, actor, since, below, limit), place
 
         found, source = await self._copies.read(tenant_id, look, promise)
         if found is None:

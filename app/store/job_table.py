@@ -41,14 +41,15 @@ JobKey = tuple[str, str]
 _STORE = """
 WITH stored AS (
 INSERT INTO scheduler.jobs AS j
-       (tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, seqs)
-SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, seqs::bigint[]
-  FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[])
-       AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, seqs)
+       (tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, seqs)
+SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, seqs::bigint[]
+  FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[],
+              $8::bigint[], $9::text[])
+       AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, seqs)
     ON CONFLICT (tenant_id, job_id) DO UPDATE
        SET status = excluded.status, created_physical = excluded.created_physical,
            created_logical = excluded.created_logical, created_node = excluded.created_node,
-           last_seq = excluded.last_seq, seqs = excluded.seqs, updated_at = now()
+           created_by = excluded.created_by, last_seq = excluded.last_seq, seqs = excluded.seqs, updated_at = now()
     RETURNING j.tenant_id
 )
 SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id

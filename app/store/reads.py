@@ -99,16 +99,22 @@ _NEWEST: CreatedHlc = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
 _OLDEST: CreatedHlc = (-1, -1, "")
 
-# The index has the jobs of each status in order: a list of several is put together from the newest of each. A page is
-# cut by the bytes of the payloads that make its jobs, before these are put together.
 _ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
-_LISTED_JOBS = f"""
+
+
+def _jobs_where(condition: str) -> str:
+    """The query for a page of the jobs of which ``condition`` holds.
+
+    An index has such jobs of each status in order: a list of several is put together from the newest of each. A page is
+    cut by the bytes of the payloads that make its jobs, before these are put together.
+    """
+    listed = f"""
 SELECT j.*, size.bytes
   FROM (SELECT newest.*
           FROM unnest($9::text[]) AS listed(status)
          CROSS JOIN LATERAL (
                SELECT * FROM scheduler.jobs
-                WHERE tenant_id = $1 AND status = listed.status
+                WHERE {condition} AND status = listed.status
                   AND (created_physical, created_logical, created_node) < ($2, $3, $4)
                   AND (created_physical, created_logical, created_node) >= ($6, $7, $8)
                 ORDER BY {_ORDER} LIMIT $5 + 1) AS newest
@@ -116,14 +122,18 @@ SELECT j.*, size.bytes
  CROSS JOIN LATERAL (SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes FROM scheduler.scheduler_log l
                       WHERE l.tenant_id = $1 AND l.seq = ANY(j.seqs)) AS size
 """
-_JOBS = f"""
+    return f"""
 SELECT page.tenant_id, page.job_id, {count_named("page")} AS named,
        followed.entries AS followed, NULL AS unfollowed,
        created_physical, created_logical, created_node, found
-  FROM {page_of(_LISTED_JOBS, _ORDER, limit="$5")} AS page
+  FROM {page_of(listed, _ORDER, limit="$5")} AS page
  CROSS JOIN LATERAL ({entries_named("page")}) AS followed
  ORDER BY number
 """
+
+
+_JOBS = _jobs_where("tenant_id = $1")
+_JOBS_OF_ACTOR = _jobs_where("tenant_id = $1 AND created_by = $10")
 
 _LISTED_EVENTS = f"""
 SELECT {columns(EventRow)}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
@@ -198,17 +208,20 @@ async def list_jobs(
     connection: Connection,
     tenant_id: str,
     status: str | None,
+    actor: str | None,
     since: CreatedHlc | None,
     below: CreatedHlc | None,
     limit: int,
 ) -> JobPage:
-    """Jobs of a tenant, newest first, created at ``since`` or later and before ``below``.
+    """Jobs of a tenant, newest first, created at ``since`` or later and before ``below``; all that are of this status,
+    and that this principal created, where one is named.
 
     A job whose creation is not in the chain has no place in this order and is not listed.
     """
     bounds = (*(below or _NEWEST), limit, *(since or _OLDEST))
     statuses = STATUSES if status is None else (status,)
-    rows = await connection.fetch(_JOBS, tenant_id, *bounds, statuses)
+    query, by = (_JOBS, ()) if actor is None else (_JOBS_OF_ACTOR, (actor,))
+    rows = await connection.fetch(query, tenant_id, *bounds, statuses, *by)
     if not rows:
         return JobPage([], None, False)
     last = rows[-1]

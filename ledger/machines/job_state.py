@@ -24,6 +24,8 @@ Rank = tuple[int, int, int, str, str, int]
 Order = tuple[int, int, str, str, int]
 """``(*HLC, payload digest, seq)``; among creations of a job the lowest wins."""
 
+CREATOR_CHARACTERS_MAX: Final = 256
+"""Longest name by which jobs are listed; no principal has a longer one."""
 OTHERS_MAX: Final = 16
 """Most creations that differ from the first one which a state remembers: those of lowest order."""
 
@@ -115,6 +117,14 @@ def seqs_of(state: JobState) -> list[int]:
     if state.created is not None:
         seqs.add(state.created.order[-1])
     return sorted(seqs)
+
+
+def creator_of(state: JobState) -> str | None:
+    """The principal that created the job, by which it is listed; None where that is not known or private, or where what
+    an edited payload says is no name."""
+    actor = state.created.actor if state.created is not None else None
+    is_name = actor.__class__ is str and 0 < len(actor) <= CREATOR_CHARACTERS_MAX and actor.isprintable()
+    return actor if is_name else None
 
 
 def creation_digest(spec: Any, assigned_dcs: list[str]) -> str:

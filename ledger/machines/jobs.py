@@ -16,13 +16,14 @@ from ledger.chain.conflict import held_event
 from ledger.errors import InvalidInputError
 from ledger.machines.events import EVENTS_BY_ACTION, SystemAction
 from ledger.machines.job_fold import CREATION, JobFold, refused_of
-from ledger.machines.job_state import HlcParts, JobState, Refused, seqs_of
+from ledger.machines.job_state import HlcParts, JobState, Refused, creator_of, seqs_of
 from ledger.machines.refusals import Refusal
 
 __all__ = [
     "STATUSES",
     "JobFold",
     "JobState",
+    "creator_of",
     "ended_text",
     "folded",
     "is_ended",

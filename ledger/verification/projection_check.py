@@ -38,6 +38,7 @@ JOB_COLUMNS: Final = (
     "created_physical",
     "created_logical",
     "created_node",
+    "created_by",
     "last_seq",
     "seqs",
 )
@@ -61,6 +62,7 @@ class StoredJob(NamedTuple):
     created_physical: int | None
     created_logical: int | None
     created_node: str | None
+    created_by: str | None
     last_seq: int
     seqs: str
 
@@ -69,7 +71,8 @@ def stored_form(state: JobState) -> StoredJob:
     """The row of the job that is ``state``."""
     physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
     seqs = f"{{{','.join(map(str, jobs.seqs_of(state)))}}}"
-    return StoredJob(state.job_id, jobs.status(state), physical, logical, node, state.last_seq, seqs)
+    creator = jobs.creator_of(state)
+    return StoredJob(state.job_id, jobs.status(state), physical, logical, node, creator, state.last_seq, seqs)
 
 
 class JobsFound(NamedTuple):

@@ -113,3 +113,59 @@ async def test_the_actor_may_be_private(serve: Serve, superuser: asyncpg.Connect
         assert (await root.post("/v1/tenants/acme/erasures", json={"subject": "root"})).status_code == 200
         erased = (await root.get("/v1/jobs/one?tenant_id=acme")).json()["actor"]
         assert erased != "root"
+
+
+async def listed(client: httpx.AsyncClient, actor: str, **more: Any) -> tuple[list[str], str | None]:
+    """Ids of the jobs of acme that ``actor`` created, and the cursor of those behind them."""
+    answer = await client.get("/v1/jobs", params={"tenant_id": "acme", "actor": actor, **more})
+    assert answer.status_code == 200, answer.text
+    page = answer.json()
+    assert all(job["actor"] == actor for job in page["items"])
+    return [job["job_id"] for job in page["items"]], page["next_cursor"]
+
+
+async def test_jobs_are_found_by_who_created_them(serve: Serve, chains: Chains) -> None:
+    async with serve() as served:
+        first, second = [await served.issue("write", "read", tenants="acme", name=f"ci-{n}") for n in (1, 2)]
+        async with served.client(first["token"]) as one, served.client(second["token"]) as two:
+            for number in range(6):
+                job = {"tenant_id": "acme", "job_id": f"job-{number}"}
+                assert (await (one, two)[number % 2].post("/v1/jobs", json=job)).status_code == 201
+            failed = {"tenant_id": "acme", "type": "JobFailed", "error": "e"}
+            for number in (2, 3):
+                assert (await two.post(f"/v1/jobs/job-{number}/events", json=failed)).status_code == 201
+            assert await listed(two, "ci-1", consistency="strong") == (["job-4", "job-2", "job-0"], None)
+            assert await listed(two, "ci-2") == (["job-5", "job-3", "job-1"], None)
+            assert await listed(two, "ci-1", status="FAILED") == (["job-2"], None)
+            assert await listed(two, "ci") == ([], None)
+            page, cursor = await listed(one, "ci-1", limit=2)
+            assert page == ["job-4", "job-2"]
+            assert await listed(one, "ci-1", limit=2, cursor=cursor) == (["job-0"], None)
+            for other in ({"actor": "ci-2"}, {}):
+                params = {"tenant_id": "acme", "limit": 2, "cursor": cursor, **other}
+                assert (await one.get("/v1/jobs", params=params)).json()["path"] == "cursor"
+            for odd in ("", "n" * 257, "a\0b"):
+                answer = await one.get("/v1/jobs", params={"tenant_id": "acme", "actor": odd})
+                assert (answer.status_code, answer.json()["path"]) == (422, "actor")
+            assert await listed(one, "\U0001f6f0" * 256, limit=1) == ([], None)
+            assert (await one.get("/v1/jobs", params={"tenant_id": "other", "actor": "ci-1"})).status_code == 403
+    await chains.sound("acme")
+
+
+async def test_a_list_of_a_principal_of_a_long_name_goes_on(serve: Serve) -> None:
+    name = "n" * 128
+    async with serve() as served, served.client((await served.issue("write", "read", name=name))["token"]) as client:
+        lines = "".join(json.dumps({"tenant_id": "acme", "type": "JobCreated", "job_id": f"j{n}"}) for n in range(3))
+        answer = await client.post("/v1/events", content=lines.replace("}{", "}\n{"), headers=NDJSON)
+        assert answer.status_code == 200, answer.text
+        _, cursor = await listed(client, name, limit=2, consistency="strong")
+        assert await listed(client, name, limit=2, cursor=cursor) == (["j0"], None)
+
+
+async def test_whose_name_is_private_is_not_found_by_it(serve: Serve, superuser: asyncpg.Connection) -> None:
+    async with serve() as served, served.client(served.root) as root:
+        await root.put("/v1/tenants/acme/privacy", json={"fields": ["actor"], "subject": "actor"})
+        await root.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "one", "durability": "GLOBAL"})
+        assert await listed(root, "root", consistency="strong") == ([], None)
+    rows = await superuser.fetch("SELECT created_by FROM scheduler.jobs WHERE tenant_id = 'acme'")
+    assert [row["created_by"] for row in rows] == [None]

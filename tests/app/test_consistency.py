@@ -174,7 +174,7 @@ Answer = Awaitable[dict[str, object] | Page]
 READS: dict[str, Callable[[JobReader, Promise], Answer]] = {
     "job": lambda reader, promise: reader.read("acme", "job", promise, None),
     "job of any tenant": lambda reader, promise: reader.read(None, "job", promise, None),
-    "list": lambda reader, promise: reader.list("acme", promise, None, None, None, 10),
+    "list": lambda reader, promise: reader.list("acme", promise, None, None, None, None, 10),
     "events": lambda reader, promise: reader.list_events("acme", "job", promise, None, 10),
 }
 every_read = pytest.mark.parametrize("ask", READS.values(), ids=READS.keys())

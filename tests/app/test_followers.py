@@ -45,8 +45,8 @@ async def halted(database: Database, how: str = HALT) -> AsyncIterator[None]:
 async def table(superuser: asyncpg.Connection) -> list[tuple[object, ...]]:
     """All that the job table holds, but for when it was written."""
     rows = await superuser.fetch(
-        "SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, last_seq, seqs::text"
-        "  FROM scheduler.jobs ORDER BY tenant_id, job_id"
+        "SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by,"
+        " last_seq, seqs::text FROM scheduler.jobs ORDER BY tenant_id, job_id"
     )
     return [tuple(row) for row in rows]
 
@@ -331,6 +331,7 @@ ALTER TABLE scheduler.scheduler_log
     ADD CONSTRAINT scheduler_log_prev_chain_link UNIQUE NULLS NOT DISTINCT (tenant_id, prev_chain_link),
     ADD CONSTRAINT scheduler_log_t_hlc UNIQUE NULLS NOT DISTINCT (tenant_id, t_hlc);
 CREATE INDEX scheduler_log_hlc ON scheduler.scheduler_log (tenant_id, hlc_physical, hlc_logical, hlc_node);
+ALTER TABLE scheduler.jobs DROP COLUMN created_by;
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;
 ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE json USING '{}';
 UPDATE scheduler.alembic_version SET version_num = '0007'

@@ -86,21 +86,29 @@ def test_jobs_are_listed_newest_first_once_each(client: httpx.Client) -> None:
     assert created == sorted(created, reverse=True)
 
 
+LISTS = [
+    pytest.param(reads._JOBS, "", "jobs_newest_by_status", id="all"),
+    pytest.param(reads._JOBS_OF_ACTOR, ", 'somebody'", "jobs_newest_by_actor", id="of an actor"),
+]
+
+
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize(("query", "more", "index"), LISTS)
 async def test_a_list_of_jobs_reads_a_page_of_each_status_at_most_from_the_newer_end_of_its_index(
-    database: Database, plans: str
+    database: Database, plans: str, query: str, more: str, index: str
 ) -> None:
     connection = await asyncpg.connect(database.service_url)
     try:
         await connection.execute(f"SET plan_cache_mode = {plans}")
-        await connection.execute(f"PREPARE asked AS {reads._JOBS}")
-        asked = f"'acme', 9, 9, 'n', 50, 0, 0, '', '{{{','.join(STATUSES)}}}'"
+        await connection.execute(f"PREPARE asked AS {query}")
+        asked = f"'acme', 9, 9, 'n', 50, 0, 0, '', '{{{','.join(STATUSES)}}}'{more}"
         plan = [row[0].strip() for row in await connection.fetch(f"EXPLAIN EXECUTE asked({asked})")]
     finally:
         await connection.close()
     (scan,) = (at for at, line in enumerate(plan) if " on jobs " in line)
-    assert plan[scan].startswith("->  Index Scan Backward using jobs_newest_by_status"), plan
+    assert plan[scan].startswith(f"->  Index Scan Backward using {index}"), plan
     assert all(part in plan[scan + 1] for part in ("Index Cond", "status = ", "created_physical")), plan
+    assert ("created_by = " in plan[scan + 1]) == ("actor" in index), plan
     assert "Presorted Key: jobs.created_physical, jobs.created_logical" in plan
     assert sum(line.startswith("->  Limit") for line in plan[:scan]) == 2, plan
 

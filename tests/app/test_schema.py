@@ -260,6 +260,27 @@ async def test_a_ledger_of_before_is_migrated_with_what_somebody_edited_in_it(em
         await connection.close()
 
 
+async def test_chains_that_say_who_created_jobs_are_followed_again_where_jobs_get_a_creator(
+    empty_database: Database,
+) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["url"] = empty_database.owner_url
+    await asyncio.to_thread(command.upgrade, config, "0009")
+    connection = await asyncpg.connect(empty_database.service_url)
+    try:
+        payloads = {"said": '{"actor":"ci"}', "sealed": '{"actor":{"$private":{}}}', "unsaid": '{"spec":"actor"}'}
+        await insert(connection, *(entry(tenant_id, 1, payload=text) for tenant_id, text in payloads.items()))
+        await connection.executemany(
+            "INSERT INTO scheduler.follower_positions VALUES ('jobs', $1, 1)", [(each,) for each in payloads]
+        )
+        await asyncio.to_thread(migrate, empty_database.owner_url)
+        left = await connection.fetch("SELECT tenant_id FROM scheduler.follower_positions")
+        assert [row["tenant_id"] for row in left] == ["unsaid"]
+    finally:
+        await connection.close()
+
+
 async def test_a_snapshot_begins_where_no_other_does(service: asyncpg.Connection) -> None:
     await insert_snapshot(service)
     with pytest.raises(asyncpg.UniqueViolationError):

@@ -532,6 +532,13 @@ CASES = [
         update("jobs", "created_physical = 1", "job_id = 'job-0004-a'"),
         {"projection": "broken"},
     ),
+    Case(
+        "another named as the creator of a job",
+        "projection",
+        39,
+        update("jobs", "created_by = 'somebody'", "job_id = 'job-0004-a'"),
+        {"projection": "broken"},
+    ),
     Case("a job removed", "projection", 39, sql(delete("jobs", "job_id = 'job-0004-a'")), {"projection": "broken"}),
     Case(
         "a job invented",

@@ -49,6 +49,7 @@ _JOB_VALUES: dict[str, Sequence[Any]] = {
     "status": (None, "FAILED"),
     "created_physical": (None, 5),
     "created_node": (None, "x"),
+    "created_by": (None, "x"),
     "last_seq": (None, 1, 3, 10**6),
     "seqs": ("{}", "{1}", None),
 }

@@ -199,7 +199,7 @@ def build(
 
 
 _STEPS: Sequence[tuple[str, Mapping[str, Any]]] = (
-    ("JobCreated", {"spec": {"image": "backup:4", "cpu": 1.5}, "assigned_dcs": ["use1"]}),
+    ("JobCreated", {"actor": "ci", "spec": {"image": "backup:4", "cpu": 1.5}, "assigned_dcs": ["use1"]}),
     ("JobAccepted", {"dc_id": "use1", "worker_count": 2}),
     ("JobProgressReported", {"dc_id": "use1", "completed": 3, "failed": 1}),
     ("JobCompleted", {"final_status": "ok", "aggregate_metrics": {"cpu_s": 2}}),

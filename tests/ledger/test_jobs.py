@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError
 from ledger.machines.events import EVENTS_BY_ACTION, JOB_EVENTS
-from ledger.machines.job_state import OTHERS_MAX, Order, creation_digest, creation_of
+from ledger.machines.job_state import (
+    CREATOR_CHARACTERS_MAX,
+    OTHERS_MAX,
+    Order,
+    creation_digest,
+    creation_of,
+    creator_of,
+)
 from ledger.machines.jobs import JobFold, JobState, is_ended, said_of_row, seqs_of, status, view
 from tests.ledger.job_facts import event_fact, fact_of, merge
 
@@ -314,6 +321,30 @@ def test_the_entries_that_a_state_names_give_it_again(entries: list[Entry], seqs
     assert again._replace(workflow={}) == state._replace(workflow={})
     assert seqs_of(again) == named
     assert view(again) == view(state)
+
+
+@pytest.mark.parametrize(
+    ("actor", "creator"),
+    [
+        ("ci@build.example", "ci@build.example"),
+        ("n" * CREATOR_CHARACTERS_MAX, "n" * CREATOR_CHARACTERS_MAX),
+        ("n" * (CREATOR_CHARACTERS_MAX + 1), None),
+        ("a\0b", None),
+        ("\ud800", None),
+        ("", None),
+        (None, None),
+        (7, None),
+        ({"$private": {}}, None),
+    ],
+)
+def test_a_job_is_listed_by_a_creator_that_has_a_name(actor: Any, creator: str | None) -> None:
+    created = event_fact("ENQUEUE", {"type": "JobCreated", "actor": actor}, (1, 0, "n1"), "d", JOB, 1)
+    assert creator_of(fold(created, ACCEPTED)) == creator
+
+
+def test_the_creator_of_a_job_is_that_of_its_first_creation() -> None:
+    first, second = (fact("JobCreated", at, seq=at, actor=f"ci-{at}") for at in (1, 2))
+    assert [creator_of(fold(*both)) for both in ((first, second), (second, first))] == ["ci-1", "ci-1"]
 
 
 def test_reports_that_newer_ones_outweigh_and_workflows_are_not_named() -> None:
