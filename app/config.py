@@ -36,6 +36,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app.access.auth_settings import AuthSettings
 from app.setting_types import (
     CommaSeparated,
     DatabaseUrl,
@@ -70,7 +71,6 @@ REPLICAS_MAX = 16
 AUTHORITIES_MAX = 16
 HOSTS_MAX = 64
 PROXIES_MAX = 64
-CERTIFICATES_MAX = 1000
 URIS_ALLOWED_MAX = 32
 PATTERNS_MAX = 100
 WITNESSES_MAX = 32
@@ -128,35 +128,6 @@ class TlsSettings(_Section):
     def _has_both(self) -> TlsSettings:
         if (self.cert is None) != (self.key is None):
             raise ValueError("cert and key belong together: set both, or none")
-        return self
-
-
-class CertificateSettings(_Section):
-    """One of ``auth.certificates``: what a certificate of this name allows."""
-
-    name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,255}$")]
-    rights: Annotated[list[str], Field(min_length=1, max_length=16)]
-    tenants: Annotated[list[str], Field(min_length=1, max_length=1000)]
-
-
-class AuthSettings(_Section):
-    """``auth.*``: who may call. Without authentication only loopback is served, but for ``allow_open``.
-
-    ``client_ca`` is a PEM file: certificates that it vouches for say who calls, as ``certificates`` say: tables of
-    ``name``, ``rights`` and ``tenants``; in the environment JSON.
-    """
-
-    mode: Literal["none", "tokens"] = "none"
-    allow_open: bool = False
-    client_ca: Path | None = None
-    certificates: Annotated[list[CertificateSettings], Field(max_length=CERTIFICATES_MAX)] = []
-
-    @model_validator(mode="after")
-    def _certificates_count(self) -> AuthSettings:
-        if self.mode == "none" and (self.client_ca is not None or self.certificates):
-            raise ValueError("client_ca and certificates need another mode than none, which asks nobody who he is")
-        if self.certificates and self.client_ca is None:
-            raise ValueError("certificates need client_ca, which vouches for them")
         return self
 
 
@@ -368,7 +339,7 @@ class Settings(BaseSettings):
         if self.auth.mode == "none" and not self.auth.allow_open and not self.http.is_loopback:
             raise ValueError(
                 f"http.listen is {self.http.listen}, which others can reach, and there is no authentication: "
-                "set auth.mode to tokens, listen on 127.0.0.1, or set auth.allow_open to true"
+                "set auth.mode to tokens or oidc, listen on 127.0.0.1, or set auth.allow_open to true"
             )
         return self
 
@@ -478,26 +449,32 @@ def _unknown_environment() -> list[str]:
     ]
 
 
-def _section(name: str) -> type[BaseModel] | None:
-    """The section of that name, None when it names none."""
-    field = Settings.model_fields.get(name)
-    kind = None if field is None else field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+def _section(path: list[str]) -> type[BaseModel] | None:
+    """The section that these names lead to, all settings without any; None when they lead to none."""
+    found: type[BaseModel] = Settings
+    for name in path:
+        field = found.model_fields.get(name)
+        kind = None if field is None else field.annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return None
+        found = kind
+    return found
 
 
 def _is_setting(path: list[str]) -> bool:
-    if len(path) == 1:
-        return path[0] in Settings.model_fields
-    section = _section(path[0])
-    return section is not None and len(path) == 2 and path[1] in section.model_fields
+    section = _section(path[:-1])
+    return section is not None and path[-1] in section.model_fields
 
 
 def _names_near(variable: str) -> list[str]:
-    """The settings of the section that ``variable`` points into, else the names at the top."""
-    first = variable.upper().removeprefix(ENV_PREFIX).lower().split("__")[0]
-    if section := _section(first):
-        return [f"{ENV_PREFIX}{first}__{name}".upper() for name in section.model_fields]
-    return [f"{ENV_PREFIX}{name}".upper() + ("__…" if _section(name) else "") for name in Settings.model_fields]
+    """The settings of the innermost section that ``variable`` points into."""
+    path = variable.upper().removeprefix(ENV_PREFIX).lower().split("__")
+    while (section := _section(path)) is None:
+        path.pop()
+    return [
+        ENV_PREFIX + "__".join([*path, name]).upper() + ("__…" if _section([*path, name]) else "")
+        for name in section.model_fields
+    ]
 
 
 def _explain(error: ValidationError) -> list[str]:

@@ -25,6 +25,7 @@ import structlog
 
 from app.access.callers import Callers, CallerSource, Open
 from app.access.certificates import principals_by_name
+from app.access.oidc import OidcIssuer, issuer_of
 from app.access.principals import Principal
 from app.access.tls import ServerTls, TlsFiles
 from app.background import stop_signals
@@ -124,6 +125,8 @@ async def running(
         service.spawn(kept_running(service.access_records.log.run))
         if parts.tls is not None:
             service.spawn(kept_running(parts.tls.run))
+        if given.issuer is not None:
+            service.spawn(kept_running(given.issuer.keys.run))
         if parts.timestamper is not None:
             service.spawn(kept_running(parts.timestamper.run))
         verify = settings.verify
@@ -165,6 +168,7 @@ class _Given(NamedTuple):
     authorities: Sequence[Authority]
     tls: ServerTls | None
     by_certificate: Callable[[Sequence[str]], Principal | None]
+    issuer: OidcIssuer | None
 
     @classmethod
     def of(cls, settings: Settings) -> _Given:
@@ -178,6 +182,7 @@ class _Given(NamedTuple):
             _authorities(settings),
             None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),
             principals_by_name((each.name, each.rights, each.tenants) for each in auth.certificates),
+            issuer_of(auth.oidc) if auth.mode == "oidc" else None,
         )
 
 
@@ -238,7 +243,7 @@ def _parts(
         callers=_callers(service, given),
         tls=given.tls,
         trust=service.trust,
-        reported_checks=_reported_checks(service, started, knowledge, breaks, given.tls),
+        reported_checks=_reported_checks(service, started, knowledge, breaks, given),
         witnesses=settings.log.witnesses,
         cosignatures=_cosignatures(service, pool),
         timestamper=_timestamper(service, pool, given.authorities),
@@ -254,7 +259,7 @@ def _callers(service: Service, given: _Given) -> CallerSource:
     """Who says who calls."""
     if service.settings.auth.mode == "none":
         return Open()
-    return Callers(tokens=service.tokens.known, by_certificate=given.by_certificate)
+    return Callers(tokens=service.tokens.known, issuer=given.issuer, by_certificate=given.by_certificate)
 
 
 def _verifier(
@@ -360,14 +365,15 @@ def _ledger_watch(service: Service, started: StartedNode, pool: asyncpg.Pool[asy
 
 
 def _reported_checks(
-    service: Service, started: StartedNode, knowledge: PrivacyKnowledge, breaks: FoundBreaks, tls: ServerTls | None
+    service: Service, started: StartedNode, knowledge: PrivacyKnowledge, breaks: FoundBreaks, given: _Given
 ) -> Mapping[str, ReadinessCheck]:
     """What ``/readyz`` tells of, and takes writes all the same."""
+    issuer = given.issuer
     return {
         "signing": lambda: service.keys.fault,
         "admission": lambda: service.keys.not_admitted,
         "keys": service.trust.fault,
-        "tls": lambda: _tls_fault(service.settings, tls),
+        "tls": lambda: _tls_fault(service.settings, given.tls),
         "clock": service.node.wall.fault,
         "breaks": breaks.fault,
         "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
@@ -383,6 +389,7 @@ def _reported_checks(
             "the node that writes is not admitted or down",
             service.node.unfollowed,
         ),
+        **({} if issuer is None else {"issuer": lambda: issuer.keys.fault}),
     }
 
 

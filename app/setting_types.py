@@ -27,6 +27,11 @@ _CLOCK_DURATION = re.compile(r"(?:(?P<d>\d{1,5})\.)?(?P<h>\d{2}):(?P<m>[0-5]\d):
 _UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"(?P<amount>\d{1,18}) ?(?P<unit>B|KiB|MiB|GiB)?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?", re.ASCII)
+_FETCHED_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>\d{1,5}))?(?:/[!-~]{0,2000})?",
+    re.ASCII,
+)
+_LOOPBACK_HOSTS = {"localhost", "127.0.0.1", "[::1]"}
 _DATABASE_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
 
 
@@ -148,6 +153,20 @@ def _host_name(value: str) -> str:
     return value.strip("[]")
 
 
+def is_fetched_url(value: str) -> bool:
+    """Whether what is behind this URL may be believed: it is one of https, or of http on this machine."""
+    url = _FETCHED_URL.fullmatch(value)
+    if url is None or int(url["port"] or 0) > 65535:
+        return False
+    return url["scheme"] == "https" or url["host"].lower() in _LOOPBACK_HOSTS
+
+
+def _fetched_url(value: str) -> str:
+    if not is_fetched_url(value):
+        raise ValueError("must be an https:// URL without a user; http:// only of localhost, 127.0.0.1 or [::1]")
+    return value
+
+
 def _key_place(value: str) -> str:
     if remote_signer.is_remote(value):
         return value
@@ -177,5 +196,7 @@ Witness = Annotated[WitnessKey, PlainValidator(_witness)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 TenantsPattern = Annotated[str, Field(pattern=anchored(TENANTS))]
 """A tenant, the beginning of tenants and ``*``, or ``*``."""
+FetchedUrl = Annotated[str, AfterValidator(_fetched_url)]
+"""Whence the service fetches what it then believes."""
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
 JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]

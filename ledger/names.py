@@ -1,4 +1,4 @@
-"""The grammar of names: the one place that says what a tenant, a node, a gate and a job may be called.
+"""The grammar of names: the one place that says what a tenant, a node, a caller, a gate and a job may be called.
 
 Each is a regular expression for the whole name, without anchors, in the syntax that Python, Rust and JSON Schema share.
 """
@@ -16,6 +16,9 @@ READABLE_TENANT_ID = f"_system|{TENANT_ID}"
 
 TENANTS = rf"{READABLE_TENANT_ID}|\*|[a-z0-9][a-z0-9_-]{{0,61}}\*"
 """A pattern of tenants: one, the beginning of some and ``*``, or ``*`` for all."""
+
+PRINCIPAL = "[A-Za-z0-9][A-Za-z0-9._@-]{0,127}"
+"""A caller that the ledger itself names; the id of one that others name has a colon."""
 
 GATE = "[a-z0-9]{1,32}"
 """Region and gate of a job id that a node makes."""

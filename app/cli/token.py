@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from app.config import load_settings
 from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
 from console.options import Json
 from console.outcome import fail, out, print_json, tell
+from ledger import names
 
 token = typer.Typer(no_args_is_help=True, help="Tokens: who may call the service, and for what.")
 
@@ -65,6 +67,8 @@ def new(
 
 def _first(name: str) -> str:
     """The text of the first token, which is now kept beside the data as its digest."""
+    if re.fullmatch(names.PRINCIPAL, name) is None:
+        raise fail(f"{name!r} is no name: 1 to 128 letters, digits and . _ @ -, the first of them a letter or a digit")
     folder: Path = load_settings().data_dir
     if FIRST_TOKEN.load(folder) is not None or KEPT_TOKENS.load(folder).counting:
         raise fail(f"there is a token already (beside {folder}): whoever holds it runs tally token new without --first")

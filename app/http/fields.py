@@ -49,7 +49,7 @@ ReadableTenantId = Annotated[
 ReadableTenantPath = Annotated[ReadableTenantId, Path()]
 TenantsPattern = Annotated[str, Field(pattern=names.anchored(names.TENANTS), examples=["team-*"])]
 """A tenant, the beginning of tenants and ``*``, or ``*`` for all."""
-PrincipalName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$", examples=["ci-runner"])]
+PrincipalName = Annotated[str, Field(pattern=names.anchored(names.PRINCIPAL), examples=["ci-runner"])]
 RightName = Literal["read", "write", "audit", "operate", "admin"]
 ActorName = Annotated[
     str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=CREATOR_CHARACTERS_MAX, examples=["ci-runner"])

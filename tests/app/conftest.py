@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.main import listening, running
 from app.service import Service
 from tests.app.chains import Chains
+from tests.app.oidc_issuer import Checked, Issuer, issuing
 from tests.app.postgres_proxy import PostgresProxy, proxy_to
 from tests.app.served import Serve, Served, serving_with_tokens
 from tests.conftest import Database, copy_of
@@ -152,3 +153,16 @@ def serve(database: Database, make_settings: MakeSettings) -> Serve:
 def chains(superuser: asyncpg.Connection) -> Chains:
     """The chains of ``database`` as the superuser sees them."""
     return Chains(superuser)
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    """An OpenID Connect issuer of this test."""
+    with issuing() as issuer:
+        yield issuer
+
+
+@pytest.fixture
+def checked(issuer: Issuer) -> Checked:
+    """What a node asks of that issuer's tokens."""
+    return Checked(issuer)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from app.access.principals import Grant
+from app.access.rights import Right
 from app.config import ENV_OF_PIPELINE, load_settings
 from ledger.errors import ConfigurationError
 from pipeline import keys
@@ -118,6 +121,24 @@ def test_the_port_variable_moves_only_the_port(monkeypatch: pytest.MonkeyPatch) 
         ("TALLY_WAL__SEGMENT_SIZE", "1", ["TALLY_WAL__SEGMENT_SIZE", "TALLY_WAL__SEGMENT_BYTES"]),
         ("TALLY_WALL__DIR", "x", ["TALLY_WALL__DIR", "TALLY_WAL"]),
         ("TALLY_REGION__X", "x", ["TALLY_REGION__X"]),
+        ("TALLY_AUTH__OIDC__ISUER", "x", ["TALLY_AUTH__OIDC__ISUER", "TALLY_AUTH__OIDC__ISSUER"]),
+        ("TALLY_AUTH__OIDK__ISSUER", "x", ["TALLY_AUTH__OIDK__ISSUER", "TALLY_AUTH__OIDC__…"]),
+        ("TALLY_AUTH__OIDC__ISSUER__X", "x", ["TALLY_AUTH__OIDC__ISSUER__X"]),
+        ("TALLY_AUTH__OIDC__ISSUER", "http://id.example.org", ["auth.oidc.issuer", "https://"]),
+        ("TALLY_AUTH__OIDC__JWKS_URI", "http://127.0.0.1.example.org/k", ["auth.oidc.jwks_uri", "https://"]),
+        ("TALLY_AUTH__OIDC__JWKS_URI", "https://user@id.example.org/k", ["auth.oidc.jwks_uri", "without a user"]),
+        ("TALLY_AUTH__OIDC__ALGORITHMS", "RS256,none", ["auth.oidc.algorithms.1", "'RS256'"]),
+        ("TALLY_AUTH__OIDC__ALGORITHMS", "HS256", ["auth.oidc.algorithms.0", "'ES256'"]),
+        ("TALLY_AUTH__OIDC__ALGORITHMS", ",", ["auth.oidc.algorithms", "at least 1"]),
+        ("TALLY_AUTH__OIDC__LEEWAY", "1h", ["auth.oidc.leeway", "5m"]),
+        ("TALLY_AUTH__OIDC__REFRESH_INTERVAL", "1h", ["auth.oidc.refresh_interval", "10m"]),
+        ("TALLY_AUTH__OIDC__GRANTS", "{", ["auth"]),
+        (
+            "TALLY_AUTH__OIDC__GRANTS",
+            '[{"claim": "groups"}]',
+            ["auth.oidc.grants.0.value", "auth.oidc.grants.0.rights"],
+        ),
+        ("TALLY_AUTH__MODE", "oidc", ["auth.oidc.issuer", "auth.oidc.audience"]),
     ],
 )
 def test_a_wrong_setting_stops_the_start_with_its_name_and_what_is_allowed(
@@ -175,6 +196,86 @@ def test_the_world_is_served_only_when_that_is_said(monkeypatch: pytest.MonkeyPa
         load_settings()
     monkeypatch.setenv("TALLY_AUTH__ALLOW_OPEN", "true")
     assert load_settings().listen_host == "0.0.0.0"
+
+
+GRANT = {"claim": "groups", "value": "ops", "rights": ["operate", "audit"], "tenants": ["team-*", "acme"]}
+
+
+def test_an_issuer_is_set_in_the_file_or_in_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tally.toml").write_text(
+        """
+        [auth]
+        mode = "oidc"
+        [auth.oidc]
+        issuer = "https://id.example.org/realms/main"
+        audience = "tallystick"
+        [[auth.oidc.grants]]
+        claim = "groups"
+        value = "ops"
+        rights = ["operate", "audit"]
+        tenants = ["team-*", "acme"]
+        """
+    )
+    from_file = load_settings().auth
+    (tmp_path / "tally.toml").unlink()
+    monkeypatch.setenv("TALLY_AUTH__MODE", "oidc")
+    monkeypatch.setenv("TALLY_AUTH__OIDC__ISSUER", "https://id.example.org/realms/main")
+    monkeypatch.setenv("TALLY_AUTH__OIDC__AUDIENCE", "tallystick")
+    monkeypatch.setenv("TALLY_AUTH__OIDC__GRANTS", json.dumps([GRANT]))
+    assert load_settings().auth == from_file
+    assert (from_file.oidc.audience, from_file.oidc.algorithms) == (["tallystick"], ["RS256", "ES256", "EdDSA"])
+    assert from_file.oidc.grants[0].grant == Grant(frozenset({Right.OPERATE, Right.AUDIT}), ("team-*", "acme"))
+    monkeypatch.setenv("TALLY_AUTH__OIDC__ALGORITHMS", "PS256, ES384")
+    monkeypatch.setenv("TALLY_AUTH__OIDC__AUDIENCE", "one,two")
+    assert load_settings().auth.oidc.algorithms == ["PS256", "ES384"]
+    assert load_settings().auth.oidc.audience == ["one", "two"]
+    monkeypatch.setenv("TALLY_HTTP__LISTEN", "0.0.0.0:8080")
+    assert not load_settings().http.is_loopback
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rights": ["reed"]}, {"tenants": ["Acme"]}, {"rights": []}, {"value": ""}, {"x": 1}]
+)
+def test_a_grant_that_says_nothing_that_there_is_stops_the_start(wrong: dict[str, object]) -> None:
+    load_settings(auth={"oidc": {"grants": [GRANT]}})
+    with pytest.raises(ConfigurationError, match=rf"auth\.oidc\.grants\.0\.{next(iter(wrong))}"):
+        load_settings(auth={"oidc": {"grants": [{**GRANT, **wrong}]}})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://id.example.org",
+        "https://id.example.org:8443/a/b?c=d",
+        "http://localhost:8080/",
+        "http://127.0.0.1/x",
+        "http://[::1]:1/x",
+    ],
+)
+def test_keys_are_fetched_over_https_or_from_this_machine(url: str) -> None:
+    assert load_settings(auth={"oidc": {"jwks_uri": url}}).auth.oidc.jwks_uri == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://id.example.org",
+        "http://localhost.example.org",
+        "http://127.0.0.1@id.example.org/",
+        "http://127.0.0.1\\@id.example.org/",
+        "http://[::2]/",
+        "https://id.example.org:99999/",
+        "https:///keys",
+        "https://id.example.org/\u00e4",
+        "https://id.example.org/ x",
+        "ftp://localhost/",
+        "file:///keys",
+        "",
+    ],
+)
+def test_keys_are_fetched_from_nowhere_else(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"auth\.oidc\.jwks_uri"):
+        load_settings(auth={"oidc": {"jwks_uri": url}})
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1"])

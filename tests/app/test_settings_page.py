@@ -20,14 +20,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
 
 
-def fields() -> dict[str, FieldInfo]:
+def fields(of: type[BaseModel] = Settings, above: str = "") -> dict[str, FieldInfo]:
     found: dict[str, FieldInfo] = {}
-    for name, field in Settings.model_fields.items():
+    for name, field in of.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
-            found |= {f"{name}.{part}": each for part, each in section.model_fields.items()}
+            found |= fields(section, f"{above}{name}.")
         else:
-            found[name] = field
+            found[above + name] = field
     return found
 
 

@@ -272,6 +272,15 @@ async def test_how_long_a_wrong_token_takes_says_nothing_of_a_right_one(serve: S
     assert max(medians) < 1.5 * min(medians)
 
 
+@pytest.mark.parametrize("name", ["oidc:ada", "", "a b", "-a", "a" * 129, "\u00e4"])
+async def test_no_token_has_the_name_of_a_principal_that_others_name(serve: Serve, tmp_path: Path, name: str) -> None:
+    done = run_tally("token", "new", "--first", "--", name, TALLY_DATA_DIR=str(tmp_path / "data"))
+    assert (done.returncode, "is no name" in done.stderr) == (1, True), done.stderr
+    async with serve() as served, served.client(served.root) as root:
+        body = {"name": name, "rights": ["read"], "tenants": ["*"]}
+        assert (await root.post("/v1/tokens", json=body)).status_code == 422
+
+
 def test_a_principal_may_read_system_with_audit_alone() -> None:
     reader = Principal("r", "token", (grant_of(["read"], ["*"]),))
     auditor = Principal("a", "token", (grant_of(["audit"], ["*"]),))
