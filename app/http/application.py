@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from typing_extensions import is_typeddict
 
 from app import answers
+from app.access.rights import Rule
 from app.answers import chain as chain_answers
 from app.answers import jobs as job_answers
 from app.answers import node as node_answers
@@ -26,6 +27,7 @@ from app.http.problems import (
     respond_to_invalid_parameters,
 )
 from app.http.requests import EVENT_LINE, EVENT_REQUEST, STATS_REPORT
+from app.http.routing import RightedRoute
 from app.parts import Parts
 
 TITLE = "Tallystick"
@@ -79,8 +81,22 @@ def _describe(app: FastAPI) -> dict[str, Any]:
                 _say_what_it_is(answer, models)
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             body.pop("$defs", None)
+        for route in app.routes:
+            if isinstance(route, RightedRoute) and route.include_in_schema:
+                (method,) = route.methods or {"GET"}
+                operation = document["paths"][route.path_format][method.lower()]
+                operation["description"] = f"{operation['description']}\n\n{_needed(route.rule)}"
+        if app.state.parts.settings.auth.mode != "none":
+            document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"token": []}]
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _needed(rule: Rule) -> str:
+    """What a caller needs, for who reads the description."""
+    needed = rule.needs.value if rule.right is None else f"the right `{rule.right}` for {rule.needs.value}"
+    return f"Needs {needed}."
 
 
 def _shapes_of_answers() -> dict[str, Any]:

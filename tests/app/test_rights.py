@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from app.http.jobs import submissions
 from app.http.routing import LeanRoute, RightedRoute
 from app.main import listening, running
 from tests.app.conftest import MakeSettings
+from tests.app.served import Serve
 from tests.conftest import Database
 
 DEADLINE_S = 60
@@ -163,3 +165,15 @@ def test_a_lean_route_that_would_ignore_a_dependency_is_refused_at_start() -> No
             router.post(path, **more)(function)
     with pytest.raises(TypeError, match="LeanRoute"):
         APIRouter(route_class=LeanRoute, dependencies=[Depends(endpoint)]).post("/v1/lean/{job_id}")(endpoint)
+
+
+async def test_the_description_says_what_each_operation_needs(serve: Serve) -> None:
+    async with serve() as served, served.client(None) as nobody:
+        text = (await nobody.get("/openapi.json")).text
+        document = json.loads(text)
+    assert document["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}
+    assert document["security"] == [{"token": []}]
+    assert served.root not in text
+    told = document["paths"]["/v1/events"]["post"]["description"]
+    assert told.endswith("Needs the right `write` for each tenant that the body names.")
+    assert document["paths"]["/livez"]["get"]["description"].endswith("Needs no caller.")
