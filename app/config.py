@@ -317,6 +317,7 @@ class Settings(BaseSettings):
     migrate_url: DatabaseUrl | None = None
     database_replica_urls: Annotated[CommaSeparated[DatabaseUrl], Field(max_length=REPLICAS_MAX)] = []
     """Hot standbys of ``database_url`` that reads may go to; in the environment separated by commas."""
+    database_allow_any_role: bool = False
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
     auth: AuthSettings = AuthSettings()

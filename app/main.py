@@ -373,6 +373,7 @@ def _reported_checks(
         "signing": lambda: service.keys.fault,
         "admission": lambda: service.keys.not_admitted,
         "keys": service.trust.fault,
+        "database_role": lambda: started.role_fault,
         "tls": lambda: _tls_fault(service.settings, given.tls),
         "clock": service.node.wall.fault,
         "breaks": breaks.fault,

@@ -15,6 +15,7 @@ from app.chain.signed_chain import root_of_chain, tree_agrees
 from app.pending import quarantine
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
+from app.store.roles import powers_of_login
 from ledger.errors import LedgerError, StartRefusedError, UnknownKeyError, WalCorruptError
 from signing import key_file
 from signing.checkpoint import Checkpoint, open_checkpoint, read
@@ -27,6 +28,29 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 log = structlog.get_logger()
+
+
+async def check_role(connection: Connection, *, is_any_allowed: bool) -> str | None:
+    """Refuse a login that could change what the ledger guards, and take the guards away; what it could do where it is
+    taken all the same, None when nothing.
+
+    Raises:
+        StartRefusedError: it could.
+    """
+    role, powers = await powers_of_login(connection)
+    if not powers:
+        return None
+    could = (
+        f"role {role} of database_url {', '.join(powers)}: who has its password can rewrite the ledger, or take away "
+        "what guards it"
+    )
+    if not is_any_allowed:
+        raise StartRefusedError(
+            f"{could}. Log in as tallystick, as deploy/postgres/roles.sql makes it: a member of tallystick_service "
+            "that owns nothing; or accept it with database_allow_any_role"
+        )
+    log.warning("database_role_too_powerful", role=role, powers=powers)
+    return could
 
 
 def load_control(folder: Path, *, accept_lost_wal: bool) -> tuple[Control | None, bool]:

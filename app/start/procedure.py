@@ -3,7 +3,8 @@
 In this order, each step refused with what to do when it does not hold::
 
     1. the ids of the node; the lock on its WAL folder
-    2. Postgres answers and has the schema this version knows, with all that guards it
+    2. Postgres answers and has the schema this version knows, with all that guards it, and our login cannot take that
+       away
     3. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal)
     4. recovery: the torn tail cut, the rest checked and fsynced
     5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
@@ -47,7 +48,7 @@ from app.node.unrecorded import FORK, LOST, Fork, LsnRange
 from app.pending import quarantine
 from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
-from app.start.checks import chain_holds, check_chain
+from app.start.checks import chain_holds, check_chain, check_role
 from app.start.claims import check_chained
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining
@@ -106,6 +107,8 @@ class StartedNode:
     key_chain: KeyChain
     not_admitted: str | None
     """Why nothing that the node signs would count, None when its keys are admitted."""
+    role_fault: str | None
+    """What the database login could do that the service needs not, None when nothing."""
     log_origin: str
     session_secret: bytes
     """What the session tokens of this ledger are bound with."""
@@ -202,6 +205,7 @@ async def _start_locked(
     accept_lost_wal: bool,
 ) -> StartedNode:
     # 2. the database
+    role_fault = await check_role(connection, is_any_allowed=settings.database_allow_any_role)
     who = await _claim_job_ids(connection, settings, who)
     async with connection.transaction():
         position = await chaining.read_position(connection, who.node_id)
@@ -254,6 +258,7 @@ async def _start_locked(
         checkpoints=checkpoints,
         key_chain=key_chain,
         not_admitted=not_admitted,
+        role_fault=role_fault,
         log_origin=origin,
         session_secret=await _session_secret(connection),
         lost=lost,

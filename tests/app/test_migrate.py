@@ -247,7 +247,18 @@ async def test_an_auditor_verifies_and_can_neither_write_nor_read_secrets(
     try:
         tables = await auditor.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'scheduler'")
         for (table,) in tables:
-            for write in (f"DELETE FROM scheduler.{table}", f"INSERT INTO scheduler.{table} DEFAULT VALUES"):
+            column = await auditor.fetchval(
+                "SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 "
+                "AND attidentity = ''",
+                f"scheduler.{table}",
+            )
+            for write in (
+                f"INSERT INTO scheduler.{table} DEFAULT VALUES",
+                f"UPDATE scheduler.{table} SET {column} = {column}",
+                f"DELETE FROM scheduler.{table}",
+                f"TRUNCATE scheduler.{table}",
+                f"ALTER TABLE scheduler.{table} DISABLE TRIGGER ALL",
+            ):
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await auditor.execute(write)
         for table in UNREADABLE:
