@@ -288,6 +288,23 @@ class StatsSettings(_Section):
         return self
 
 
+class QuotaSettings(_Section):
+    """``quota.*``: how much of the service one caller, or one tenant, gets. A rate that is not said has no bound.
+
+    Requests and bytes are a second's, and what ``burst`` brings of them may come at once; new tenants are an hour's.
+    """
+
+    principal_requests: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    principal_bytes: Annotated[Size, sized("1 KiB", "64 GiB")] | None = None
+    tenant_requests: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    tenant_bytes: Annotated[Size, sized("1 KiB", "64 GiB")] | None = None
+    burst: Annotated[Duration, between("1s", "1h")] = timedelta(seconds=10)
+    new_tenants: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    exports: Annotated[int, Field(ge=1, le=1000)] = 1
+    imports: Annotated[int, Field(ge=1, le=1000)] = 1
+    verifications: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
 class TopologySettings(_Section):
     """``topology.*``: what the operator says of the machines below, since the service cannot see it."""
 
@@ -333,6 +350,7 @@ class Settings(BaseSettings):
     write: WriteSettings = WriteSettings()
     read: ReadSettings = ReadSettings()
     stats: StatsSettings = StatsSettings()
+    quota: QuotaSettings = QuotaSettings()
     topology: TopologySettings = TopologySettings()
 
     @model_validator(mode="after")

@@ -2,16 +2,80 @@
 
 An event has a name that never changes (``wal_epoch_bump``) and its facts as fields. Records of the standard
 library's ``logging``, uvicorn's among them, come out in the same form.
+
+Of one event at most ``LINES_A_SECOND_MAX`` lines a second are written; how many more there were is one line a second
+later (``log_lines_left_out``). So nobody fills the disk of the log by asking for the same thing again and again.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TextIO
 
 import structlog
-from structlog.types import Processor
+from structlog.types import EventDict, Processor
+
+LINES_A_SECOND_MAX: Final = 10
+"""Of one event. Critical ones are written all."""
+_LEFT_OUT: Final = "log_lines_left_out"
+
+
+class LineBudget:
+    """Decides which lines are written, and has the others counted. Any thread may ask.
+
+    ``tell`` is called with an event and how many lines of it were left out, once for each about a second later.
+    """
+
+    def __init__(self, tell: Callable[[str, int], object], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._written: dict[str, tuple[float, int]] = {}
+        """By event, when the second began that is counted, and the lines written in it."""
+        self._left_out: Counter[str] = Counter()
+
+    def admits(self, event: str) -> bool:
+        """Whether one more line of ``event`` is written."""
+        with self._lock:
+            now_s = self._clock_s()
+            began_s, lines = self._written.get(event, (now_s, 0))
+            if now_s - began_s >= 1:
+                began_s, lines = now_s, 0
+            self._written[event] = began_s, lines + 1
+            if lines < LINES_A_SECOND_MAX:
+                return True
+            if not self._left_out:
+                telling = threading.Timer(1.0, self.tell)
+                telling.daemon = True
+                telling.start()
+            self._left_out[event] += 1
+            return False
+
+    def tell(self) -> None:
+        """Tell of the lines that were left out until now."""
+        with self._lock:
+            left_out, self._left_out = self._left_out, Counter()
+        for event, count in left_out.items():
+            self._tell(event, count)
+
+    def process(self, _logger: object, method: str, line: EventDict) -> EventDict:
+        """As a processor of structlog.
+
+        Raises:
+            DropEvent: the line is left out.
+        """
+        if method != "critical" and line["event"] != _LEFT_OUT and not self.admits(str(line["event"])):
+            raise structlog.DropEvent
+        return line
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """As a filter of ``logging``: there an event is a place in the code."""
+        return record.levelno >= logging.CRITICAL or self.admits(f"{record.name}:{record.lineno}")
 
 
 def configure_logs(level: int = logging.INFO, stream: TextIO | None = None) -> None:
@@ -22,8 +86,9 @@ def configure_logs(level: int = logging.INFO, stream: TextIO | None = None) -> N
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    budget = LineBudget(lambda event, count: structlog.get_logger().warning(_LEFT_OUT, of=event, count=count))
     structlog.configure(
-        processors=[*shared, *_rendering(out)],
+        processors=[budget.process, *shared, *_rendering(out)],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=False,
@@ -35,6 +100,7 @@ def configure_logs(level: int = logging.INFO, stream: TextIO | None = None) -> N
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(out)],
         )
     )
+    handler.addFilter(budget.filter)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)

@@ -237,6 +237,8 @@ def _parts(
         sessions=SessionTokens(started.session_secret),
         consistency=consistency,
         metrics=service.metrics,
+        quotas=service.quotas,
+        line_turns=service.line_turns,
         stats=service.stats,
         key_changes=service.key_changes,
         tokens=service.tokens,

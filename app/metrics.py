@@ -14,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from app.access.quotas import NAMES as QUOTAS
 from app.node.state import Node
 
 # A time of creation beside each counter and histogram, which nobody asked for.
@@ -51,6 +52,11 @@ class Metrics:
         self.access_lines_dropped = self._counter(
             "access_log_lines_dropped", "Lines of the access log for which the disk was too slow"
         )
+        self._quota_refusals = Counter(
+            "quota_refusals", "What was refused for a quota, by its setting", ("quota",), registry=self.registry
+        )
+        for name in QUOTAS:
+            self._quota_refusals.labels(name)
         self.signing_failures = self._counter(
             "scheduler_signing_failures", "Times that the signer of snapshots failed, was refused or did not answer"
         )
@@ -92,6 +98,10 @@ class Metrics:
             registry=self.registry,
         )
         self._request_children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def quota_refused(self, name: str) -> None:
+        """Count something that was refused for the quota ``name``."""
+        self._quota_refusals.labels(name).inc()
 
     def stats_dropped(self, reason: str, reports: int) -> None:
         """Count stats reports that were not kept; ``reason`` is one of ``STATS_DROPPED``."""

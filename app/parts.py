@@ -15,8 +15,10 @@ from ledger.errors import ChainDamagedError, FencedError, NotReadyError
 if TYPE_CHECKING:
     import asyncpg
 
+    from app.access.quotas import Quotas
     from app.access.tls import ServerTls
     from app.background.slots import Room
+    from app.background.turns import FairTurns
     from app.bundle.export import BundleExporter
     from app.bundle.importer import BundleImporter
     from app.bundle.staging import Staging
@@ -76,6 +78,9 @@ class Parts:
     metrics: Metrics
     bodies: Room
     """Large request bodies, from their first byte until they are answered."""
+    quotas: Quotas
+    line_turns: FairTurns
+    """Who looks at the lines of a request next."""
     stats: StatsIntake
     witnesses: Sequence[WitnessKey]
     """Whose cosignatures are taken and served."""

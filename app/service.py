@@ -17,7 +17,9 @@ import asyncpg
 import structlog
 
 from app.access.access_log import AccessLog
+from app.access.quotas import Quotas
 from app.access.tokens import KnownTokens
+from app.background.turns import FairTurns
 from app.chain.appender import STATEMENT_TIMEOUT_S, Appender
 from app.chain.followers import Follower, TableFollower
 from app.chain.job_table import JobTable
@@ -98,6 +100,12 @@ class Service:
         self.metrics = Metrics()
         self.backlog = Backlog(settings.wal.backlog_max_entries)
         self.metrics.watch(self.node, self.backlog.__len__)
+        self.quotas = Quotas.of(
+            settings.quota.model_dump(exclude={"burst"}),
+            settings.quota.burst.total_seconds(),
+            self.metrics.quota_refused,
+        )
+        self.line_turns = FairTurns()
         self.stats = StatsIntake(settings.stats.queue_bytes)
         self._stats_writer = self._make_stats_writer()
         self.job_index = JobIndex()
@@ -149,6 +157,7 @@ class Service:
             quarantine=self.quarantine,
             tenants=set(started.heads),
             write_timeout_s=write_timeout_s,
+            new_tenants=self.quotas.new_tenants,
         )
         self.access_records = AccessRecords(
             self.system_entries,
@@ -172,6 +181,7 @@ class Service:
                 postgres_survives=settings.topology.postgres_survives,
             ),
             record_bytes_max=settings.wal.record_bytes_max,
+            line_turns=self.line_turns,
         )
         self.job_table = TableFollower(
             JobTable(self.submitter.followed), self._connect_follower, lambda: self.node.chained.lsn
@@ -210,8 +220,8 @@ class Service:
             batch_max_entries=wal.batch_max_entries,
             batch_max_bytes=wal.batch_max_bytes,
             record_bytes_max=wal.record_bytes_max,
-            queue_max_entries=self.backlog.entries_max,
-            queue_max_bytes=self.backlog.bytes_max,
+            queue_max_entries=self.backlog.entries_max + self.backlog.kept_entries,
+            queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
             ack_mode=wal.ack_mode,
             on_durable=self._from_writer(self._durable),
             on_failure=self._from_writer(self.fail),

@@ -57,7 +57,9 @@ class ForbiddenError(LedgerError):
 
 
 class QuotaExceededError(LedgerError):
-    """The caller, or the tenant, has had its share; ``retry_after_s`` says when there is more."""
+    """The caller, or the tenant that ``tenant_id`` names, has had its share; there is more in ``retry_after_s``."""
+
+    tenant_id: str
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)

@@ -127,11 +127,11 @@ def check(principal: Principal, rule: Rule, scope: Scope) -> None:
         principal.check(rule.right, "*")
         return
     principal.check_any(rule.right)
-    for tenant_id in _named_tenants(scope):
+    for tenant_id in named_tenants(scope):
         principal.check(rule.right, tenant_id)
 
 
-def _named_tenants(scope: Scope) -> Iterator[str]:
+def named_tenants(scope: Scope) -> Iterator[str]:
     """Every tenant that path or query names, whatever the route makes of it."""
     named = scope.get("path_params", {}).get("tenant_id")
     if named is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -40,24 +41,32 @@ class Slots:
 
 
 class Room:
-    """Bytes that all who hold some may hold together."""
+    """Bytes that all who hold some may hold together; one principal three quarters of them."""
 
     def __init__(self, bytes_max: int, what: str) -> None:
         """``what`` says what they are."""
         self._bytes_max = bytes_max
         self._what = what
         self._held_bytes = 0
+        self._held_by: Counter[str] = Counter()
 
-    def take(self, count: int) -> None:
-        """Hold so many more.
+    def take(self, count: int, principal: str | None = None) -> None:
+        """Hold so many more for ``principal``; None is everybody.
 
         Raises:
             NotReadyError: that were too many.
         """
-        if self._held_bytes + count > self._bytes_max:
+        has_share = principal is not None and 4 * (self._held_by[principal] + count) > 3 * self._bytes_max
+        if has_share or self._held_bytes + count > self._bytes_max:
             raise NotReadyError(f"{self._bytes_max} bytes of {self._what} are in memory; try again, or send less")
         self._held_bytes += count
+        if principal is not None:
+            self._held_by[principal] += count
 
-    def give_back(self, count: int) -> None:
-        """Hold so many less."""
+    def give_back(self, count: int, principal: str | None = None) -> None:
+        """Hold so many less for ``principal``."""
         self._held_bytes -= count
+        if principal is not None:
+            self._held_by[principal] -= count
+            if not self._held_by[principal]:
+                del self._held_by[principal]

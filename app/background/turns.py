@@ -1,5 +1,8 @@
 """Long work on the event loop, in turns: between two of them requests are served.
 
+One after the other takes a turn, and only one between two looks at the network: however many are at work, whoever asks
+for little waits for one turn, not for one of each. Those who wait go by their keys in rotation.
+
 each turn: <= LINES_PER_TURN lines, and <= BYTES_PER_TURN bytes or one line; or about TURN_S
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 LINES_PER_TURN = 500
@@ -45,3 +49,35 @@ class Turn:
         """Let others go first."""
         await asyncio.sleep(0)
         self._began_s = time.perf_counter()
+
+
+class FairTurns:
+    """Hands out turns, one in each pass of the event loop, by keys in rotation. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str | None, deque[asyncio.Future[None]]] = {}
+        """By key, in the order in which the keys come next."""
+
+    async def next(self, key: str | None) -> None:
+        """Return when it is the turn of ``key``, which lasts until its next await."""
+        loop = asyncio.get_running_loop()
+        mine = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._hand_out)
+        self._waiting.setdefault(key, deque()).append(mine)
+        await mine
+
+    def _hand_out(self) -> None:
+        """Give the first turn to somebody who still waits; the next one in the next pass of the loop."""
+        handed_out = False
+        while self._waiting and not handed_out:
+            key = next(iter(self._waiting))
+            waiting = self._waiting.pop(key)
+            first = waiting.popleft()
+            if waiting:
+                self._waiting[key] = waiting
+            if not first.done():
+                first.set_result(None)
+                handed_out = True
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._hand_out)

@@ -12,6 +12,8 @@ from fastapi import Depends
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
+from app.access.callers import CALLER
+from app.http.charging import body_chunks, charge_tenant
 from app.http.members import check_unique
 from app.http.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, ProblemError, invalid
 from app.http.recording import allow
@@ -47,13 +49,13 @@ async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
         raise _too_large(bytes_max)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    async for chunk in body_chunks(request):
         size += len(chunk)
         if size > bytes_max:
             raise _too_large(bytes_max)
         counted = min(len(chunk), size - FREE_BYTES)
         if counted > 0:
-            parts_of(request).bodies.take(counted)
+            parts_of(request).bodies.take(counted, request.scope[CALLER].id)
             request.scope[HELD_BYTES] = request.scope.get(HELD_BYTES, 0) + counted
         chunks.append(chunk)
     return b"".join(chunks)
@@ -83,7 +85,10 @@ class JsonBody:
     async def __call__(self, request: Request) -> Any:
         """What the caller wants, checked, and his to want; refused unread while this node takes no writes."""
         parts_of(request).check_writable()
-        wanted = parse(self._adapter, await read_body(request, JSON_MEDIA_TYPE, COMMAND_BYTES_MAX))
+        body = await read_body(request, JSON_MEDIA_TYPE, COMMAND_BYTES_MAX)
+        wanted = parse(self._adapter, body)
+        if "tenant_id" in wanted:
+            charge_tenant(request, wanted["tenant_id"], body)
         named = wanted.get("tenants") or [wanted.get("tenant_id")]
         await allow(request, *filter(None, named))
         return wanted

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from functools import partial
+from contextlib import AbstractContextManager, aclosing
 from typing import Annotated
 
 import structlog
@@ -19,7 +18,7 @@ from app.http.multipart import MEDIA_TYPE as MULTIPART
 from app.http.multipart import uploaded
 from app.http.recording import allow, record_read
 from app.http.requests import ExportRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.parts import PartsDep
 from ledger.errors import LedgerError
 
@@ -64,15 +63,30 @@ class StreamedBundle(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+async def _within(
+    held: AbstractContextManager[None], pieces: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """The pieces; ``held`` is entered with the first and left with the last, or where they are closed."""
+    with held:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+
 @router.post("/v1/bundles/export", response_class=Response, responses={200: _BUNDLE})
 async def export_bundle(
-    request: Request, parts: PartsDep, wanted: Annotated[ExportRequest, json_body(ExportRequest)]
+    request: Request, parts: PartsDep, caller: CallerDep, wanted: Annotated[ExportRequest, json_body(ExportRequest)]
 ) -> Response:
     """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file."""
-    pieces = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
+    exported = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
+    pieces = _within(parts.quotas.exports.one(caller.id), exported)
     async with while_connected(request):
         await anext(pieces)
-    await record_read(request, wanted["tenant_id"], from_seq=wanted.get("from_seq"), to_seq=wanted.get("to_seq"))
+    try:
+        await record_read(request, wanted["tenant_id"], from_seq=wanted.get("from_seq"), to_seq=wanted.get("to_seq"))
+    except BaseException:
+        await pieces.aclose()
+        raise
     return StreamedBundle(request, pieces, f"{wanted['tenant_id']}.bundle.tar")
 
 
@@ -84,12 +98,20 @@ async def export_bundle(
 async def import_bundles(
     request: Request,
     parts: PartsDep,
+    caller: CallerDep,
     dry_run: Annotated[bool, Query(description="Say what would come of it, and store nothing.")] = False,
 ) -> Response:
     """Verify the bundles, all of them, then merge them into the chains of their tenants; what is there already is not
     added again. With `dry_run` nothing is stored. Cut short, the same call again goes on where it was."""
     parts.check_writable()
     await parts.importer.check_trusting()
-    async with uploaded(request, parts.staging) as upload:
-        outcome = await parts.importer.run(upload.files, dry_run=dry_run, admit=partial(allow, request))
+
+    async def admit(tenant_id: str) -> None:
+        await allow(request, tenant_id)
+        if not dry_run and tenant_id not in parts.system_entries.tenants:
+            parts.system_entries.charge_new(caller.id, 1)
+
+    with parts.quotas.imports.one(caller.id):
+        async with uploaded(request, parts.staging) as upload:
+            outcome = await parts.importer.run(upload.files, dry_run=dry_run, admit=admit)
     return json_answer(outcome.to_json(dry_run=dry_run))

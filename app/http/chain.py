@@ -47,6 +47,7 @@ _TENANTS = Cursors("tenants", text_position)
 async def verify_chain(
     request: Request,
     parts: PartsDep,
+    caller: CallerDep,
     tenant_id: Annotated[ReadableTenantId | None, Query(description="Required, in one of its two spellings.")] = None,
     tenant_id_in_camel_case: Annotated[
         ReadableTenantId | None, Query(alias="tenantId", description="As tenant_id.")
@@ -61,8 +62,9 @@ async def verify_chain(
         raise InvalidInputError("tenant_id: needed once, as tenant_id or tenantId", ("tenant_id",))
     if from_seq is not None and to_seq is not None and from_seq > to_seq:
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
-    async with while_connected(request):
-        verification = await parts.verifier.full(given[0], from_seq, to_seq)
+    with parts.quotas.verifications.one(caller.id):
+        async with while_connected(request):
+            verification = await parts.verifier.full(given[0], from_seq, to_seq)
     return json_answer(verification.to_json())
 
 

@@ -9,15 +9,16 @@ Lines are checked in turns, few of long ones, so that other requests never wait 
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
 from app.answers.jobs import BatchAnswer
-from app.background.turns import turns
+from app.background.turns import FairTurns, turns
 from app.http.answers import json_answer
 from app.http.body import NDJSON_MEDIA_TYPE, read_body
+from app.http.charging import LinesCharged
 from app.http.fields import Level
 from app.http.lines import LineModel
 from app.http.requests import EVENT_FORMS, EVENT_LINE, EVENT_TAGS
@@ -75,9 +76,18 @@ async def submit_events(
     parts = parts_of(request)
     parts.check_writable()
     body = await read_body(request, NDJSON_MEDIA_TYPE, parts.settings.http.body_bytes_max)
-    lines = await lines_of(body, parts.settings.wal.record_bytes_max, caller_of(request).id)
-    for tenant_id in lines.tenants:
-        check_tenant(request, tenant_id)
+    charged = LinesCharged(parts.quotas) if parts.quotas.bounds_tenants else None
+
+    def admit(lines: EventLines) -> None:
+        for tenant_id in lines.tenants:
+            check_tenant(request, tenant_id)
+        if charged is not None:
+            charged.read(lines)
+
+    caller = caller_of(request).id
+    lines = await lines_of(body, parts.settings.wal.record_bytes_max, caller, admit, parts.line_turns)
+    if charged is not None:
+        charged.charge()
     is_sealed = await parts.sealing.prepare_lines(lines)
     key = parts.sealing.key_of(request_key(request, Route.EVENTS, body, durability or ""), is_sealed)
     tokens = session_tokens(request)
@@ -88,18 +98,25 @@ async def submit_events(
     return _answer(parts.sessions, await parts.submitter.submit_lines(lines, durability=level, key=key))
 
 
-async def lines_of(body: bytes, line_bytes_max: int, actor: str | None) -> EventLines:
-    """The events of ``body``, which ``actor`` sent, all checked.
+async def lines_of(
+    body: bytes,
+    line_bytes_max: int,
+    actor: str | None,
+    admit: Callable[[EventLines], None] = lambda _lines: None,
+    line_turns: FairTurns | None = None,
+) -> EventLines:
+    """The events of ``body``, which ``actor`` sent, all checked. ``admit`` is shown them as they are read, and refuses
+    what the caller may not send; without ``line_turns`` nobody else's lines are at work.
 
     Raises:
         InvalidEventError: a line is wrong; nothing else was looked at after it.
         ProblemError: too many lines.
     """
+    line_turns = line_turns or FairTurns()
     sources = _EVENTS.split(body)
     lines = EventLines(sources, actor)
     for turn in turns(list(map(len, sources))):
-        if turn.start:
-            await asyncio.sleep(0)
+        await line_turns.next(actor)
         here = sources[turn.start : turn.stop]
         read = native.event_lines(here, EVENT_FORMS, line_bytes_max)
         left = [at for at in range(len(here)) if read is None or read[0][at] is None]
@@ -107,6 +124,7 @@ async def lines_of(body: bytes, line_bytes_max: int, actor: str | None) -> Event
         events = _EVENTS.check([here[at] for at in left], numbers, line_bytes_max) if left else []
         drafts = {at: draft_of(event, None, None, actor) for at, event in zip(left, events, strict=True)}
         lines.extend(len(here), read, drafts)
+        admit(lines)
     return lines
 
 

@@ -12,6 +12,7 @@ from app.access.rights import Right
 from app.answers.jobs import EventAnswer, JobAnswer, JobEventList, JobList, JobStatus
 from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, body_of, parse, read_body
+from app.http.charging import charge_tenant
 from app.http.fields import (
     JOB_ID_PATTERN,
     ActorName,
@@ -28,16 +29,17 @@ from app.http.lists import Cursors, hlc_position, page
 from app.http.recording import record_read
 from app.http.requests import CANCEL_REQUEST, EVENT_REQUEST, EVENT_TAGS, JOB_REQUEST
 from app.http.routing import (
+    BEGUN,
     PROBLEM_RESPONSE,
     SESSION_PARAMETER,
     WRITE_HEADERS,
     WRITE_PARAMETERS,
+    Begun,
     CallerDep,
     LeanRoute,
     StrictRoute,
     answered,
     caller_of,
-    check_tenant,
 )
 from app.http.writing import Route, receipt_answer, request_key, session_tokens
 from app.parts import PartsDep, parts_of
@@ -120,7 +122,9 @@ async def _submit(request: Request, submission: Submission, job_id: str | None) 
         raise InvalidInputError(f"job_id: must match {JOB_ID_PATTERN}", ("job_id",))
     body = await read_body(request, JSON_MEDIA_TYPE, parts.settings.event_bytes_max)
     unsealed = submission.draft_of(body, job_id, caller_of(request).id)
-    check_tenant(request, unsealed.tenant_id)
+    begun: Begun | None = request.scope.get(BEGUN)
+    if begun is None or not begun.is_charged:
+        charge_tenant(request, unsealed.tenant_id, body)
     draft = await parts.sealing.prepare(unsealed)
     key = parts.sealing.key_of(request_key(request, submission.key_route, body, job_id or ""), draft.seal is not None)
     tokens = session_tokens(request)

@@ -8,15 +8,19 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.access.callers import CALLER
+from app.access.principals import Principal
 from app.http.body import HELD_BYTES
 from app.http.problems import INVALID_REQUEST, ProblemError, respond
 from app.http.recording import record_refusal
 from app.http.routing import BEGUN, Begun
 from app.metrics import UNMATCHED_ROUTE
 from app.parts import Parts
-from ledger.errors import NotReadyError
+from ledger.errors import NotReadyError, QuotaExceededError
 
 CLIENT_GONE_STATUS = 499
+QUOTA_PAUSE_S = 0.25
+"""How long who has had his share waits to be told so: to refuse him as fast as he asks would take from the others."""
 
 
 class Observed:
@@ -66,9 +70,13 @@ class Observed:
             response = respond(error)
             if status:
                 raise
+            if isinstance(error, QuotaExceededError):
+                error.__traceback__ = None
+                self._give_back(scope)
+                await asyncio.sleep(QUOTA_PAUSE_S)
             await response(scope, receive, send_observed)
         finally:
-            self._bodies.give_back(scope.get(HELD_BYTES, 0))
+            self._give_back(scope)
             route = scope.get("route")
             self._metrics.observe_request(
                 asked,
@@ -76,3 +84,10 @@ class Observed:
                 status or CLIENT_GONE_STATUS,
                 time.perf_counter() - began_s,
             )
+
+    def _give_back(self, scope: Scope) -> None:
+        """Give back the room that the body of the request has, once."""
+        held_bytes = scope.pop(HELD_BYTES, 0)
+        if held_bytes:
+            caller: Principal = scope[CALLER]
+            self._bodies.give_back(held_bytes, caller.id)

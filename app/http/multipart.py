@@ -15,6 +15,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from starlette.requests import Request
 
+from app.http.charging import body_chunks
 from app.http.problems import UNSUPPORTED_MEDIA_TYPE, ProblemError
 from ledger.errors import InvalidInputError, NotReadyError
 
@@ -42,7 +43,7 @@ async def uploaded(request: Request, staging: Staging) -> AsyncIterator[Upload]:
         NotReadyError: the disk takes no more, or too many send at once.
     """
     boundary = _boundary(request)
-    pieces = request.stream()
+    pieces = body_chunks(request)
     first = await anext(pieces)
     async with staging.upload() as upload:
         await _read(first, pieces, boundary, upload)

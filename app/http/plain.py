@@ -3,8 +3,8 @@
 What it skips costs more than all that is done for the event. In order::
 
     1. head     POST to a job or to all, HTTP/1.1, nothing in it but HEADERS, a body of at most BODY_BYTES_MAX
-    2. right    asked for, before there is a body
-    3. body     checked as the route checks it
+    2. right    asked for, and the request taken out of the caller's quota, before there is a body
+    3. body     checked as the route checks it, and taken out of the quota of its tenant
     4. entered  as the route enters it, where that takes no question to the store and no seal
     5. answer   made as the route makes it, once the event has reached its level
 
@@ -22,6 +22,7 @@ from app.access import callers
 from app.access.principals import Principal
 from app.access.rights import Right
 from app.http.body import FREE_BYTES, JSON_MEDIA_TYPE
+from app.http.charging import PACED, charge_caller
 from app.http.jobs import CANCELLATION, CREATION, REPORT, Submission, submissions
 from app.http.routing import BEGUN, Begun, RightedRoute
 from app.http.writing import location_of, receipt_body
@@ -87,12 +88,16 @@ class PlainWrites:
             if caller is None:
                 return None
             callers.check(caller, route.rule, scope)
+            if self._parts.quotas.bounds_principals:
+                charge_caller(self._parts.quotas, caller, scope)
         except Exception as error:
             scope[BEGUN] = Begun(began_s, caller, error)
             scope["route"] = route
             return None
         begun = scope[BEGUN] = Begun(began_s, caller)
         scope["route"] = route
+        if PACED in scope:
+            return None
         return PlainWrite(route, submission, None if job_id is None else job_id.decode(), begun, caller)
 
     def _is_plain(self, headers: list[tuple[bytes, bytes]]) -> bool:
@@ -114,6 +119,9 @@ class PlainWrites:
             parts.check_writable()
             draft = write.submission.draft_of(body, write.job_id, write.caller.id)
             write.caller.check(Right.WRITE, draft.tenant_id)
+            if parts.quotas.bounds_tenants:
+                parts.quotas.admit_tenants({draft.tenant_id: 1}, {draft.tenant_id: len(body)})
+                write.begun.is_charged = True
             if parts.sealing.may_have_private(draft):
                 return None
             return parts.submitter.enter_known(draft)

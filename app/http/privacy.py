@@ -11,7 +11,7 @@ from app.http.answers import json_answer
 from app.http.body import json_body
 from app.http.fields import TENANT_PATTERN, ReadableTenantPath
 from app.http.requests import ErasureRequest, PrivacyRequest
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
 from app.intake.privacy_changes import Declared
 from app.parts import PartsDep
 from app.privacy.keys import TRUSTED_S
@@ -31,10 +31,15 @@ _NOTHING: dict[str, object] = {"fields": [], "subject": None, "seq": None, "decl
 
 @router.put("/v1/tenants/{tenant_id}/privacy", responses=answered(PrivacyAnswer))
 async def declare_private_fields(
-    parts: PartsDep, tenant_id: TenantPath, wanted: Annotated[PrivacyRequest, json_body(PrivacyRequest)]
+    parts: PartsDep,
+    caller: CallerDep,
+    tenant_id: TenantPath,
+    wanted: Annotated[PrivacyRequest, json_body(PrivacyRequest)],
 ) -> Response:
     """Encrypt these fields of the tenant's events from now on, each under the key of the person it is about."""
     declaration = declaration_of(wanted["fields"], wanted.get("subject"))
+    if tenant_id not in parts.system_entries.tenants:
+        parts.system_entries.charge_new(caller.id, 1)
     return _answer(tenant_id, await parts.privacy_changes.declare(tenant_id, declaration))
 
 

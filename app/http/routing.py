@@ -26,8 +26,10 @@ from app.access.callers import CALLER
 from app.access.principals import Principal
 from app.access.rights import ACTS, RULES, UNLISTED, Needs
 from app.http.body import JSON_MEDIA_TYPE, SCHEMA_REF, JsonBody
+from app.http.charging import charge_caller, charge_named
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.http.problems import PROBLEM_MEDIA_TYPE
+from app.parts import Parts
 from ledger.errors import InvalidInputError
 
 PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
@@ -84,6 +86,8 @@ class Begun:
     caller: Principal | None = None
     error: Exception | None = None
     """What came of it, where the route has only to raise this."""
+    is_charged: bool = False
+    """Whether it was taken out of what there is for its tenant."""
 
 
 class RightedRoute(APIRoute):
@@ -102,6 +106,7 @@ class RightedRoute(APIRoute):
         Raises:
             UnauthenticatedError: nothing says who calls.
             ForbiddenError: the caller has not the right.
+            QuotaExceededError: he, or a tenant that he names, has had his share.
             LedgerError, ProblemError: what the connection met.
         """
         begun: Begun | None = scope.get(BEGUN)
@@ -110,8 +115,13 @@ class RightedRoute(APIRoute):
             if begun.error is not None:
                 raise begun.error
         elif self.rule.needs is not Needs.NOTHING:
-            caller = scope[CALLER] = await scope["app"].state.parts.callers.caller(scope)
+            parts: Parts = scope["app"].state.parts
+            caller = scope[CALLER] = await parts.callers.caller(scope)
             callers.check(caller, self.rule, scope)
+            if parts.quotas.bounds_principals:
+                charge_caller(parts.quotas, caller, scope)
+            if parts.quotas.bounds_tenants:
+                charge_named(parts.quotas, scope)
 
 
 def caller_of(request: Request) -> Principal:

@@ -94,6 +94,7 @@ class AccessRecords:
 
         Raises:
             ChainDamagedError: the tenant's chain takes nothing, so nothing is told either.
+            QuotaExceededError: the tenant would begin with it, and the caller may let no more begin now.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, DurabilityTimeoutError: as
                 ``SystemEntries.note``.
         """
@@ -104,6 +105,8 @@ class AccessRecords:
             if asked.actor is not None:
                 facts["actor"] = asked.actor
             subject = f"read:{asked.actor or 'nobody'}"
+            if tenant_id not in self._entries.tenants:
+                self._entries.charge_new(asked.actor, 1)
             await self._entries.note(SystemAction.PAYLOADS_READ, subject, facts, tenant_id)
 
     def refused(self, asked: Asked, problem: str, tenant_id: str | None) -> None:

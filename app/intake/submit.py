@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from app.background.turns import LINES_PER_TURN, Turn
+from app.background.turns import LINES_PER_TURN, FairTurns, Turn
 from app.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
 from app.intake.job_checks import JobChecks, JobLookup
 from app.intake.job_index import JobIndex
@@ -76,6 +76,7 @@ class Submitter:
     system: SystemEntries
     answers: Answers
     record_bytes_max: int
+    line_turns: FairTurns
 
     def __post_init__(self) -> None:
         self._tenants = self.system.tenants
@@ -245,8 +246,11 @@ class Submitter:
         payload = payload_of(draft, fence_token, key)
         if (reason := self._too_large(payload)) is not None:
             raise RecordTooLargeError(reason)
-        records = 1 + (draft.tenant_id not in self._tenants)
-        self.backlog.check(records, record_bytes_of(records, len(payload)))
+        is_first = draft.tenant_id not in self._tenants
+        records = 1 + is_first
+        self.backlog.check(records, record_bytes_of(records, len(payload)), (draft.tenant_id,))
+        if is_first:
+            self.system.charge_new(draft.actor, 1)
         answered_early = draft.durability <= Durability.LOCAL
         entering = _Entering(
             jobs=[(draft.tenant_id, draft.job_id)],
@@ -267,19 +271,21 @@ class Submitter:
     ) -> list[Pending]:
         self.system.refuse_unfit(lines.tenants)
         room = len(lines) - len(present) + len(lines.tenants - self._tenants)
-        self.backlog.reserve(room)
+        self.backlog.reserve(room, 0, lines.tenants)
         entered: list[Pending] = []
         record_bytes = 0
         answered_early = requested <= Durability.LOCAL
         try:
             fences, payloads = await self._encoded(lines, key)
             wanted_bytes = record_bytes_of(room, sum(map(len, payloads)))
-            self.backlog.reserve(0, wanted_bytes)
+            self.backlog.reserve(0, wanted_bytes, lines.tenants)
             record_bytes = wanted_bytes
+            await self.line_turns.next(lines.actor)
+            self.system.charge_new(lines.actor, len(lines.tenants - self._tenants))
             numbers = [number for number in range(len(lines)) if number not in present]
             for first in range(0, len(numbers), LINES_PER_TURN):
                 if first:
-                    await asyncio.sleep(0)
+                    await self.line_turns.next(lines.actor)
                 turn = numbers[first : first + LINES_PER_TURN]
                 entering = _Entering(
                     jobs=_at(lines.jobs, turn),
@@ -305,11 +311,11 @@ class Submitter:
         payloads: list[bytes] = []
         of_jobs: dict[JobOfLine, int] = {}
         turn = Turn()
+        await self.line_turns.next(lines.actor)
         for number, (job, fence) in enumerate(zip(lines.jobs, lines.fences, strict=True)):
-            if number % LINES_PER_TURN == LINES_PER_TURN - 1:
-                await asyncio.sleep(0)
-            if number in lines.drafts and turn.is_over():
-                await turn.pause()
+            if number % LINES_PER_TURN == LINES_PER_TURN - 1 or (number in lines.drafts and turn.is_over()):
+                await self.line_turns.next(lines.actor)
+                turn = Turn()
             if fence is None:
                 fence = of_jobs.get(job)
                 if fence is None:

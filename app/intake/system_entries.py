@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from app.access.quotas import Rate
 from app.intake.answers import outcome_within
 from app.node.state import Node
 from app.pending.backlog import Backlog, Pending
@@ -48,6 +49,8 @@ class SystemEntries:
     quarantine: Quarantine
     tenants: set[str]
     write_timeout_s: float
+    new_tenants: Rate | None = None
+    """How many tenants each principal may let begin."""
 
     async def record(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
         """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
@@ -56,7 +59,7 @@ class SystemEntries:
             ChainDamagedError: the chain of ``_system`` takes none.
         """
         self.quarantine.check(SYSTEM_TENANT)
-        self.backlog.reserve(1)
+        self.backlog.reserve(1, 0, (SYSTEM_TENANT,))
         try:
             pending = self._enter(action, subject, facts)
         finally:
@@ -76,7 +79,7 @@ class SystemEntries:
         """
         self.refuse_unfit((tenant_id,))
         room = 1 + (tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT)
-        self.backlog.reserve(room)
+        self.backlog.reserve(room, 0, (tenant_id,))
         try:
             if room > 1:
                 self._begin_tenant(tenant_id)
@@ -98,7 +101,7 @@ class SystemEntries:
         """
         self.refuse_unfit((tenant_id,))
         room = 1 + (tenant_id not in self.tenants)
-        self.backlog.reserve(room)
+        self.backlog.reserve(room, 0, (tenant_id,))
         try:
             self._begin_tenant(tenant_id)
             digest = hashlib.sha256(canonical.encode(facts)).digest()
@@ -117,6 +120,16 @@ class SystemEntries:
         with contextlib.suppress(DuplicateLineError, EventRefusedError):
             await self.record(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
         self.tenants.add(tenant_id)
+
+    def charge_new(self, principal: str | None, count: int) -> None:
+        """Take so many tenants out of those that ``principal`` may let begin; before anything of theirs is queued.
+
+        Raises:
+            QuotaExceededError: he may not now; nothing was taken.
+            RequestTooLargeError: he never may let so many begin at once.
+        """
+        if self.new_tenants is not None and count:
+            self.new_tenants.take(principal, count)
 
     def refuse_unfit(self, tenant_ids: Iterable[str]) -> None:
         """A fenced or failed node takes nothing, even while its WAL would still have it, and nobody takes anything

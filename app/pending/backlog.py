@@ -3,6 +3,11 @@
 A record enters when it is queued for the WAL and leaves when it is chained, so after a restart the
 backlog is exactly what the WAL holds beyond ``chained_lsn``. Bounded by ``wal.backlog_max_entries``, and in bytes: the
 only bounds on what may be on its way, since all that waits in the queue of the WAL is here too.
+
+One tenant may fill it up to there, and no further: beyond that there is room for tenants of which little waits.
+
+    entries of all    <= entries_max + kept_entries        bytes of all    <= bytes_max + kept_bytes
+    what is added beyond entries_max or bytes_max is of tenants of which <= 1/OWN_PARTS of what is kept waits then
 """
 
 from __future__ import annotations
@@ -25,6 +30,12 @@ BYTES_MAX_PER_ENTRY = 1024
 """Bytes that each entry it may hold allows it, beyond that."""
 BYTES_AROUND_PAYLOAD = 640
 """Most that a record takes beside its payload: header, tenant, job, key, digest."""
+
+
+KEPT_PARTS = 4
+"""So large a part of what may wait, a quarter, is kept beside it for tenants of which little waits."""
+OWN_PARTS = 4
+"""So large a part of what is kept, a quarter, one tenant may have of it."""
 
 
 def record_bytes_of(records: int, payload_bytes: int) -> int:
@@ -53,13 +64,20 @@ class Pending:
     refusal: LedgerError | None = None
 
 
+_NOTHING = (0, 0)
+
+
 class Backlog:
     """Bounded queue in LSN order. Belongs to one event loop."""
 
     def __init__(self, entries_max: int) -> None:
         self.entries_max = entries_max
         self.bytes_max = max(BYTES_MAX_MIN, entries_max * BYTES_MAX_PER_ENTRY)
+        self.kept_entries = entries_max // KEPT_PARTS
+        self.kept_bytes = self.bytes_max // KEPT_PARTS
         self._queue: deque[Pending] = deque()
+        self._of_tenants: dict[str, tuple[int, int]] = {}
+        """Entries and bytes of each tenant."""
         self._aside: dict[str, deque[Pending]] = {}
         """By tenant, events that were passed over until its rows can be locked, in LSN order."""
         self._reserved = 0
@@ -76,15 +94,23 @@ class Backlog:
             size_bytes, self.bytes_max / 2
         )
 
-    def check(self, entries: int, record_bytes: int = 0) -> None:
-        """Return when ``entries`` more, of ``record_bytes`` together, fit now beside what room is kept for.
+    def check(self, entries: int, record_bytes: int = 0, tenants: Iterable[str] = ()) -> None:
+        """Return when ``entries`` more, of ``record_bytes`` together, fit now beside what room is kept for. ``tenants``
+        are whose they are.
 
         Raises:
             RequestTooLargeError: they never do.
             WalFullError: they do not.
         """
+        if self._fits(entries, record_bytes, self.entries_max, self.bytes_max) or (
+            self._has_little(tenants, entries, record_bytes)
+            and self._fits(
+                entries, record_bytes, self.entries_max + self.kept_entries, self.bytes_max + self.kept_bytes
+            )
+        ):
+            return
         waiting = len(self)
-        if waiting + self._reserved + entries > self.entries_max:
+        if entries and waiting + self._reserved + entries > self.entries_max:
             if entries > self.entries_max:
                 raise RequestTooLargeError(
                     f"the request makes {entries} entries; wal.backlog_max_entries is {self.entries_max}: send fewer"
@@ -93,23 +119,36 @@ class Backlog:
                 f"{waiting} events wait to be chained and {entries} more do not fit within "
                 f"{self.entries_max}; try again once the database has caught up"
             )
-        if self._bytes + self._reserved_bytes + record_bytes > self.bytes_max:
-            if record_bytes > self.bytes_max:
-                raise RequestTooLargeError(
-                    f"the events take {record_bytes} bytes; {self.bytes_max} may wait at once: send fewer"
-                )
-            raise WalFullError(
-                f"events of {self._bytes} bytes wait to be chained and {record_bytes} more do not fit within "
-                f"{self.bytes_max}; try again once the database has caught up"
+        if record_bytes > self.bytes_max:
+            raise RequestTooLargeError(
+                f"the events take {record_bytes} bytes; {self.bytes_max} may wait at once: send fewer"
             )
+        raise WalFullError(
+            f"events of {self._bytes} bytes wait to be chained and {record_bytes} more do not fit within "
+            f"{self.bytes_max}; try again once the database has caught up"
+        )
 
-    def reserve(self, entries: int, record_bytes: int = 0) -> None:
+    def _fits(self, entries: int, record_bytes: int, entries_max: int, bytes_max: int) -> bool:
+        return (not entries or len(self) + self._reserved + entries <= entries_max) and (
+            self._bytes + self._reserved_bytes + record_bytes <= bytes_max
+        )
+
+    def _has_little(self, tenants: Iterable[str], entries: int, record_bytes: int) -> bool:
+        """Whether, with so much more, no tenant of these has more than its part of what is kept for such."""
+        held = [self._of_tenants.get(tenant_id, (0, 0)) for tenant_id in tenants]
+        return bool(held) and all(
+            OWN_PARTS * (own_entries + entries) <= self.kept_entries
+            and OWN_PARTS * (own_bytes + record_bytes) <= self.kept_bytes
+            for own_entries, own_bytes in held
+        )
+
+    def reserve(self, entries: int, record_bytes: int = 0, tenants: Iterable[str] = ()) -> None:
         """Keep room for ``entries`` more, of ``record_bytes`` together, so that a request is taken whole or not at all.
 
         Raises:
             RequestTooLargeError, WalFullError: as ``check``; nothing was kept.
         """
-        self.check(entries, record_bytes)
+        self.check(entries, record_bytes, tenants)
         self._reserved += entries
         self._reserved_bytes += record_bytes
 
@@ -122,7 +161,11 @@ class Backlog:
         """Queue ``events``, whose LSNs rise and are above every queued one."""
         assert not self._queue or events[0].lsn > self._queue[-1].lsn
         self._queue.extend(events)
-        self._bytes += sum([len(pending.payload) for pending in events]) + len(events) * BYTES_AROUND_PAYLOAD
+        for tenant_id, (entries, payload_bytes) in _by_tenant(events).items():
+            held = self._of_tenants.get(tenant_id, _NOTHING)
+            size = record_bytes_of(entries, payload_bytes)
+            self._of_tenants[tenant_id] = held[0] + entries, held[1] + size
+            self._bytes += size
 
     def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int, *, skip: int = 0) -> list[Pending]:
         """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""
@@ -152,7 +195,7 @@ class Backlog:
             for pending in batch:
                 gone = self._queue.popleft()
                 assert gone is pending
-            self._bytes -= sum([len(pending.payload) for pending in batch]) + len(batch) * BYTES_AROUND_PAYLOAD
+            self._uncount(batch)
             return
         for pending in batch:
             if pending.tenant_id in keep:
@@ -163,10 +206,28 @@ class Backlog:
     def _forget(self, pending: Pending, queue: deque[Pending]) -> None:
         gone = queue.popleft()
         assert gone is pending
-        self._bytes -= len(pending.payload) + BYTES_AROUND_PAYLOAD
+        self._uncount((pending,))
+
+    def _uncount(self, gone: Sequence[Pending]) -> None:
+        for tenant_id, (entries, payload_bytes) in _by_tenant(gone).items():
+            held = self._of_tenants.pop(tenant_id)
+            size = record_bytes_of(entries, payload_bytes)
+            self._bytes -= size
+            if held[0] > entries:
+                self._of_tenants[tenant_id] = held[0] - entries, held[1] - size
 
     def __iter__(self) -> Iterator[Pending]:
         return chain(*self._aside.values(), self._queue)
+
+
+def _by_tenant(events: Sequence[Pending]) -> dict[str, tuple[int, int]]:
+    """How many events of each tenant there are, and the bytes of their payloads."""
+    found: dict[str, tuple[int, int]] = {}
+    for pending in events:
+        tenant_id = pending.tenant_id
+        entries, payload_bytes = found.get(tenant_id, _NOTHING)
+        found[tenant_id] = entries + 1, payload_bytes + len(pending.payload)
+    return found
 
 
 def _within(

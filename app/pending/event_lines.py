@@ -56,8 +56,8 @@ class EventLines:
         self.tenants: set[str] = set()
         self.level = Durability.NONE
         """The highest level that a line asks for."""
-        self._sources = sources
-        self._actor = actor
+        self.sources = sources
+        self.actor = actor
         self._opening = b"{" if actor is None else b'{"%b":%b,' % (ACTOR.encode(), canonical.encode(actor))
         """What the payload of a line that was read begins with; it was written without the actor."""
         self._payloads: list[bytes] = []
@@ -103,7 +103,7 @@ class EventLines:
         return len(self.jobs)
 
     def __getitem__(self, number: int) -> Draft:
-        return self.drafts.get(number) or draft_of(orjson.loads(self._sources[number]), None, None, self._actor)
+        return self.drafts.get(number) or draft_of(orjson.loads(self.sources[number]), None, None, self.actor)
 
     def payload(self, number: int, fence_token: int, key: IdempotencyKey | None) -> bytes:
         """The canonical payload of a line; of one that is to be sealed, as long as it will be."""
@@ -117,7 +117,7 @@ class EventLines:
         if self.fences[number] is None and fence_token != _FENCE_BEFORE_IT_IS_CHOSEN:
             at = self._fence_at[number]
             payload = payload[:at] + b"%d" % fence_token + payload[at + 1 :]
-        return payload if self._actor is None else self._opening + payload[1:]
+        return payload if self.actor is None else self._opening + payload[1:]
 
 
 def payload_of(draft: Draft, fence_token: int, key: IdempotencyKey | None, hlc: str = "") -> bytes:

@@ -37,6 +37,12 @@ class Draft(NamedTuple):
     subject: str | None = None
     seal: Seal | None = None
 
+    @property
+    def actor(self) -> str | None:
+        """Who sent it, None where nobody is known."""
+        actor = self.fields.get(ACTOR)
+        return None if actor is None else str(actor)
+
 
 def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None, actor: str | None) -> Draft:
     """The event that a checked body ``given`` of ``actor`` describes; ``given`` is used up."""

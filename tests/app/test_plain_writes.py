@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
+from app.access.quotas import Quotas
 from app.dev.embedded import EmbeddedPostgres
 from app.http.application import create_app
 from app.http.body import FREE_BYTES
@@ -402,6 +403,29 @@ async def test_an_event_that_is_not_chained_in_time_is_in_the_log_once_and_the_f
         took_s = parts.metrics.registry.get_sample_value("http_request_duration_seconds_sum", labels)
         assert took_s is not None
         assert took_s >= 3
+
+
+@pytest.mark.parametrize("bound", [{"principal_requests": 1}, {"tenant_requests": 1}, {"tenant_bytes": 1024}])
+async def test_both_ways_refuse_alike_what_is_over_a_quota_and_take_one_request_for_one(
+    parts: Parts, bound: dict[str, int]
+) -> None:
+    now_ns = 10**15
+    given = parts.settings.quota.model_dump(exclude={"burst"}) | bound
+    parts.quotas = Quotas.of(given, 1.0, parts.metrics.quota_refused, lambda: now_ns)
+    protocol, transport = connected(parts, create_app(parts))
+    large = {**CREATE, "spec": {"text": "x" * 600}}
+    # The store is asked for the job of the first: what the connection began, the framework ends.
+    for count, body in enumerate(({**large, "durability": "GLOBAL", "job_id": "two"}, large), 1):
+        protocol.data_received(post("/v1/jobs", body))
+        assert await answered(transport, 3 * count - 2) == [201, *[429] * 2, 201][: 3 * count - 2]
+        for sent in (post("/v1/jobs", large), post("/v1/jobs", large, "X-Way: the framework's")):
+            before = len(transport.pieces)
+            protocol.data_received(sent)
+            await answered(transport, before + 1)
+        ours, framework = transport.pieces[-2:]
+        assert b"\r\nretry-after: 1\r\n" in ours
+        assert ours == framework
+        now_ns += 10**9
 
 
 async def test_both_ways_are_counted_alike(parts: Parts) -> None:

@@ -1,0 +1,103 @@
+"""How many lines of one event are written, and that no client can have more."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from app.logs import LINES_A_SECOND_MAX, LineBudget, configure_logs
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.postgres_proxy import PostgresProxy
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What is written while logs are as in the service."""
+    root = logging.getLogger()
+    before, level = root.handlers, root.level
+    stream = io.StringIO()
+    configure_logs(stream=stream)
+    yield stream
+    structlog.reset_defaults()
+    root.handlers = before
+    root.setLevel(level)
+
+
+def events(stream: io.StringIO) -> Counter[str]:
+    return Counter(json.loads(line)["event"] for line in stream.getvalue().splitlines())
+
+
+def left_out(stream: io.StringIO) -> dict[str, int]:
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    return {line["of"]: line["count"] for line in told if line["event"] == "log_lines_left_out"}
+
+
+def test_of_each_event_the_first_lines_of_a_second_are_written_and_the_others_counted() -> None:
+    now_s, told = 100.0, []
+    budget = LineBudget(lambda event, count: told.append((event, count)), lambda: now_s)
+    assert sum(budget.admits("one") for _ in range(1000)) == LINES_A_SECOND_MAX
+    assert budget.admits("another")
+    budget.tell()
+    assert told == [("one", 1000 - LINES_A_SECOND_MAX)]
+    now_s += 0.999
+    assert not budget.admits("one")
+    now_s += 0.001
+    assert sum(budget.admits("one") for _ in range(1000)) == LINES_A_SECOND_MAX
+    budget.tell()
+    assert told[1:] == [("one", 1001 - LINES_A_SECOND_MAX)]
+    budget.tell()
+    assert len(told) == 2
+
+
+async def test_lines_of_both_kinds_of_loggers_are_bounded_and_critical_ones_all_written(written: io.StringIO) -> None:
+    for _ in range(50):
+        structlog.get_logger().warning("asked_again", by="a client")
+        structlog.get_logger().critical("node_failed")
+        logging.getLogger("uvicorn.error").error("Exception in ASGI application")
+    counted = events(written)
+    assert counted["asked_again"] == counted["Exception in ASGI application"] == LINES_A_SECOND_MAX
+    assert counted["node_failed"] == 50
+    told = await until(lambda: left_out(written), "it is told how many were left out")
+    assert told["asked_again"] == 50 - LINES_A_SECOND_MAX
+    assert len(told) == 2
+
+
+async def test_bad_requests_leave_no_lines_and_those_that_do_a_few_a_second(
+    run_server: RunServer, make_settings: MakeSettings, proxy: PostgresProxy, written: io.StringIO
+) -> None:
+    async with run_server(make_settings(write={"timeout": "60s"}), url=proxy.url) as client:
+        job = {"tenant_id": "acme", "durability": "LOCAL"}
+        assert (await client.post("/v1/jobs", json=job)).status_code == 201
+        await until(lambda: {"full_verification_done", "key_entry_chained"} <= events(written).keys(), "it has started")
+        before = events(written)
+        for request in (
+            b"no HTTP at all\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+            b"GET /livez HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+            b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"POST /v1/jobs HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{",
+        ):
+            for _ in range(30):
+                reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+                writer.write(request)
+                assert await reader.read(12)
+                writer.close()
+        assert events(written) - before == Counter(), "nothing that a client sends wrong is a line"
+        await proxy.refuse()
+        for number in range(40):
+            answer = await client.post("/v1/jobs", json=job, headers={"Idempotency-Key": str(number)})
+            assert answer.status_code == 201
+        event = "idempotency_checked_on_this_node_only"
+        told = await until(lambda: left_out(written).get(event), "some were left out")
+        assert 0 < events(written)[event] <= 40 - told
+        await proxy.accept()
