@@ -40,6 +40,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import asyncpg
 import structlog
@@ -430,12 +431,10 @@ class Appender:
                 refused_sqlstate=refused_sqlstate,
                 held_back=self._quarantine.outcome_of if self._quarantine else None,
             )
-        if not self._is_returning:
-            self._link_ahead(batch, linked)
 
         # 4. store
         if linked.log_rows:
-            await chaining.copy_entries(connection, linked.log_rows)
+            await chaining.copy_entries(connection, linked.log_rows, partial(self._link_ahead, batch, linked))
         if linked.idempotency_rows:
             await idempotency.store_lines(connection, linked.idempotency_rows)
         if linked.links:
@@ -443,8 +442,9 @@ class Appender:
         return linked
 
     def _link_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
-        """Link the next batch meanwhile, if a full one waits: a small one had better wait for more."""
-        following = self._peek(len(batch))
+        """Link the next batch while PostgreSQL stores the rows of this one, if a full one waits: a small one had better
+        wait for more."""
+        following = [] if self._is_returning else self._peek(len(batch))
         if len(following) == BATCH_ENTRIES_MAX and not self._quarantine:
             self._ahead.start(following, linked, self._heads, self._node.chained.lsn)
 
