@@ -1,0 +1,65 @@
+"""The examples of deploying: settings that there are, callers who say who they are, and commands that work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from app.access.rights import RULES
+from app.config import ENV_NOT_SETTINGS, load_settings
+from tests.tally import run_tally
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
+BY_DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
+
+
+def environment_of(service: str) -> dict[str, str]:
+    """The environment of a service, where nobody sets what may be set."""
+    return {name: BY_DEFAULT.sub(r"\1", value) for name, value in SERVICES[service]["environment"].items()}
+
+
+@pytest.mark.parametrize("service", ["migrate", "tallystick", "tally"])
+def test_the_environment_of_each_service_is_one_that_is_taken(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment_of(service).items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert settings.auth.mode == ("tokens" if service == "tallystick" else "none")
+    assert not settings.auth.allow_open
+
+
+def test_the_service_logs_in_as_the_role_that_owns_nothing() -> None:
+    assert environment_of("tallystick")["TALLY_DATABASE_URL"].startswith("postgresql://tallystick:")
+
+
+def test_prometheus_shows_a_token_that_is_no_part_of_the_repository() -> None:
+    (job,) = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    mounted = "./deploy/prometheus:/etc/prometheus:ro"
+    assert mounted in SERVICES["prometheus"]["volumes"]
+    shown = job["authorization"]["credentials_file"]
+    assert shown == "/etc/prometheus/token"
+    assert "deploy/prometheus/token" in (ROOT / ".gitignore").read_text().splitlines()
+    assert RULES["GET /metrics"].right == "operate"
+
+
+def test_the_first_token_is_made_as_the_file_says(tmp_path: Path) -> None:
+    commands = re.findall(r"run --rm -T (\w+) (token [^>\\\n]+)", COMPOSE)
+    assert [service for service, _ in commands] == ["tallystick", "tally"]
+    (_, first), (_, second) = commands
+    # As in the container: its settings, and its folder of data.
+    there = environment_of("tallystick") | {"TALLY_DATA_DIR": str(tmp_path / "data")}
+    made = run_tally(*shlex.split(first), folder=tmp_path, **there)
+    assert made.returncode == 0, made.stderr
+    assert re.fullmatch(r"tally_[A-Za-z0-9_-]{43}\n", made.stdout)
+    asked = environment_of("tally") | {"TALLY_URL": "http://127.0.0.1:9", "TALLY_TOKEN": made.stdout.strip()}
+    tried = run_tally(*shlex.split(second), folder=tmp_path, **asked)
+    assert (tried.returncode, "no answer from http://127.0.0.1:9" in tried.stderr) == (1, True)
+    assert not {*environment_of("tally")} - ENV_NOT_SETTINGS
+    assert os.listdir(tmp_path / "data")
