@@ -60,7 +60,7 @@ def report(
     master: Master = None,
     as_json: Json = False,
 ) -> None:
-    """Report on jobs over a period: throughput, times, failures, what is stuck, who cancelled what.
+    """Report on jobs over a period: throughput, times, failures, what is stuck, who did what.
 
     Writes one page, report.html, that needs nothing else, and its tables as
     Parquet and CSV. A report adds up what the ledger says; whether somebody
@@ -96,7 +96,7 @@ def report(
     from pipeline.progress import shown
     from pipeline.report.folder import refuse_unfit
     from pipeline.report.make import make
-    from pipeline.report.origins import entries, log_origins
+    from pipeline.report.origins import entries, log_origins, system_entries
     from pipeline.stats import read as read_stats
 
     refuse_unfit(dest)
@@ -108,7 +108,8 @@ def report(
         with shown(spark, "reporting", err):
             rows = entries(spark, opened, tenants, before_ms)
             windows = None if stats is None else read_stats(spark, stats)
-            told = make(rows, wanted, stuck_after_ms, made, dest, windows)
+            system = system_entries(spark, opened, before_ms)
+            told = make(rows, wanted, stuck_after_ms, made, dest, windows, system)
     if as_json:
         print_json(told)
     else:

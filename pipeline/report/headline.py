@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 FORMAT: Final = "tallystick.report.v1"
 
 
-def report(period: Period, made: Made, facts: dict[str, Any], numbers: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The headline numbers of the report whose tables are in ``folder``."""
+def report(
+    period: Period, made: Made, facts: dict[str, Any], numbers: dict[str, Any], who: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """The headline numbers of the report whose tables are in ``folder``; ``who`` are those of who did what."""
     whole = rows_of(folder, "all")[0]
     made_at = made.made_at.isoformat(timespec="seconds").replace("+00:00", "Z")
     return {
@@ -50,6 +52,7 @@ def report(period: Period, made: Made, facts: dict[str, Any], numbers: dict[str,
             "by_status": {status: numbers[f"status_{status}"] for status in STATUSES},
         },
         "cancel_requests": numbers["cancel_requests"],
+        "who": who,
         "left_out": {
             "private_values": facts["private_values"],
             "jobs_with_times_backwards": numbers["backwards"],

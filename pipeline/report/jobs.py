@@ -21,7 +21,7 @@ STATUS_OF_END = {"COMPLETE": jobs.COMPLETED, "FAIL": jobs.FAILED, "TIMEOUT": job
 OPEN_STATUSES: Final = tuple(status for status in jobs.STATUSES if not jobs.is_ended(status))
 TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
 """9999-12-31: no later time has a name; a forged one is shown as none."""
-_MARKED: Final = ("cancelled_by", "cancel_reason", "error")
+_MARKED: Final = ("created_by", "cancelled_by", "cancel_reason", "error")
 
 
 def fold(said: DataFrame) -> DataFrame:
@@ -34,7 +34,7 @@ def fold(said: DataFrame) -> DataFrame:
     hlc = F.struct(
         rank["physical_ms"].alias("physical_ms"), rank["logical"].alias("logical"), rank["node"].alias("node")
     )
-    order = F.struct(*hlc_parts(rank), rank["digest"].alias("digest"), "trace_ms", "assigned_dcs")
+    order = F.struct(*hlc_parts(rank), rank["digest"].alias("digest"), "trace_ms", "assigned_dcs", "actor")
     moment = F.struct(*hlc_parts(rank), "trace_ms")
     has_dc = F.col("dc").isNotNull()
 
@@ -109,6 +109,7 @@ def _with_meaning(folded: DataFrame) -> DataFrame:
         ),
         F.when(has_ended, F.when(end.isNotNull(), at_end).otherwise(at_ack)).alias("ended"),
         _struct_of("last_hlc.physical_ms", "last_trace_ms").alias("last"),
+        F.col("created.actor").alias("created_by"),
         F.col("cancel.requestor").alias("cancelled_by"),
         F.col("cancel.reason").alias("cancel_reason"),
         F.when(has_ended, end["error"]).alias("error"),
@@ -186,6 +187,7 @@ def table(timed: DataFrame, clock: Clock) -> DataFrame:
         "dc",
         *(moment(f"{name}_ms", clock).alias(name) for name in ("created", "accepted", "ended")),
         *(seconds(f"{name}_ms").alias(f"{name}_s") for name in ("queue", "run", "total")),
+        "created_by",
         moment("cancelled_ms", clock).alias("cancel_requested"),
         "cancelled_by",
         "cancel_reason",

@@ -1,9 +1,10 @@
 """Making a report: the steps from entries to files, in order.
 
-1. Fold the entries, read once, into one row a job; what was read is counted on the way.
+1. Fold the entries, read once and kept for step 4, into one row a job; what was read is counted on the way.
 2. Choose clock and period from what there is and what was asked for.
 3. Write the jobs, then from them the tables of counts and the lists.
-4. From what was written make CSV files, headline numbers and page, and move all into place.
+4. Write who did what, out of the entries and those of ``_system``.
+5. From what was written make CSV files, headline numbers and page, and move all into place.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
+from pipeline.report import access, headline, jobs, lists, running, summaries
 from pipeline.report import folder as files
-from pipeline.report import headline, jobs, lists, running, summaries
 from pipeline.report.jobs import fold
 from pipeline.report.page.build import write_page
 from pipeline.report.period import Asked, Clock, Period, choose_clock, choose_period
@@ -25,7 +26,7 @@ from pipeline.report.said import said
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TABLES = (*(name for name in summaries.TABLES), "cancellers", "longest", "stuck", "cancelled", "ledger")
+TABLES = (*(name for name in summaries.TABLES), "cancellers", "longest", "stuck", "cancelled", *access.TABLES, "ledger")
 
 
 class Made(NamedTuple):
@@ -48,9 +49,11 @@ def make(
     made: Made,
     dest: Path,
     stats: DataFrame | None = None,
+    system: DataFrame | None = None,
 ) -> dict[str, Any]:
     """Write the report on ``entries`` to the folder ``dest``; returns its headline numbers, those of report.json.
 
+    ``system`` are the entries of ``_system``, None where they are not known.
     ``stats`` are windows of ``pipeline.stats.read``, of which those in the period are added.
 
     Raises:
@@ -58,7 +61,7 @@ def make(
         ConfigurationError: ``dest`` holds something else.
     """
     with files.replaced(dest) as fresh:
-        known = jobs.before_end(said(entries), asked.clock, asked.end_ms)
+        known = jobs.before_end(said(entries), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
         folded = fold(known).persist(StorageLevel.DISK_ONLY)
         try:
             overall = jobs.overall(folded).first()
@@ -68,14 +71,16 @@ def make(
             files.write_table(jobs.by_tenant(folded), fresh, "ledger")
             timed = jobs.on_clock(folded, period.clock).persist(StorageLevel.DISK_ONLY)
             numbers = _write_tables(timed, period, stuck_after_ms, fresh)
+            who = access.write(known, timed, system, made.tenants, asked, period, fresh)
             timed.unpersist()
             if stats is not None:
                 running.write(stats, made.tenants, period, fresh)
         finally:
             folded.unpersist()
+            known.unpersist()
         for name in (*TABLES, *(running.TABLES if stats is not None else ())):
             files.write_csv(fresh, name)
-        report = headline.report(period, made, facts, numbers, fresh)
+        report = headline.report(period, made, facts, numbers, who, fresh)
         headline.write(report, fresh)
         write_page(report, fresh)
     return report

@@ -25,8 +25,18 @@ def entries(
     spark: SparkSession, places: Sequence[OpenPlace], tenants: Collection[str] | None, before_ms: int | None
 ) -> DataFrame:
     """The entries of all ``places`` with an HLC before ``before_ms``; an event that several hold comes once."""
+    return _together(spark, [(place, of(place, tenants)) for place in places], before_ms)
+
+
+def system_entries(spark: SparkSession, places: Sequence[OpenPlace], before_ms: int | None) -> DataFrame | None:
+    """The entries of ``_system``, likewise; None where no place has its chain."""
+    those = [(place, [SYSTEM_TENANT]) for place in places if SYSTEM_TENANT in place.tenants()]
+    return _together(spark, those, before_ms) if those else None
+
+
+def _together(spark: SparkSession, wanted: Sequence[tuple[OpenPlace, list[str]]], before_ms: int | None) -> DataFrame:
     times = Times(to_ms=None if before_ms is None else before_ms - 1)
-    each = [entries_of(spark, place, tenants=of(place, tenants), columns=COLUMNS, times=times) for place in places]
+    each = [entries_of(spark, place, tenants=names, columns=COLUMNS, times=times) for place, names in wanted]
     together = reduce(lambda all_before, one: all_before.unionByName(one), each)
     return together if len(each) == 1 else together.dropDuplicates(_EVENT)
 

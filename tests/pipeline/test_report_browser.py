@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.report.page.build import page
-from pipeline.report.page.contents import Contents, largest
+from pipeline.report.page.contents import Contents, Some, largest
 from pipeline.report.page.words import lead
 from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
 
@@ -23,6 +23,14 @@ FLAGS = (
 )
 WIDTHS = (1280, 400)
 NAME_PX_MAX = 240
+ACTOR = {
+    "tenant_id": "t" * 63,
+    "actor": "oidc:" + "n" * 250,
+    "is_private": False,
+    "jobs_created": 3,
+    "events": 9,
+    **dict.fromkeys(("cancel", "complete", "fail", "timeout"), 1),
+}
 MEASURE = """
 const told = [...document.querySelectorAll('iframe')].map(frame => {
   const of = frame.contentDocument, style = frame.contentWindow.getComputedStyle(of.body);
@@ -75,7 +83,12 @@ def shown(tenants: int) -> str:
         largest(groups, "dc", "ended"),
         [row(40 + at, hour=at) for at in range(24)],
         by_tenant,
-        *([], [], [], [], [], tenants, []),
+        *([], [], [], []),
+        {
+            "actors": Some([dict(ACTOR) for _ in range(15)], 40),
+            **{name: Some([], 0) for name in ("readers", "acts", "refusals")},
+        },
+        *([], tenants, []),
     )
     report = {
         "period": {"clock": "hlc", "from": "2026-01-01", "to": "2026-03-01", "window_ms": 86_400_000},
@@ -90,6 +103,13 @@ def shown(tenants: int) -> str:
             "stuck_after_is_asked": True,
         },
         "cancel_requests": 0,
+        "who": {
+            "events_without_actor": 0,
+            "events_of_private_actors": 0,
+            "reads": 0,
+            "tenants_with_reads": 0,
+            **dict.fromkeys(("acts", "refusals", "refusals_not_listed")),
+        },
         "left_out": dict.fromkeys(
             ("private_values", "jobs_with_times_backwards", "jobs_without_time", "events_without_trace_time"), 0
         ),

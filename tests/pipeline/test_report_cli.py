@@ -48,6 +48,17 @@ def ledger_of_jobs(tenant_id: str) -> Ledger:
     return ledger_of(tenant_id, [], snapshot_rows=len(TOLD), start=ledger)
 
 
+def ledger_of_acts() -> Ledger:
+    """The signed chain of ``_system``: two acts for acme, the second after all jobs."""
+    ledger = ledger_of("_system", [*days(1, first=3), *days(1, first=30)], snapshot_rows=100)
+    for row in ledger.entries:
+        row["job_id"], row["action"] = "act:root", "ACT_ALLOWED"
+        facts = {"actor": "root", "right": "admin", "route": "POST /erasures", "path": "/", "tenant_id": "acme"}
+        row["payload"] = canonical.encode({"type": "ACT_ALLOWED", **facts}).decode()
+    ledger.relink()
+    return ledger_of("_system", [], snapshot_rows=2, start=ledger)
+
+
 def own_entries(ledger: Ledger) -> list[OwnEntry]:
     return [
         OwnEntry(Hlc.parse(row["t_hlc"]), row["job_id"], row["action"], row["payload"].encode())
@@ -64,13 +75,15 @@ def test_a_database_its_archive_and_its_bundles_are_reported_the_same(
 ) -> None:
     ledger = ledger_of_jobs("acme")
     ledger.store_jobs()
-    asyncio.run(store(database, ledger))
+    acts = ledger_of_acts()
+    asyncio.run(store(database, ledger, acts))
     archive_here(database, tmp_path / "archive")
     whole = bundle_of_site(tmp_path / "whole.tar", "site-a", own_entries(ledger))
     part = bundle_of_site(tmp_path / "part.tar", "site-a", own_entries(ledger)[:6])
+    system = bundle_of_site(tmp_path / "system.tar", "site-a", own_entries(acts), "_system")
     of_database = run_command("report", "--dest", "of database", "--dsn", database.service_url, "--json")
     of_archive = run_command("report", "--dest", "of%20/archive#1", "--archive", tmp_path / "archive", "-t", "acme")
-    of_bundles = run_command("report", "--dest", "bundles", "--bundle", whole, part)
+    of_bundles = run_command("report", "--dest", "bundles", "--bundle", whole, part, system)
     for ran in (of_database, of_archive, of_bundles):
         assert ran.returncode == ExitCode.FINE, ran.stderr
     told = json.loads(of_database.stdout)
@@ -84,6 +97,7 @@ def test_a_database_its_archive_and_its_bundles_are_reported_the_same(
         "timed_out": 0,
         "cancelled": 1,
     }
+    assert (told["who"]["acts"], told["who"]["events_without_actor"]) == (2, 10)
     assert csv_of(tmp_path / "of%20" / "archive#1") == csv_of(tmp_path / "of database") == csv_of(tmp_path / "bundles")
     for line in (
         "2024-01-11 00:00:00 UTC to 2024-01-20 00:00:00 UTC, windows of 6 hours",

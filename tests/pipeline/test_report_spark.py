@@ -241,3 +241,164 @@ def test_counts_of_running_jobs_are_summed_by_window(spark: SparkSession) -> Non
         "tenants": 2,
         "dcs": 1,
     }
+
+
+SEALED = {PRIVATE_MARK: {"key": "k1", "sealed": "c2VjcmV0"}}
+
+
+def recorded(spark: SparkSession, tenant_id: str, entries: list[tuple[str, int, dict[str, Any]]]) -> DataFrame:
+    """What the ledger wrote about itself into a chain: action, time and facts each."""
+    rows = [
+        (tenant_id, 1000 + seq, "about", at_ms, seq, "n2", action, canonical.encode(facts).decode(), "")
+        for seq, (action, at_ms, facts) in enumerate(entries)
+    ]
+    return spark.createDataFrame(rows, ddl(COLUMNS))
+
+
+@pytest.fixture(scope="module")
+def who(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A report on what principals did, whose period begins at ``BEGIN_MS``."""
+
+    def sent(tenant: str, job: str, name: str, at_ms: int, actor: Any) -> Event:
+        return Event(tenant, job, name, BEGIN_MS + at_ms, {} if actor is None else {"actor": actor})
+
+    events = [
+        sent("acme", "a", "JobCreated", 5, "ci"),
+        sent("acme", "a", "JobCreated", 9, "late"),
+        sent("acme", "a", "JobCompleted", 10, "ci"),
+        sent("acme", "b", "JobCreated", 6, "ci"),
+        sent("acme", "b", "JobCancellationRequested", 8, HOSTILE[5]),
+        sent("acme", "c", "JobCreated", -5, "ci"),
+        sent("acme", "d", "JobCreated", 7, None),
+        sent("globex", "e", "JobCreated", 7, SEALED),
+        sent("globex", "f", "JobCreated", 8, SEALED | {}),
+    ]
+    one, many = {"actor": "eve", "route": "GET /v1/jobs/{job_id}"}, {"actor": "eve", "route": "GET /v1/jobs"}
+    reads = [
+        ("PAYLOADS_READ", BEGIN_MS + 5, one | {"job_id": "a"}),
+        ("PAYLOADS_READ", BEGIN_MS + 6, one | {"job_id": "b"}),
+        ("PAYLOADS_READ", BEGIN_MS + 6, many | {"jobs": 40}),
+        ("PAYLOADS_READ", BEGIN_MS + 7, {"route": "GET /v1/chain/entries", "from_seq": 1, "entries": 7}),
+        ("PAYLOADS_READ", BEGIN_MS - 1, one | {"job_id": "a"}),
+        ("PAYLOADS_READ", BEGIN_MS + 8, many | {"jobs": "all", "events": 2**53 - 1}),
+    ]
+    rotate = {"actor": "root", "right": "admin", "route": "POST /v1/keys/rotate", "path": "/v1/keys/rotate"}
+    erase = {"actor": "root", "right": "admin", "route": "POST /erase", "path": "/", "tenant_id": "acme"}
+    refusal = {"actor": "eve", "route": "GET /v1/jobs", "problem": "forbidden", "tenant_id": "acme", "count": 3}
+    system = [
+        ("ACT_ALLOWED", BEGIN_MS + 1, rotate),
+        ("ACT_ALLOWED", BEGIN_MS + 2, erase),
+        ("ACT_ALLOWED", BEGIN_MS + 3, erase),
+        ("ACT_ALLOWED", BEGIN_MS - 3, erase),
+        ("ACCESS_REFUSED", BEGIN_MS + 4, {"refusals": [refusal, {"route": "GET", "problem": "unauthenticated"}, 7]}),
+        ("ACCESS_REFUSED", BEGIN_MS + 5, {"refusals": [refusal | {"count": 4}], "others": 11}),
+        ("ACCESS_REFUSED", BEGIN_MS + 5, {"refusals": "none", "others": -1}),
+        ("KEY_ADDED", BEGIN_MS + 5, rotate),
+        ("ACT_ALLOWED", BEGIN_MS + 1000, erase),
+    ]
+    folder = tmp_path_factory.mktemp("who") / "out"
+    asked = Asked(Clock.HLC, BEGIN_MS, BEGIN_MS + 1000)
+    all_entries = entries(spark, events).union(recorded(spark, "acme", reads))
+    report = make(all_entries, asked, None, MADE, folder, system=recorded(spark, "_system", system))
+    return folder, report
+
+
+def told(folder: Path, name: str, *columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[column] for column in columns) for row in rows_of(folder, name)]
+
+
+def test_events_and_jobs_are_counted_by_who_sent_and_created_them(who: tuple[Path, dict[str, Any]]) -> None:
+    folder, report = who
+    found = told(folder, "actors", "tenant_id", "actor", "is_private", "events", "jobs_created", "enqueue", "complete")
+    assert found == [
+        ("acme", "ci", False, 3, 2, 2, 1),
+        ("globex", None, True, 2, 2, 2, 0),
+        ("acme", None, False, 1, 1, 1, 0),
+        ("acme", HOSTILE[5], False, 1, 0, 0, 0),
+        ("acme", "late", False, 1, 0, 1, 0),
+    ]
+    assert {row["job_id"]: row["created_by"] for row in rows_of(folder, "jobs")} == {
+        "a": "ci",
+        "b": "ci",
+        "c": "ci",
+        "d": None,
+        "e": None,
+        "f": None,
+    }
+    assert (report["who"]["events_without_actor"], report["who"]["events_of_private_actors"]) == (1, 2)
+
+
+def test_who_read_was_allowed_and_refused_what_is_told_within_the_period(who: tuple[Path, dict[str, Any]]) -> None:
+    folder, report = who
+    assert told(folder, "readers", "tenant_id", "actor", "route", "reads", "jobs", "events", "entries") == [
+        ("acme", "eve", "GET /v1/jobs", 2, 40, 0, 0),
+        ("acme", "eve", "GET /v1/jobs/{job_id}", 2, 2, 0, 0),
+        ("acme", None, "GET /v1/chain/entries", 1, 0, 0, 7),
+    ]
+    assert told(folder, "acts", "actor", "right", "route", "tenant_id", "acts") == [
+        ("root", "admin", "POST /erase", "acme", 2),
+        ("root", "admin", "POST /v1/keys/rotate", None, 1),
+    ]
+    assert told(folder, "refusals", "actor", "route", "problem", "tenant_id", "refusals") == [
+        ("eve", "GET /v1/jobs", "forbidden", "acme", 7),
+        (None, "GET", "unauthenticated", None, 0),
+    ]
+    (last,) = {row["last"] for row in rows_of(folder, "acts") if row["tenant_id"]}
+    assert round(last.replace(tzinfo=UTC).timestamp() * 1000) == BEGIN_MS + 3
+    assert report["who"] | {"events_without_actor": 0, "events_of_private_actors": 0} == {
+        "events_without_actor": 0,
+        "events_of_private_actors": 0,
+        "reads": 5,
+        "tenants_with_reads": 1,
+        "acts": 3,
+        "refusals": 7,
+        "refusals_not_listed": 11,
+    }
+
+
+def test_the_page_says_who_did_it_and_what_of_that_is_not_known(who: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = who
+    page = (folder / "report.html").read_text()
+    section = page[page.index('<section id="who">') : page.index('<section id="windows">')]
+    for text in (
+        ">ci</bdi>",
+        "<i>private</i>",
+        "<i>not known</i>",
+        "POST /v1/keys/rotate",
+        "1 events do not say who sent them",
+        "2 were sent by principals whose name is private",
+        "Of 1 of 2 tenants no chain tells of a read",
+        "11 more refusals were counted",
+    ):
+        assert text in section, text
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in written if b"c2VjcmV0" in path.read_bytes()]
+    assert "<script" not in section
+
+
+def test_of_a_tenant_asked_for_only_acts_and_refusals_that_name_it_are_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    acts = [
+        ("ACT_ALLOWED", 1, {"actor": "root", "right": "admin", "route": "r", "tenant_id": tenant_id})
+        for tenant_id in ("acme", "globex")
+    ]
+    refused = {"refusals": [{"problem": "forbidden", "tenant_id": "globex", "count": 2}], "others": 3}
+    system = recorded(spark, "_system", [*acts, ("ACCESS_REFUSED", 1, refused)])
+    trace = [Event("acme", "j", "JobCreated", BEGIN_MS, {"trace_time": 5.0})]
+    made = MADE._replace(tenants=["acme"])
+    report = make(entries(spark, trace), Asked(), None, made, tmp_path / "out", system=system)
+    assert report["period"]["clock"] == "trace", "beside a trace all of it counts"
+    assert told(tmp_path / "out", "acts", "tenant_id", "acts") == [("acme", 1)]
+    assert told(tmp_path / "out", "refusals", "tenant_id") == []
+    assert (report["who"]["refusals"], report["who"]["refusals_not_listed"]) == (0, 3)
+    assert "they have no time of the trace" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_without_the_chain_of_system_acts_and_refusals_are_not_known(
+    made: tuple[Path, dict[str, Any], list[Event]],
+) -> None:
+    folder, report, _ = made
+    assert (report["who"]["acts"], report["who"]["refusals"]) == (None, None)
+    assert rows_of(folder, "acts") == []
+    assert "which was not read with this" in (folder / "report.html").read_text()

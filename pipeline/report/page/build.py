@@ -15,7 +15,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.report import texts
+from pipeline.report import access, texts
 from pipeline.report.folder import visible
 from pipeline.report.page import figures, plots, words
 from pipeline.report.page.contents import Contents, contents
@@ -46,6 +46,8 @@ def page(report: dict[str, Any], shown: Contents) -> str:
         width=texts.width_text,
         window=lambda at_ms: texts.window_text(at_ms, report["period"]["window_ms"], clock),
         moment=lambda at_ms: texts.NOTHING if at_ms is None else texts.short_moment_text(at_ms, clock),
+        utc=lambda at_ms: texts.NOTHING if at_ms is None else texts.short_moment_text(at_ms, Clock.HLC),
+        ends=lambda row: sum(row[name] for name in access.ENDS),
         text=_text,
         command=lambda value: _text(value, COMMAND_MAX),
     )
@@ -61,6 +63,7 @@ def page(report: dict[str, Any], shown: Contents) -> str:
         tiles=words.tiles(report),
         stuck_why=words.why_stuck(report),
         left_out=words.left_out(report),
+        not_known=words.not_known(report),
         style=Markup(style),  # noqa: S704 (our own file)
         style_hash=base64.b64encode(sha256(style.encode()).digest()).decode(),
     )

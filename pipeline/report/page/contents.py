@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.report import access
 from pipeline.report.folder import Row, rows_of, table
 from pipeline.report.summaries import OUTCOMES, PERCENTILES, SPANS
 
@@ -28,6 +29,13 @@ class Groups(NamedTuple):
     others: int
 
 
+class Some(NamedTuple):
+    """The first rows of a table, and how many it has."""
+
+    rows: list[Row]
+    all: int
+
+
 class Contents(NamedTuple):
     """The tables as the page shows them; moments are in milliseconds."""
 
@@ -41,6 +49,8 @@ class Contents(NamedTuple):
     stuck: list[Row]
     cancelled: list[Row]
     cancellers: list[Row]
+    who: dict[str, Some]
+    """The tables of ``pipeline.report.access``, by name."""
     ledger: list[Row]
     ledger_tenants: int
     measures: list[Row]
@@ -61,10 +71,15 @@ def contents(report: dict[str, Any], folder: Path) -> Contents:
         _in_ms(rows_of(folder, "stuck", ROWS_MAX)),
         _in_ms(rows_of(folder, "cancelled", ROWS_MAX)),
         rows_of(folder, "cancellers", ROWS_MAX),
+        {name: _some(folder, name) for name in access.TABLES},
         rows_of(folder, "ledger", GROUPS_MAX),
         report["read"]["tenants"],
         rows_of(folder, "measures", ROWS_MAX) if (folder / "parquet" / "measures").is_dir() else [],
     )
+
+
+def _some(folder: Path, name: str) -> Some:
+    return Some(_in_ms(rows_of(folder, name, ROWS_MAX)), table(folder, name).count_rows())
 
 
 def largest(rows: list[Row], key: str, by: str) -> Groups:

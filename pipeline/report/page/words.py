@@ -98,6 +98,28 @@ def left_out(report: dict[str, Any]) -> str:
     return "; ".join(told) or "nothing"
 
 
+def not_known(report: dict[str, Any]) -> dict[str, str]:
+    """What of who did what is not known, by the table that it is about."""
+    who, tenants = report["who"], report["read"]["tenants"]
+    unnamed, private = count_text(who["events_without_actor"]), count_text(who["events_of_private_actors"])
+    silent = count_text(tenants - who["tenants_with_reads"])
+    if who["acts"] is None:
+        system = "What was allowed and refused is in the chain of _system, which was not read with this."
+    else:
+        asked = " of the tenants asked for" if report["read"]["tenants_asked"] else ""
+        system = f"What the chain of _system tells{asked}."
+        if who["refusals_not_listed"]:
+            more = count_text(who["refusals_not_listed"])
+            system += f" {more} more refusals were counted without saying whose, as there were too many kinds at once."
+    return {
+        "events": f"{unnamed} events do not say who sent them, as nobody was asked then; {private} were sent by "
+        "principals whose name is private, all of a tenant in one row.",
+        "reads": f"Of {silent} of {count_text(tenants)} tenants no chain tells of a read: either nobody read, or "
+        "privacy.log_reads of the service does not name them, and only the access log of each node tells.",
+        "system": system,
+    }
+
+
 def _or_less(did: str, duration_s: float) -> str:
     """How long they did it; empty when that reads as no time at all."""
     return f"{did} {duration_text(duration_s)} or less" if round(duration_s * 1000) else ""
