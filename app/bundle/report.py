@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from app.bundle.counting import JOBS_MAX, Counts
+from app.bundle.counting import JOBS_MAX, Actors, Counts
 from console.counted import counted
 from ledger.hlc import Hlc
 from signing.bundle.judging import BUNDLE, BundleVerdict, tree_head_json
@@ -26,6 +26,9 @@ OUTCOMES: Final = {
     4: "KEY UNKNOWN: a key that signed is not held, had expired or was revoked",
 }
 """What an exit code means, for the first line about a file."""
+
+ACTORS_SHOWN_MAX: Final = 20
+"""Names that the text shows; of the others it says how often they stand there, and the JSON form has them."""
 
 _MEANINGS: Final = {
     BUNDLE: "the file, its parts and the signed manifest that lists them",
@@ -162,6 +165,8 @@ def _added_up(counts: Counts | None) -> Iterator[str]:
     else:
         by_status = ", ".join(f"{status} {count:,}" for status, count in counts.jobs.items())
         yield f"- Jobs by status, as these entries say: {by_status or 'none'}; {sum(counts.jobs.values()):,} in all"
+    yield f"- Events by who sent them: {_actors(counts.senders)}"
+    yield f"- Reads of payloads that these entries record, by who read: {_actors(counts.readers)}"
     if counts.erasures:
         yield (
             f"- Erased: {counted(counts.erasures, 'erasure')} destroyed {counted(counts.erased_keys, 'key')}. What "
@@ -169,6 +174,14 @@ def _added_up(counts: Counts | None) -> Iterator[str]:
         )
     else:
         yield "- Erased: nothing, as far as these entries say"
+
+
+def _actors(counts: Actors) -> str:
+    listed = list(counts.named.items())
+    shown = [f"{_code(name)} {count:,}" for name, count in listed[:ACTORS_SHOWN_MAX]]
+    others = counts.others + sum(count for _, count in listed[ACTORS_SHOWN_MAX:])
+    rest = ((others, "others"), (counts.private, "private"), (counts.unnamed, "not said"))
+    return ", ".join([*shown, *(f"{what} {count:,}" for count, what in rest if count)]) or "none"
 
 
 def _keys(against: Against) -> Iterator[str]:

@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from app.bundle.counting import ACTORS_MAX
+from ledger import canonical
+from ledger.hlc import Hlc
+from signing.bundle.own_chain import OwnEntry
 from signing.keys import Keyring
 from tests.app.bundle_cases import GOOD, LEDGER
 from tests.app.bundles import bundle_of, checkpoint_of, store
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
+from tests.pipeline.sites import bundle_of_site
 from tests.tally import run_tally
 
 Done = subprocess.CompletedProcess[str]
@@ -111,6 +116,8 @@ def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_
         f"tally verify-bundle {path} --keys {keys} --checkpoint {kept}",
         f"sha256sum {path}",
         "Jobs by status, as these entries say: COMPLETED 3, RUNNING 3, SUBMITTED 1; 7 in all",
+        "- Events by who sent them: `ci` 7, not said 18",
+        "- Reads of payloads that these entries record, by who read: none",
         "- Erased: nothing",
         "Times of entries are those of the clocks of the nodes that wrote them",
         "No bundle carries a word of a witness",
@@ -120,9 +127,45 @@ def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_
         assert wanted in text, wanted
     assert [word.rstrip(":") for word in text.split("## Signed off")[1].split()[::2]] == ["Name", "Date", "Signature"]
     jobs = {"COMPLETED": 3, "RUNNING": 3, "SUBMITTED": 1}
-    assert json.loads(as_json.read_text())["counts"] == {"jobs": jobs, "erasures": 0, "erased_keys": 0}
+    assert json.loads(as_json.read_text())["counts"] == {
+        "jobs": jobs,
+        "erasures": 0,
+        "erased_keys": 0,
+        "senders": {"named": {"ci": 7}, "others": 0, "private": 0, "unnamed": 18},
+        "readers": {"named": {}, "others": 0, "private": 0, "unnamed": 0},
+    }
     assert told["against"]["keys"][0]["key_id"] == SIGNER.key_id
     assert told["against"]["checkpoint"]["size"] == 20
+
+
+def test_a_report_counts_who_sent_and_read_shows_the_first_and_says_nothing_of_a_private_name(
+    keys: str, tmp_path: Path
+) -> None:
+    sealed = {"$private": {"alg": "A256GCM", "ciphertext": "c2VjcmV0", "key": "0" * 32, "nonce": "0" * 16}}
+    senders = [*(f"ci-{n:04}" for n in range(ACTORS_MAX + 5)), *["busy|`"] * 3, "ci-0000", sealed, sealed, None]
+    entries = [
+        OwnEntry(Hlc(1_704_931_200_000, n, "site-a"), f"job-{n}", action, canonical.encode(facts))
+        for n, (action, facts) in enumerate(
+            [
+                ("PAYLOADS_READ", {"actor": "eve", "route": "GET /v1/jobs"}),
+                ("PAYLOADS_READ", {"route": "GET /v1/jobs"}),
+                *(("ENQUEUE", {} if each is None else {"actor": each}) for each in reversed(senders)),
+            ]
+        )
+    ]
+    path = bundle_of_site(tmp_path / "a.tar", "site-a", entries)
+    report, as_json = tmp_path / "report.md", tmp_path / "report.json"
+    tally(str(path), "--keys", keys, "--report", str(report), code=0)
+    tally(str(path), "--keys", keys, "--report", str(as_json), "--json", code=0)
+    counts = json.loads(as_json.read_text())["counts"]
+    assert counts["readers"] == {"named": {"eve": 1}, "others": 0, "private": 0, "unnamed": 1}
+    named = counts["senders"].pop("named")
+    assert [*named.items()][:3] == [("busy|`", 3), ("ci-0000", 2), ("ci-0007", 1)]
+    assert (len(named), counts["senders"]) == (ACTORS_MAX, {"others": 6, "private": 2, "unnamed": 1})
+    (line,) = [line for line in report.read_text().splitlines() if line.startswith("- Events by")]
+    assert line.startswith("- Events by who sent them: `busy¦'` 3, `ci-0000` 2, `ci-0007` 1")
+    assert line.endswith(f", others {ACTORS_MAX - 20 + 6}, private 2, not said 1")
+    assert "c2VjcmV0" not in report.read_text() + as_json.read_text()
 
 
 @pytest.mark.parametrize(
