@@ -181,7 +181,7 @@ class _Given(NamedTuple):
         return cls(
             _authorities(settings),
             None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),
-            principals_by_name((each.name, each.rights, each.tenants) for each in auth.certificates),
+            principals_by_name((each.name, each.grant) for each in auth.certificates),
             issuer_of(auth.oidc) if auth.mode == "oidc" else None,
         )
 

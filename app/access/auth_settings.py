@@ -28,11 +28,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-class ClaimGrant(_Section):
-    """One of ``auth.oidc.grants``: what it allows to have ``value`` in the claim."""
-
-    claim: ClaimPath
-    value: Annotated[str, Field(min_length=1, max_length=1000)]
+class _Granting(_Section):
     rights: Annotated[list[Right], Field(min_length=1)]
     tenants: Annotated[list[TenantsPattern], Field(min_length=1, max_length=PATTERNS_MAX)]
 
@@ -40,6 +36,19 @@ class ClaimGrant(_Section):
     def grant(self) -> Grant:
         """The rights, and the tenants that they are for."""
         return Grant(frozenset(self.rights), tuple(self.tenants))
+
+
+class ClaimGrant(_Granting):
+    """One of ``auth.oidc.grants``: what it allows to have ``value`` in the claim."""
+
+    claim: ClaimPath
+    value: Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class CertificateGrant(_Granting):
+    """One of ``auth.certificates``: what a certificate of this name allows."""
+
+    name: Annotated[str, Field(pattern=r"^[!-~]([ -~]{0,248}[!-~])?$")]
 
 
 class OidcSettings(_Section):
@@ -62,14 +71,6 @@ class OidcSettings(_Section):
         return [name for name in ("issuer", "audience") if not getattr(self, name)]
 
 
-class CertificateSettings(_Section):
-    """One of ``auth.certificates``: what a certificate of this name allows."""
-
-    name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,255}$")]
-    rights: Annotated[list[str], Field(min_length=1, max_length=16)]
-    tenants: Annotated[list[str], Field(min_length=1, max_length=1000)]
-
-
 class AuthSettings(_Section):
     """``auth.*``: who may call. Without authentication only loopback is served, but for ``allow_open``.
 
@@ -80,7 +81,7 @@ class AuthSettings(_Section):
     mode: Literal["none", "tokens", "oidc"] = "none"
     allow_open: bool = False
     client_ca: Path | None = None
-    certificates: Annotated[list[CertificateSettings], Field(max_length=CERTIFICATES_MAX)] = []
+    certificates: Annotated[list[CertificateGrant], Field(max_length=CERTIFICATES_MAX)] = []
     oidc: OidcSettings = OidcSettings()
 
     @model_validator(mode="after")

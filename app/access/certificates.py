@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from app.access.principals import Grant, Principal, grant_of
-from ledger.errors import ConfigurationError, InvalidInputError
+from app.access.principals import Grant, Principal
 
 ID_PREFIX = "cert:"
 """What the ids of principals that certificates name begin with."""
@@ -40,21 +39,13 @@ def shown(certificate: Mapping[str, Any] | None) -> CallerCertificate | None:
     return CallerCertificate(tuple(found), float(ssl.cert_time_to_seconds(certificate["notAfter"])))
 
 
-def principals_by_name(
-    entries: Iterable[tuple[str, Collection[str], Collection[str]]],
-) -> Callable[[Sequence[str]], Principal | None]:
+def principals_by_name(granted: Iterable[tuple[str, Grant]]) -> Callable[[Sequence[str]], Principal | None]:
     """The principal of a certificate by its names, of which the first that is known counts.
 
-    ``entries`` are names, each with rights and the patterns of tenants they are for; a name may come again.
-
-    Raises:
-        ConfigurationError: there is no such right, or no such pattern of tenants.
+    ``granted`` are names with what they allow; a name may come again.
     """
     grants: dict[str, list[Grant]] = {}
-    for name, rights, tenants in entries:
-        try:
-            grants.setdefault(name, []).append(grant_of(rights, tenants))
-        except InvalidInputError as error:
-            raise ConfigurationError(f"auth.certificates: {name}: {error}") from None
-    known = {name: Principal(f"{ID_PREFIX}{name}", "certificate", granted) for name, granted in grants.items()}
+    for name, grant in granted:
+        grants.setdefault(name, []).append(grant)
+    known = {name: Principal(f"{ID_PREFIX}{name}", "certificate", held) for name, held in grants.items()}
     return lambda names: next((known[name] for name in names if name in known), None)

@@ -41,7 +41,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._plain: asyncio.Transport
         self._is_secured = False
-        self._is_paused = False
         self._is_closing = False
         self._has_ended = False
         """Whether the client was told that nothing more is written; what it still sends is thrown away."""
@@ -54,8 +53,9 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._plain = transport
         self.waiting_since_s = asyncio.get_running_loop().time()
         self._connections.add(self)
-        if len(self._connections) > self._bounds.connections_max and not end_longest_waiting(self._connections, self):
-            self.abort()
+        if len(self._connections) > self._bounds.connections_max:
+            # Where all are busy this one goes on, alone, to be told so; the next makes it go.
+            end_longest_waiting(self._connections, self)
 
     def data_received(self, data: bytes) -> None:
         """Records, or parts of them."""
@@ -116,7 +116,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def _read(self) -> None:
         """Hand on what the records hold."""
-        while not (self._is_paused or self._is_closing or self._has_ended):
+        while not (self._is_closing or self._has_ended):
             try:
                 data = self._tls.read(READ_BYTES_MAX)
             except ssl.SSLWantReadError:
@@ -160,16 +160,12 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         return self._plain.get_write_buffer_size()
 
     def pause_reading(self) -> None:
-        """Hand nothing on."""
-        self._is_paused = True
+        """Read nothing more; what came is handed on whole, as by a plain transport."""
         self._plain.pause_reading()
 
     def resume_reading(self) -> None:
-        """Hand on what came and what comes."""
-        self._is_paused = False
+        """Read on."""
         self._plain.resume_reading()
-        if self._incoming.pending or self._tls.pending():
-            asyncio.get_running_loop().call_soon(self._read)
 
     def close(self) -> None:
         """Close the connection once all is written."""

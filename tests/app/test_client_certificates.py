@@ -17,11 +17,11 @@ from cryptography import x509
 from app.access import tokens
 from app.access.certificates import CallerCertificate
 from app.config import load_settings
-from app.main import listening, running
-from app.node.kept_tokens import FIRST_TOKEN, FirstToken
 from ledger.errors import ConfigurationError
 from tests.app.certificates import Authority, Pair
 from tests.app.conftest import MakeSettings
+from tests.app.oidc_issuer import AUDIENCE, Issuer
+from tests.app.served import serving_with_tokens
 from tests.conftest import Database
 
 WRITER = {"name": "writer", "rights": ["write", "read"], "tenants": ["team-*"]}
@@ -36,24 +36,27 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-async def connect(database: Database, make_settings: MakeSettings, authority: Authority) -> AsyncIterator[Connect]:
-    """Makes clients of a service that takes certificates: ``connect(pair, token)``; its token is ``connect.token``."""
+async def connect(
+    request: pytest.FixtureRequest, database: Database, make_settings: MakeSettings, authority: Authority
+) -> AsyncIterator[Connect]:
+    """Makes clients of a service that takes certificates: ``connect(pair, token)``; its token is ``connect.token``.
+
+    Its ``auth.mode`` is ``tokens``, unless the test says another, with what belongs to it.
+    """
     pair = authority.issue("service")
-    settings = make_settings(
-        tls={"cert": pair.cert, "key": pair.key},
-        auth={"mode": "tokens", "client_ca": authority.ca_file, "certificates": [WRITER, SPIFFE, HOST]},
-    )
-    settings.data_dir.mkdir()
-    first = tokens.make()
-    FIRST_TOKEN.store(settings.data_dir, FirstToken("root", first.digest.hex()))
-    async with running(settings, database.service_url) as (_, parts), listening(parts) as (url, _):
+    auth = {"client_ca": authority.ca_file, "certificates": [WRITER, SPIFFE, HOST], "mode": "tokens"}
+    if getattr(request, "param", "tokens") == "oidc":
+        issuer: Issuer = request.getfixturevalue("issuer")
+        auth |= {"mode": "oidc", "oidc": {"issuer": issuer.url, "audience": [AUDIENCE]}}
+    settings = make_settings(tls={"cert": pair.cert, "key": pair.key}, auth=auth)
+    async with serving_with_tokens(settings, database.service_url, with_first=True) as served:
 
         def connected(pair: Pair | None = None, token: str | None = None) -> httpx.AsyncClient:
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}
             context = authority.client(pair)
-            return httpx.AsyncClient(base_url=url, headers=headers, verify=context, timeout=30, trust_env=False)
+            return httpx.AsyncClient(base_url=served.url, headers=headers, verify=context, timeout=30, trust_env=False)
 
-        connected.token = first.text  # type: ignore[attr-defined]
+        connected.token = served.root  # type: ignore[attr-defined]
         yield connected
 
 
@@ -83,6 +86,8 @@ async def test_a_certificate_says_who_calls_and_its_name_has_the_rights(connect:
             for tenant, status in (("team-a", 201), ("acme", 403)):
                 answer = await client.post("/v1/jobs", json={"tenant_id": tenant}, headers=headers)
                 assert answer.status_code == status, answer.text
+        (job, _) = (await client.get("/v1/jobs?tenant_id=team-a")).json()["items"]
+        assert job["actor"] == "cert:writer"
 
 
 @pytest.mark.parametrize(
@@ -136,6 +141,16 @@ async def test_a_token_beside_a_certificate_decides(connect: Connect, authority:
         assert (await client.post("/v1/jobs", json={"tenant_id": "team-a"})).status_code == 401
 
 
+@pytest.mark.parametrize("connect", ["oidc"], indirect=True)
+async def test_beside_an_issuer_too(connect: Connect, authority: Authority, issuer: Issuer) -> None:
+    writer = issued(authority, "writer")
+    for shown, principal in ((None, "cert:writer"), (issuer.token(), "oidc:ada"), (connect.token, "root")):  # type: ignore[attr-defined]
+        async with connect(writer, shown) as client:
+            assert (await client.get("/v1/whoami")).json()["principal"] == principal
+    async with connect(writer, issuer.token(exp=1)) as client:
+        assert (await client.get("/v1/whoami")).status_code == 401
+
+
 async def test_a_certificate_of_another_authority_ends_the_handshake(
     connect: Connect, authority: Authority, tmp_path: Path
 ) -> None:
@@ -165,25 +180,15 @@ def test_a_certificate_that_expires_on_a_living_connection_has_no_names() -> Non
         ({"mode": "tokens", "certificates": [WRITER]}, "certificates need client_ca"),
         ({"mode": "tokens", "client_ca": "ca.pem"}, r"auth\.client_ca needs tls\.cert and tls\.key"),
         ({"mode": "tokens", "certificates": [{**WRITER, "name": ""}]}, r"auth\.certificates\.0\.name"),
+        ({"mode": "tokens", "certificates": [{**WRITER, "name": "a\nb"}]}, r"auth\.certificates\.0\.name"),
         ({"mode": "tokens", "certificates": [{**WRITER, "rights": []}]}, r"auth\.certificates\.0\.rights"),
+        ({"mode": "tokens", "certificates": [{**WRITER, "rights": ["own"]}]}, r"auth\.certificates\.0\.rights"),
+        ({"mode": "tokens", "certificates": [{**WRITER, "tenants": ["A"]}]}, r"auth\.certificates\.0\.tenants"),
     ],
 )
 def test_settings_of_certificates_that_say_nothing_whole_are_refused(auth: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         load_settings(auth=auth)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"), [({"rights": ["own"]}, "'own' is no right"), ({"tenants": ["A"]}, "no pattern of tenants")]
-)
-async def test_a_right_or_a_pattern_that_nobody_knows_stops_the_start(
-    database: Database, make_settings: MakeSettings, authority: Authority, wrong: dict[str, Any], said: str
-) -> None:
-    pair = authority.issue("service")
-    auth = {"mode": "tokens", "client_ca": authority.ca_file, "certificates": [WRITER | wrong]}
-    with pytest.raises(ConfigurationError, match=rf"auth\.certificates: writer: .*{said}"):
-        async with running(make_settings(tls={"cert": pair.cert, "key": pair.key}, auth=auth), database.service_url):
-            pass
 
 
 def test_the_environment_says_certificates_in_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from tests.app.certificates import Authority, Pair
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.service_thread import serving
 from tests.app.test_raw_requests import answers
+from tests.app.test_silent_clients import closed_by_service
 from tests.tally import run_tally
 
 DEADLINE_S = 60
@@ -120,6 +121,29 @@ def test_requests_behind_each_other_are_answered_in_their_order(secured: Secured
     assert all(f"none-{n}".encode() in answer.body for n, answer in enumerate(found))
 
 
+def test_many_records_that_come_at_once_are_all_answered(secured: Secured) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = secured.authority.client().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    asked = [b"GET /v1/jobs/none-%d?tenant_id=acme HTTP/1.1\r\nHost: localhost\r\n\r\n" % n for n in range(30)]
+    with socket.create_connection(secured.address, DEADLINE_S) as connection:
+
+        def after(step: Callable[[], Any]) -> Any:
+            while True:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    connection.sendall(outgoing.read())
+                    incoming.write(connection.recv(65536))
+
+        after(tls.do_handshake)
+        for each in (*asked, asked[0].replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")):
+            tls.write(each)
+        received = b""
+        while piece := after(lambda: tls.read(65536)):
+            received += piece
+    assert [answer.status for answer in answers(received)] == [404] * 31
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_both_versions_of_today_are_spoken_with_keys_that_nobody_keeps(
     secured: Secured, version: ssl.TLSVersion
@@ -187,10 +211,26 @@ def test_a_handshake_that_does_not_go_on_is_ended(secured: Secured, begun: int) 
 
 def test_handshakes_that_do_not_go_on_keep_nobody_out(secured: Secured) -> None:
     with ExitStack() as stack:
-        for _ in range(CONNECTIONS_MAX * 3):
+        silent = [
             stack.enter_context(socket.create_connection(secured.address, DEADLINE_S))
+            for _ in range(CONNECTIONS_MAX * 3)
+        ]
         with secured.client() as client:
             assert client.get("/livez").status_code == 200
+        assert len(closed_by_service(silent)) > CONNECTIONS_MAX * 2
+
+
+def test_while_every_connection_is_busy_a_new_one_is_refused_over_tls(secured: Secured) -> None:
+    asked = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 41\r\n"
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS_MAX):
+            busy = stack.enter_context(secured.connected(sent=asked + b"Expect: 100-continue\r\n\r\n"))
+            assert busy.recv(65536).startswith(b"HTTP/1.1 100 ")
+        stalled = [stack.enter_context(socket.create_connection(secured.address, DEADLINE_S)) for _ in range(3)]
+        with secured.connected() as connection:
+            (answer,) = answers(all_of(connection))
+            assert (answer.status, answer.problem) == (503, "not-ready")
+        assert [all_of(each) for each in stalled] == [b""] * 3
 
 
 def test_what_is_refused_is_told_and_the_connection_ends(secured: Secured) -> None:
