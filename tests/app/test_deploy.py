@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,10 @@ import yaml  # type: ignore[import-untyped]
 
 from app.access.rights import RULES
 from app.config import ENV_NOT_SETTINGS, load_settings
-from tests.tally import run_tally
+from app.dev.embedded import EmbeddedPostgres
+from tests.app.certificates import Authority
+from tests.app.service_thread import serving
+from tests.tally import bare_environment, run_tally
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -33,6 +39,22 @@ def test_the_environment_of_each_service_is_one_that_is_taken(service: str, monk
     settings = load_settings()
     assert settings.auth.mode == ("tokens" if service == "tallystick" else "none")
     assert not settings.auth.allow_open
+
+
+@pytest.mark.parametrize("is_secured", [False, True], ids=["plain", "TLS"])
+def test_the_image_asks_the_service_whether_it_is_ready(
+    postgres: EmbeddedPostgres, tmp_path: Path, is_secured: bool
+) -> None:
+    (said,) = re.findall(r"HEALTHCHECK.*?CMD (\[.*?\])\n", (ROOT / "deploy/Dockerfile").read_text(), re.DOTALL)
+    python, option, program = json.loads(said)
+    assert (python, option, "127.0.0.1:8080" in program) == ("python", "-c", True)
+    pair = Authority(tmp_path / "certificates").issue("service")
+    tls = {"cert": str(pair.cert), "key": str(pair.key)} if is_secured else {}
+    there = bare_environment() | {f"TALLY_TLS__{name.upper()}": path for name, path in tls.items()}
+    with serving(postgres, tmp_path / "node", "health_check", tls=tls) as url:
+        asked = [sys.executable, "-c", program.replace("127.0.0.1:8080", url.partition("://")[2])]
+        assert subprocess.run(asked, env=there, capture_output=True).returncode == 0
+    assert subprocess.run(asked, env=there, capture_output=True).returncode == 1
 
 
 def test_the_service_logs_in_as_the_role_that_owns_nothing() -> None:

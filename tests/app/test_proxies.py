@@ -15,6 +15,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.http.proxies import TrustedProxies
 from ledger.errors import ConfigurationError
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.served import Serve
 from tests.app.service_thread import serving
 
 PROXIES = TrustedProxies([ip_network("10.0.0.0/8"), ip_network("fd00::/8")])
@@ -94,6 +95,17 @@ async def test_others_are_not_believed(run_server: RunServer, make_settings: Mak
     for proxies in ([], ["192.0.2.0/24"]):
         async with run_server(make_settings(http={"trusted_proxies": proxies})) as client:
             assert HSTS not in (await client.get("/livez", headers=HTTPS)).headers
+
+
+@pytest.mark.parametrize(("proxies", "address"), [(["127.0.0.1"], "203.0.113.9"), ([], "127.0.0.1")])
+async def test_records_name_the_client_behind_the_proxy(serve: Serve, proxies: list[str], address: str) -> None:
+    async with serve(http={"trusted_proxies": proxies}) as served:
+        reader = await served.issue("read", tenants="acme")
+        async with served.client(reader["token"]) as client, served.client(served.root) as root:
+            said = {"X-Forwarded-For": "203.0.113.9"}
+            assert (await client.get("/v1/jobs?tenant_id=other", headers=said)).status_code == 403
+            told = (await root.get("/v1/access-log?tenant_id=other")).json()["items"]
+            assert [each["address"] for each in told if each["kind"] == "refusal"] == [address]
 
 
 def test_a_proxy_is_an_address_or_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
