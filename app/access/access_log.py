@@ -4,7 +4,8 @@
 
 A line is written a moment after its request was answered, and a crash may lose the last ones. What must not be lost is
 chained: acts, refusals, and reads of tenants that ask for it (``app.intake.access_records``). When lines come faster
-than the disk takes them the newest are counted instead, and the count is a line.
+than the disk takes them, or it takes none, the newest are counted instead, and the count is a line. A line that a full
+disk or a crash cut off is passed over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from logging.handlers import RotatingFileHandler
@@ -19,6 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+import structlog
+
+from ledger.errors import NotReadyError
 
 FILE_BYTES: Final = 8 << 20
 FILES_MAX: Final = 8
@@ -29,6 +34,8 @@ NAME: Final = "access.log"
 
 Line = dict[str, Any]
 
+log = structlog.get_logger()
+
 
 class AccessLog:
     """Belongs to one event loop; files are written on other threads, one at a time."""
@@ -38,6 +45,8 @@ class AccessLog:
         self._on_dropped = on_dropped
         self._waiting: deque[Line] = deque()
         self._dropped = 0
+        self._fault: str | None = None
+        """Why the last lines could not be written."""
         self._writing = asyncio.Lock()
 
     def add(self, line: Line) -> None:
@@ -55,20 +64,27 @@ class AccessLog:
                 await asyncio.sleep(WRITE_INTERVAL_S)
                 await self.flush()
         finally:
-            self._write(self._taken())
+            self._written(*self._write(self._taken()))
 
     async def flush(self) -> None:
-        """Return once all that was added is in its file."""
+        """Return once all that was added is in its file, or counted as dropped where the disk does not take it."""
         async with self._writing:
-            if self._waiting or self._dropped:
-                await asyncio.to_thread(self._write, self._taken())
+            if self._waiting or (self._dropped and self._fault is None):
+                self._written(*await asyncio.to_thread(self._write, self._taken()))
 
     async def newest(self, tenant_id: str, below: int, limit: int) -> tuple[list[Line], int | None]:
         """Up to ``limit`` lines about the tenant, newest first, from below the line with that number (from 1, of all
-        lines that are kept); and the number to go on below, None at the end."""
+        lines that are kept); and the number to go on below, None at the end.
+
+        Raises:
+            NotReadyError: the files cannot be read.
+        """
         await self.flush()
         async with self._writing:
-            return await asyncio.to_thread(self._newest, tenant_id, below, limit)
+            try:
+                return await asyncio.to_thread(self._newest, tenant_id, below, limit)
+            except OSError as error:
+                raise NotReadyError(f"the access log of this node cannot be read: {error.strerror}") from error
 
     def _taken(self) -> list[Line]:
         lines = [*self._waiting]
@@ -78,13 +94,27 @@ class AccessLog:
             self._dropped = 0
         return lines
 
-    def _write(self, lines: list[Line]) -> None:
-        if not lines:
-            return
-        handler = RotatingFileHandler(self._path, maxBytes=FILE_BYTES, backupCount=FILES_MAX - 1, encoding="utf-8")
-        with contextlib.closing(handler):
-            for line in lines:
-                handler.emit(logging.makeLogRecord({"msg": orjson.dumps(line).decode()}))
+    def _write(self, lines: list[Line]) -> tuple[list[Line], str | None]:
+        """Write them; those that could not be, and why. Blocks."""
+        left = deque(lines)
+        try:
+            if left:
+                with contextlib.closing(_Files(self._path)) as files:
+                    while left:
+                        files.emit(logging.makeLogRecord({"msg": orjson.dumps(left[0]).decode()}))
+                        left.popleft()
+        except OSError as error:
+            return [*left], str(error)
+        return [], None
+
+    def _written(self, left: list[Line], fault: str | None) -> None:
+        for line in left:
+            self._dropped += line.get("dropped", 1)
+            if "dropped" not in line:
+                self._on_dropped(1)
+        if fault != self._fault:
+            log.warning("access_log_not_written", error=fault) if fault else log.info("access_log_written_again")
+        self._fault = fault
 
     def _newest(self, tenant_id: str, below: int, limit: int) -> tuple[list[Line], int | None]:
         found: list[tuple[int, Line]] = []
@@ -101,4 +131,29 @@ class AccessLog:
             path = self._path.with_name(name)
             if path.exists():
                 with path.open("rb") as file:
-                    yield from map(orjson.loads, filter(bytes.strip, file))
+                    yield from filter(None, map(_line, file))
+
+
+class _Files(RotatingFileHandler):
+    """The files, open for lines at their end. What goes wrong with one is raised."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":
+                    file.write(b"\n")
+        super().__init__(path, maxBytes=FILE_BYTES, backupCount=FILES_MAX - 1, encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (named by logging)
+        """Raise what is being handled; logging would print it, with the line."""
+        raise
+
+
+def _line(text: bytes) -> Line | None:
+    """What a line says; None where it was cut off, or holds none."""
+    try:
+        line = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) else None

@@ -5,7 +5,8 @@
     PAYLOADS_READ    an entry of the tenant's own chain, durable before the answer is given, where ``privacy.log_reads``
                      names the tenant
 
-All of them are lines of the node's access log as well, and so are the reads of all other tenants. While nobody is asked
+All of them are lines of the node's access log as well, and so are the reads of all other tenants. What callers made up
+is told as far as it can be: no name but that of a tenant, and of a path its beginning. While nobody is asked
 who he is (``auth.mode`` is ``none``) there is no actor, and only reads of tenants that ask for it are recorded.
 """
 
@@ -21,7 +22,7 @@ import structlog
 from app.access.access_log import AccessLog
 from app.access.principals import covers
 from app.intake.system_entries import SystemEntries
-from ledger import rfc3339
+from ledger import names, rfc3339
 from ledger.errors import LedgerError
 from ledger.machines.events import SYSTEM_TENANT, SystemAction
 
@@ -31,6 +32,8 @@ REFUSALS_WAIT_S: Final = 1.0
 """How long the first refusal waits for others to be in one entry with."""
 REFUSALS_INTERVAL_S: Final = 60.0
 """Shortest time between two such entries: whoever is refused all the time must not fill the chain."""
+PATH_CHARACTERS_MAX: Final = 512
+"""Of the path that a request asked for, as a line of the access log tells of it."""
 
 log = structlog.get_logger()
 
@@ -110,7 +113,10 @@ class AccessRecords:
             await self._entries.note(SystemAction.PAYLOADS_READ, subject, facts, tenant_id)
 
     def refused(self, asked: Asked, problem: str, tenant_id: str | None) -> None:
-        """Record a refusal, soon, and together with others."""
+        """Record a refusal, soon, and together with others; what cannot be the name of a tenant is left out."""
+        # Whoever is refused chose it: what no entry can hold, or is too long for one, would keep out all the others.
+        if tenant_id is not None and not names.is_readable_tenant(tenant_id):
+            tenant_id = None
         self._add("refusal", asked, tenant_id or SYSTEM_TENANT, {"problem": problem})
         refusal = _Refusal(asked.actor, asked.route, problem, tenant_id)
         if self._from is None:
@@ -154,4 +160,5 @@ class AccessRecords:
 
     def _add(self, kind: str, asked: Asked, tenant_id: str, what: dict[str, object]) -> None:
         at = rfc3339.text_of(self._now_ms())
+        asked = asked._replace(path=asked.path[:PATH_CHARACTERS_MAX])
         self.log.add({"at": at, "kind": kind, "tenant_id": tenant_id, **asked._asdict(), "what": what})

@@ -14,7 +14,7 @@ import pytest
 from app.access import access_log
 from app.access.access_log import AccessLog
 from app.intake import access_records
-from ledger.errors import ChainDamagedError
+from ledger.errors import ChainDamagedError, NotReadyError
 from ledger.machines.events import SystemAction
 from tests.app.chains import Chains, until
 from tests.app.served import Serve
@@ -88,6 +88,30 @@ async def test_refusals_are_counted_into_one_entry(serve: Serve, superuser: asyn
         async with served.client(served.root) as root:
             (line,) = [each for each in await lines(root, "other") if each["kind"] == "refusal"]
             assert (line["actor"], line["what"], line["address"]) == ("reader", {"problem": "forbidden"}, "127.0.0.1")
+
+
+@pytest.mark.parametrize("name", ["%00", "x" * 60_000])
+async def test_what_is_no_tenant_keeps_no_refusal_off_the_record(
+    serve: Serve, superuser: asyncpg.Connection, name: str
+) -> None:
+    """A name that no entry can hold, and names that are too long for one together."""
+    async with serve() as served:
+        reader = await served.issue("read", tenants="acme", name="reader")
+        async with served.client(reader["token"]) as client, served.client(None) as nobody:
+            assert (await client.get("/v1/jobs?tenant_id=other")).status_code == 403
+            for number in range(20):
+                assert (await client.get(f"/v1/jobs?tenant_id={number}{name}")).status_code == 403
+                path = f"/v1/log/{number}{'x' * 60_000}/checkpoint"
+                assert (await nobody.get(path)).status_code == 401
+
+        async def recorded() -> list[Any]:
+            return await entries(superuser, SystemAction.ACCESS_REFUSED)
+
+        (entry,) = await until(recorded, "the refusals are chained")
+        told = [(each.get("actor"), each.get("tenant_id")) for each in entry["refusals"]]
+        assert told == [("reader", "other"), ("reader", None), (None, None)]
+        async with served.client(served.root) as root:
+            assert max(len(line["path"]) for line in await lines(root, "_system")) == access_records.PATH_CHARACTERS_MAX
 
 
 async def test_many_kinds_of_refusal_make_one_entry_of_a_bounded_size(
@@ -233,6 +257,44 @@ async def test_lines_for_which_the_disk_is_too_slow_are_counted(
         "dropped": 2,
     }
     assert sum(dropped) == 2
+
+
+async def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    log, path = AccessLog(tmp_path), tmp_path / access_log.NAME
+    for number in range(2):
+        log.add({"at": "now", "tenant_id": "acme", "number": number})
+        await log.flush()
+        with path.open("ab") as file:
+            file.write(b'{"at":"20')
+    log.add({"at": "now", "tenant_id": "acme", "number": 2})
+    newest, _ = await log.newest("acme", 2**63, 10)
+    assert [line["number"] for line in newest] == [2, 1, 0]
+
+
+async def test_lines_that_the_disk_does_not_take_are_counted_until_it_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dropped: list[int] = []
+    log, path = AccessLog(tmp_path, dropped.append), tmp_path / access_log.NAME
+    path.symlink_to("/dev/full")
+    running = asyncio.create_task(log.run())
+    for number in range(3):
+        log.add({"at": "now", "tenant_id": "acme", "number": number})
+        await log.flush()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(NotReadyError, match="cannot be read"):
+        await log.newest("acme", 2**63, 10)
+    path.rmdir()
+    log.add({"at": "now", "tenant_id": "acme", "number": 3})
+    newest, _ = await log.newest("acme", 2**63, 10)
+    assert [line["number"] for line in newest] == [3]
+    assert json.loads(path.read_text().splitlines()[-1]) == {"at": "now", "dropped": 3}
+    assert sum(dropped) == 3
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
+    assert "number" not in capfd.readouterr().err
 
 
 async def test_what_waits_is_written_when_the_node_stops(tmp_path: Path) -> None:
