@@ -110,6 +110,8 @@ async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]
             log_config=None,
             access_log=False,
             lifespan="off",
+            # Uvicorn would believe any client on this machine; the connection asks http.trusted_proxies.
+            proxy_headers=False,
             timeout_graceful_shutdown=max(1, int(settings.shutdown_grace.total_seconds() * OPEN_REQUESTS_SHARE)),
         )
     )
