@@ -18,6 +18,7 @@ from benchmarks import (
     bundle,
     bundle_import,
     bytes_kept,
+    flood,
     ingest,
     machine,
     proof,
@@ -52,6 +53,7 @@ ROWS: tuple[Row, ...] = (
 BY_NAME: tuple[Row, ...] = (
     bundle.GROWTH,
     bundle_import.GROWTH,
+    flood.ROW,
     spark_verify.SCALING_ARCHIVE,
     spark_verify.SCALING_POSTGRES,
 )

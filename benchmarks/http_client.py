@@ -116,6 +116,16 @@ class Client:
         client = cls(connection, token)
         return client
 
+    async def answered(self, request: bytes) -> int:
+        """The status that one request is answered with.
+
+        Raises:
+            BenchmarkError: the service hung up.
+        """
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._connection.send(request)
+        return (await self._waiting).status
+
     async def ask(self, request: bytes, expected_status: int = 200) -> Answer:
         """The answer to one request.
 

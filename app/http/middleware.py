@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 from starlette.requests import ClientDisconnect
@@ -16,11 +17,12 @@ from app.http.recording import record_refusal
 from app.http.routing import BEGUN, Begun
 from app.metrics import UNMATCHED_ROUTE
 from app.parts import Parts
-from ledger.errors import NotReadyError, QuotaExceededError
+from ledger.errors import NotReadyError, QuotaExceededError, WalFullError
 
 CLIENT_GONE_STATUS = 499
-QUOTA_PAUSE_S = 0.25
-"""How long who has had his share waits to be told so: to refuse him as fast as he asks would take from the others."""
+REFUSAL_PAUSE_S = (0.25, 0.5)
+"""How long who has had his share, or finds the backlog full, waits to be told so: to refuse him as fast as he asks
+would take from the others. Something between these: who is refused together does not come back together."""
 
 
 class Observed:
@@ -70,10 +72,10 @@ class Observed:
             response = respond(error)
             if status:
                 raise
-            if isinstance(error, QuotaExceededError):
+            if isinstance(error, (QuotaExceededError, WalFullError)):
                 error.__traceback__ = None
                 self._give_back(scope)
-                await asyncio.sleep(QUOTA_PAUSE_S)
+                await asyncio.sleep(random.uniform(*REFUSAL_PAUSE_S))  # noqa: S311
             await response(scope, receive, send_observed)
         finally:
             self._give_back(scope)

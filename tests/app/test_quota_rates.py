@@ -156,7 +156,12 @@ def test_one_that_still_owes_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -
         clock.now_ns += SECOND_NS
         rate.take(f"other-{number}", 1)
         assert not takes(rate, "ci", 10)
+    rate.take("ci", 9)
     clock.now_ns += SECOND_NS
+    rate.take("another", 1)
+    assert len(rate) == 2, "the others were forgotten"
+    assert not takes(rate, "ci", 2)
+    clock.now_ns += 9 * SECOND_NS
     assert takes(rate, "ci", 10)
 
 
