@@ -9,7 +9,9 @@ import asyncpg
 import httpx
 import pytest
 
+from app.http.lists import Cursors, hlc_position
 from ledger import canonical
+from ledger.machines.job_state import CREATOR_CHARACTERS_MAX
 from tests.app.chains import Chains
 from tests.app.served import Serve
 
@@ -160,6 +162,9 @@ async def test_a_list_of_a_principal_of_a_long_name_goes_on(serve: Serve) -> Non
         assert answer.status_code == 200, answer.text
         _, cursor = await listed(client, name, limit=2, consistency="strong")
         assert await listed(client, name, limit=2, cursor=cursor) == (["j0"], None)
+        longest = "\U0001f6f0" * CREATOR_CHARACTERS_MAX
+        cursor = Cursors("jobs", hlc_position).next(f"acme////{longest}", (1, 0, "n"))
+        assert await listed(client, longest, cursor=cursor) == ([], None)
 
 
 async def test_whose_name_is_private_is_not_found_by_it(serve: Serve, superuser: asyncpg.Connection) -> None:

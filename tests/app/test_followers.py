@@ -13,7 +13,7 @@ import pytest
 from app.chain.followers import TableFollower
 from app.chain.job_table import JobTable
 from app.pending.event_lines import EventLines
-from app.store import following
+from app.store import following, job_table
 from app.store.chain_reader import consistent_reader
 from app.store.migrate import migrate
 from ledger.errors import JobEndedError, JobExistsError
@@ -166,6 +166,17 @@ async def test_without_a_place_the_rows_of_a_tenant_do_not_count_and_are_made_ag
     assert (await read(client, "/v1/jobs/job-1")).json()["status"] == "SUBMITTED"
     await until(lambda: followed(superuser), "the table has followed again")
     assert await table(superuser) == before
+
+
+async def test_a_row_that_is_stored_again_is_all_that_was_stored_last(superuser: asyncpg.Connection) -> None:
+    rows = [
+        ("acme", "job-1", "SUBMITTED", 9, 0, "node-a", None, 1, "{1}"),
+        ("acme", "job-1", "RUNNING", 7, 1, "node-b", "ci", 3, "{1,3}"),
+    ]
+    for row in rows:
+        async with superuser.transaction():
+            await job_table.store(superuser, [row])
+        assert await table(superuser) == [row]
 
 
 async def test_a_place_beyond_the_end_of_the_chain_counts_as_none(
