@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +21,7 @@ from app.access.certificates import CallerCertificate
 from app.config import load_settings
 from ledger.errors import ConfigurationError
 from tests.app.certificates import Authority, Pair
+from tests.app.chains import until
 from tests.app.conftest import MakeSettings
 from tests.app.oidc_issuer import AUDIENCE, Issuer
 from tests.app.served import serving_with_tokens
@@ -167,6 +170,55 @@ async def test_an_expired_certificate_ends_the_handshake(connect: Connect, autho
 async def test_a_certificate_of_a_service_is_not_one_of_a_caller(connect: Connect, authority: Authority) -> None:
     async with refused(connect(authority.issue("not-a-caller", common_name="writer"))):
         pass
+
+
+async def test_another_authority_takes_the_place_of_the_first_without_a_restart(
+    connect: Connect, authority: Authority, tmp_path: Path
+) -> None:
+    former, other = issued(authority, "writer"), Authority(tmp_path / "other", "next")
+    later = other.issue("later", (), common_name="writer", is_client=True)
+    async with connect(former) as kept:
+        assert (await kept.get("/v1/whoami")).status_code == 200
+        service = authority.client()
+        authority.ca_file.write_bytes(other.ca_file.read_bytes())
+
+        async def is_known() -> bool:
+            service.load_cert_chain(later.cert, later.key)
+            async with httpx.AsyncClient(base_url=kept.base_url, verify=service, trust_env=False) as client:
+                try:
+                    return (await client.get("/v1/whoami")).json()["principal"] == "cert:writer"
+                except (httpx.TransportError, ssl.SSLError):
+                    return False
+
+        await until(is_known, "the new authority's certificates count")
+        service.load_cert_chain(former.cert, former.key)
+        async with refused(httpx.AsyncClient(base_url=kept.base_url, verify=service, trust_env=False)):
+            pass
+        assert (await kept.get("/v1/whoami")).status_code == 200
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_who_resumes_a_session_is_who_began_it(
+    connect: Connect, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    async with connect() as client:
+        host, port = client.base_url.host, client.base_url.port or 0
+    context = authority.client(issued(authority, "writer"))
+    context.maximum_version = version
+
+    def ask(session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None, bool]:
+        with (
+            socket.create_connection((host, port), 30) as plain,
+            context.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+        ):
+            connection.sendall(b"GET /v1/whoami HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            return answer, connection.session, bool(connection.session_reused)
+
+    _, session, _ = await asyncio.to_thread(ask, None)
+    answer, _, is_resumed = await asyncio.to_thread(ask, session)
+    assert is_resumed
+    assert b'"principal":"cert:writer"' in answer
 
 
 def test_a_certificate_that_expires_on_a_living_connection_has_no_names() -> None:
