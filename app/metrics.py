@@ -50,7 +50,7 @@ class Metrics:
             "log_timestamp_failures", "Time stamps that were asked for and not had; they are asked for again"
         )
         self.access_lines_dropped = self._counter(
-            "access_log_lines_dropped", "Lines of the access log for which the disk was too slow"
+            "access_log_lines_dropped", "Lines of the access log that the disk did not take, or not as fast"
         )
         self._quota_refusals = Counter(
             "quota_refusals", "What was refused for a quota, by its setting", ("quota",), registry=self.registry

@@ -46,7 +46,7 @@ class Tokens:
     folder: Path
 
     def __post_init__(self) -> None:
-        self._kept = KeptTokens()
+        self._kept, self._is_stored = KeptTokens(), True
         self._issued: dict[str, IssuedToken] = {}
         self._issuing_first = asyncio.Lock()
 
@@ -73,16 +73,35 @@ class Tokens:
                 log.warning("tokens_not_followed", error=str(error))
 
     async def refresh(self) -> None:
-        """Let count what the chain says counts now."""
+        """Let count what the chain says counts now.
+
+        Raises:
+            DatabaseUnavailableError: Postgres cannot be reached.
+            StartRefusedError: the file of the first token cannot be read; all others are known by then.
+        """
         self._issued = (await self.keys.history()).tokens
         revoked = sorted({*self._kept.revoked, *(each.token_id for each in self._issued.values() if each.is_revoked)})
         counting = [each.token_id for each in self.counting() if each.token_id not in revoked]
-        kept = KeptTokens(counting, revoked)
-        if kept != self._kept:
+        first = None
+        try:
+            if not counting:
+                first = await asyncio.to_thread(self._first)
+        finally:
+            more = [] if first is None or self._is_issued(first) else [first]
+            self.known.learn([*self._issued.values(), *more], frozenset(revoked))
+            await self._keep(KeptTokens(counting, revoked))
+
+    async def _keep(self, kept: KeptTokens) -> None:
+        """Remember it, also while the disk does not take it; it is asked again with the next look."""
+        if kept == self._kept and self._is_stored:
+            return
+        self._kept, self._is_stored = kept, False
+        try:
             await asyncio.to_thread(KEPT_TOKENS.store, self.folder, kept)
-            self._kept = kept
-        first = None if counting else await asyncio.to_thread(self._first)
-        self.known.learn([*self._issued.values(), *([first] if first else [])], frozenset(revoked))
+        except OSError as error:
+            log.error("tokens_not_kept", error=str(error))
+            return
+        self._is_stored = True
 
     def counting(self) -> list[IssuedToken]:
         """Tokens that are neither revoked nor expired, in the order in which they were issued."""
@@ -109,7 +128,7 @@ class Tokens:
 
         Raises:
             InvalidInputError: there is no such right, or no such pattern of tenants.
-            ForbiddenError: ``by`` may not administer all these tenants.
+            ForbiddenError: ``by`` may not administer all these tenants, or those of another who has the name.
             KeyConflictError: no key of this node may vouch for it.
             NotReadyError: the start of the node is not recorded yet.
             DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
@@ -121,6 +140,8 @@ class Tokens:
             raise ForbiddenError(
                 f"{by.name} has not the right {Right.ADMIN} for all tenants of {', '.join(grant.tenants)}"
             )
+        if any(each.name == name and not _may_issue(by, each.tenants) for each in self._issued.values()):
+            raise ForbiddenError(f"somebody whose tenants {by.name} does not administer is called {name}")
         made = tokens.make()
         ordered = tuple(str(right) for right in Right if right in grant.rights)
         token = _token(name, made.digest, ordered, grant.tenants, expires_at, by.id)
@@ -180,11 +201,19 @@ class Tokens:
             first = await asyncio.to_thread(self._first)
             if first is None:
                 return
-            if not self.counting():
-                await self._enter_issued(first._replace(token_id=_new_id()))
-            elif first.digest not in {each.digest for each in self._issued.values()}:
-                log.error("first_token_refused", error="the ledger has tokens; whoever holds one may issue more")
-            await asyncio.to_thread(FIRST_TOKEN.store, self.folder, None)
+            if not self._is_issued(first):
+                if not self.counting():
+                    await self._enter_issued(first._replace(token_id=_new_id()))
+                else:
+                    log.error("first_token_refused", error="the ledger has tokens; whoever holds one may issue more")
+            try:
+                await asyncio.to_thread(FIRST_TOKEN.store, self.folder, None)
+            except OSError as error:
+                log.error("first_token_not_removed", error=str(error))
+
+    def _is_issued(self, token: IssuedToken) -> bool:
+        """Whether the ledger has issued what this token shows, under whatever id, and whether or not it counts."""
+        return token.digest in {each.digest for each in self._issued.values()}
 
 
 def _may_issue(by: Principal, tenants: Collection[str]) -> bool:

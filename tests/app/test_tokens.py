@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +19,8 @@ import pytest
 from app.access import tokens
 from app.access.principals import Principal, covers, grant_of
 from app.access.rights import Right
+from app.keys import tokens as keys_tokens
+from app.node.kept_file import KeptFile
 from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS
 from ledger import canonical
 from ledger.errors import UnauthenticatedError
@@ -253,6 +257,76 @@ async def test_a_token_that_was_revoked_stays_so_when_the_database_forgets_it(
         root.base_url = again.url
         assert await status(root) == 200
         assert await status(thief) == 401
+
+
+class _FullDisk(KeptFile[Any]):
+    """A file that cannot be written."""
+
+    def __init__(self, of: KeptFile[Any]) -> None:
+        self.__dict__.update(vars(of))
+
+    def store(self, folder: Path, value: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_revocation_counts_also_while_the_disk_takes_nothing(
+    serve: Serve, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve() as served, served.client(served.root) as root:
+        made = await served.issue("read", name="leaver")
+        monkeypatch.setattr(keys_tokens, "KEPT_TOKENS", _FullDisk(KEPT_TOKENS))
+        async with served.client(made["token"]) as leaver:
+            assert (await root.delete(f"/v1/tokens/{made['token_id']}")).status_code == 200
+            assert await status(leaver) == 401
+            folder = served.parts.settings.data_dir
+            assert KEPT_TOKENS.load(folder).revoked == []
+            monkeypatch.setattr(keys_tokens, "KEPT_TOKENS", KEPT_TOKENS)
+            await until(lambda: KEPT_TOKENS.load(folder).revoked, "it is kept once the disk takes it")
+
+
+async def test_the_first_token_does_not_come_back_when_its_file_stays(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash before the file is removed, or a folder that takes nothing: the file says no more than the ledger."""
+    monkeypatch.setattr(keys_tokens, "FIRST_TOKEN", _FullDisk(FIRST_TOKEN))
+    async with serve() as served, served.client(served.root) as root:
+        tokens_of = served.parts.tokens
+        (issued,) = await until(tokens_of.counting, "the first token is issued")
+        folder = served.parts.settings.data_dir
+        assert (await root.delete(f"/v1/tokens/{issued.token_id}")).status_code == 200
+        assert FIRST_TOKEN.load(folder) is not None
+        assert await status(root) == 401
+    monkeypatch.setattr(keys_tokens, "FIRST_TOKEN", FIRST_TOKEN)
+    async with serve() as served, served.client(served.root) as root:
+        await until(lambda: not (folder / FIRST_TOKEN.name).exists(), "the file is removed")
+        assert await status(root) == 401
+        assert len(served.parts.tokens._issued) == 1
+
+
+async def test_a_file_of_a_first_token_that_cannot_be_read_lets_no_revoked_token_count(serve: Serve) -> None:
+    async with serve() as served, serve("other", node_id="node-b") as other:
+        root_id = (await until(served.parts.tokens.counting, "the first token is issued"))[0].token_id
+        async with served.client(served.root) as here, other.client(served.root) as there:
+            await until(lambda: other.parts.tokens.counting(), "the other node knows it")
+            (other.parts.settings.data_dir / FIRST_TOKEN.name).write_text("{")
+
+            async def counts_not() -> bool:
+                return await status(there) == 401
+
+            assert (await here.delete(f"/v1/tokens/{root_id}")).status_code == 200
+            await until(counts_not, "the other node knows it is revoked")
+            (other.parts.settings.data_dir / FIRST_TOKEN.name).unlink()
+
+
+async def test_an_admin_of_some_tenants_calls_nobody_as_an_admin_of_others_is_called(serve: Serve) -> None:
+    async with serve() as served:
+        await served.issue("operate", tenants="*", name="alice")
+        boss = await served.issue("admin", tenants="team-*", name="boss")
+        async with served.client(boss["token"]) as client:
+            body: dict[str, Any] = {"rights": ["admin"], "tenants": ["team-a"]}
+            for name, expected in (("alice", 403), ("root", 403), ("boss", 201), ("bob", 201), ("bob", 201)):
+                assert (await client.post("/v1/tokens", json={"name": name, **body})).status_code == expected, name
+        assert (await served.issue("read", name="alice"))["name"] == "alice"
 
 
 async def test_how_long_a_wrong_token_takes_says_nothing_of_a_right_one(serve: Serve) -> None:
