@@ -51,8 +51,8 @@ UPLOAD_ANSWER_MAX_S = 4 * 3600.0
 """Longest wait for the answer once files were sent: they are verified and merged first."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
 RETRY_AFTER_MAX_S = 60.0
-TRANSIENT = frozenset({502, 503, 504})
-"""Answers after which the same request may succeed: the ledger's own 503, and those of a proxy before it."""
+TRANSIENT = frozenset({429, 502, 503, 504})
+"""Answers after which the same request may succeed: the ledger's own 429 and 503, and those of a proxy before it."""
 
 
 class UnreachableError(LedgerError):

@@ -54,8 +54,9 @@ def service() -> Iterator[Scripted]:
         thread.join()
 
 
-def test_a_keyed_request_is_repeated_with_its_key_until_the_service_takes_it(service: Scripted) -> None:
-    service.answers = [(503, {"Retry-After": "0"}, PROBLEM), (200, {}, b'{"accepted": 1}')]
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_keyed_request_is_repeated_with_its_key_until_the_service_takes_it(service: Scripted, status: int) -> None:
+    service.answers = [(status, {"Retry-After": "0"}, PROBLEM), (200, {}, b'{"accepted": 1}')]
     waited: list[str] = []
 
     with LedgerClient(service.url, patience_s=PATIENCE_S, on_wait=lambda error, _: waited.append(str(error))) as client:
@@ -64,7 +65,7 @@ def test_a_keyed_request_is_repeated_with_its_key_until_the_service_takes_it(ser
     assert answer == {"accepted": 1}
     assert not replayed
     assert service.keys == ["k-1", "k-1"]
-    assert waited == ["backlog-full (503): line 3: too many events wait"]
+    assert waited == [f"backlog-full ({status}): line 3: too many events wait"]
 
 
 def test_an_answer_that_the_ledger_gave_before_is_told_apart(service: Scripted) -> None:
