@@ -168,20 +168,30 @@ def revoked_facts(key_id: str, node_id: str, from_hlc: Hlc, reason: str | None) 
 
 def history_of(events: Iterable[KeyEvent]) -> KeyHistory:
     """What ``events``, in the order of the chain, add up to. One that breaks a rule says nothing."""
-    folding = _Folding()
-    for event in events:
-        if event.action in issued_tokens.ACTIONS:
-            with suppress(InvalidInputError):
-                folding.take_token(event)
-            continue
-        try:
-            folding.take(event)
-        except (InvalidInputError, ValueError, OverflowError):
-            continue
-        finally:
-            folding.anchors.add(event.at)
-            folding.newest = event.at
-    return folding.history()
+    return KeyFold().history(tuple(events))
+
+
+class KeyFold:
+    """``history_of`` a chain that grows: what was taken in is not judged again, as each statement costs a signature."""
+
+    def __init__(self) -> None:
+        self._taken: tuple[KeyEvent, ...] = ()
+        self._folding = _Folding()
+        self._history = self._folding.history()
+
+    def history(self, events: tuple[KeyEvent, ...]) -> KeyHistory:
+        """What they add up to; the same object while they are the same."""
+        taken, folding = len(self._taken), self._folding
+        if events[:taken] != self._taken:
+            taken, folding = 0, _Folding()
+        elif len(events) == taken:
+            return self._history
+        # Nothing is kept of a fold that breaks off.
+        self._taken, self._folding = (), _Folding()
+        for event in events[taken:]:
+            folding.take_event(event)
+        self._taken, self._folding, self._history = events, folding, folding.history()
+        return self._history
 
 
 def event_of(row: EntryRow) -> KeyEvent | None:
@@ -214,7 +224,7 @@ def without_trust(verdicts: dict[str, str]) -> None:
 
 
 class _Folding:
-    """The fold behind ``history_of``."""
+    """The fold behind ``KeyFold``."""
 
     def __init__(self) -> None:
         self.anchors: set[Anchor] = set()
@@ -235,6 +245,17 @@ class _Folding:
         self._replaced: set[tuple[str, str]] = set()
         self._tokens: dict[str, tuple[IssuedToken, str]] = {}
         """By id, with the key that vouches for it."""
+
+    def take_event(self, event: KeyEvent) -> None:
+        """The next entry."""
+        if event.action in issued_tokens.ACTIONS:
+            with suppress(InvalidInputError):
+                self.take_token(event)
+            return
+        with suppress(InvalidInputError, ValueError, OverflowError):
+            self.take(event)
+        self.anchors.add(event.at)
+        self.newest = event.at
 
     def take_token(self, event: KeyEvent) -> None:
         """An entry about a token. Anything revokes one, only the word of a key that counts issues one.
@@ -345,7 +366,7 @@ class _Folding:
             admitted=admitted,
             waiting=waiting,
             authorities=frozenset(self._authorities),
-            reasons=self._reasons,
+            reasons=dict(self._reasons),
             replaced=frozenset(self._replaced),
             anchors=frozenset(self.anchors),
             newest=self.newest,

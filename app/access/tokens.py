@@ -52,6 +52,8 @@ class KnownTokens:
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
+        self._strange: set[str] = set()
+        """Ids of tokens that are not understood, of which that was said."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -62,17 +64,20 @@ class KnownTokens:
         for token in issued:
             if token.is_revoked or token.token_id in revoked:
                 continue
+            before = self._known.get(token.digest)
+            if before is not None and before.principal.token_id == token.token_id:
+                known[token.digest] = before
+                continue
             try:
                 grants = (grant_of(token.rights, token.tenants),)
             except InvalidInputError as error:
                 # A later version may know more rights; here the token means nothing.
-                log.warning("token_not_understood", token_id=token.token_id, error=str(error))
+                if token.token_id not in self._strange:
+                    self._strange.add(token.token_id)
+                    log.warning("token_not_understood", token_id=token.token_id, error=str(error))
                 continue
             principal = Principal(token.name, "token", grants, token.expires_at, token.token_id)
             expires_s = float("inf") if token.expires_at is None else token.expires_at.timestamp()
-            before = self._known.get(token.digest)
-            if before is not None and before.principal.token_id == token.token_id:
-                principal = before.principal
             known[token.digest] = _Known(token.digest, principal, expires_s)
         self._known = known
 

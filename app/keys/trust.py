@@ -44,7 +44,7 @@ from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break
 from ledger.verification.tree_check import TreeHead
 from signing import checkpoint
 from signing.checkpoint import Checkpoint
-from signing.key_history import KeyEvent, KeyHistory, WaitingKey, event_of, history_of, time_of
+from signing.key_history import KeyEvent, KeyFold, KeyHistory, WaitingKey, event_of, history_of, time_of
 from signing.key_statement import Anchor
 from signing.keys import ED25519, Keyring, PublicKey
 from signing.note import VerifierKey
@@ -112,7 +112,7 @@ class KeyChain:
         """What makes the tree of a checkpoint of this node."""
         self._read = _NOTHING
         """The same, and what follows it without a gap."""
-        self._folded: tuple[tuple[KeyEvent, ...], KeyHistory] = ((), _NO_KEYS)
+        self._fold = KeyFold()
         self._read_again_s = 0.0
         self._strays: list[int] = []
         self._one_at_a_time = asyncio.Lock()
@@ -126,9 +126,8 @@ class KeyChain:
         """
         async with self._one_at_a_time:
             events, fault = await self._events(connection)
-            if events != self._folded[0]:
-                self._folded = events, history_of(events)
-            history, root_key_id = self._folded[1], self._folded[1].root_key_id
+            history = self._fold.history(events)
+            root_key_id = history.root_key_id
             if fault is None and root_key_id is not None:
                 await self.keys.learn_root(root_key_id)
             is_other = root_key_id is not None and self.keys.root_key_id not in (None, root_key_id)
