@@ -355,11 +355,17 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _closed_by_default(self) -> Settings:
-        if self.auth.mode == "none" and not self.auth.allow_open and not self.http.is_loopback:
-            raise ValueError(
-                f"http.listen is {self.http.listen}, which others can reach, and there is no authentication: "
-                "set auth.mode to tokens or oidc, listen on 127.0.0.1, or set auth.allow_open to true"
-            )
+        if self.auth.mode == "none" and not self.auth.allow_open:
+            open_by = None
+            if not self.http.is_loopback:
+                open_by = f"http.listen is {self.http.listen}, which others can reach"
+            elif self.http.trusted_proxies:
+                open_by = "http.trusted_proxies names a proxy, through which others can reach the service"
+            if open_by is not None:
+                raise ValueError(
+                    f"{open_by}, and there is no authentication: set auth.mode to tokens or oidc, listen on 127.0.0.1 "
+                    "without a proxy, or set auth.allow_open to true"
+                )
         return self
 
     @model_validator(mode="after")

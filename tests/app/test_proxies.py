@@ -72,10 +72,21 @@ def test_only_named_addresses_are_believed() -> None:
     assert not PROXIES.has(None)
 
 
+def test_nobody_is_served_through_a_proxy_without_being_asked_who_he_is() -> None:
+    proxied = {"trusted_proxies": ["10.0.0.7"]}
+    with pytest.raises(ConfigurationError, match=r"http\.trusted_proxies names a proxy.*set auth\.mode to tokens"):
+        load_settings(http=proxied)
+    assert load_settings(http=proxied, auth={"mode": "tokens"}).http.is_loopback
+    assert load_settings(http=proxied, auth=OPEN).http.is_loopback
+
+
+OPEN = {"allow_open": True}
+
+
 @pytest.fixture(scope="module")
 def behind(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("proxies")
-    with serving(postgres, folder, "behind_proxy", http={"trusted_proxies": ["127.0.0.0/8"]}) as url:
+    with serving(postgres, folder, "behind_proxy", http={"trusted_proxies": ["127.0.0.0/8"]}, auth=OPEN) as url:
         yield url
 
 
@@ -93,7 +104,7 @@ def test_answers_that_went_over_the_proxys_tls_tell_browsers_to_stay(behind: str
 
 async def test_others_are_not_believed(run_server: RunServer, make_settings: MakeSettings) -> None:
     for proxies in ([], ["192.0.2.0/24"]):
-        async with run_server(make_settings(http={"trusted_proxies": proxies})) as client:
+        async with run_server(make_settings(http={"trusted_proxies": proxies}, auth=OPEN)) as client:
             assert HSTS not in (await client.get("/livez", headers=HTTPS)).headers
 
 
@@ -109,6 +120,7 @@ async def test_records_name_the_client_behind_the_proxy(serve: Serve, proxies: l
 
 
 def test_a_proxy_is_an_address_or_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLY_AUTH__MODE", "tokens")
     monkeypatch.setenv("TALLY_HTTP__TRUSTED_PROXIES", "10.0.0.7, fd00::/8")
     assert load_settings().http.trusted_proxies == [ip_network("10.0.0.7/32"), ip_network("fd00::/8")]
     for wrong in ("proxy.example.org", "10.0.0.1/8", "10.0.0.0/33"):
