@@ -25,6 +25,10 @@ CALLER: Final = "tally.caller"
 """Where the scope of a request holds its ``Principal``."""
 CERTIFICATE: Final = "tally.certificate"
 """Where the scope of a request holds the names in the certificate that its connection was made with, if it was."""
+ASKED_S: Final = "tally.asked_s"
+"""Where the scope of a request says when its caller was asked who he is, by ``time.perf_counter``."""
+ASK_AGAIN_S: Final = 1.0
+"""A request that takes longer is asked again: whoever held it open must not be let in by a token that was revoked."""
 TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
 """What a query calls the tenant that it is about."""
 CREDENTIALS_BYTES_MAX: Final = 16 * 1024
@@ -113,6 +117,18 @@ class Callers:
             assert self.issuer is not None
             principal = await self.issuer.caller(_credentials(scope) or b"", self.now_s())
         return principal
+
+
+def check_again(source: CallerSource, scope: Scope) -> None:
+    """Ask again who calls, where that was asked a while ago; what an issuer signed counts for all of a request.
+
+    Raises:
+        UnauthenticatedError: what the request shows counts no more.
+    """
+    now_s = time.perf_counter()
+    if now_s - scope.get(ASKED_S, now_s) > ASK_AGAIN_S:
+        source.known(scope)
+        scope[ASKED_S] = now_s
 
 
 def check(principal: Principal, rule: Rule, scope: Scope) -> None:

@@ -23,6 +23,8 @@ from ledger.machines.events import SYSTEM_TENANT
 EVERY_TENANT: Final = "*"
 _NAMES_KNOWN_MAX = 4096
 """Tenants of which a principal remembers what it may do."""
+_NAME_CHARACTERS_MAX = 64
+"""Longest name that is remembered: no tenant has a longer one, whatever callers ask for."""
 _is_pattern = re.compile(names.TENANTS).fullmatch
 
 
@@ -75,7 +77,8 @@ class Principal:
                 self._known.clear()
             needed = Right.AUDIT if right is Right.READ and tenant_id == SYSTEM_TENANT else right
             known = any(covers(pattern, tenant_id) for pattern in self.patterns(needed))
-            self._known[right, tenant_id] = known
+            if len(tenant_id) <= _NAME_CHARACTERS_MAX:
+                self._known[right, tenant_id] = known
         return known
 
     def check(self, right: Right, tenant_id: str) -> None:

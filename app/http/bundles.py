@@ -10,6 +10,7 @@ import structlog
 from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from app.access.callers import check_again
 from app.answers.chain import ImportAnswer
 from app.http.answers import json_answer
 from app.http.body import json_body
@@ -19,7 +20,7 @@ from app.http.multipart import uploaded
 from app.http.recording import allow, record_read
 from app.http.requests import ExportRequest
 from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
-from app.parts import PartsDep
+from app.parts import PartsDep, parts_of
 from ledger.errors import LedgerError
 
 router = APIRouter(route_class=StrictRoute, tags=["bundles"], responses=PROBLEM_RESPONSE)
@@ -40,7 +41,8 @@ log = structlog.get_logger()
 
 
 class StreamedBundle(Response):
-    """Sends pieces as they come, in the task of the request; a client that went away ends the export."""
+    """Sends pieces as they come, in the task of the request; a client that went away, or whose token was revoked, ends
+    the export."""
 
     def __init__(self, request: Request, pieces: AsyncGenerator[bytes, None], file_name: str) -> None:
         super().__init__(headers={"Content-Disposition": f'attachment; filename="{file_name}"'}, media_type=MEDIA_TYPE)
@@ -56,6 +58,7 @@ class StreamedBundle(Response):
                 async for piece in pieces:
                     if await self._request.is_disconnected():
                         return
+                    check_again(parts_of(self._request).callers, scope)
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             except LedgerError as error:
                 log.warning("bundle_export_broken_off", error=str(error))

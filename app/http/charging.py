@@ -15,7 +15,7 @@ from typing import Final
 
 from starlette.requests import Request
 
-from app.access.callers import CALLER, Scope, named_tenants
+from app.access.callers import CALLER, Scope, check_again, named_tenants
 from app.access.principals import Principal
 from app.access.quotas import Quotas
 from app.parts import parts_of
@@ -65,12 +65,18 @@ def charge_tenant(request: Request, tenant_id: str, body: bytes) -> None:
 
 
 async def body_chunks(request: Request) -> AsyncIterator[bytes]:
-    """The body, as it comes; one that is paced as fast as the caller's quota allows."""
-    sizes = parts_of(request).quotas.principal_bytes if PACED in request.scope else None
+    """The body, as it comes; one that is paced as fast as the caller's quota allows.
+
+    Raises:
+        UnauthenticatedError: once it is whole, what the caller showed counts no more.
+    """
+    parts = parts_of(request)
+    sizes = parts.quotas.principal_bytes if PACED in request.scope else None
     async for chunk in request.stream():
         if sizes is not None:
             await asyncio.sleep(sizes.owe(request.scope[CALLER].id, len(chunk)))
         yield chunk
+    check_again(parts.callers, request.scope)
 
 
 class LinesCharged:

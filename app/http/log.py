@@ -25,7 +25,7 @@ from app.http.fields import CursorQuery, Limit, ReadableTenantPath
 from app.http.lists import NewestFirst, page
 from app.http.recording import allow
 from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.parts import PartsDep
+from app.parts import Parts, PartsDep
 from app.read import cosigned, log_tiles
 from app.store import anchors
 from ledger.errors import ChainDamagedError, KeyConflictError, NotFoundError, SignatureError, UnknownKeyError
@@ -42,7 +42,6 @@ _LEVEL = re.compile(r"(?P<level>0|[1-9][0-9]?)/(?P<rest>.*)", re.ASCII)
 _INDEX = re.compile(r"(?P<index>(?:x[0-9]{3}/){0,5}[0-9]{3})(?:\.p/(?P<width>[1-9][0-9]{0,2}))?", re.ASCII)
 _GZIP = re.compile(r"(?:x-)?gzip|\*", re.ASCII)
 _NO_WEIGHT = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
-_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 _NOT_KEPT = {"Cache-Control": "no-store"}
 _TEXT = {"description": "A signed note", "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -91,7 +90,7 @@ async def read_entry_bundle(
 ) -> Response:
     """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
     entries = await log_tiles.entry_bundle(parts.pool, tenant_id, *_parse_index(bundle))
-    headers = {**_FOREVER, "Vary": "Accept-Encoding"}
+    headers = {**_kept_for_ever(parts), "Vary": "Accept-Encoding"}
     if _takes_gzip(request.headers.getlist("accept-encoding")):
         entries = gzip.compress(entries, compresslevel=1, mtime=0)
         headers["Content-Encoding"] = "gzip"
@@ -107,7 +106,7 @@ async def read_tile(
     if match is None or int(match["level"]) > TILE_LEVEL_MAX:
         raise NotFoundError("not the path of a hash tile")
     hashes = await log_tiles.hash_tile(parts.pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
-    return Response(hashes, headers=_FOREVER, media_type="application/octet-stream")
+    return Response(hashes, headers=_kept_for_ever(parts), media_type="application/octet-stream")
 
 
 @router.post(
@@ -165,6 +164,12 @@ async def list_anchors(
         for row in rows
     ]
     return page(items, following)
+
+
+def _kept_for_ever(parts: Parts) -> dict[str, str]:
+    """Headers of what never changes; shared caches keep it where everybody may read it, and nowhere else."""
+    kept_by = "public" if parts.settings.auth.mode == "none" else "private"
+    return {"Cache-Control": f"{kept_by}, max-age=31536000, immutable"}
 
 
 def _parse_index(path: str) -> tuple[int, int]:

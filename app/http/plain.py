@@ -117,6 +117,8 @@ class PlainWrites:
         parts = self._parts
         try:
             parts.check_writable()
+            if time.perf_counter() - write.begun.at_s > callers.ASK_AGAIN_S:
+                return None
             draft = write.submission.draft_of(body, write.job_id, write.caller.id)
             write.caller.check(Right.WRITE, draft.tenant_id)
             if parts.quotas.bounds_tenants:

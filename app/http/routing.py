@@ -10,6 +10,7 @@ check and answer one event. So routes stand in the application directly, and the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -22,15 +23,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.access import callers
-from app.access.callers import CALLER
+from app.access.callers import ASKED_S, CALLER
 from app.access.principals import Principal
 from app.access.rights import ACTS, RULES, UNLISTED, Needs
 from app.http.body import JSON_MEDIA_TYPE, SCHEMA_REF, JsonBody
 from app.http.charging import charge_caller, charge_named
 from app.http.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.http.problems import PROBLEM_MEDIA_TYPE
-from app.parts import Parts
-from ledger.errors import InvalidInputError
+from app.parts import Parts, parts_of
+from ledger.errors import InvalidInputError, NotReadyError, UnauthenticatedError
 
 PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -110,6 +111,7 @@ class RightedRoute(APIRoute):
             LedgerError, ProblemError: what the connection met.
         """
         begun: Begun | None = scope.get(BEGUN)
+        scope[ASKED_S] = time.perf_counter() if begun is None else begun.at_s
         if begun is not None:
             scope[CALLER] = begun.caller
             if begun.error is not None:
@@ -131,6 +133,14 @@ def caller_of(request: Request) -> Principal:
 
 
 CallerDep = Annotated[Principal, Depends(caller_of)]
+
+
+async def caller_if_known(request: Request) -> Principal | None:
+    """Who calls, where nobody need say so; None where nothing says it, or cannot be asked now."""
+    try:
+        return await parts_of(request).callers.caller(request.scope)
+    except (UnauthenticatedError, NotReadyError):
+        return None
 
 
 def check_tenant(request: Request, tenant_id: str) -> None:

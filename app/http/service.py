@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app import metrics
+from app.access.principals import EVERY_TENANT
+from app.access.rights import Right
 from app.answers.node import LiveAnswer, NodeAnswer, ReadyAnswer
 from app.http.answers import json_answer
 from app.http.body import TEXT_MEDIA_TYPE
 from app.http.problems import NOT_READY, problem_response
-from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.http.routing import PROBLEM_RESPONSE, StrictRoute, answered, caller_if_known
 from app.parts import Parts, PartsDep
 from app.store import chain_reads
 from app.store.reading import reading
@@ -24,6 +26,9 @@ DATABASE_CHECK_TIMEOUT_S = 2.0
 EXCLUDED_CHARACTERS_MAX = 200
 ALWAYS_COUNTED = frozenset({"accepting", "writer"})
 """Checks without which no write is taken, whatever its level."""
+NAMING_TENANTS = frozenset({"breaks", "locks", "privacy", "rows", "tenants", "watch"})
+"""Reported checks that say which tenants are at fault: not to everybody."""
+_NOT_TOLD = "what it is, callers with the right operate for all tenants are told"
 _TEXT = {
     "description": "Text format of Prometheus",
     "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}},
@@ -72,6 +77,7 @@ async def read_liveness() -> Response:
 
 @router.get("/readyz", responses=answered(ReadyAnswer))
 async def read_readiness(
+    request: Request,
     parts: PartsDep,
     exclude: Annotated[
         str | None,
@@ -85,7 +91,7 @@ async def read_readiness(
     """Whether the node takes requests, check by check; 503 when one fails.
 
     Other checks are reported and make no 503: without ``signing`` it still takes requests, and with damage to single
-    tenants (``tenants``, ``rows``) it serves all others.
+    tenants (``tenants``, ``rows``) it serves all others. Which, callers with `operate` for all are told.
     """
     found = await _checks(parts)
     excluded = set(exclude.split(",")) if exclude is not None else set()
@@ -95,6 +101,8 @@ async def read_readiness(
     faults = [f"{name}: {fault}" for name, fault in found.items() if fault is not None and name not in excluded]
     for name, check in parts.reported_checks.items():
         fault = check()
+        if fault is not None and name in NAMING_TENANTS and not await _may_know_tenants(request):
+            fault = _NOT_TOLD
         checks[name] = {"ok": fault is None, "detail": fault}
     if faults:
         return problem_response(NOT_READY, "; ".join(faults), members={"checks": checks})
@@ -117,6 +125,11 @@ async def _checks(parts: Parts) -> dict[str, str | None]:
     for name, check in parts.readiness_checks.items():
         found[name] = check()
     return found
+
+
+async def _may_know_tenants(request: Request) -> bool:
+    caller = await caller_if_known(request)
+    return caller is not None and caller.may(Right.OPERATE, EVERY_TENANT)
 
 
 async def _database_fault(parts: Parts) -> str | None:

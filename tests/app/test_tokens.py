@@ -23,7 +23,7 @@ from app.keys import tokens as keys_tokens
 from app.node.kept_file import KeptFile
 from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS
 from ledger import canonical
-from ledger.errors import UnauthenticatedError
+from ledger.errors import ChainDamagedError, UnauthenticatedError
 from ledger.machines.events import SystemAction
 from signing.issued_tokens import SUBJECT_PREFIX
 from tests.app.chains import until
@@ -327,6 +327,39 @@ async def test_an_admin_of_some_tenants_calls_nobody_as_an_admin_of_others_is_ca
             for name, expected in (("alice", 403), ("root", 403), ("boss", 201), ("bob", 201), ("bob", 201)):
                 assert (await client.post("/v1/tokens", json={"name": name, **body})).status_code == expected, name
         assert (await served.issue("read", name="alice"))["name"] == "alice"
+
+
+async def test_what_nobody_needs_a_token_for_names_no_tenant(serve: Serve) -> None:
+    async with serve() as served, served.client(None) as nobody, served.client(served.root) as root:
+        await root.post("/v1/jobs", json={"tenant_id": "acme"})
+        served.parts.importer._on_damaged(ChainDamagedError("acme", "takes nothing"))
+        some = await served.issue("operate", "audit", tenants="other")
+        async with served.client(some["token"]) as other:
+            for client, is_told in ((nobody, False), (other, False), (root, True)):
+                ready = await client.get("/readyz")
+                assert ready.json()["checks"]["tenants"]["ok"] is False
+                assert ("acme" in ready.text) is is_told
+                assert ("acme" in (await client.get("/v1/keys")).text) is is_told
+
+
+async def test_no_cache_that_many_share_keeps_what_needs_a_token(serve: Serve) -> None:
+    async with serve() as served, served.client(served.root) as root:
+        await root.post("/v1/jobs", json={"tenant_id": "acme"})
+        for path in ("entries/000.p/1", "0/000.p/1"):
+
+            async def tile(path: str = path) -> httpx.Response | None:
+                answer = await root.get(f"/v1/log/acme/tile/{path}")
+                return answer if answer.status_code == 200 else None
+
+            answer = await until(tile, "the tile is there")
+            assert answer.headers["cache-control"] == "private, max-age=31536000, immutable"
+
+
+def test_a_principal_remembers_no_names_that_no_tenant_has() -> None:
+    somebody = Principal("r", "token", (grant_of(["read"], ["team-*"]),))
+    assert not somebody.may(Right.READ, "x" * 60_000)
+    assert somebody.may(Right.READ, "team-" + "a" * 58)
+    assert list(somebody._known) == [(Right.READ, "team-" + "a" * 58)]
 
 
 async def test_how_long_a_wrong_token_takes_says_nothing_of_a_right_one(serve: Serve) -> None:

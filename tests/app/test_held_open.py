@@ -1,0 +1,93 @@
+"""Requests that are held open while the token that let them in is revoked: nothing is taken, or told, any more."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+
+import asyncpg
+import pytest
+
+from app.access import callers
+from tests.app.served import Serve, Served
+
+
+async def connected(served: Served, **given: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose client takes little at once."""
+    host, _, port = served.url.rpartition("/")[2].rpartition(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+    return await asyncio.open_connection(sock=client, **given)
+
+
+def head(path: str, token: str, media_type: str, body: bytes, more: str = "") -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n{more}"
+        f"Content-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type", "more"),
+    [
+        ("/v1/jobs", "application/json", ""),
+        ("/v1/jobs", "application/json", "X-Not-Plain: 1\r\n"),
+        ("/v1/events", "application/x-ndjson", ""),
+    ],
+)
+async def test_a_body_that_ends_after_its_token_was_revoked_is_not_taken(
+    serve: Serve,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    media_type: str,
+    more: str,
+) -> None:
+    monkeypatch.setattr(callers, "ASK_AGAIN_S", 0.0)
+    body = json.dumps({"tenant_id": "acme"} | ({"type": "JobCreated"} if path == "/v1/events" else {})).encode()
+    async with serve() as served, served.client(served.root) as root:
+        for is_revoked, status in ((False, b"20"), (True, b"401")):
+            made = await served.issue("write", name="leaver")
+            reader, writer = await connected(served)
+            writer.write(head(path, made["token"], media_type, body, more) + body[:5])
+            await writer.drain()
+            assert (await root.get("/v1/whoami")).status_code == 200
+            if is_revoked:
+                assert (await root.delete(f"/v1/tokens/{made['token_id']}")).status_code == 200
+            writer.write(body[5:])
+            assert (await reader.readline()).split()[1].startswith(status)
+            writer.close()
+        jobs = await superuser.fetchval(
+            "SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND action = 'ENQUEUE'"
+        )
+        assert jobs <= 1
+
+
+async def test_an_export_ends_where_its_token_is_revoked(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "ASK_AGAIN_S", 0.0)
+    async with serve() as served, served.client(served.root) as root:
+        for _ in range(24):
+            spec = {"noise": base64.b64encode(os.urandom(600_000)).decode()}
+            assert (await root.post("/v1/jobs", json={"tenant_id": "acme", "spec": spec})).status_code == 201
+        wanted = json.dumps({"tenant_id": "acme"}).encode()
+        sizes = []
+        for is_revoked in (False, True):
+            made = await served.issue("audit", name="leaver")
+            reader, writer = await connected(served, limit=4096)
+            path, more = "/v1/bundles/export", "Connection: close\r\n"
+            writer.write(head(path, made["token"], "application/json", wanted, more) + wanted)
+            assert (await reader.readline()).split()[1] == b"200"
+            if is_revoked:
+                assert (await root.delete(f"/v1/tokens/{made['token_id']}")).status_code == 200
+            size, last = 0, b""
+            while piece := await reader.read(1 << 20):
+                size, last = size + len(piece), (last + piece)[-5:]
+            writer.close()
+            assert (last == b"0\r\n\r\n") is not is_revoked
+            sizes.append(size)
+        assert sizes[1] < sizes[0]
