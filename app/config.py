@@ -37,6 +37,7 @@ from pydantic_settings import (
 )
 
 from app.access.auth_settings import AuthSettings
+from app.setting_names import ENV_PREFIX, explain, unknown_variables
 from app.setting_types import (
     CommaSeparated,
     DatabaseUrl,
@@ -57,13 +58,6 @@ from app.setting_types import (
 from ledger.errors import ConfigurationError
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
 
-ENV_PREFIX = "TALLY_"
-ENV_OF_PIPELINE = frozenset(
-    f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
-)
-ENV_NOT_SETTINGS = frozenset({"TALLY_CA", "TALLY_CONFIG", "TALLY_URL", "TALLY_TOKEN"}) | ENV_OF_PIPELINE
-"""Variables with our prefix that are read elsewhere: this file's own path, what the client asks
-and with what, the pipeline's own."""
 DEFAULT_TOML = Path("tally.toml")
 TOML_BYTES_MAX = 1 << 20
 """Largest file of settings that is read."""
@@ -437,13 +431,13 @@ def load_settings(**overrides: object) -> Settings:
     Raises:
         ConfigurationError: one is wrong or unknown; the text names each such setting and what it may be.
     """
-    unknown = _unknown_environment()
+    unknown = unknown_variables(Settings)
     if unknown:
         raise ConfigurationError("; ".join(unknown))
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise ConfigurationError("; ".join(_explain(error))) from None
+        raise ConfigurationError("; ".join(explain(error, Settings))) from None
     except SettingsError as error:
         raise ConfigurationError(f"the environment cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -462,52 +456,3 @@ def _toml_path() -> Path | None:
     if path.stat().st_size > TOML_BYTES_MAX:
         raise ConfigurationError(f"{path} has more than {TOML_BYTES_MAX} bytes, too many for settings")
     return path
-
-
-def _unknown_environment() -> list[str]:
-    return [
-        f"{name} is not a setting; allowed: {', '.join(_names_near(name))}"
-        for name in sorted(os.environ)
-        if name.upper().startswith(ENV_PREFIX)
-        and name.upper() not in ENV_NOT_SETTINGS
-        and not _is_setting(name.upper().removeprefix(ENV_PREFIX).lower().split("__"))
-    ]
-
-
-def _section(path: list[str]) -> type[BaseModel] | None:
-    """The section that these names lead to, all settings without any; None when they lead to none."""
-    found: type[BaseModel] = Settings
-    for name in path:
-        field = found.model_fields.get(name)
-        kind = None if field is None else field.annotation
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            return None
-        found = kind
-    return found
-
-
-def _is_setting(path: list[str]) -> bool:
-    section = _section(path[:-1])
-    return section is not None and path[-1] in section.model_fields
-
-
-def _names_near(variable: str) -> list[str]:
-    """The settings of the innermost section that ``variable`` points into."""
-    path = variable.upper().removeprefix(ENV_PREFIX).lower().split("__")
-    while (section := _section(path)) is None:
-        path.pop()
-    return [
-        ENV_PREFIX + "__".join([*path, name]).upper() + ("__…" if _section([*path, name]) else "")
-        for name in section.model_fields
-    ]
-
-
-def _explain(error: ValidationError) -> list[str]:
-    lines = []
-    for item in error.errors(include_url=False, include_input=False):
-        name = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = f"is not a setting; allowed: {', '.join(_names_near(name.replace('.', '__')))}"
-        lines.append(f"{name}: {message}" if name else message)
-    return lines

@@ -11,7 +11,8 @@ import pytest
 
 from app.access.principals import Grant
 from app.access.rights import Right
-from app.config import ENV_OF_PIPELINE, load_settings
+from app.config import load_settings
+from app.setting_names import ENV_OF_PIPELINE
 from ledger.errors import ConfigurationError
 from pipeline import keys
 from pipeline.cli import options, running

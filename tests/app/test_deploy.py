@@ -15,8 +15,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from app.access.rights import RULES
-from app.config import ENV_NOT_SETTINGS, load_settings
+from app.config import load_settings
 from app.dev.embedded import EmbeddedPostgres
+from app.setting_names import ENV_NOT_SETTINGS
 from tests.app.certificates import Authority
 from tests.app.service_thread import serving
 from tests.tally import bare_environment, run_tally

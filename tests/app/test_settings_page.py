@@ -11,7 +11,8 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
-from app.config import ENV_NOT_SETTINGS, Settings
+from app.config import Settings
+from app.setting_names import ENV_NOT_SETTINGS
 from app.setting_types import Bounds
 from wal.group_commit import GroupCommit
 from wal.log import Log
