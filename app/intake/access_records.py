@@ -34,6 +34,8 @@ REFUSALS_INTERVAL_S: Final = 60.0
 """Shortest time between two such entries: whoever is refused all the time must not fill the chain."""
 PATH_CHARACTERS_MAX: Final = 512
 """Of the path that a request asked for, as a line of the access log tells of it."""
+SUBJECT_BYTES_MAX: Final = 255
+"""What the WAL has room for; ``actor`` in the payload is whole."""
 
 log = structlog.get_logger()
 
@@ -90,7 +92,7 @@ class AccessRecords:
         if tenant_id is not None:
             facts["tenant_id"] = tenant_id
         self._add("act", asked, tenant_id or SYSTEM_TENANT, {"right": right})
-        await self._entries.note(SystemAction.ACT_ALLOWED, f"act:{asked.actor}", facts)
+        await self._entries.note(SystemAction.ACT_ALLOWED, _subject("act", asked.actor), facts)
 
     async def read(self, asked: Asked, tenant_id: str, what: dict[str, object]) -> None:
         """Record that payloads of the tenant are read; where its chain is to say so, durable when this returns.
@@ -107,7 +109,7 @@ class AccessRecords:
             facts: dict[str, object] = {"route": asked.route, **what}
             if asked.actor is not None:
                 facts["actor"] = asked.actor
-            subject = f"read:{asked.actor or 'nobody'}"
+            subject = _subject("read", asked.actor or "nobody")
             if tenant_id not in self._entries.tenants:
                 self._entries.charge_new(asked.actor, 1)
             await self._entries.note(SystemAction.PAYLOADS_READ, subject, facts, tenant_id)
@@ -162,3 +164,8 @@ class AccessRecords:
         at = rfc3339.text_of(self._now_ms())
         asked = asked._replace(path=asked.path[:PATH_CHARACTERS_MAX])
         self.log.add({"at": at, "kind": kind, "tenant_id": tenant_id, **asked._asdict(), "what": what})
+
+
+def _subject(kind: str, actor: str) -> str:
+    """What stands in the place of a job: the beginning of names that issuers and certificates make too long for it."""
+    return f"{kind}:{actor}".encode()[:SUBJECT_BYTES_MAX].decode(errors="ignore")

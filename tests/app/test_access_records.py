@@ -206,6 +206,28 @@ async def test_a_tenant_may_have_its_reads_in_its_own_chain(
     await chains.sound("acme")
 
 
+@pytest.mark.parametrize("name", ["cert:" + "x" * 255, "oidc:" + "\u00e9\U0001f600 '\"" * 50])
+async def test_callers_with_the_longest_names_are_on_record_with_all_of_them(
+    serve: Serve, superuser: asyncpg.Connection, chains: Chains, name: str
+) -> None:
+    async with serve(privacy={"log_reads": ["acme"]}) as served, served.client(served.root) as root:
+        await root.post("/v1/jobs", json={"tenant_id": "acme"})
+        records, asked = served.parts.access_records, access_records.Asked(name, "GET /v1/jobs", "/v1/jobs", None)
+        await records.read(asked, "acme", {"jobs": 1})
+        await records.act(asked, "admin", None)
+
+        async def of_both() -> list[Any]:
+            acts = await entries(superuser, SystemAction.ACT_ALLOWED)
+            reads = await entries(superuser, SystemAction.PAYLOADS_READ, "acme")
+            return [*acts, *reads] if acts and reads else []
+
+        assert [each["actor"] for each in await until(of_both, "both are chained")] == [name, name]
+        verdict = (await root.get("/v1/chain/verify?tenant_id=acme")).json()
+        assert verdict["valid"], verdict
+    await chains.sound("acme")
+    await chains.sound("_system")
+
+
 async def test_what_is_to_be_in_the_chain_is_not_told_when_the_chain_takes_nothing(serve: Serve) -> None:
     async with serve(privacy={"log_reads": ["acme"]}) as served, served.client(served.root) as root:
         await root.post("/v1/jobs", json={"tenant_id": "acme", "job_id": "secret", "spec": {"image": "hush"}})
