@@ -39,6 +39,7 @@ from pydantic_settings import (
 from app.access.auth_settings import AuthSettings
 from app.setting_names import ENV_PREFIX, explain, unknown_variables
 from app.setting_types import (
+    PATTERNS_MAX,
     CommaSeparated,
     DatabaseUrl,
     Duration,
@@ -66,7 +67,6 @@ AUTHORITIES_MAX = 16
 HOSTS_MAX = 64
 PROXIES_MAX = 64
 URIS_ALLOWED_MAX = 32
-PATTERNS_MAX = 100
 WITNESSES_MAX = 32
 """Witnesses of one ledger; a note has room for a signature of each."""
 FIRST_EVENT_ENTRIES = 2
@@ -439,7 +439,9 @@ def load_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         raise ConfigurationError("; ".join(explain(error, Settings))) from None
     except SettingsError as error:
-        raise ConfigurationError(f"the environment cannot be read: {error}") from None
+        raise ConfigurationError(
+            f"the environment cannot be read: {error}: tables, and lists of them, are JSON there ({error.__cause__})"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{_toml_path()} is not TOML: {error}") from None
     except OSError as error:

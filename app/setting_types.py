@@ -167,6 +167,12 @@ def _fetched_url(value: str) -> str:
     return value
 
 
+def _tenants_pattern(value: str) -> str:
+    if re.fullmatch(TENANTS, value) is None:
+        raise ValueError("must be a tenant, the beginning of some and *, such as team-*, or * for all")
+    return value
+
+
 def _key_place(value: str) -> str:
     if remote_signer.is_remote(value):
         return value
@@ -194,8 +200,14 @@ Network = Annotated[IpNetwork, PlainValidator(_network)]
 """An address, or those that begin alike."""
 Witness = Annotated[WitnessKey, PlainValidator(_witness)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
-TenantsPattern = Annotated[str, Field(pattern=anchored(TENANTS))]
-"""A tenant, the beginning of tenants and ``*``, or ``*``."""
+TenantsPattern = Annotated[
+    str,
+    AfterValidator(_tenants_pattern),
+    Field(json_schema_extra={"pattern": anchored(TENANTS), "examples": ["team-*"]}),
+]
+"""A tenant, the beginning of tenants and ``*``, or ``*`` for all."""
+PATTERNS_MAX = 100
+"""Patterns of tenants in one list."""
 FetchedUrl = Annotated[str, AfterValidator(_fetched_url)]
 """Whence the service fetches what it then believes."""
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]

@@ -10,13 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.access.principals import Grant
 from app.access.rights import Right
-from app.setting_types import CommaSeparated, Duration, FetchedUrl, TenantsPattern, between
+from app.setting_types import PATTERNS_MAX, CommaSeparated, Duration, FetchedUrl, TenantsPattern, between
 
 CERTIFICATES_MAX = 1000
 AUDIENCES_MAX = 16
 GRANTS_MAX = 256
-PATTERNS_MAX = 100
-"""Patterns of tenants in one grant."""
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
 """Signatures whose keys may be published; none of those made with a shared secret, and never ``none``."""

@@ -38,6 +38,8 @@ TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jw
 """What a token may say it is, if it does: not what an issuer signs for other ends (RFC 8725, 3.11)."""
 SCOPES: Final = frozenset({"scope", "scp"})
 """Claims whose text is a list, separated by spaces (RFC 8693, 4.2)."""
+_SETTING_OF: Final = {"iss": " (auth.oidc.issuer)", "aud": " (auth.oidc.audience)"}
+"""The setting that a claim is held against."""
 
 # RFC 9864 has a new name for EdDSA, which issuers go on using.
 warnings.filterwarnings("ignore", category=SecurityWarning)
@@ -141,12 +143,16 @@ class OidcIssuer:
             expected.validate(claims)
             expires_at = datetime.fromtimestamp(claims["exp"], UTC)
         except JoseError as error:
-            raise UnauthenticatedError(f"the token does not count here: {error.description}") from None
+            setting = _SETTING_OF.get(getattr(error, "claim", ""), "")
+            raise UnauthenticatedError(f"the token does not count here: {error.description}{setting}") from None
         except (OverflowError, ValueError, OSError):
             raise UnauthenticatedError("the token expires at no time that there is") from None
         name = _said(claims, settings.principal_claim)
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
-            raise UnauthenticatedError(f"the token does not say who calls: its claim {settings.principal_claim}")
+            raise UnauthenticatedError(
+                f"the token does not say who calls: its claim {settings.principal_claim} (auth.oidc.principal_claim) "
+                f"is missing, or no text of 1 to {NAME_CHARACTERS_MAX} characters that can be printed"
+            )
         grants = tuple(each.grant for each in settings.grants if _holds(claims, each.claim, each.value))
         return Principal(PREFIX + name, "oidc", grants, expires_at), claims["exp"] + self._leeway_s
 

@@ -47,8 +47,12 @@ def _read(_context: object, _parameter: object, path: str | Path | None) -> None
         return
     try:
         _of_file = Path(path).read_text("ascii").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--token-file {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"--token-file {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigurationError(f"--token-file {path} holds no token: it is one word of ASCII") from None
+    if not _of_file:
+        raise ConfigurationError(f"--token-file {path} is empty: it should hold a token, as tally token new prints it")
 
 
 def _with_token_file(

@@ -16,7 +16,7 @@ from app.cli.options import Url
 from app.config import load_settings
 from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, FirstToken
 from console.options import Json
-from console.outcome import fail, out, print_json, tell
+from console.outcome import err, fail, out, print_json, tell
 from ledger import names
 
 token = typer.Typer(no_args_is_help=True, help="Tokens: who may call the service, and for what.")
@@ -49,6 +49,8 @@ def new(
       tally token new ci --right write --right read --tenant 'team-*' --expires 90d
       tally token new auditor -r audit -t '*'
     """
+    if re.fullmatch(names.PRINCIPAL, name) is None:
+        raise fail(f"{name!r} is no name: 1 to 128 letters, digits and . _ @ -, the first of them a letter or a digit")
     if first:
         if right or tenant or expires:
             raise fail("--first makes a token with all rights for all tenants; leave --right, --tenant and --expires")
@@ -67,14 +69,13 @@ def new(
 
 def _first(name: str) -> str:
     """The text of the first token, which is now kept beside the data as its digest."""
-    if re.fullmatch(names.PRINCIPAL, name) is None:
-        raise fail(f"{name!r} is no name: 1 to 128 letters, digits and . _ @ -, the first of them a letter or a digit")
     folder: Path = load_settings().data_dir
     if FIRST_TOKEN.load(folder) is not None or KEPT_TOKENS.load(folder).counting:
         raise fail(f"there is a token already (beside {folder}): whoever holds it runs tally token new without --first")
     made = tokens.make()
     folder.mkdir(parents=True, exist_ok=True)
     FIRST_TOKEN.store(folder, FirstToken(name, made.digest.hex()))
+    err.print(f"it counts for the service whose data is in {folder.resolve()}", markup=False, soft_wrap=True)
     return made.text
 
 

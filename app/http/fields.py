@@ -47,8 +47,6 @@ ReadableTenantId = Annotated[
 ]
 """A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
 ReadableTenantPath = Annotated[ReadableTenantId, Path()]
-TenantsPattern = Annotated[str, Field(pattern=names.anchored(names.TENANTS), examples=["team-*"])]
-"""A tenant, the beginning of tenants and ``*``, or ``*`` for all."""
 PrincipalName = Annotated[str, Field(pattern=names.anchored(names.PRINCIPAL), examples=["ci-runner"])]
 RightName = Literal["read", "write", "audit", "operate", "admin"]
 ActorName = Annotated[

@@ -36,15 +36,14 @@ from app.http.fields import (
     StatsName,
     StatsValue,
     TenantId,
-    TenantsPattern,
     Text,
     TimeText,
 )
+from app.setting_types import PATTERNS_MAX, TenantsPattern
 from ledger.canonical import INTEGER_MAX
 from ledger.machines.events import JOB_EVENTS
 from ledger.private_fields import FIELDS_MAX
 
-TENANTS_PATTERNS_MAX = 100
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -241,8 +240,8 @@ class TokenRequest(TypedDict, total=False):
 
     name: Required[PrincipalName]
     rights: Required[Annotated[list[RightName], Field(min_length=1, max_length=len(Right))]]
-    tenants: Required[Annotated[list[TenantsPattern], Field(min_length=1, max_length=TENANTS_PATTERNS_MAX)]]
-    expires_in: Annotated[str, Field(min_length=2, max_length=32, examples=["30d"])]
+    tenants: Required[Annotated[list[TenantsPattern], Field(min_length=1, max_length=PATTERNS_MAX)]]
+    expires_in: Annotated[str, Field(min_length=1, max_length=32, examples=["30d"])]
 
 
 STATS_REPORT: TypeAdapter[Any] = TypeAdapter(StatsReport)

@@ -133,7 +133,8 @@ def test_the_port_variable_moves_only_the_port(monkeypatch: pytest.MonkeyPatch) 
         ("TALLY_AUTH__OIDC__ALGORITHMS", ",", ["auth.oidc.algorithms", "at least 1"]),
         ("TALLY_AUTH__OIDC__LEEWAY", "1h", ["auth.oidc.leeway", "5m"]),
         ("TALLY_AUTH__OIDC__REFRESH_INTERVAL", "1h", ["auth.oidc.refresh_interval", "10m"]),
-        ("TALLY_AUTH__OIDC__GRANTS", "{", ["auth"]),
+        ("TALLY_AUTH__OIDC__GRANTS", "{", ["auth", "JSON"]),
+        ("TALLY_PRIVACY__LOG_READS", "acme,a b", ["privacy.log_reads.1", "must be a tenant", "team-*"]),
         (
             "TALLY_AUTH__OIDC__GRANTS",
             '[{"claim": "groups"}]',

@@ -81,6 +81,7 @@ def test_the_first_token_is_made_as_the_file_says(tmp_path: Path) -> None:
     made = run_tally(*shlex.split(first), folder=tmp_path, **there)
     assert made.returncode == 0, made.stderr
     assert re.fullmatch(r"tally_[A-Za-z0-9_-]{43}\n", made.stdout)
+    assert f"the service whose data is in {tmp_path / 'data'}" in made.stderr
     asked = environment_of("tally") | {"TALLY_URL": "http://127.0.0.1:9", "TALLY_TOKEN": made.stdout.strip()}
     tried = run_tally(*shlex.split(second), folder=tmp_path, **asked)
     assert (tried.returncode, "no answer from http://127.0.0.1:9" in tried.stderr) == (1, True)

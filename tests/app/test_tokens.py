@@ -412,6 +412,14 @@ async def test_the_command_issues_lists_and_revokes(serve: Serve, tmp_path: Path
             assert (await ci.post("/v1/jobs", json={"tenant_id": "team-a"})).status_code == 201
         assert "forbidden" in await tally("list", code=1, token=made)
         assert "TALLY_TOKEN or --token-file" in await tally("list", code=1)
+        assert "is no name: 1 to 128" in await tally("new", "a:b", "-r", "write", "-t", "*", code=1, token=served.root)
+        wrong = await tally("new", "ci", "-r", "write", "-t", "a b", code=1, token=served.root)
+        assert "tenants.0: must be a tenant, the beginning of some and *, such as team-*, or * for all" in wrong
+        wrong = await tally("new", "ci", "-r", "write", "-t", "a", "--expires", "3", code=1, token=served.root)
+        assert "expires_in: a duration is a number with" in wrong
+        empty = tmp_path / "empty"
+        empty.touch()
+        assert "empty is empty: it should hold a token" in await tally("list", "--token-file", str(empty), code=1)
         listed = await tally("list", token=served.root)
         token_id = next(line.split()[0] for line in listed.splitlines() if " ci: " in line)
         assert "counts no more" in await tally("revoke", token_id, token=served.root)
