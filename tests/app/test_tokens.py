@@ -259,6 +259,17 @@ async def test_a_token_that_was_revoked_stays_so_when_the_database_forgets_it(
         assert await status(thief) == 401
 
 
+async def test_whoever_lost_all_tokens_makes_another_where_nobody_is_asked_who_he_is(serve: Serve) -> None:
+    async with serve() as served:
+        (lost,) = await until(served.parts.tokens.counting, "the first token is issued")
+    async with serve(auth={"mode": "none"}) as opened, opened.client(None) as anybody:
+        assert (await anybody.delete(f"/v1/tokens/{lost.token_id}")).status_code == 200
+        body = {"name": "root", "rights": ALL, "tenants": ["*"]}
+        made = (await anybody.post("/v1/tokens", json=body)).json()["token"]
+    async with serve() as again, again.client(made) as root, again.client(served.root) as finder:
+        assert [await status(client, "/v1/tokens") for client in (root, finder)] == [200, 401]
+
+
 class _FullDisk(KeptFile[Any]):
     """A file that cannot be written."""
 
