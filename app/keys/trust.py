@@ -5,8 +5,9 @@ and follows the one before it; up to the newest checkpoint beside the WAL they m
 it they go on without a gap to the head. So a row that somebody put behind the head, or in place of another, says
 nothing, and one that was taken out is missed.
 
-Where a row does not hold together, the entries that the stored tree proves to be in the checkpoint still count, but it
-is not known what else was said: ``fault`` says so, and no signature counts as good meanwhile.
+Where a row does not hold together, the entries that the stored tree proves to be in the checkpoint still count, and so
+do all revocations of tokens; but it is not known what else was said: ``fault`` says so, and no signature counts as good
+meanwhile.
 
 Rows are read once. What the checkpoint covers is not read again while the process lives; what lies beyond it is, when
 something does not fit.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -38,11 +39,12 @@ from app.store.keys import KeyRow
 from app.store.reading import Pool, reading
 from ledger import merkle
 from ledger.errors import LedgerError, SignatureError
-from ledger.machines.events import SYSTEM_TENANT
+from ledger.hlc import Hlc
+from ledger.machines.events import SYSTEM_TENANT, SystemAction
 from ledger.merkle import tiles
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in, holds_together
 from ledger.verification.tree_check import TreeHead
-from signing import checkpoint
+from signing import checkpoint, issued_tokens
 from signing.checkpoint import Checkpoint
 from signing.key_history import KeyEvent, KeyFold, KeyHistory, WaitingKey, event_of, history_of, time_of
 from signing.key_statement import Anchor
@@ -57,6 +59,7 @@ LOG_KEYS_MAX = 16
 """Most verifier keys named for one log; older ones still count, by the list of keys."""
 
 _SEQ, _VERSION, _LINK = map(ENTRY_COLUMNS.index, ("seq", "link_version", "chain_link"))
+_ACTION, _JOB = map(ENTRY_COLUMNS.index, ("action", "job_id"))
 
 log = structlog.get_logger()
 
@@ -186,16 +189,22 @@ class KeyChain:
             # The checkpoint first, so that it is never newer than the rows it is compared with.
             kept = self._kept()
         except (LedgerError, UnicodeDecodeError) as error:
-            return self._proved.events, f"the checkpoint of {SYSTEM_TENANT} beside the WAL cannot be read: {error}"
+            revoked = _revocations(await store.list_entries(connection))
+            unread = f"the checkpoint of {SYSTEM_TENANT} beside the WAL cannot be read: {error}"
+            return (*self._proved.events, *revoked), unread
         was_ahead = self._read.size > self._proved.size
         fault = await self._follow(connection, kept)
         if fault is not None and was_ahead and time.monotonic() >= self._read_again_s:
             self._read_again_s = time.monotonic() + READ_AGAIN_PAUSE_S
             self._read = self._proved
             fault = await self._follow(connection, kept)
+        if fault is None:
+            return self._read.events, None
+        entries = await store.list_entries(connection)
+        found = self._read.events
         if kept is not None and self._proved.size < kept.size:
-            return (*self._proved.events, *await self._proved_singly(connection, kept)), fault
-        return self._read.events, fault
+            found = (*self._proved.events, *await self._proved_singly(connection, kept, entries))
+        return (*found, *_revocations(entries)), fault
 
     def _kept(self) -> Checkpoint | None:
         text = self.load_checkpoint(SYSTEM_TENANT)
@@ -264,17 +273,28 @@ class KeyChain:
             events=(*self._read.events, *events),
         )
 
-    async def _proved_singly(self, connection: Connection, kept: Checkpoint) -> list[KeyEvent]:
-        """What the entries say that the stored tree proves to be in the checkpoint, beyond what was read."""
+    async def _proved_singly(
+        self, connection: Connection, kept: Checkpoint, entries: Iterable[EntryRow]
+    ) -> list[KeyEvent]:
+        """What those entries say that the stored tree proves to be in the checkpoint, beyond what was read."""
         rows = [
-            row
-            for row in await store.list_entries(connection)
-            if self._proved.size < row[_SEQ] <= kept.size and holds_together(SYSTEM_TENANT, row)
+            row for row in entries if self._proved.size < row[_SEQ] <= kept.size and holds_together(SYSTEM_TENANT, row)
         ]
         wanted = {each for row in rows for each in tiles.inclusion_tiles(row[_SEQ] - 1, kept.size)}
         stored = await notary_store.read_tiles(connection, SYSTEM_TENANT, wanted)
         proved = [row for row in rows if tiles.has_leaf(row[_SEQ] - 1, kept.size, kept.root, row[_LINK], stored)]
         return [event for event in map(event_of, proved) if event is not None]
+
+
+def _revocations(entries: Iterable[EntryRow]) -> Iterator[KeyEvent]:
+    """Revocations of tokens, whole or not, wherever they stand: in a damaged chain nothing tells which are part of
+    it, and what only narrows needs no proof."""
+    for row in entries:
+        if row[_ACTION] == SystemAction.TOKEN_REVOKED:
+            token_id = row[_JOB].removeprefix(issued_tokens.SUBJECT_PREFIX)
+            yield KeyEvent(
+                Anchor(row[_SEQ], ""), Hlc(0, 0, "damaged"), SystemAction.TOKEN_REVOKED, {"token_id": token_id}
+            )
 
 
 def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> PublishedKey:

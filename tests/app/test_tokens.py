@@ -270,6 +270,25 @@ async def test_whoever_lost_all_tokens_makes_another_where_nobody_is_asked_who_h
         assert [await status(client, "/v1/tokens") for client in (root, finder)] == [200, 401]
 
 
+async def test_where_the_chain_is_damaged_what_is_revoked_stays_so_and_is_revoked_at_once(
+    serve: Serve, superuser: asyncpg.Connection
+) -> None:
+    """A node that reads no further than a row which somebody altered, here that of a revocation."""
+    async with serve() as served, served.client(served.root) as root:
+        stolen, leaver = [await served.issue("read", name=name) for name in ("stolen", "leaver")]
+        await root.delete(f"/v1/tokens/{stolen['token_id']}")
+        folder = served.parts.settings.data_dir
+    (folder / KEPT_TOKENS.name).unlink()
+    await superuser.execute("SET session_replication_role = replica")
+    await superuser.execute("UPDATE scheduler.scheduler_log SET payload = '{}' WHERE action = 'TOKEN_REVOKED'")
+    async with serve() as again, again.client(served.root) as root, again.client(leaver["token"]) as client:
+        assert again.parts.trust.fault() is not None
+        async with again.client(stolen["token"]) as thief:
+            assert [await status(each) for each in (root, client, thief)] == [200, 200, 401]
+        assert (await root.delete(f"/v1/tokens/{leaver['token_id']}")).status_code == 200
+        assert [await status(each) for each in (root, client)] == [200, 401]
+
+
 class _FullDisk(KeptFile[Any]):
     """A file that cannot be written."""
 
