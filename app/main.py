@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 import structlog
 
-from app.access.callers import Callers, CallerSource, Open
+from app.access.callers import Callers, CallerSource, OpenToAll
 from app.access.certificates import principals_by_name
 from app.access.oidc import OidcIssuer, issuer_of
 from app.access.principals import Principal
@@ -260,7 +260,7 @@ def _parts(
 def _callers(service: Service, given: _Given) -> CallerSource:
     """Who says who calls."""
     if service.settings.auth.mode == "none":
-        return Open()
+        return OpenToAll()
     return Callers(tokens=service.tokens.known, issuer=given.issuer, by_certificate=given.by_certificate)
 
 

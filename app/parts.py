@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from app.access.callers import CallerSource, Open
 from ledger.errors import ChainDamagedError, FencedError, NotReadyError
 
 if TYPE_CHECKING:
     import asyncpg
 
+    from app.access.callers import CallerSource
     from app.access.quotas import Quotas
     from app.access.tls import ServerTls
     from app.background.slots import Room
@@ -89,14 +89,14 @@ class Parts:
     """None when no authority is configured."""
     key_changes: KeyChanges
     tokens: Tokens
+    callers: CallerSource
+    """Says who calls. Asked by every route before the body is read."""
     trust: Trust
     """The keys that count in the ledger."""
     reported_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks that ``/readyz`` tells of and that do not make the node unready: writes go on without them."""
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks of ``/readyz`` by name, beside those every service has."""
-    callers: CallerSource = field(default_factory=Open)
-    """Says who calls. Asked by every route before the body is read."""
     tls: ServerTls | None = None
     """What connections are made with; None where they are plain."""
     accepting: bool = False

@@ -3,7 +3,7 @@
 The facts, as payloads of entries (docs/formats/tokens.md)::
 
     TOKEN_ISSUED   token_id, name, digest, rights, tenants, expires_at or none, issued_by or none; statement
-    TOKEN_REVOKED  token_id, reason or none, revoked_by or none
+    TOKEN_REVOKED  token_id, revoked_by or none
 
 ``digest`` is the SHA-256 of the token, in hex: nobody can make the token of it. ``statement`` is the envelope of
 :mod:`signing.key_statement` around the other facts, by a key that the ledger admits, so whoever can only write to the

@@ -1,4 +1,4 @@
-"""Who read what on this node: lines of JSON in files of a bounded size, beside the data.
+"""Who read, did or was refused what on this node: lines of JSON in files of a bounded size, beside the data.
 
     access.log, access.log.1 … access.log.7      the newest first; each of up to FILE_BYTES
 

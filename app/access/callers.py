@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
-from app.access.principals import EVERYBODY, Principal
+from app.access.principals import EVERY_TENANT, EVERYBODY, Principal
 from app.access.rights import Needs, Rule
 from app.access.tokens import KnownTokens
 from ledger.errors import UnauthenticatedError
@@ -73,7 +73,7 @@ class CallerSource(Protocol):
         ...
 
 
-class Open:
+class OpenToAll:
     """Asks nobody who he is: ``auth.mode`` is ``none``."""
 
     def known(self, _scope: Scope) -> Principal:
@@ -140,7 +140,7 @@ def check(principal: Principal, rule: Rule, scope: Scope) -> None:
     if rule.right is None or principal is EVERYBODY:
         return
     if rule.needs is Needs.EVERY:
-        principal.check(rule.right, "*")
+        principal.check(rule.right, EVERY_TENANT)
         return
     principal.check_any(rule.right)
     for tenant_id in named_tenants(scope):

@@ -40,7 +40,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def covers(pattern: str, other: str) -> bool:
-    """Whether every tenant that the pattern ``other`` (or is ``other``) stands for is one that ``pattern`` does."""
+    """Whether ``pattern`` stands for the tenant ``other``, or for all that the pattern ``other`` stands for."""
     if pattern.endswith("*"):
         return pattern == EVERY_TENANT or (other.startswith(pattern[:-1]) and other != SYSTEM_TENANT)
     return pattern == other

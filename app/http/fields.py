@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Path, Query
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
+from app.access.rights import Right
 from ledger import hlc, names, rfc3339
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
@@ -47,8 +48,8 @@ ReadableTenantId = Annotated[
 ]
 """A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
 ReadableTenantPath = Annotated[ReadableTenantId, Path()]
+RightName = Annotated[Right, WithJsonSchema({"type": "string", "enum": [str(right) for right in Right]})]
 PrincipalName = Annotated[str, Field(pattern=names.anchored(names.PRINCIPAL), examples=["ci-runner"])]
-RightName = Literal["read", "write", "audit", "operate", "admin"]
 ActorName = Annotated[
     str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=CREATOR_CHARACTERS_MAX, examples=["ci-runner"])
 ]

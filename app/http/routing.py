@@ -1,4 +1,4 @@
-"""Routes that refuse a query nobody asked for, and how operations are described.
+"""Routes: each asks who calls, and for a right, before it looks at a request, and refuses a query nobody asked for.
 
 A query parameter that no operation knows, or that comes twice, is refused: a typing error must not pass for a
 default, and two readers must not read two different values out of one request.

@@ -7,7 +7,8 @@
 
 All of them are lines of the node's access log as well, and so are the reads of all other tenants. What callers made up
 is told as far as it can be: no name but that of a tenant, and of a path its beginning. While nobody is asked
-who he is (``auth.mode`` is ``none``) there is no actor, and only reads of tenants that ask for it are recorded.
+who he is (``auth.mode`` is ``none``) there is no actor, and only refusals, and reads of tenants that ask for it, are on
+record.
 """
 
 from __future__ import annotations

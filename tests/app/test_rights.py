@@ -13,7 +13,7 @@ import pytest
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 
-from app.access.callers import Open
+from app.access.callers import OpenToAll
 from app.access.principals import EVERYBODY, Principal
 from app.access.rights import RULES, UNLISTED, Needs, Right
 from app.http.application import ROUTERS
@@ -50,7 +50,7 @@ def test_what_ends_keys_or_private_fields_is_the_admins() -> None:
             assert RULES[name].right is Right.ADMIN, name
 
 
-class Asked(Open):
+class Asked(OpenToAll):
     """Knows every caller as ``principal``, and what asked for him."""
 
     def __init__(self, principal: Principal) -> None:
