@@ -15,11 +15,13 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from app.access.rights import RULES, Needs, Right
+from app.access.rights import ACTS, RULES, Needs, Right
 from app.dev.embedded import EmbeddedPostgres
+from ledger.machines.events import SystemAction
 from tests.app.bundles import bundle_of
 from tests.app.served import Serve, Served
 from tests.app.service_thread import serving
+from tests.app.test_access_records import entries
 from tests.app.test_openapi import OPERATIONS
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, build
@@ -158,6 +160,7 @@ async def test_every_route_is_answered_as_the_table_says_and_what_is_refused_cha
             granted = [each for each in every if allowed(each[0], right, pattern, each[1])]
             for route, tenant, status in await statuses(served, token, granted):
                 assert status not in (401, 403, 429), (right, pattern, route, tenant)
+        assert {act["route"] for act in await entries(superuser, SystemAction.ACT_ALLOWED)} == ACTS
         async with served.client(tokens[Right.READ, OWN]) as reader, served.client(tokens[Right.AUDIT, OWN]) as auditor:
             assert (await reader.get("/v1/jobs/one")).json()["tenant_id"] == OWN
             assert {each["tenant_id"] for each in (await auditor.get("/v1/tenants")).json()["items"]} == {OWN}
