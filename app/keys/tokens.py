@@ -2,8 +2,8 @@
 
 A token counts on this node while the chain says so with the word of an admitted key (signing.key_history), within
 ``FOLLOW_INTERVAL_S`` of any other node; at once where this node issued or revoked it. While Postgres is away those
-known last go on counting. Where ``_system`` is damaged those count that are proved; a revocation that this node saw is
-never forgotten, as it is kept beside the data.
+known last go on counting, but for those that this node is told to revoke. Where ``_system`` is damaged those count that
+are proved; a revocation that this node saw is never forgotten, as it is kept beside the data.
 """
 
 from __future__ import annotations
@@ -151,15 +151,16 @@ class Tokens:
         return token, made.text
 
     async def revoke(self, token_id: str, by: Principal) -> IssuedToken:
-        """Let the token count no more, here at once.
+        """Let the token count no more, here at once, whatever becomes of the entry that tells the others.
 
         Raises:
             NotFoundError: there is none of this id that the caller may issue.
-            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
+            DatabaseUnavailableError: this node does not know the token, and Postgres cannot be reached.
             DurabilityTimeoutError: not chained in time; it still will be.
             ChainDamagedError: the chain of ``_system`` takes nothing.
         """
-        await self.refresh()
+        if token_id not in self._issued:
+            await self.refresh()
         token = self._issued.get(token_id)
         if token is None or not _may_issue(by, token.tenants):
             raise NotFoundError(f"there is no token {token_id}")
@@ -167,6 +168,9 @@ class Tokens:
             facts: Facts = {"token_id": token_id}
             if by.id is not None:
                 facts["revoked_by"] = by.id
+            revoked = sorted({*self._kept.revoked, token_id})
+            self.known.learn(self._issued.values(), frozenset(revoked))
+            await self._keep(KeptTokens([each for each in self._kept.counting if each != token_id], revoked))
             await self._enter(SystemAction.TOKEN_REVOKED, token_id, facts)
             log.info("token_revoked", token_id=token_id, by=by.id)
         return token._replace(is_revoked=True)

@@ -27,8 +27,10 @@ from ledger.errors import ChainDamagedError, UnauthenticatedError
 from ledger.machines.events import SystemAction
 from signing.issued_tokens import SUBJECT_PREFIX
 from tests.app.chains import until
+from tests.app.conftest import MakeSettings
 from tests.app.forging import forge
-from tests.app.served import Serve
+from tests.app.postgres_proxy import PostgresProxy
+from tests.app.served import Serve, serving_with_tokens
 from tests.tally import run_tally
 
 ALL = sorted(map(str, Right))
@@ -287,6 +289,30 @@ async def test_where_the_chain_is_damaged_what_is_revoked_stays_so_and_is_revoke
             assert [await status(each) for each in (root, client, thief)] == [200, 200, 401]
         assert (await root.delete(f"/v1/tokens/{leaver['token_id']}")).status_code == 200
         assert [await status(each) for each in (root, client)] == [200, 401]
+
+
+async def test_a_token_is_revoked_while_postgres_is_away(
+    proxy: PostgresProxy, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings("node", auth={"mode": "tokens"}, write={"timeout": "500ms"})
+    async with serving_with_tokens(settings, proxy.url, with_first=True) as served, served.client(served.root) as root:
+        made = await served.issue("read", name="stolen")
+        await proxy.refuse()
+        async with served.client(made["token"]) as thief:
+            answer = await root.delete(f"/v1/tokens/{made['token_id']}")
+            assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (503, "durability-timeout")
+            assert await status(thief) == 401
+            assert KEPT_TOKENS.load(settings.data_dir).revoked == [made["token_id"]]
+            await proxy.accept()
+
+            async def is_chained() -> int:
+                count: int = await superuser.fetchval(
+                    "SELECT count(*) FROM scheduler.scheduler_log WHERE action = 'TOKEN_REVOKED'"
+                )
+                return count
+
+            await until(is_chained, "it is chained once Postgres is back")
+            assert [await status(each) for each in (root, thief)] == [200, 401]
 
 
 class _FullDisk(KeptFile[Any]):
