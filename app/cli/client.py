@@ -47,6 +47,7 @@ DOWNLOAD_PAUSE_MAX_S = 600.0
 PATIENCE_S = 5.0
 """How long a request is repeated by default before the command gives up: somebody looks at the screen."""
 CA_VARIABLE = "TALLY_CA"
+_LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 UPLOAD_ANSWER_MAX_S = 4 * 3600.0
 """Longest wait for the answer once files were sent: they are verified and merged first."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
@@ -165,7 +166,9 @@ class LedgerClient:
         # As it stands on the wire: what is not compressed cannot be a bomb.
         headers = {"Accept-Encoding": "identity", **bearer.headers()}
         trusted = _trusted() if url.startswith("https://") else True
-        self._http = httpx.Client(timeout=timeout_s, headers=headers, verify=trusted)
+        # Proxies of the environment are for what is elsewhere: none is shown the token for this machine.
+        direct = dict.fromkeys(_LOOPBACK)
+        self._http = httpx.Client(timeout=timeout_s, headers=headers, verify=trusted, mounts=direct)
         self._patience_s = patience_s
         self._timeout_s = timeout_s
         self._on_wait = on_wait

@@ -1,11 +1,13 @@
 """The client repeats what may be repeated, as long as it was told to, and says what the service said."""
 
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
 
+from app.cli.bearer import VARIABLE
 from app.cli.client import LedgerClient, NotTheLedgerError, RequestRefusedError, UnreachableError, wait_s
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -124,3 +126,18 @@ def test_waits_double_within_bounds_and_honour_retry_after(
     attempt: int, retry_after: str | None, expected: float
 ) -> None:
     assert wait_s(attempt, retry_after, jitter=0.999999) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_no_proxy_is_shown_the_token_for_this_machine(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as free:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv(VARIABLE, "tally_secret")
+        port = free.getsockname()[1]
+        free.close()
+        url = f"http://{host}:{port}"
+        with LedgerClient(url, patience_s=0, timeout_s=5) as client, pytest.raises(UnreachableError):
+            client.get("/v1/whoami")
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
