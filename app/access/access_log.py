@@ -16,6 +16,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ import orjson
 import structlog
 
 from ledger.errors import NotReadyError
+from wal.segment import FILE_MODE
 
 FILE_BYTES: Final = 8 << 20
 FILES_MAX: Final = 8
@@ -138,16 +140,24 @@ class _Files(RotatingFileHandler):
     """The files, open for lines at their end. What goes wrong with one is raised."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("ab+") as file:
+        with open(path, "ab+", opener=_own) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read() != b"\n":
                     file.write(b"\n")
         super().__init__(path, maxBytes=FILE_BYTES, backupCount=FILES_MAX - 1, encoding="utf-8")
 
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=_own)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (named by logging)
         """Raise what is being handled; logging would print it, with the line."""
         raise
+
+
+def _own(path: str, flags: int) -> int:
+    """Open a file that, if it is new, nobody but the service's account may read: it tells of all tenants."""
+    return os.open(path, flags, FILE_MODE)
 
 
 def _line(text: bytes) -> Line | None:

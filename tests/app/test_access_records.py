@@ -258,6 +258,7 @@ async def test_the_files_of_the_access_log_are_bounded_and_lose_the_oldest(
         await log.flush()
     files = [*tmp_path.iterdir()]
     assert len(files) == access_log.FILES_MAX
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert sum(file.stat().st_size for file in files) <= access_log.FILES_MAX * 2000
     newest, _ = await log.newest("acme", 2**63, 1000)
     numbers = [line["number"] for line in newest]
