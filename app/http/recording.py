@@ -10,7 +10,7 @@ from starlette.types import Scope
 from app.access.callers import CALLER
 from app.access.principals import Principal
 from app.http.problems import problem_type_of
-from app.intake.access_records import Asked
+from app.intake.access_records import RecordedRequest
 from app.parts import Parts, parts_of
 from ledger.errors import ForbiddenError, QuotaExceededError, UnauthenticatedError
 
@@ -18,11 +18,11 @@ REFUSALS = (UnauthenticatedError, ForbiddenError, QuotaExceededError)
 """Errors that say who may do what."""
 
 
-def asked_of(scope: Scope) -> Asked:
+def recorded_request(scope: Scope) -> RecordedRequest:
     """The request, as records tell of it."""
     caller: Principal | None = scope.get(CALLER)
     route, client = scope.get("route"), scope.get("client")
-    return Asked(
+    return RecordedRequest(
         None if caller is None else caller.id,
         f"{scope['method']} {route.path}" if route is not None else scope["method"],
         scope["path"],
@@ -43,7 +43,7 @@ async def allow(request: Request, *tenants: str) -> None:
         caller.check(route.rule.right, tenant_id)
     if route.is_act:
         named = tenants[0] if len(tenants) == 1 else request.path_params.get("tenant_id")
-        await parts_of(request).access_records.act(asked_of(request.scope), route.rule.right, named)
+        await parts_of(request).access_records.act(recorded_request(request.scope), route.rule.right, named)
 
 
 async def record_read(request: Request, tenant_id: str, **what: Any) -> None:
@@ -53,11 +53,11 @@ async def record_read(request: Request, tenant_id: str, **what: Any) -> None:
         LedgerError: as ``AccessRecords.read``.
     """
     told = {name: value for name, value in what.items() if value is not None}
-    await parts_of(request).access_records.read(asked_of(request.scope), tenant_id, told)
+    await parts_of(request).access_records.read(recorded_request(request.scope), tenant_id, told)
 
 
 def record_refusal(parts: Parts, scope: Scope, error: Exception) -> None:
     """Record that the request was refused with ``error``, if that is about who may do what."""
     if isinstance(error, REFUSALS):
         named = getattr(error, "tenant_id", None) or scope.get("path_params", {}).get("tenant_id")
-        parts.access_records.refused(asked_of(scope), problem_type_of(error).name, named)
+        parts.access_records.refused(recorded_request(scope), problem_type_of(error).name, named)

@@ -41,7 +41,7 @@ SUBJECT_BYTES_MAX: Final = 255
 log = structlog.get_logger()
 
 
-class Asked(NamedTuple):
+class RecordedRequest(NamedTuple):
     """A request, as records tell of it. ``actor`` is None where nobody is known, ``address`` is the client's."""
 
     actor: str | None
@@ -79,7 +79,7 @@ class AccessRecords:
         self._from: str | None = None
         self._was_refused = asyncio.Event()
 
-    async def act(self, asked: Asked, right: str, tenant_id: str | None) -> None:
+    async def act(self, request: RecordedRequest, right: str, tenant_id: str | None) -> None:
         """Record that somebody may do this now; durable when this returns.
 
         Raises:
@@ -87,15 +87,16 @@ class AccessRecords:
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, DurabilityTimeoutError: as
                 ``SystemEntries.note``.
         """
-        if asked.actor is None:
+        if request.actor is None:
             return
-        facts: dict[str, object] = {"actor": asked.actor, "right": right, "route": asked.route, "path": asked.path}
+        actor, route, path, _ = request
+        facts: dict[str, object] = {"actor": actor, "right": right, "route": route, "path": path}
         if tenant_id is not None:
             facts["tenant_id"] = tenant_id
-        self._add("act", asked, tenant_id or SYSTEM_TENANT, {"right": right})
-        await self._entries.note(SystemAction.ACT_ALLOWED, _subject("act", asked.actor), facts)
+        self._add("act", request, tenant_id or SYSTEM_TENANT, {"right": right})
+        await self._entries.note(SystemAction.ACT_ALLOWED, _subject("act", request.actor), facts)
 
-    async def read(self, asked: Asked, tenant_id: str, what: dict[str, object]) -> None:
+    async def read(self, request: RecordedRequest, tenant_id: str, what: dict[str, object]) -> None:
         """Record that payloads of the tenant are read; where its chain is to say so, durable when this returns.
 
         Raises:
@@ -104,24 +105,24 @@ class AccessRecords:
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, DurabilityTimeoutError: as
                 ``SystemEntries.note``.
         """
-        if asked.actor is not None:
-            self._add("read", asked, tenant_id, what)
+        if request.actor is not None:
+            self._add("read", request, tenant_id, what)
         if any(covers(pattern, tenant_id) for pattern in self._log_reads):
-            facts: dict[str, object] = {"route": asked.route, **what}
-            if asked.actor is not None:
-                facts["actor"] = asked.actor
-            subject = _subject("read", asked.actor or "nobody")
+            facts: dict[str, object] = {"route": request.route, **what}
+            if request.actor is not None:
+                facts["actor"] = request.actor
+            subject = _subject("read", request.actor or "nobody")
             if tenant_id not in self._entries.tenants:
-                self._entries.charge_new(asked.actor, 1)
+                self._entries.charge_new(request.actor, 1)
             await self._entries.note(SystemAction.PAYLOADS_READ, subject, facts, tenant_id)
 
-    def refused(self, asked: Asked, problem: str, tenant_id: str | None) -> None:
+    def refused(self, request: RecordedRequest, problem: str, tenant_id: str | None) -> None:
         """Record a refusal, soon, and together with others; what cannot be the name of a tenant is left out."""
         # Whoever is refused chose it: what no entry can hold, or is too long for one, would keep out all the others.
         if tenant_id is not None and not names.is_readable_tenant(tenant_id):
             tenant_id = None
-        self._add("refusal", asked, tenant_id or SYSTEM_TENANT, {"problem": problem})
-        refusal = _Refusal(asked.actor, asked.route, problem, tenant_id)
+        self._add("refusal", request, tenant_id or SYSTEM_TENANT, {"problem": problem})
+        refusal = _Refusal(request.actor, request.route, problem, tenant_id)
         if self._from is None:
             self._from = rfc3339.text_of(self._now_ms())
         if refusal in self._refusals or len(self._refusals) < REFUSALS_LISTED_MAX:
@@ -161,10 +162,10 @@ class AccessRecords:
             self._was_refused.set()
             raise
 
-    def _add(self, kind: str, asked: Asked, tenant_id: str, what: dict[str, object]) -> None:
+    def _add(self, kind: str, request: RecordedRequest, tenant_id: str, what: dict[str, object]) -> None:
         at = rfc3339.text_of(self._now_ms())
-        asked = asked._replace(path=asked.path[:PATH_CHARACTERS_MAX])
-        self.log.add({"at": at, "kind": kind, "tenant_id": tenant_id, **asked._asdict(), "what": what})
+        request = request._replace(path=request.path[:PATH_CHARACTERS_MAX])
+        self.log.add({"at": at, "kind": kind, "tenant_id": tenant_id, **request._asdict(), "what": what})
 
 
 def _subject(kind: str, actor: str) -> str:

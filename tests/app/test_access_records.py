@@ -212,9 +212,10 @@ async def test_callers_with_the_longest_names_are_on_record_with_all_of_them(
 ) -> None:
     async with serve(privacy={"log_reads": ["acme"]}) as served, served.client(served.root) as root:
         await root.post("/v1/jobs", json={"tenant_id": "acme"})
-        records, asked = served.parts.access_records, access_records.Asked(name, "GET /v1/jobs", "/v1/jobs", None)
-        await records.read(asked, "acme", {"jobs": 1})
-        await records.act(asked, "admin", None)
+        records = served.parts.access_records
+        request = access_records.RecordedRequest(name, "GET /v1/jobs", "/v1/jobs", None)
+        await records.read(request, "acme", {"jobs": 1})
+        await records.act(request, "admin", None)
 
         async def of_both() -> list[Any]:
             acts = await entries(superuser, SystemAction.ACT_ALLOWED)
