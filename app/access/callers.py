@@ -143,8 +143,9 @@ def check(principal: Principal, rule: Rule, scope: Scope) -> None:
         principal.check(rule.right, EVERY_TENANT)
         return
     principal.check_any(rule.right)
-    for tenant_id in named_tenants(scope):
-        principal.check(rule.right, tenant_id)
+    if scope["query_string"] or scope.get("path_params"):
+        for tenant_id in named_tenants(scope):
+            principal.check(rule.right, tenant_id)
 
 
 def named_tenants(scope: Scope) -> Iterator[str]:

@@ -64,6 +64,11 @@ class Principal:
     expires_at: datetime | None = None
     token_id: str | None = None
     _known: dict[tuple[Right, str], bool] = field(default_factory=dict, repr=False)
+    _rights: frozenset[Right] = field(init=False, repr=False)
+    """All that the caller has for some tenant."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rights", frozenset().union(*(grant.rights for grant in self.grants)))
 
     def patterns(self, right: Right) -> list[str]:
         """The tenants for which the caller has it."""
@@ -96,7 +101,7 @@ class Principal:
         Raises:
             ForbiddenError: for none.
         """
-        if not any(right in grant.rights for grant in self.grants):
+        if right not in self._rights:
             raise ForbiddenError(f"{self.name} has not the right {right}")
 
     @property
