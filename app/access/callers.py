@@ -148,6 +148,16 @@ def check(principal: Principal, rule: Rule, scope: Scope) -> None:
             principal.check(rule.right, tenant_id)
 
 
+def check_tenant(scope: Scope, tenant_id: str) -> None:
+    """Return if the caller has the right that the route needs, for a tenant that the body of the request names.
+
+    Raises:
+        ForbiddenError: he has not.
+    """
+    caller: Principal = scope[CALLER]
+    caller.check(scope["route"].rule.right, tenant_id)
+
+
 def named_tenants(scope: Scope) -> Iterator[str]:
     """Every tenant that path or query names, whatever the route makes of it."""
     named = scope.get("path_params", {}).get("tenant_id")

@@ -24,8 +24,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
+from app.asking import NoAnswerError, read_answer
 from app.setting_types import is_fetched_url
-from ledger.errors import LedgerError, NotReadyError
+from ledger.errors import NotReadyError
 
 AWAY_MAX_S: Final = 3600.0
 """How long keys go on counting while the issuer cannot be asked whether they still do."""
@@ -41,10 +42,6 @@ _LOOPBACK: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 PublicKey = RSAKey | ECKey | OKPKey
 
 log = structlog.get_logger()
-
-
-class IssuerAwayError(LedgerError):
-    """The issuer does not say what its keys are."""
 
 
 class KeySet:
@@ -118,7 +115,7 @@ class IssuerKeys:
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 published = await self._ask()
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, IssuerAwayError) as error:
+        except (TimeoutError, NoAnswerError) as error:
             self.fault = f"{self.issuer} does not say what its keys are: {str(error) or type(error).__name__}"
             log.warning("issuer_keys_not_fetched", error=self.fault)
             return
@@ -131,8 +128,8 @@ class IssuerKeys:
         """The keys as the issuer publishes them (RFC 7517, 5).
 
         Raises:
-            IssuerAwayError: it answers something else.
-            httpx.HTTPError, httpx.InvalidURL, TimeoutError: it does not answer.
+            NoAnswerError: it does not answer, or something else.
+            TimeoutError: it takes too long.
         """
         # Proxies of the environment are for what is elsewhere.
         direct = dict.fromkeys(_LOOPBACK)
@@ -140,7 +137,7 @@ class IssuerKeys:
             uri = self.jwks_uri or await self._discover(client)
             published = (await _get(client, uri)).get("keys")
         if not isinstance(published, list):
-            raise IssuerAwayError(f"{uri} is no JWKS")
+            raise NoAnswerError(f"{uri} is no JWKS")
         return published
 
     async def _discover(self, client: httpx.AsyncClient) -> str:
@@ -148,29 +145,21 @@ class IssuerKeys:
         place = self.issuer.removesuffix("/") + DISCOVERY
         said = await _get(client, place)
         if said.get("issuer") != self.issuer:
-            raise IssuerAwayError(f"{place} is about another issuer")
+            raise NoAnswerError(f"{place} is about another issuer")
         uri = said.get("jwks_uri")
         if not isinstance(uri, str) or not is_fetched_url(uri) or not uri.startswith(("https:", self.issuer[:5])):
-            raise IssuerAwayError(f"{place} names no jwks_uri of https")
+            raise NoAnswerError(f"{place} names no jwks_uri of https")
         return uri
 
 
 async def _get(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
-    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-    async with client.stream("GET", url, headers=headers, follow_redirects=False) as answer:
-        if answer.status_code != httpx.codes.OK:
-            raise IssuerAwayError(f"{url} answers {answer.status_code}")
-        body = b""
-        async for piece in answer.aiter_raw():
-            body += piece
-            if len(body) > DOCUMENT_BYTES_MAX:
-                raise IssuerAwayError(f"{url} answers more than {DOCUMENT_BYTES_MAX} bytes")
+    body = await read_answer(client, "GET", url, bytes_max=DOCUMENT_BYTES_MAX, headers={"Accept": "application/json"})
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
-        raise IssuerAwayError(f"{url} is no JSON") from None
+        raise NoAnswerError(f"{url} is no JSON") from None
     if not isinstance(document, dict):
-        raise IssuerAwayError(f"{url} is no JSON object")
+        raise NoAnswerError(f"{url} is no JSON object")
     return document
 
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from ledger.errors import QuotaExceededError, RequestTooLargeError
@@ -27,17 +27,6 @@ Key = str | None
 KEYS_MAX: Final = 65_536
 RETRY_AT_ONCE_S: Final = 1
 """When to come again where nobody knows when another piece of work ends."""
-NAMES: Final = (
-    "principal_requests",
-    "principal_bytes",
-    "tenant_requests",
-    "tenant_bytes",
-    "new_tenants",
-    "exports",
-    "imports",
-    "verifications",
-)
-"""The quotas there are, by their settings in ``quota.*``."""
 _OTHERS: Final = ""
 """The key of all for whom there is no bucket left: no principal and no tenant is called so."""
 _SECOND_NS: Final = 1_000_000_000
@@ -287,3 +276,7 @@ class Quotas:
             if rate is not None:
                 for tenant_id, amount in amounts.items():
                     rate.take(tenant_id, amount)
+
+
+NAMES: Final = tuple(field.name for field in fields(Quotas))
+"""The quotas there are, by their settings in ``quota.*``."""

@@ -23,6 +23,7 @@ import httpx
 import structlog
 from cryptography import x509
 
+from app.asking import NoAnswerError, read_answer
 from app.metrics import Metrics
 from app.store import anchors
 from app.store.faults import DATABASE_FAULTS
@@ -48,10 +49,6 @@ class Authority(NamedTuple):
 
     url: str
     roots: Sequence[x509.Certificate]
-
-
-class NotStampedError(LedgerError):
-    """An authority did not answer, or not with a stamp."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -117,23 +114,18 @@ async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> 
     """The authority's response on ``note`` and the time it states.
 
     Raises:
-        NotStampedError: it does not answer, or not with 200 and a bounded body.
+        NoAnswerError: it does not answer, or not with 200 and a bounded body.
         SignatureError: what it answers is no stamp of ``note``, or does not hold.
     """
     body, nonce = make_request(note)
     headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            async with client.stream("POST", authority.url, content=body, headers=headers) as answer:
-                if answer.status_code != httpx.codes.OK:
-                    raise NotStampedError(f"it answers {answer.status_code}")
-                response = b""
-                async for piece in answer.aiter_bytes():
-                    response += piece
-                    if len(response) > RESPONSE_BYTES_MAX:
-                        raise NotStampedError(f"its answer is longer than {RESPONSE_BYTES_MAX} bytes")
-    except (httpx.HTTPError, TimeoutError) as error:
-        raise NotStampedError(f"no answer: {str(error) or type(error).__name__}") from error
+            response = await read_answer(
+                client, "POST", authority.url, bytes_max=RESPONSE_BYTES_MAX, content=body, headers=headers
+            )
+    except TimeoutError:
+        raise NoAnswerError(f"{authority.url} does not answer in {REQUEST_TIMEOUT_S} s") from None
     if authority.roots:
         return response, await asyncio.to_thread(open_timestamp, response, note, authority.roots, nonce)
     return response, await asyncio.to_thread(stated_time, response, note, nonce)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from typing import Annotated
 
 import structlog
@@ -83,13 +83,12 @@ async def export_bundle(
     """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file."""
     exported = parts.exporter.export(wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq"))
     pieces = _within(parts.quotas.exports.one(caller.id), exported)
-    async with while_connected(request):
-        await anext(pieces)
-    try:
+    async with AsyncExitStack() as unless_sent:
+        unless_sent.push_async_callback(pieces.aclose)
+        async with while_connected(request):
+            await anext(pieces)
         await record_read(request, wanted["tenant_id"], from_seq=wanted.get("from_seq"), to_seq=wanted.get("to_seq"))
-    except BaseException:
-        await pieces.aclose()
-        raise
+        unless_sent.pop_all()
     return StreamedBundle(request, pieces, f"{wanted['tenant_id']}.bundle.tar")
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from starlette.requests import Request
 
-from app.access.callers import CALLER, Scope, check_again, named_tenants
+from app.access.callers import CALLER, Scope, check_again, check_tenant, named_tenants
 from app.access.principals import Principal
 from app.access.quotas import Quotas
 from app.parts import parts_of
@@ -58,7 +58,7 @@ def charge_tenant(request: Request, tenant_id: str, body: bytes) -> None:
         QuotaExceededError: there is not as much now.
         RequestTooLargeError: there never is.
     """
-    request.scope[CALLER].check(request.scope["route"].rule.right, tenant_id)
+    check_tenant(request.scope, tenant_id)
     quotas = parts_of(request).quotas
     if quotas.bounds_tenants:
         quotas.admit_tenants({tenant_id: 1}, {tenant_id: len(body)})

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.access.callers import check_tenant
 from app.answers.jobs import BatchAnswer
 from app.background.turns import FairTurns, turns
 from app.http.answers import json_answer
@@ -29,7 +30,6 @@ from app.http.routing import (
     StrictRoute,
     answered,
     caller_of,
-    check_tenant,
 )
 from app.http.writing import (
     Route,
@@ -80,7 +80,7 @@ async def submit_events(
 
     def admit(lines: EventLines) -> None:
         for tenant_id in lines.tenants:
-            check_tenant(request, tenant_id)
+            check_tenant(request.scope, tenant_id)
         if charged is not None:
             charged.read(lines)
 

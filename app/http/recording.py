@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Scope
 
-from app.access.callers import CALLER
+from app.access.callers import CALLER, check_tenant
 from app.access.principals import Principal
 from app.http.problems import problem_type_of
 from app.intake.access_records import RecordedRequest
@@ -38,9 +38,9 @@ async def allow(request: Request, *tenants: str) -> None:
         ForbiddenError: he may not.
         LedgerError: as ``AccessRecords.act``.
     """
-    route, caller = request.scope["route"], request.scope[CALLER]
+    route = request.scope["route"]
     for tenant_id in tenants:
-        caller.check(route.rule.right, tenant_id)
+        check_tenant(request.scope, tenant_id)
     if route.is_act:
         named = tenants[0] if len(tenants) == 1 else request.path_params.get("tenant_id")
         await parts_of(request).access_records.act(recorded_request(request.scope), route.rule.right, named)

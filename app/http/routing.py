@@ -143,16 +143,6 @@ async def caller_if_known(request: Request) -> Principal | None:
         return None
 
 
-def check_tenant(request: Request, tenant_id: str) -> None:
-    """Return if the caller has the right that the route needs, for a tenant that the body names.
-
-    Raises:
-        ForbiddenError: he has not.
-    """
-    right = request.scope["route"].rule.right
-    caller_of(request).check(right, tenant_id)
-
-
 class StrictRoute(RightedRoute):
     """A route that knows its query parameters, takes each at most once, and describes the ``JsonBody`` it asks for."""
 

@@ -22,12 +22,13 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from app.access.callers import check_tenant
 from app.answers.jobs import StatsAnswer
 from app.http.answers import json_answer
 from app.http.body import JSON_MEDIA_TYPE, NDJSON_MEDIA_TYPE, read_body
 from app.http.lines import LineModel, at_line
 from app.http.requests import STATS_REPORT
-from app.http.routing import PROBLEM_RESPONSE, LeanRoute, answered, check_tenant
+from app.http.routing import PROBLEM_RESPONSE, LeanRoute, answered
 from app.metrics import Metrics
 from app.parts import parts_of
 from app.stats.intake import Chunk, StatsIntake
@@ -78,7 +79,7 @@ async def report_stats(request: Request) -> Response:
             return json_answer(StatsAnswer(accepted=0, dropped=dropped, sample_rate=0.0), 202)
         with parts.stats.checking.charged():
             lines = [body] if one else _REPORTS.split(body)
-        check = partial(check_tenant, request)
+        check = partial(check_tenant, request.scope)
         answer = await take(lines, one, parts.settings.hlc.max_clock_skew_ms, check, parts.stats, parts.metrics)
     return json_answer(answer, 202)
 

@@ -277,6 +277,18 @@ class KeyChanges:
         await self.write_entry(action, f"{SUBJECT_PREFIX}{facts['key_id']}", facts)
         log.info("key_entry_chained", action=action.value, key_id=facts["key_id"])
 
+    async def in_time(self, entering: Awaitable[object], late: str) -> None:
+        """Wait for an entry as long as a write may. It is in the WAL by then, and chained whoever waits.
+
+        Raises:
+            DurabilityTimeoutError: ``late``, it is not chained yet.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await entering
+        except TimeoutError:
+            raise DurabilityTimeoutError(late) from None
+
     async def check_recorded(self) -> None:
         """Return once the chain names the keys that the node started with.
 
@@ -494,13 +506,4 @@ class KeyChanges:
                 )
         else:
             vouched = await self.vouched_here(action, facts, history)
-        entering = asyncio.ensure_future(self.enter(action, vouched))
-        done, _ = await asyncio.wait((entering,), timeout=self._wait_s)
-        if not done:
-            self.spawn(_joined(entering))
-            raise DurabilityTimeoutError(late)
-        entering.result()
-
-
-async def _joined(work: asyncio.Future[None]) -> None:
-    await work
+        await self.in_time(self.enter(action, vouched), late)

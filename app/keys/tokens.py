@@ -24,7 +24,7 @@ from app.access.rights import Right
 from app.access.tokens import KnownTokens
 from app.keys.changes import TRY_AGAIN, Facts, KeyChanges
 from app.node.kept_tokens import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
-from ledger.errors import DurabilityTimeoutError, ForbiddenError, LedgerError, NotFoundError
+from ledger.errors import ForbiddenError, LedgerError, NotFoundError
 from ledger.hlc import Hlc
 from ledger.machines.events import SystemAction
 from signing.issued_tokens import SUBJECT_PREFIX, IssuedToken
@@ -182,12 +182,8 @@ class Tokens:
         log.info("token_issued", token_id=token.token_id, name=token.name, by=token.issued_by)
 
     async def _enter(self, action: SystemAction, token_id: str, facts: Facts) -> None:
-        try:
-            async with asyncio.timeout(self.keys.settings.write.timeout.total_seconds()):
-                await self.keys.write_entry(action, f"{SUBJECT_PREFIX}{token_id}", facts)
-        except TimeoutError:
-            late = f"{action} of token {token_id} is in this node's log, and not in the chain yet"
-            raise DurabilityTimeoutError(late) from None
+        late = f"{action} of token {token_id} is in this node's log, and not in the chain yet"
+        await self.keys.in_time(self.keys.write_entry(action, f"{SUBJECT_PREFIX}{token_id}", facts), late)
         await self.refresh()
 
     def _first(self) -> IssuedToken | None:

@@ -34,6 +34,7 @@ from ledger.errors import UnauthenticatedError
 AUDIENCE = "tallystick"
 DISCOVERY = "/.well-known/openid-configuration"
 JWKS = "/keys"
+DRIP_S = 0.02
 GRANTS: list[dict[str, Any]] = [
     {"claim": "groups", "value": "writers", "rights": ["write", "read"], "tenants": ["team-*", "acme"]},
     {"claim": "realm_access.roles", "value": "auditor", "rights": ["audit"], "tenants": ["*"]},
@@ -68,10 +69,10 @@ class Issuer:
         self.asked: Counter[str] = Counter()
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
         """By path: status, headers and body instead of what is right."""
-        self.hanging: set[str] = set()
-        """Paths that are not answered as long as they stand here."""
-        self.dripping: set[str] = set()
-        """Paths of which the answer comes a byte at a time, without end."""
+        self.hanging: dict[str, threading.Event] = {}
+        """Paths that are not answered before the event is set."""
+        self.dripping: dict[str, threading.Event] = {}
+        """Paths of which the answer comes a byte at a time, until the event is set."""
         self.scheme = "http"
         self._server: ThreadingHTTPServer | None = None
 
@@ -109,8 +110,8 @@ class Issuer:
     def stop(self) -> None:
         """Be away: nobody listens."""
         if self._server is not None:
-            self.hanging.clear()
-            self.dripping.clear()
+            for held in (*self.hanging.values(), *self.dripping.values()):
+                held.set()
             self._server.shutdown()
             self._server.server_close()
             self._server = None
@@ -159,8 +160,8 @@ def _handler(issuer: Issuer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             issuer.asked[self.path] += 1
-            while self.path in issuer.hanging:
-                time.sleep(0.02)
+            if self.path in issuer.hanging:
+                issuer.hanging[self.path].wait()
             document = issuer.document(self.path)
             right = (404, {}, b"") if document is None else (200, {}, json.dumps(document).encode())
             status, headers, body = issuer.answers.get(self.path, right)
@@ -169,9 +170,8 @@ def _handler(issuer: Issuer) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name, value)
             self.end_headers()
             try:
-                while self.path in issuer.dripping:
+                while self.path in issuer.dripping and not issuer.dripping[self.path].wait(DRIP_S):
                     self.wfile.write(b" ")
-                    time.sleep(0.02)
                 self.wfile.write(body)
             except ConnectionError:
                 self.close_connection = True

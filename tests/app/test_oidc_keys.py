@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,10 @@ async def test_tokens_that_name_unknown_keys_make_nobody_ask_more_often_than_all
 
 
 async def test_many_first_tokens_at_once_ask_the_issuer_once(checked: Checked, issuer: Issuer) -> None:
-    issuer.hanging.add(JWKS)
+    held = issuer.hanging[JWKS] = threading.Event()
     made = [asyncio.create_task(checked.caller(issuer.token(sub=f"u{number}"))) for number in range(20)]
     await until(lambda: issuer.asked[JWKS], "the issuer is asked")
-    issuer.hanging.clear()
+    held.set()
     assert {principal.id for principal in await asyncio.gather(*made)} == {f"oidc:u{number}" for number in range(20)}
     assert issuer.asked[JWKS] == 1
 
@@ -103,12 +104,12 @@ async def test_an_issuer_that_does_not_come_to_an_end_is_not_waited_for_long(
     assert issuer_keys.FETCH_TIMEOUT_S <= 10
     monkeypatch.setattr(issuer_keys, "FETCH_TIMEOUT_S", 2.0)
     checked = Checked(issuer, jwks_uri=issuer.jwks_uri)
-    getattr(issuer, how).add(JWKS)
+    held = getattr(issuer, how)[JWKS] = threading.Event()
     async with asyncio.timeout(30):
         with pytest.raises(NotReadyError):
             await checked.caller(issuer.token())
     assert "Timeout" in (checked.keys.fault or "")
-    getattr(issuer, how).clear()
+    held.set()
     with pytest.raises(NotReadyError):
         await checked.caller(issuer.token())
     assert issuer.asked[JWKS] == 1

@@ -24,6 +24,7 @@ from app.config import load_settings
 from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import ConfigurationError
 from tests.app.certificates import Authority, Pair
+from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.service_thread import serving
 from tests.app.test_raw_requests import answers
@@ -275,7 +276,7 @@ def test_who_reads_slowly_gets_all_of_the_last_answer(secured: Secured) -> None:
     assert {len(answer.body) for answer in found} == {int(found[0].headers["content-length"])}
 
 
-def test_a_certificate_is_replaced_while_the_service_runs(secured: Secured) -> None:
+async def test_a_certificate_is_replaced_while_the_service_runs(secured: Secured) -> None:
     def served() -> int:
         return serial_at(secured)
 
@@ -283,24 +284,24 @@ def test_a_certificate_is_replaced_while_the_service_runs(secured: Secured) -> N
         assert kept.get("/livez").status_code == 200
         before = served()
         secured.pair.take(secured.authority.issue("next"))
-        wait_for(lambda: served() == secured.pair.serial)
+        await until(lambda: served() == secured.pair.serial, "the new one is served")
         assert served() != before
         assert kept.get("/livez").status_code == 200
 
         whole = secured.pair.key.read_bytes()
         secured.pair.key.write_bytes(secured.authority.issue("other").key.read_bytes())
-        wait_for(lambda: "cannot be used" in tls_check(other))
+        await until(lambda: "cannot be used" in tls_check(other), "it is told")
         assert served() == secured.pair.serial
         assert other.get("/readyz").status_code == 200
         secured.pair.key.write_bytes(whole)
-        wait_for(lambda: tls_check(other) == "ok")
+        await until(lambda: tls_check(other) == "ok", "it is whole")
 
         soon = secured.authority.issue("soon", lives=timedelta(days=13))
         secured.pair.take(soon)
-        wait_for(lambda: "expires at" in tls_check(other))
+        await until(lambda: "expires at" in tls_check(other), "it is told")
         assert served() == soon.serial
         secured.pair.take(secured.authority.issue("last", with_rsa=True))
-        wait_for(lambda: tls_check(other) == "ok")
+        await until(lambda: tls_check(other) == "ok", "it is whole")
 
 
 def serial_at(secured: Secured) -> int:
@@ -315,13 +316,6 @@ def serial_at(secured: Secured) -> int:
 def tls_check(client: httpx.Client) -> str:
     check = client.get("/readyz").json()["checks"]["tls"]
     return "ok" if check["ok"] else str(check["detail"])
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 async def test_a_stop_does_not_wait_for_clients_that_keep_their_connections(
