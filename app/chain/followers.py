@@ -45,8 +45,15 @@ TENANTS_A_TURN = 64
 """Most tenants that are followed in one transaction."""
 COLLECT_S = 0.1
 """How long what was committed comes together before it is followed, unless somebody waits for it."""
+RUSH_ENTRIES = ENTRIES_A_TURN
+"""While so many come together each time, chaining has the processor to itself: more come together, and a job of which
+several entries come is written once."""
+RUSH_S = 2.0
+"""Longest that a rush keeps entries from being followed."""
 RECENT_BYTES_MAX = 16 << 20
 """Payload bytes of the newest entries that are kept to be followed; what is not kept is read back."""
+RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
+"""With so many kept a rush is followed at once: none of it is to be read back."""
 LOOK_INTERVAL_S = 2.0
 """How often it is asked who is behind: tenants that nobody here chained, or whose last turn failed."""
 
@@ -120,6 +127,9 @@ class TableFollower:
         """Tenants that may be behind; who waits longest comes first."""
         self._grown: dict[str, None] = {}
         """Those of which more is coming together."""
+        self._came = 0
+        """Entries that came since it was last looked whether to follow."""
+        self._rush_ends_s = 0.0
         self._failed: set[str] = set()
         """Those that could not be followed; they are tried again when it is next asked who is behind."""
         self._recent: dict[str, list[tuple[Any, ...]]] = {}
@@ -142,11 +152,22 @@ class TableFollower:
         if self._recent_bytes > RECENT_BYTES_MAX:
             self._recent, self._recent_bytes = {}, 0
         if not self._grown:
+            self._rush_ends_s = time.monotonic() + RUSH_S
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
+        self._came += len(growth.log_rows)
         self._grown.update(dict.fromkeys(growth.links))
         self._idle.clear()
 
     def _collected(self) -> None:
+        """Follow what came together, or let more come."""
+        came, self._came = self._came, 0
+        is_rush = came >= RUSH_ENTRIES and self._recent_bytes < RUSH_BYTES_MAX
+        if is_rush and time.monotonic() < self._rush_ends_s:
+            asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
+        else:
+            self._follow_grown()
+
+    def _follow_grown(self) -> None:
         self._behind.update(self._grown)
         self._grown.clear()
         self._wake.set()
@@ -175,7 +196,7 @@ class TableFollower:
 
     async def drain(self, timeout_s: float) -> None:
         """Have ``run`` follow what is chained, as far as it comes within ``timeout_s`` seconds."""
-        self._collected()
+        self._follow_grown()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
 
@@ -187,7 +208,7 @@ class TableFollower:
             self._note((), error)
             return
         self.last_error = None
-        self._behind.update(dict.fromkeys(behind))
+        self._behind.update(dict.fromkeys(name for name in behind if name not in self._grown))
 
     async def _follow_all(self) -> None:
         """Turns for all tenants that are behind, as far as they can be followed."""

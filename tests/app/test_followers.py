@@ -15,6 +15,8 @@ from app.chain.job_table import JobTable
 from app.pending.event_lines import EventLines
 from app.store import following, job_table
 from app.store.chain_reader import consistent_reader
+from app.store.chaining import LOG_COLUMNS
+from app.store.growth import Growth
 from app.store.migrate import migrate
 from ledger.errors import JobEndedError, JobExistsError
 from ledger.positions import BEFORE_FIRST
@@ -320,6 +322,49 @@ async def test_what_is_chained_while_others_are_followed_comes_together_first(
         assert await stands_at("acme", 1)
         await service.job_table.drain(60)
         assert await stands_at("acme", 2)
+
+
+async def test_a_rush_is_followed_behind_it_or_when_it_has_lasted_or_grown_enough(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 1), key=None)
+    await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = 'acme'")
+    # Nobody but the test says when the time to come together is over.
+    monkeypatch.setattr("app.chain.followers.COLLECT_S", 3600)
+    monkeypatch.setattr("app.chain.followers.RUSH_ENTRIES", 3)
+
+    async def is_followed(*came: int, looked: bool = False) -> bool:
+        """Whether the tenant is to be followed once so many entries have come together each time."""
+        follower = TableFollower(
+            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda: BEFORE_FIRST
+        )
+        seq = 0
+        for entries in came:
+            rows = [
+                tuple({"tenant_id": "acme", "seq": seq + n, "payload": "{}"}.get(name) for name in LOG_COLUMNS)
+                for n in range(1, entries + 1)
+            ]
+            follower.chained(Growth(rows, {"acme": []}))
+            seq += entries
+            follower._collected()
+        if looked:
+            await follower._find_behind()
+            follower._lose_connection()
+        return "acme" in follower._behind
+
+    assert await is_followed(2)
+    assert not await is_followed(3)
+    assert not await is_followed(3, 4)
+    assert not await is_followed(3, looked=True)
+    assert await is_followed(3, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr("app.chain.followers.RUSH_BYTES_MAX", 14)
+        assert not await is_followed(3, 3)
+        assert await is_followed(3, 3, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("app.chain.followers.RUSH_S", 0)
+        assert await is_followed(3)
 
 
 async def test_a_clean_stop_leaves_nothing_to_follow(run_node: RunNode, superuser: asyncpg.Connection) -> None:
