@@ -1,0 +1,230 @@
+"""The rules of whoever keeps the log of a node: pure but for the log, one message at a time, for one log.
+
+Always true::
+
+    promised epoch >= epoch of the tail
+    nothing is appended in an epoch whose history was not applied since this was made
+    the tail is never cut below what is known to be committed
+    an answer says only what is durable
+
+``elected`` is not kept: whoever was restarted is told the history again, and applying it again changes nothing.
+"""
+
+from __future__ import annotations
+
+from ledger.errors import InvalidInputError, WalCorruptError, WalError
+from ledger.positions import NO_EPOCH, Epoch, Lsn, after
+from wal import history as histories
+from wal.history import History
+from wal.replication import messages
+from wal.replication.checking import check_batches
+from wal.replication.divergence import last_common
+from wal.replication.messages import (
+    Ack,
+    Append,
+    Batches,
+    Configure,
+    Configured,
+    Elected,
+    Fetch,
+    Frame,
+    Greet,
+    Greeting,
+    Message,
+    Prepare,
+    Promise,
+    Ready,
+    Refusal,
+)
+from wal.replication.replica_log import ReplicaLog
+
+
+class Acceptor:
+    """Keeps one log, for the proposer that a run of a node is."""
+
+    def __init__(self, log: ReplicaLog, region: str) -> None:
+        self._log = log
+        self._region = region
+        self._elected: Epoch = NO_EPOCH
+        self._history: History = ()
+        """That of the proposer of the epoch ``_elected``."""
+        self._committed_lsn = log.control.committed_lsn
+        self._unsynced = False
+        self._owes_ack = False
+
+    @property
+    def log(self) -> ReplicaLog:
+        return self._log
+
+    @property
+    def committed_lsn(self) -> Lsn:
+        """The highest position that is known here to be committed; it may lag."""
+        return self._committed_lsn
+
+    def handle(self, run: str, frame: Frame) -> Frame | None:
+        """The answer to a message of the proposer's run ``run``; None for an Append, which ``flush`` answers.
+
+        Raises:
+            OSError, WalError: the log failed; nothing was promised or acknowledged, and it MUST be opened anew.
+        """
+        message = frame.message
+        if isinstance(message, Append):
+            refusal = self._append(run, message, frame.body)
+            return None if refusal is None else Frame(refusal)
+        if isinstance(message, Fetch):
+            return self._fetch(message)
+        answer: Message
+        match message:
+            case Greet():
+                answer = self._greet(message)
+            case Prepare():
+                answer = self._prepare(run, message)
+            case Elected():
+                answer = self._apply(run, message)
+            case Configure():
+                answer = self._configure(run, message)
+            case _:
+                answer = self._refuse(messages.UNREADABLE, f"a safekeeper is not told {type(message).__name__}")
+        return Frame(answer)
+
+    def flush(self) -> Frame | None:
+        """Sync what was appended, and answer the Appends since the last time; None when there were none."""
+        if not self._owes_ack:
+            return None
+        self._sync()
+        self._owes_ack = False
+        return Frame(Ack(self._elected, self._log.tail.lsn))
+
+    # --- who speaks -------------------------------------------------------------------------------
+
+    def _greet(self, message: Greet) -> Message:
+        control = self._log.control
+        if message.version != messages.PROTOCOL_VERSION:
+            return self._refuse(messages.UNREADABLE, f"this safekeeper speaks version {messages.PROTOCOL_VERSION}")
+        if message.wal_id not in ("", control.wal_id):
+            return self._refuse(messages.OTHER_WAL, f"WAL {control.wal_id} of {control.node_id} is kept here")
+        self._sync()
+        return Greeting(
+            control.member_id,
+            self._region,
+            control.wal_id,
+            control.promised_epoch,
+            self._log.tail,
+            self._committed_lsn,
+            self._log.configuration,
+        )
+
+    def _prepare(self, run: str, message: Prepare) -> Message:
+        control = self._log.control
+        if message.wal_id != control.wal_id:
+            return self._refuse(messages.OTHER_WAL, f"WAL {control.wal_id} of {control.node_id} is kept here")
+        if message.configuration.order < self._log.configuration.order:
+            return self._refuse(messages.OTHER_MEMBERS, "a newer list of members is known here")
+        if message.epoch < control.promised_epoch:
+            return self._fenced()
+        if message.epoch == control.promised_epoch and run != control.promised_run:
+            return self._fenced()
+        self._sync()
+        if message.configuration.order > self._log.configuration.order:
+            self._log.configure(message.configuration)
+        if message.epoch > control.promised_epoch:
+            self._elected = NO_EPOCH
+            self._log.store(
+                control._replace(promised_epoch=message.epoch, promised_run=run, committed_lsn=self._committed_lsn)
+            )
+        return Promise(
+            message.epoch,
+            self._log.first_lsn,
+            self._log.tail,
+            self._committed_lsn,
+            self._log.history,
+            self._log.configuration,
+        )
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def _apply(self, run: str, message: Elected) -> Message:
+        if not self._is_promised_to(run, message.epoch):
+            return self._fenced()
+        if not message.history or message.history[-1].epoch != message.epoch or not histories.rises(message.history):
+            return self._refuse(messages.UNREADABLE, "the history is not one of this epoch")
+        log = self._log
+        common = last_common(log.history, log.tail, message.history)
+        if common < self._committed_lsn and message.first_lsn <= self._committed_lsn:
+            return self._refuse(
+                messages.COMMITTED,
+                f"LSN {self._committed_lsn} is committed here, but the history parts from this log behind {common}",
+            )
+        self._sync()
+        is_behind = after(common) < message.first_lsn
+        if is_behind or (not log.history and log.first_lsn != message.first_lsn):
+            log.begin_at(message.first_lsn)
+        elif log.history and common < log.tail.lsn:
+            log.truncate(common)
+        self._elected = message.epoch
+        self._history = message.history
+        return Ready(message.epoch, log.tail)
+
+    def _append(self, run: str, message: Append, body: bytes | memoryview) -> Refusal | None:
+        if not self._is_promised_to(run, message.epoch):
+            return self._fenced()
+        if self._elected != message.epoch:
+            return self._refuse(messages.NOT_ELECTED, f"the history of epoch {message.epoch} was not applied here")
+        tail = self._log.tail
+        if body:
+            if message.previous != tail:
+                return self._refuse(messages.DOES_NOT_FIT, f"the log ends with {tail}, not with {message.previous}")
+            first_lsn = after(tail.lsn)
+            if histories.epoch_of(self._history, first_lsn) != message.written_in:
+                return self._refuse(
+                    messages.DOES_NOT_FIT, f"epoch {message.written_in} did not write LSN {first_lsn} by the history"
+                )
+            try:
+                last_lsn = check_batches(body, first_lsn, self._log.control.node_id)
+            except InvalidInputError as error:
+                return self._refuse(messages.DAMAGED, str(error))
+            if histories.epoch_of(self._history, last_lsn) != message.written_in:
+                return self._refuse(messages.DOES_NOT_FIT, "the batches reach into the next epoch")
+            self._log.append(message.written_in, body)
+            self._unsynced = True
+        self._committed_lsn = max(self._committed_lsn, min(message.committed_lsn, self._log.tail.lsn))
+        self._owes_ack = True
+        return None
+
+    def _fetch(self, message: Fetch) -> Frame:
+        self._sync()
+        try:
+            chunk = self._log.read(message.from_lsn, self._log.tail.lsn, message.bytes_max)
+        except WalCorruptError:
+            raise
+        except WalError as error:
+            return Frame(self._refuse(messages.NOT_HERE, str(error)))
+        return Frame(Batches(chunk.previous, chunk.written_in), chunk.batches)
+
+    def _configure(self, run: str, message: Configure) -> Message:
+        if not self._is_promised_to(run, message.epoch) or self._elected != message.epoch:
+            return self._fenced()
+        if message.configuration.order < self._log.configuration.order:
+            return self._refuse(messages.OTHER_MEMBERS, "a newer list of members is known here")
+        if message.configuration.order > self._log.configuration.order:
+            self._sync()
+            self._log.configure(message.configuration)
+        return Configured(message.epoch, self._log.configuration)
+
+    # --- what the rules ask -----------------------------------------------------------------------
+
+    def _sync(self) -> None:
+        """What was appended and not acknowledged is durable before anything is said of the log."""
+        if self._unsynced:
+            self._log.sync()
+            self._unsynced = False
+
+    def _is_promised_to(self, run: str, epoch: Epoch) -> bool:
+        control = self._log.control
+        return control.promised_epoch == epoch and control.promised_run == run
+
+    def _fenced(self) -> Refusal:
+        return self._refuse(messages.FENCED, f"epoch {self._log.control.promised_epoch} is followed here")
+
+    def _refuse(self, reason: str, detail: str) -> Refusal:
+        return Refusal(reason, detail, self._log.control.promised_epoch)

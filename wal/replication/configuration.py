@@ -1,0 +1,117 @@
+"""The list of members that keep one log: who they are, who of them votes, and how far it has changed.
+
+The file ``members`` beside the log, JSON in ASCII and one line::
+
+    {"copies": false, "epoch": 3, "generation": 2, "home": "use1", "members": [["<32 hex>", "use1"], ...]} <crc32 hex>
+
+Replaced as a whole. The control file holds the generation, too, stored later: so a list that is older than that was put
+back, and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from ledger.errors import WalCorruptError
+from ledger.positions import NO_EPOCH, Epoch
+from wal.segment import store_file
+
+MEMBERS_NAME = "members"
+MEMBERS_MAX = 32
+
+
+class Member(NamedTuple):
+    """One who keeps the log: a random id, made with his copy of it, 32 hex digits; and where he stands."""
+
+    member_id: str
+    region: str
+
+
+class Configuration(NamedTuple):
+    """The members of one log. Those of the home region vote; the others follow.
+
+    With ``copies`` nobody votes: what the members hold is a copy for later, from which nobody may take over. Of two
+    lists the one of the later epoch counts, within an epoch that of the higher generation.
+    """
+
+    generation: int = 0
+    epoch: Epoch = NO_EPOCH
+    home: str = ""
+    copies: bool = True
+    members: tuple[Member, ...] = ()
+
+    @property
+    def order(self) -> tuple[Epoch, int]:
+        """Of two lists the one with the higher counts."""
+        return self.epoch, self.generation
+
+    @property
+    def voters(self) -> frozenset[str]:
+        """Ids of the members whose promises and acknowledgements count."""
+        voting = () if self.copies else self.members
+        return frozenset(member.member_id for member in voting if member.region == self.home)
+
+    @property
+    def is_quorum(self) -> bool:
+        """Whether anybody votes: then nothing is committed without a majority."""
+        return bool(self.voters)
+
+    def has_majority(self, member_ids: frozenset[str]) -> bool:
+        """Whether these are more than half of the voters; never where nobody votes."""
+        voters = self.voters
+        return len(voters & member_ids) > len(voters) // 2
+
+    def of_region(self, region: str) -> frozenset[str]:
+        """Ids of the members in one region."""
+        return frozenset(member.member_id for member in self.members if member.region == region)
+
+
+NO_MEMBERS = Configuration()
+
+
+def differ_by_one(one: Configuration, other: Configuration) -> bool:
+    """Whether a majority of the one always meets a majority of the other: one voter more, or one less, or none."""
+    return len(one.voters ^ other.voters) <= 1
+
+
+def store(folder: Path, configuration: Configuration) -> None:
+    """Make it the list of ``folder``; durable when this returns.
+
+    Raises:
+        OSError: the old list is still whole.
+    """
+    text = json.dumps(configuration._asdict(), sort_keys=True)
+    store_file(folder / MEMBERS_NAME, f"{text} {crc32(text.encode()):08x}\n".encode())
+
+
+def load(folder: Path, generation: int) -> Configuration:
+    """The list of ``folder``, which the control file says to be of this generation at least.
+
+    Raises:
+        WalCorruptError: it is damaged, missing, or older.
+    """
+    path = folder / MEMBERS_NAME
+    try:
+        text, _, crc = path.read_text(encoding="ascii").rstrip("\n").rpartition(" ")
+    except FileNotFoundError:
+        text, crc = "", ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise _corrupt(str(error)) from error
+    if not text and not generation:
+        return NO_MEMBERS
+    if f"{crc32(text.encode()):08x}" != crc:
+        raise _corrupt("it is damaged or missing")
+    fields = json.loads(text)
+    found = Configuration(
+        **{**fields, "members": tuple(Member(*each) for each in fields["members"]), "epoch": Epoch(fields["epoch"])}
+    )
+    if found.generation < generation:
+        raise _corrupt(f"it is of generation {found.generation}, but generation {generation} was stored")
+    return found
+
+
+def _corrupt(reason: str) -> WalCorruptError:
+    return WalCorruptError(MEMBERS_NAME, 0, f"the list of members cannot be trusted: {reason}")

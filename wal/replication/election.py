@@ -1,0 +1,225 @@
+"""Becoming the writer of a log: greet the members, have a majority promise an epoch, find the log that counts.
+
+Pure: told what happened, it answers with what to say to whom. Nothing is written here; the ``Plan`` says what is to be
+done to the proposer's own copy before the first record of the new epoch.
+
+Steps::
+
+    1. greet all; the newest list of members that anybody knows says who votes
+    2. take an epoch above all that anybody promised, and prepare it with all who answered
+    3. once a majority of the voters promised, no record of a lower epoch can be committed any more: the best log among
+       theirs and one's own holds all that ever was
+
+Where nobody votes yet, or what the members hold are copies, one's own log is what counts, and step 3 asks nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after
+from wal import history as histories
+from wal.history import History
+from wal.replication.configuration import Configuration
+from wal.replication.divergence import last_common
+from wal.replication.messages import EMPTY, FENCED, Greet, Greeting, Message, Position, Prepare, Promise, Refusal
+
+ATTEMPTS_MAX = 8
+"""How often a higher epoch is tried when another proposer is faster: it wins then."""
+
+Said = list[tuple[str, Message]]
+"""Messages, each with the address of the member that it goes to."""
+
+
+class Held(NamedTuple):
+    """What a copy of a log holds; ``first_lsn`` is its oldest record, or the first to come."""
+
+    first_lsn: Lsn = Lsn(1)
+    tail: Position = EMPTY
+    history: History = ()
+    committed_lsn: Lsn = BEFORE_FIRST
+
+
+class Plan(NamedTuple):
+    """How an election ended that was won.
+
+    The proposer's own log is to be cut behind ``keep_lsn``, and to be given what is between that and ``tail`` by the
+    member at ``donor``, whose oldest record is ``donor_first_lsn``; by nobody where ``donor`` is None. The first record
+    of ``epoch`` comes behind ``tail``; ``history`` says so.
+    """
+
+    epoch: Epoch
+    wal_id: str
+    configuration: Configuration
+    keep_lsn: Lsn
+    tail: Position
+    donor: str | None
+    donor_first_lsn: Lsn
+    history: History
+    committed_lsn: Lsn
+
+
+class Election:
+    """One attempt of the run ``run`` to write the log of ``node_id``.
+
+    ``wal_id`` is empty, and ``own`` nothing, where the proposer has no copy. ``outcome`` becomes a Plan, or the reason
+    why there is none; then nothing more is to be told.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        run: str,
+        wal_id: str,
+        own: Held,
+        configuration: Configuration,
+        above: Epoch,
+        addresses: Iterable[str],
+    ) -> None:
+        self._greet = Greet(node_id, wal_id, run)
+        self._wal_id = wal_id
+        self._own = own
+        self._configuration = configuration
+        self._above = above
+        self._waiting = set(addresses)
+        """Of whom neither an answer nor a failure has come."""
+        self._addresses = tuple(self._waiting)
+        self._greetings: dict[str, Greeting] = {}
+        self._promises: dict[str, Promise] = {}
+        self._epoch: Epoch = NO_EPOCH
+        self._attempts = 0
+        self.outcome: Plan | str | None = None
+
+    def connected(self, address: str) -> Said:
+        """The member at ``address`` can be spoken to."""
+        return [(address, self._greet)]
+
+    def lost(self, address: str) -> Said:
+        """The member at ``address`` cannot be spoken to, or not any more."""
+        self._waiting.discard(address)
+        self._greetings.pop(address, None)
+        self._promises.pop(address, None)
+        return self._go_on()
+
+    def time_is_up(self) -> None:
+        """Nobody is waited for any longer."""
+        self._waiting.clear()
+        self._go_on()
+        if self.outcome is None:
+            self.outcome = self._no_quorum()
+
+    def received(self, address: str, message: Message) -> Said:
+        """The member at ``address`` answered."""
+        if self.outcome is not None:
+            return []
+        match message:
+            case Greeting():
+                return self._greeted(address, message)
+            case Promise() if message.epoch == self._epoch:
+                self._promises[address] = message
+                self._learn(message.configuration)
+                return self._go_on()
+            case Refusal() if message.reason == FENCED and message.promised_epoch >= self._epoch:
+                return self._prepare(message.promised_epoch)
+            case Refusal():
+                return self.lost(address)
+            case _:
+                return []
+
+    # --- the steps --------------------------------------------------------------------------------
+
+    def _greeted(self, address: str, greeting: Greeting) -> Said:
+        self._waiting.discard(address)
+        if greeting.member_id:
+            self._greetings[address] = greeting
+            self._learn(greeting.configuration)
+        if self._epoch and greeting.member_id:
+            return [(address, self._prepare_message())]
+        return self._go_on()
+
+    def _learn(self, configuration: Configuration) -> None:
+        if configuration.order > self._configuration.order:
+            self._configuration = configuration
+
+    def _go_on(self) -> Said:
+        """The next step, if it is time for it."""
+        if self.outcome is not None:
+            return []
+        configuration = self._configuration
+        if not self._epoch:
+            has_quorum = configuration.has_majority(self._members_of(self._greetings))
+            if not has_quorum and self._waiting:
+                return []
+            if configuration.is_quorum and not has_quorum:
+                self.outcome = self._no_quorum()
+                return []
+            return self._prepare(NO_EPOCH)
+        if not configuration.has_majority(self._members_of(self._promises)):
+            if not configuration.has_majority(self._members_of(self._greetings)) and not self._waiting:
+                self.outcome = self._no_quorum()
+            return []
+        self.outcome = self._decide()
+        return []
+
+    def _prepare(self, above: Epoch) -> Said:
+        """Step 2, with an epoch above all that are known."""
+        self._attempts += 1
+        if self._attempts > ATTEMPTS_MAX:
+            self.outcome = f"another proposer is at epoch {above}, and was faster {ATTEMPTS_MAX} times"
+            return []
+        promised = [greeting.promised_epoch for greeting in self._greetings.values()]
+        tails = [greeting.tail.epoch for greeting in self._greetings.values()]
+        known = (above, self._epoch, self._above, self._own.tail.epoch, *promised, *tails)
+        self._epoch = Epoch(1 + max(known))
+        self._promises.clear()
+        self._wal_id = self._wal_id or self._wal_id_of_voters()
+        if not self._configuration.is_quorum:
+            self.outcome = self._decide()
+            return []
+        return [(address, self._prepare_message()) for address in self._greetings]
+
+    def _prepare_message(self) -> Prepare:
+        return Prepare(self._epoch, self._wal_id, self._configuration)
+
+    def _wal_id_of_voters(self) -> str:
+        """The id of the log that most of those who answered keep."""
+        ids = [greeting.wal_id for greeting in self._greetings.values()]
+        return max(ids, key=ids.count, default="")
+
+    def _decide(self) -> Plan:
+        """Step 3: the best log is the highest (epoch of its last record, LSN), one's own among them."""
+        own, configuration = self._own, self._configuration
+        voting = {
+            address: promise
+            for address, promise in self._promises.items()
+            if self._greetings[address].member_id in configuration.voters
+        }
+        best, tail, history = None, own.tail, own.history
+        for address, promise in voting.items():
+            if promise.tail > tail:
+                best, tail, history = address, promise.tail, promise.history
+        donor = voting[best] if best is not None else None
+        keep_lsn = tail.lsn if donor is None else last_common(own.history, own.tail, donor.history)
+        return Plan(
+            epoch=self._epoch,
+            wal_id=self._wal_id,
+            configuration=configuration,
+            keep_lsn=min(keep_lsn, tail.lsn),
+            tail=tail,
+            donor=best,
+            donor_first_lsn=donor.first_lsn if donor else own.first_lsn,
+            history=histories.begin(history, self._epoch, after(tail.lsn)),
+            committed_lsn=max([own.committed_lsn, *(each.committed_lsn for each in voting.values())]),
+        )
+
+    def _members_of(self, answered: Iterable[str]) -> frozenset[str]:
+        return frozenset(self._greetings[address].member_id for address in answered)
+
+    def _no_quorum(self) -> str:
+        voters = self._configuration.voters or frozenset(self._addresses)
+        answered = self._members_of(self._greetings) & voters
+        return (
+            f"no quorum: {len(answered)} of {len(voters)} members that vote answer, {len(voters) // 2 + 1} are needed"
+        )

@@ -1,0 +1,263 @@
+"""A copy of a log in files: a WAL folder like that of a node, kept by a member of its quorum, or by the node itself
+while it becomes the writer.
+
+What is appended comes together in memory and is written as one batch by ``sync``: so there are never two batches that
+are not synced, which is what recovery stands on (``wal.survey``). Every epoch has segments of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from ledger.errors import WalError
+from ledger.hlc import Hlc
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
+from wal import control as control_file
+from wal import history as histories
+from wal import lock as wal_lock
+from wal.aside import set_aside
+from wal.control import Control
+from wal.format import (
+    BATCH_RECORD_BYTES,
+    WAL_ID_BYTES,
+    BatchRecord,
+    batch_of,
+    decode_batch,
+    encode_batch,
+)
+from wal.history import History
+from wal.log import Log
+from wal.reader import batches as batches_of
+from wal.reader import records_of
+from wal.recovery import recover
+from wal.replication import configuration as configurations
+from wal.replication.configuration import Configuration
+from wal.replication.messages import Position
+from wal.replication.replica_log import Chunk
+from wal.segment import Segment, list_segments
+from wal.truncation import CUT_PREFIX, truncate
+
+GATHERED_BYTES_MAX = 8 << 20
+"""More than this is not held before it is written."""
+
+
+class FileLog:
+    """The copy in ``folder``, of the log of ``node_id``, which MUST be closed again: it holds the folder's lock.
+
+    Where there is none yet, it is made with ``wal_id``, and with a random id of its keeper.
+
+    Raises:
+        WalLockedError: somebody else keeps it.
+        WalCorruptError: it is damaged; nothing was changed.
+        WalError: it is of another WAL.
+    """
+
+    def __init__(self, folder: Path, node_id: str, wal_id: str, *, segment_bytes: int = 64 << 20) -> None:
+        self._history: History = ()
+        self._first_lsn, self._last_lsn = Lsn(1), BEFORE_FIRST
+        self._log: Log | None = None
+        self._written_in = NO_EPOCH
+        self._gathered: list[bytes] = []
+        """Bodies of batches that are appended and not written, from ``_gathered_from`` on."""
+        self._gathered_bytes = 0
+        self._gathered_hlc = b""
+        self._gathered_from = Lsn(1)
+        self._lock = wal_lock.acquire(folder)
+        try:
+            self._folder, self._segment_bytes = folder, segment_bytes
+            control = control_file.load(folder)
+            if control is None:
+                if list_segments(folder):
+                    raise WalError(f"{folder} holds segments and no control file: put it back")
+                member_id = secrets.token_hex(WAL_ID_BYTES)
+                control = Control(wal_id, node_id, NO_EPOCH, Hlc(0, 0, node_id), member_id=member_id)
+                control_file.store(folder, control)
+            if (control.node_id, control.wal_id) != (node_id, wal_id or control.wal_id):
+                raise WalError(f"{folder} holds WAL {control.wal_id} of node {control.node_id}")
+            self._control = control
+            self._configuration = configurations.load(folder, control.generation)
+            self._reopen()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def close(self) -> None:
+        """Write and sync what was appended, and let the folder go."""
+        try:
+            self._let_go()
+        finally:
+            self._lock.release()
+
+    @property
+    def control(self) -> Control:
+        return self._control
+
+    @property
+    def configuration(self) -> Configuration:
+        return self._configuration
+
+    @property
+    def first_lsn(self) -> Lsn:
+        return self._first_lsn
+
+    @property
+    def tail(self) -> Position:
+        return Position(histories.epoch_of(self._history, self._last_lsn) or NO_EPOCH, self._last_lsn)
+
+    @property
+    def history(self) -> History:
+        return self._history
+
+    def store(self, control: Control) -> None:
+        durable_lsn = before(self._gathered_from)
+        control = control._replace(
+            durable_lsn=durable_lsn,
+            committed_lsn=min(control.committed_lsn, durable_lsn),
+            chained_lsn=min(control.chained_lsn, control.committed_lsn, durable_lsn),
+            signed_lsn=min(control.signed_lsn, control.chained_lsn, control.committed_lsn, durable_lsn),
+            generation=self._configuration.generation,
+            history=self._history,
+        )
+        control_file.store(self._folder, control)
+        self._control = control
+
+    def configure(self, configuration: Configuration) -> None:
+        configurations.store(self._folder, configuration)
+        self._configuration = configuration
+        self.store(self._control)
+
+    def append(self, written_in: Epoch, batches: bytes | memoryview) -> None:
+        if self._log is None or written_in != self._written_in:
+            self._begin(written_in)
+        for batch, body in _bodies(bytes(batches)):
+            self._gathered.append(body)
+            self._gathered_bytes += len(body)
+            self._gathered_hlc = batch.hlc
+            self._last_lsn = batch.last_lsn
+        if self._gathered_bytes >= GATHERED_BYTES_MAX:
+            self.sync()
+
+    def sync(self) -> None:
+        if not self._gathered:
+            return
+        assert self._log is not None
+        body = b"".join(self._gathered)
+        self._log.append(batch_of(self._gathered_from, self._last_lsn, self._gathered_hlc, body), body)
+        self._log.sync()
+        self._gathered, self._gathered_bytes = [], 0
+        self._gathered_from = after(self._last_lsn)
+
+    def truncate(self, last_lsn: Lsn) -> None:
+        self._let_go()
+        self._history = histories.up_to(self._history, last_lsn)
+        self._last_lsn, self._gathered_from = last_lsn, after(last_lsn)
+        self.store(self._control)
+        truncate(self._folder, self._control.node_id, last_lsn)
+        self._reopen()
+
+    def begin_at(self, first_lsn: Lsn) -> None:
+        self._let_go()
+        self._history, self._last_lsn, self._gathered_from = (), BEFORE_FIRST, Lsn(1)
+        self.store(self._control)
+        for segment in reversed(list_segments(self._folder)):
+            set_aside(self._folder, segment, CUT_PREFIX)
+        self._first_lsn = self._gathered_from = first_lsn
+        self._last_lsn = before(first_lsn)
+
+    def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
+        self.sync()
+        return read_chunk(self._folder, self._control.node_id, self._history, from_lsn, upto_lsn, bytes_max)
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _reopen(self) -> None:
+        """Take the log as it stands in its files, recovered."""
+        control = self._control
+        found = recover(self._folder, control.node_id, control.durable_lsn)
+        known = control.history or found.history
+        self._history = histories.up_to(histories.since(known, found.first_lsn), found.last_lsn)
+        if found.history and (not self._history or found.history[-1].epoch != self._history[-1].epoch):
+            self._history = histories.begin(self._history, *found.history[-1])
+        self._first_lsn, self._last_lsn = found.first_lsn, found.last_lsn
+        self._gathered_from = after(self._last_lsn)
+
+    def _begin(self, written_in: Epoch) -> None:
+        """What comes next was written in this epoch: it gets a segment of its own, known to the control file first."""
+        self._let_go()
+        if not self._history or self._history[-1].epoch < written_in:
+            self._history = histories.begin(self._history, written_in, self._gathered_from)
+            self.store(self._control)
+        for segment in list_segments(self._folder):
+            if segment.base_lsn >= self._gathered_from:
+                segment.path.unlink()  # without a record: whoever began it got no further
+        self._written_in = written_in
+        self._log = Log(
+            self._folder,
+            node_id=self._control.node_id,
+            wal_id=self._control.wal_id,
+            epoch=written_in,
+            next_lsn=self._gathered_from,
+            segment_bytes=self._segment_bytes,
+        )
+
+    def _let_go(self) -> None:
+        if self._log is not None:
+            self.sync()
+            self._log.close()
+            self._log = None
+
+
+def read_chunk(folder: Path, node_id: str, history: History, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
+    """Batches of the log in ``folder``, of one epoch, from ``from_lsn`` on: see ``ReplicaLog.read``."""
+    previous = Position(histories.epoch_of(history, before(from_lsn)) or NO_EPOCH, before(from_lsn))
+    segments = list_segments(folder)
+    if from_lsn > upto_lsn or not segments:
+        return Chunk(previous, previous.epoch, previous.lsn, b"")
+    if from_lsn < segments[0].base_lsn:
+        raise WalError(f"LSN {from_lsn} is no longer in {folder}, which begins with {segments[0].base_lsn}")
+    begun = max(at for at, segment in enumerate(segments) if segment.base_lsn <= from_lsn)
+    parts: list[bytes] = []
+    last_lsn = previous.lsn
+    for batch, body in _from(segments[begun], node_id, from_lsn, upto_lsn):
+        parts += (encode_batch(batch), body)
+        last_lsn = batch.last_lsn
+        bytes_max -= len(body)
+        if bytes_max <= 0:
+            break
+    if not parts:
+        raise WalError(f"LSN {from_lsn} is not in {folder}")
+    return Chunk(previous, segments[begun].epoch, last_lsn, b"".join(parts))
+
+
+def _from(segment: Segment, node_id: str, from_lsn: Lsn, upto_lsn: Lsn) -> Iterator[tuple[BatchRecord, bytes]]:
+    """The batches of a segment, or what of them is within these LSNs."""
+    for batch in batches_of(segment, node_id, from_lsn):
+        record = batch.record
+        if record.first_lsn > upto_lsn:
+            return
+        if from_lsn <= record.first_lsn and record.last_lsn <= upto_lsn:
+            yield record, batch.body
+            continue
+        start = end = 0
+        hlc = b""
+        for each in records_of(batch.body, segment.epoch, node_id):
+            if each.lsn < from_lsn:
+                start += each.length
+                end = start
+            elif each.lsn <= upto_lsn:
+                end += each.length
+                hlc = each.hlc.pack()
+        body = batch.body[start:end]
+        yield batch_of(max(record.first_lsn, from_lsn), min(record.last_lsn, upto_lsn), hlc, body), body
+
+
+def _bodies(data: bytes) -> Iterator[tuple[BatchRecord, bytes]]:
+    """The batches that ``data`` is, which were checked."""
+    at = 0
+    while at < len(data):
+        batch = decode_batch(data, at, len(data))
+        body_at = at + BATCH_RECORD_BYTES
+        at = body_at + batch.body_bytes
+        yield batch, data[body_at:at]

@@ -1,0 +1,380 @@
+"""Writing a log in the epoch that was won: every batch to every member, and what of it is committed.
+
+Pure: told what was written here and what members answer, it gives what to say to ``send``, at once. Each member is told
+the history first, then gets the batches that it lacks, the newest from memory, older ones from the log; many are under
+way to one member, and a slow one slows no other. All that a member is told again after a lost connection is told from
+what he says he holds.
+
+``committed_lsn`` rises to what a majority of the voters holds and the node's own log has synced, once that is a record
+of this epoch. With REPLICATED_ALL every member must hold it. Where the members keep copies, it is what is durable here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from ledger.errors import WalError
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
+from wal.history import History
+from wal.replication.configuration import Configuration, Member, differ_by_one
+from wal.replication.messages import (
+    EMPTY,
+    FENCED,
+    Ack,
+    Append,
+    Configure,
+    Configured,
+    Elected,
+    Frame,
+    Greet,
+    Greeting,
+    Message,
+    Position,
+    Prepare,
+    Promise,
+    Ready,
+    Refusal,
+)
+from wal.replication.replica_log import Chunk
+
+UNDER_WAY_BYTES_MAX = 8 << 20
+"""What is under way to one member; it asks for more by acknowledging."""
+RECENT_BYTES_MAX = 32 << 20
+"""The newest batches, kept in memory for members that follow closely."""
+CHUNK_BYTES = 1 << 20
+"""About what one Append carries of the log's files."""
+
+
+class AckMode(StrEnum):
+    """When a write counts as committed: see DESIGN of ``wal.ack_mode``."""
+
+    LOCAL_ASYNC = "LOCAL_ASYNC"
+    LOCAL_GROUP_SYNC = "LOCAL_GROUP_SYNC"
+    LOCAL_SYNC = "LOCAL_SYNC"
+    REPLICATED_QUORUM = "REPLICATED_QUORUM"
+    REPLICATED_ALL = "REPLICATED_ALL"
+
+    @property
+    def is_replicated(self) -> bool:
+        return self in (AckMode.REPLICATED_QUORUM, AckMode.REPLICATED_ALL)
+
+
+class Written(NamedTuple):
+    """One batch of this epoch, as it stands in a segment."""
+
+    first_lsn: Lsn
+    last_lsn: Lsn
+    data: bytes
+
+
+@dataclass(slots=True)
+class Link:
+    """What is known of the member at one address, as long as it can be spoken to."""
+
+    region: str
+    member_id: str = ""
+    is_connected: bool = False
+    is_streaming: bool = False
+    sent: Position = EMPTY
+    """Behind this goes the next batch."""
+    replicated_lsn: Lsn = BEFORE_FIRST
+    """What the member said it holds durably, in this epoch; it holds that also while it cannot be spoken to."""
+    under_way: int = 0
+    """Bytes sent and not acknowledged."""
+    under_way_ends: deque[tuple[Lsn, int]] | None = None
+
+
+class Proposer:
+    """The one writer of ``epoch``.
+
+    ``history`` ends with this epoch and its first LSN; ``read(from_lsn, upto_lsn, bytes_max)`` gives what is durable of
+    the own log; ``oldest_lsn()`` its oldest record. ``addresses`` says in which region who stands.
+
+    ``on_fenced(detail)`` is called when another proposer was promised a higher epoch: this one is over.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        run: str,
+        wal_id: str,
+        epoch: Epoch,
+        history: History,
+        configuration: Configuration,
+        home: str,
+        ack_mode: AckMode,
+        addresses: Mapping[str, str],
+        committed_lsn: Lsn,
+        read: Callable[[Lsn, Lsn, int], Chunk],
+        oldest_lsn: Callable[[], Lsn],
+        send: Callable[[str, Frame], None],
+        drop: Callable[[str, str], None],
+        on_fenced: Callable[[str], None],
+        on_configured: Callable[[Configuration], None],
+    ) -> None:
+        assert history[-1].epoch == epoch
+        self._greet = Greet(node_id, wal_id, run)
+        self._wal_id = wal_id
+        self._epoch = epoch
+        self._history = history
+        self._epoch_start_lsn = history[-1].first_lsn
+        self.configuration = configuration
+        self._pending: Configuration | None = None
+        """A list that is being stored, and by whom it is."""
+        self._stored_by: set[str] = set()
+        self._home = home
+        self._ack_mode = ack_mode
+        self._read = read
+        self._oldest_lsn = oldest_lsn
+        self._send = send
+        self._drop = drop
+        self._on_fenced = on_fenced
+        self._on_configured = on_configured
+        self.links = {address: Link(region) for address, region in addresses.items()}
+        self._recent: dict[Lsn, Written] = {}
+        """By first LSN, in order."""
+        self._recent_bytes = 0
+        self._written_lsn = before(self._epoch_start_lsn)
+        self._durable_lsn = self._written_lsn
+        self.committed_lsn = committed_lsn
+        self.is_fenced = False
+
+    # --- what happens here ------------------------------------------------------------------------
+
+    def written(self, batch: Written) -> None:
+        """A batch was given to the operating system here; it need not be durable."""
+        assert batch.first_lsn == after(self._written_lsn)
+        self._written_lsn = batch.last_lsn
+        self._recent[batch.first_lsn] = batch
+        self._recent_bytes += len(batch.data)
+        while self._recent_bytes > RECENT_BYTES_MAX:
+            self._recent_bytes -= len(self._recent.pop(next(iter(self._recent))).data)
+        for address, link in self.links.items():
+            if link.is_streaming:
+                self._pump(address, link)
+
+    def became_durable(self, lsn: Lsn) -> None:
+        """All up to ``lsn`` is synced here."""
+        self._durable_lsn = lsn
+        self._commit()
+
+    def tell_committed(self) -> None:
+        """Tell the members what is committed, and hear whether they are there: called now and then."""
+        for address, link in self.links.items():
+            if link.is_streaming:
+                self._say(address, Append(self._epoch, link.sent, self._epoch, self.committed_lsn))
+
+    # --- what members say -------------------------------------------------------------------------
+
+    def connected(self, address: str) -> None:
+        link = self.links[address]
+        self._forget(link)
+        link.is_connected = True
+        self._say(address, self._greet)
+
+    def lost(self, address: str) -> None:
+        self._forget(self.links[address])
+
+    def received(self, address: str, message: Message) -> None:
+        """The member at ``address`` answered."""
+        link = self.links[address]
+        if self.is_fenced or not link.is_connected:
+            return
+        match message:
+            case Greeting():
+                self._greeted(address, link, message)
+            case Promise() if message.epoch == self._epoch:
+                first_lsn = self._oldest_lsn()
+                self._say(address, Elected(self._epoch, first_lsn, self._history))
+            case Ready() if message.epoch == self._epoch:
+                link.is_streaming = True
+                link.sent = message.tail
+                link.replicated_lsn = message.tail.lsn
+                link.under_way, link.under_way_ends = 0, deque()
+                if self._pending is not None:
+                    self._say(address, Configure(self._epoch, self._pending))
+                self._acknowledged(address, link, message.tail.lsn)
+            case Ack() if message.epoch == self._epoch and link.is_streaming:
+                self._acknowledged(address, link, message.durable_lsn)
+            case Configured():
+                if message.configuration == self._pending:
+                    self._stored_by.add(link.member_id)
+                self._reconfigure()
+            case Refusal() if message.reason == FENCED and message.promised_epoch > self._epoch:
+                self._fence(f"{link.member_id or address} follows epoch {message.promised_epoch}: {message.detail}")
+            case Refusal():
+                self._drop(address, f"{message.reason}: {message.detail}")
+            case _:
+                self._drop(address, f"an answer that was not asked for: {type(message).__name__}")
+
+    def _greeted(self, address: str, link: Link, greeting: Greeting) -> None:
+        theirs = greeting.configuration
+        if greeting.promised_epoch > self._epoch or theirs.epoch > self._epoch:
+            self._fence(f"{greeting.member_id} follows epoch {max(greeting.promised_epoch, theirs.epoch)}")
+        elif theirs.order > self.configuration.order and theirs != self._pending:
+            self._drop(address, "it holds a list of members that never counted, and waits for the next")
+        elif any(other.member_id == greeting.member_id for name, other in self.links.items() if name != address):
+            self._drop(address, f"member {greeting.member_id} answers at another address, too")
+        else:
+            if link.member_id != greeting.member_id:
+                link.member_id, link.replicated_lsn = greeting.member_id, BEFORE_FIRST
+            known = theirs if theirs == self._pending else self.configuration
+            self._say(address, Prepare(self._epoch, self._wal_id, known))
+
+    def _acknowledged(self, address: str, link: Link, lsn: Lsn) -> None:
+        link.replicated_lsn = max(link.replicated_lsn, lsn)
+        ends = link.under_way_ends
+        assert ends is not None
+        while ends and ends[0][0] <= lsn:
+            link.under_way -= ends.popleft()[1]
+        self._commit()
+        self._reconfigure()
+        self._pump(address, link)
+
+    def _fence(self, detail: str) -> None:
+        if not self.is_fenced:
+            self.is_fenced = True
+            self._on_fenced(detail)
+
+    def _forget(self, link: Link) -> None:
+        link.is_connected = link.is_streaming = False
+        link.under_way, link.under_way_ends = 0, None
+
+    # --- shipping ---------------------------------------------------------------------------------
+
+    def _pump(self, address: str, link: Link) -> None:
+        """Send the member what it lacks, as far as that may be under way at once."""
+        ends = link.under_way_ends
+        assert ends is not None
+        while link.is_streaming and link.under_way < UNDER_WAY_BYTES_MAX and link.sent.lsn < self._written_lsn:
+            try:
+                chunk = self._behind(link.sent)
+            except WalError as error:
+                self._drop(address, str(error))
+                return
+            if not chunk.batches:
+                return
+            append = Append(self._epoch, link.sent, chunk.written_in, self.committed_lsn)
+            link.sent = Position(chunk.written_in, chunk.last_lsn)
+            link.under_way += len(chunk.batches)
+            ends.append((chunk.last_lsn, len(chunk.batches)))
+            self._send(address, Frame(append, chunk.batches))
+
+    def _behind(self, sent: Position) -> Chunk:
+        """Batches behind ``sent``: from memory where they are there, else from the log, as far as that is durable."""
+        first_lsn = after(sent.lsn)
+        batch = self._recent.get(first_lsn)
+        if batch is not None:
+            return Chunk(sent, self._epoch, batch.last_lsn, batch.data)
+        if first_lsn > self._durable_lsn:
+            return Chunk(sent, self._epoch, sent.lsn, b"")
+        return self._read(first_lsn, self._durable_lsn, CHUNK_BYTES)
+
+    # --- what is committed ------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        reached = self._held_lsn()
+        if reached >= self._epoch_start_lsn:
+            self.committed_lsn = max(self.committed_lsn, reached)
+
+    def _held_lsn(self) -> Lsn:
+        """Up to here the own log and as many members as the mode asks for hold the log."""
+        voters = self.configuration.voters
+        if not self._ack_mode.is_replicated and not voters:
+            return self._durable_lsn
+        if not voters:
+            return BEFORE_FIRST
+        if self._ack_mode is AckMode.REPLICATED_ALL:
+            return min([self._durable_lsn, *(link.replicated_lsn for link in self.links.values())])
+        return min(self._durable_lsn, self._majority_lsn(voters))
+
+    def _majority_lsn(self, member_ids: frozenset[str]) -> Lsn:
+        """What more than half of these members hold."""
+        held = [link.replicated_lsn for link in self.links.values() if link.member_id in member_ids]
+        held += [BEFORE_FIRST] * (len(member_ids) - len(held))
+        return sorted(held, reverse=True)[len(member_ids) // 2]
+
+    def region_lsns(self) -> dict[str, Lsn]:
+        """By region, what is held there: at home what is committed, elsewhere by a majority of its members."""
+        regions = {member.region for member in self.configuration.members} - {self._home}
+        held = {region: self._majority_lsn(self.configuration.of_region(region)) for region in regions}
+        return {**held, self._home: self.committed_lsn}
+
+    # --- who keeps it -----------------------------------------------------------------------------
+
+    def _reconfigure(self) -> None:
+        """Go on with a change of the members, or begin the next: one voter at a time, and only once a record of this
+        epoch is committed, so that no proposer before can still have one under way."""
+        if self._pending is not None:
+            if self._is_stored(self._pending):
+                self.configuration, self._pending = self._pending, None
+                self._on_configured(self.configuration)
+                self._commit()
+            else:
+                return
+        if (following := self._next_configuration()) is not None:
+            self._pending = following
+            self._stored_by = set()
+            for address, link in self.links.items():
+                if link.is_streaming:
+                    self._say(address, Configure(self._epoch, following))
+
+    def _is_stored(self, following: Configuration) -> bool:
+        stored = frozenset(self._stored_by)
+        if not self.configuration.is_quorum:
+            return following.voters <= stored
+        return self.configuration.has_majority(stored) and (following.has_majority(stored) or not following.is_quorum)
+
+    def _next_configuration(self) -> Configuration | None:
+        """The list that the present one is to be followed by; None where it is as it should be, or must wait.
+
+        The first of an epoch is the one before with another epoch: so that one which a proposer before could not have
+        stored by a majority never counts again.
+        """
+        now = self.configuration
+        if now.is_quorum and self.committed_lsn < self._epoch_start_lsn:
+            return None
+        if now.is_quorum and now.epoch < self._epoch:
+            return self._following(now.members)
+        links = self.links.values()
+        caught_up_lsn = max(self._epoch_start_lsn, self.committed_lsn if now.is_quorum else BEFORE_FIRST)
+        ready = {
+            link.member_id: Member(link.member_id, link.region)
+            for link in links
+            if link.is_streaming and link.replicated_lsn >= caught_up_lsn
+        }
+        everybody = all(link.member_id for link in links)
+        if not self._ack_mode.is_replicated:
+            return self._as_copies(now, ready)
+        if not now.is_quorum:
+            is_whole = all(link.is_streaming and link.member_id in ready for link in links if link.region == self._home)
+            return self._following(tuple(sorted(ready.values()))) if is_whole else None
+        kept = {member.member_id: member for member in now.members}
+        shown = {link.member_id for link in links}
+        for member_id, member in sorted(ready.items()):
+            if member_id not in kept:
+                return self._following((*now.members, member))
+        for member in now.members:
+            if everybody and member.member_id not in shown:
+                return self._following(tuple(each for each in now.members if each != member))
+        return None
+
+    def _as_copies(self, now: Configuration, ready: Mapping[str, Member]) -> Configuration | None:
+        kept = {member.member_id: member for member in now.members}
+        if now.copies and ready.keys() <= kept.keys():
+            return None
+        return self._following(tuple(sorted({**kept, **ready}.values())), copies=True)
+
+    def _following(self, members: tuple[Member, ...], *, copies: bool = False) -> Configuration:
+        now = self.configuration
+        following = Configuration(now.generation + 1, self._epoch, self._home, copies, members)
+        assert not now.is_quorum or copies or differ_by_one(now, following)
+        return following
+
+    def _say(self, address: str, message: Message) -> None:
+        self._send(address, Frame(message))
