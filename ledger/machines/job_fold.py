@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from ledger.canonical import INTEGER_MAX
@@ -39,6 +40,7 @@ _Fact = TypeVar("_Fact", Progress, Workflow)
 CREATION: Final = JOB_EVENTS["JobCreated"].action
 
 
+_PARTS: Final = attrgetter(*JobState._fields)
 _NOTHING: Final = JobState("", (0, 0, ""), 0, 0)
 """What is known of a job before its first event."""
 
@@ -46,25 +48,7 @@ _NOTHING: Final = JobState("", (0, 0, ""), 0, 0)
 class JobFold:
     """What is known of one job so far; empty, or what ``state`` says. ``state`` itself is never changed."""
 
-    __slots__ = (
-        "accepted",
-        "ack",
-        "cancel",
-        "created",
-        "end",
-        "fence",
-        "fence_seq",
-        "is_empty",
-        "job_id",
-        "last_hlc",
-        "last_hlc_seq",
-        "last_seq",
-        "others",
-        "progress",
-        "refused",
-        "run",
-        "workflow",
-    )
+    __slots__ = ("is_empty", *JobState._fields)
 
     def __init__(self, job_id: str, state: JobState | None = None) -> None:
         self.is_empty = state is None
@@ -133,24 +117,7 @@ class JobFold:
 
     def state(self) -> JobState:
         """What was folded so far; to be asked once nothing more is added."""
-        return JobState(
-            self.job_id,
-            self.last_hlc,
-            self.last_seq,
-            self.fence,
-            self.created,
-            self.cancel,
-            self.run,
-            self.end,
-            self.accepted,
-            self.ack,
-            self.progress,
-            self.workflow,
-            self.others,
-            self.refused,
-            self.last_hlc_seq,
-            self.fence_seq,
-        )
+        return JobState._make(_PARTS(self))
 
 
 Take = Callable[[JobFold, Rank, str, Mapping[str, Any]], None]
