@@ -6,7 +6,7 @@ Files are compared with the manifests that the driver read. Who signed those is 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, cast
@@ -14,7 +14,7 @@ from typing import ClassVar, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledger.errors import ArchiveInvalidError, TenantNotFoundError
+from ledger.errors import ArchiveInvalidError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, StoredTree
 from ledger.verification.range_fold import Ends
 from pipeline.archive.judging import ArchiveJudge
@@ -25,23 +25,22 @@ from pipeline.archive.reader import TenantArchive, check_month, tenants_of
 from pipeline.archive.store import ArchiveStore
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from pipeline.places.protocol import (
-    EVER,
-    ROWS_A_PIECE,
     Facts,
     Judged,
     Judgement,
     OpenPlace,
     Piece,
     PieceReader,
+    Place,
     ReaderOf,
     Sealed,
-    Times,
+    Wanted,
 )
 from signing.keys import Keyring
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivePlace:
+class ArchivePlace(Place):
     """An archive, by its URL."""
 
     kind: ClassVar[str] = "archive"
@@ -59,10 +58,6 @@ class ArchivePlace:
             ArchiveUnavailableError: it cannot be read.
         """
         yield OpenArchive(ArchiveStore(self.url), keyring)
-
-    def planned(self) -> AbstractContextManager[OpenPlace]:
-        """As ``open``: nothing of it changes."""
-        return self.open()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +118,8 @@ class ArchivePieceReader(PieceReader):
                     yield _as(SNAPSHOT_SCHEMA, batch, SNAPSHOT_COLUMNS)
 
 
-class OpenArchive:
+class OpenArchive(OpenPlace):
     """An archive; what its manifests say is what their makers say."""
-
-    is_copy: ClassVar[bool] = True
-    file: ClassVar[None] = None
 
     def __init__(self, store: ArchiveStore, keyring: Keyring | None) -> None:
         self._store = store
@@ -142,23 +134,12 @@ class OpenArchive:
         """Every tenant that it has manifests of."""
         return list(self._tenants)
 
-    def pieces(
-        self,
-        tenants: Collection[str] | None = None,
-        *,
-        rows_a_piece: int = ROWS_A_PIECE,
-        from_seq: int | None = None,
-        to_seq: int | None = None,
-        times: Times = EVER,
-    ) -> list[Piece]:
-        """One piece a file, whatever ``rows_a_piece``: a file is fetched and compared whole.
+    def pieces_of(self, tenants: Sequence[str], wanted: Wanted) -> list[Piece]:
+        """One piece a file, however many rows it has: a file is fetched and compared whole.
 
         Files of months before ``times`` are passed over; those behind are not, as entries of any time may be there.
         """
-        pieces = []
-        for tenant_id in self._tenants if tenants is None else self._existing(tenants):
-            pieces += self._pieces_of(tenant_id, from_seq, to_seq, times)
-        return pieces
+        return [piece for tenant_id in tenants for piece in self._pieces_of(tenant_id, wanted)]
 
     def reader(self, piece: Piece) -> PieceReader:
         """As in a task."""
@@ -182,10 +163,6 @@ class OpenArchive:
             Sealed(each.manifest.to_seq, each.manifest.checkpoint, [*map(bytes.fromhex, each.manifest.consistency)])
             for each in self._archive(tenant_id).sealed
         ]
-
-    def named_keys(self) -> None:
-        """None: who made an archive may have named any."""
-        return None
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """Signatures, checkpoints and digests of the manifests; the objects have the aspect ``archive``."""
@@ -217,14 +194,8 @@ class OpenArchive:
             self._read[tenant_id] = TenantArchive.read(self._store, tenant_id, keyring or self._keyring)
         return self._read[tenant_id]
 
-    def _existing(self, tenants: Collection[str]) -> list[str]:
-        wanted = sorted(set(tenants))
-        for tenant_id in wanted:
-            if tenant_id not in self._tenants:
-                raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in the archive {self._store.url}")
-        return wanted
-
-    def _pieces_of(self, tenant_id: str, from_seq: int | None, to_seq: int | None, times: Times) -> list[Piece]:
+    def _pieces_of(self, tenant_id: str, wanted: Wanted) -> list[Piece]:
+        _, from_seq, to_seq, times = wanted
         files = list(self._archive(tenant_id).files(from_seq, to_seq))
         earliest = ("" if times.from_ms is None else month_of(times.from_ms)) or "0"
         pieces: list[Piece] = []

@@ -7,7 +7,7 @@ signed the manifest is not judged here. A file MUST be found under the same path
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,20 +15,20 @@ from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
-from ledger.errors import BundleInvalidError, InvalidInputError, TenantNotFoundError
+from ledger.errors import BundleInvalidError, InvalidInputError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA, batch_of
 from pipeline.places.protocol import (
     EVER,
-    ROWS_A_PIECE,
     Facts,
     Judgement,
     OpenPlace,
     Piece,
     PieceReader,
+    Place,
     ReaderOf,
     Sealed,
-    Times,
+    Wanted,
 )
 from signing.bundle.reader import BundleReader, Scanned
 from signing.bundle.snapshot_rows import FROM_SEQ, TO_SEQ
@@ -39,7 +39,7 @@ _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 
 
 @dataclass(frozen=True, slots=True)
-class BundlePlace:
+class BundlePlace(Place):
     """A bundle file."""
 
     kind: ClassVar[str] = "bundle"
@@ -62,10 +62,6 @@ class BundlePlace:
             raise type(error)(f"{self.path}: {error}") from error
         with bundle as reader:
             yield OpenBundle(self.path, reader)
-
-    def planned(self) -> AbstractContextManager[OpenPlace]:
-        """As ``open``: nothing of it changes."""
-        return self.open()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,45 +115,33 @@ class BundlePieceReader(PieceReader):
             yield batch_of(batch, SNAPSHOT_SCHEMA)
 
 
-class OpenBundle:
+class OpenBundle(OpenPlace):
     """An open bundle; what its manifest says is what its maker says."""
 
-    is_copy: ClassVar[bool] = True
-
     def __init__(self, path: Path, bundle: BundleReader) -> None:
-        self.file = path
+        self.file = self._path = path
         self._bundle = bundle
 
     def __str__(self) -> str:
-        return str(self.file)
+        return str(self._path)
 
     def tenants(self) -> list[str]:
         """The one tenant it is of."""
         return [self._bundle.manifest.tenant_id]
 
-    def pieces(
-        self,
-        tenants: Collection[str] | None = None,
-        *,
-        rows_a_piece: int = ROWS_A_PIECE,
-        from_seq: int | None = None,
-        to_seq: int | None = None,
-        times: Times = EVER,
-    ) -> list[Piece]:
+    def pieces_of(self, tenants: Sequence[str], wanted: Wanted) -> list[Piece]:
         """Runs of entry parts with at most ``rows_a_piece`` rows, or one part, in the range of the manifest."""
-        manifest = self._bundle.manifest
-        for tenant in sorted(set(tenants or ())):
-            if tenant != manifest.tenant_id:
-                raise TenantNotFoundError(f"there is no tenant {tenant!r} in {self}")
-        if tenants is not None and not tenants:
+        if not tenants:
             return []
-        where = BundleFile(str(self.file.absolute()), self._bundle.scanned, from_seq, to_seq)
+        manifest = self._bundle.manifest
+        rows_a_piece, from_seq, to_seq, times = wanted
+        where = BundleFile(str(self._path.absolute()), self._bundle.scanned, from_seq, to_seq)
         pieces: list[Piece] = []
         rows, seq = 0, manifest.from_seq
         low, high = from_seq or manifest.from_seq, manifest.to_seq if to_seq is None else to_seq
-        wanted = set(self._bundle.parts_of(from_seq, to_seq))
+        touched = set(self._bundle.parts_of(from_seq, to_seq))
         for number, part in enumerate(manifest.entry_parts):
-            if number in wanted:
+            if number in touched:
                 begins = not pieces or rows + part.rows > rows_a_piece
                 first, rows = (max(seq, low), part.rows) if begins else (pieces.pop().from_seq, rows + part.rows)
                 last = min(seq + part.rows - 1, high)
@@ -190,10 +174,6 @@ class OpenBundle:
         manifest = self._bundle.manifest
         proof = [*map(bytes.fromhex, manifest.consistency)]
         return [Sealed(manifest.to_seq, self._bundle.checkpoint(), proof)]
-
-    def named_keys(self) -> None:
-        """None: who made a bundle may have put any into it."""
-        return None
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """Refused: a bundle is verified as a file, from its container on."""

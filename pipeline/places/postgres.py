@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from ledger.errors import ConfigurationError, TenantNotFoundError
+from ledger.errors import ConfigurationError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from ledger.verification.range_fold import Ends
 from pipeline.places import statements
@@ -26,11 +26,13 @@ from pipeline.places.protocol import (
     Facts,
     Judged,
     Judgement,
+    OpenPlace,
     Piece,
     PieceReader,
+    Place,
     ReaderOf,
     Sealed,
-    Times,
+    Wanted,
     cut,
 )
 from signing.key_history import named_keys, without_trust
@@ -90,7 +92,7 @@ class PostgresPieceReader(PieceReader):
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresPlace:
+class PostgresPlace(Place):
     """A ledger in PostgreSQL."""
 
     kind: ClassVar[str] = "dsn"
@@ -120,11 +122,10 @@ class PostgresPlace:
             yield OpenPostgres(connection, state_of(connection, self.dsn, None))
 
 
-class OpenPostgres:
+class OpenPostgres(OpenPlace):
     """A ledger in PostgreSQL, held in one state."""
 
     is_copy: ClassVar[bool] = False
-    file: ClassVar[None] = None
 
     def __init__(self, connection: Connection, state: PostgresState) -> None:
         self._connection = connection
@@ -132,24 +133,19 @@ class OpenPostgres:
         self._types = dict(state.altered)
         self._facts: dict[str, Facts] = {}
 
+    def __str__(self) -> str:
+        return str(self.state.dsn)
+
     def tenants(self) -> list[str]:
         """Every tenant that any table names."""
         return [row[0] for row in self._connection.rows(statements.TENANTS)]
 
-    def pieces(
-        self,
-        tenants: Collection[str] | None = None,
-        *,
-        rows_a_piece: int = ROWS_A_PIECE,
-        from_seq: int | None = None,
-        to_seq: int | None = None,
-        times: Times = EVER,
-    ) -> list[Piece]:
-        """The pieces of these tenants; borders are multiples of ``rows_a_piece``."""
-        wanted = self.tenants() if tenants is None else self._existing(tenants)
+    def pieces_of(self, tenants: Sequence[str], wanted: Wanted) -> list[Piece]:
+        """Borders are multiples of ``rows_a_piece``."""
+        rows_a_piece, from_seq, to_seq, times = wanted
         pieces: list[Piece] = []
-        for at in range(0, len(wanted), TENANTS_AT_ONCE):
-            some = wanted[at : at + TENANTS_AT_ONCE]
+        for at in range(0, len(tenants), TENANTS_AT_ONCE):
+            some = tenants[at : at + TENANTS_AT_ONCE]
             occupied: dict[str, list[int]] = {tenant: [] for tenant in some}
             for tenant, seq in self._connection.rows(statements.occupied(some, rows_a_piece, from_seq, to_seq)):
                 occupied[tenant].append(seq)
@@ -185,7 +181,7 @@ class OpenPostgres:
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """Heads and trees; a tenant that has neither head nor entries, and that a table still names, is left over.
         Without ``keyring`` no signature is good."""
-        self._existing(tenants)
+        self.existing(tenants)
         self.read_facts(tenants)
         judged = {}
         for tenant_id in tenants:
@@ -202,13 +198,9 @@ class OpenPostgres:
             for tenant, *row in self._connection.rows(statements.facts(self._types, some)):
                 self._facts[tenant] = _facts(tenant, row)
 
-    def _existing(self, tenants: Collection[str]) -> list[str]:
-        wanted = sorted(set(tenants))
-        found = {row[0] for row in self._connection.rows(statements.tenants_among(wanted))} if wanted else set()
-        for tenant in wanted:
-            if tenant not in found:
-                raise TenantNotFoundError(f"there is no tenant {tenant!r} in {self.state.dsn}")
-        return wanted
+    def tenants_among(self, tenants: Sequence[str]) -> list[str]:
+        """Those of ``tenants`` that any table names."""
+        return [row[0] for row in self._connection.rows(statements.tenants_among(tenants))] if tenants else []
 
     def _cut(self, whole: Piece, occupied: Sequence[int], rows_a_piece: int) -> list[Piece]:
         last = self._facts[whole.tenant_id].last

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
-from ledger.errors import ArchiveInvalidError
+from ledger.errors import ArchiveInvalidError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from ledger.verification.range_fold import Ends
 from signing.keys import Keyring
@@ -133,17 +133,26 @@ class Piece:
         return (SEQ_MIN if self.from_seq is None else self.from_seq, SEQ_MAX if self.to_seq is None else self.to_seq)
 
 
+class Wanted(NamedTuple):
+    """Which pieces of a tenant are asked for, and of about how many rows each."""
+
+    rows_a_piece: int
+    from_seq: int | None
+    to_seq: int | None
+    times: Times
+
+
 class OpenPlace(Protocol):
-    """A place held in one state, on the driver. ``str()`` of it tells no password."""
+    """A place held in one state, on the driver. ``str()`` of it tells no password.
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether it is a copy of parts of a ledger, so that nothing follows from what it lacks: neither job states nor
-        keys are stored with it."""
+    What is written out here is that of copies of ledgers.
+    """
 
-    @property
-    def file(self) -> Path | None:
-        """The one signed file that it is, None when it is none."""
+    is_copy: ClassVar[bool] = True
+    """Whether it is a copy of parts of a ledger, so that nothing follows from what it lacks: neither job states nor
+    keys are stored with it."""
+    file: Path | None = None
+    """The one signed file that it is, None when it is none."""
 
     def tenants(self) -> list[str]:
         """Every tenant that it holds anything of, in byte order."""
@@ -162,6 +171,24 @@ class OpenPlace(Protocol):
         Raises:
             TenantNotFoundError: there is nothing of a tenant that was named.
         """
+        named = self.tenants() if tenants is None else self.existing(tenants)
+        return self.pieces_of(named, Wanted(rows_a_piece, from_seq, to_seq, times))
+
+    def pieces_of(self, tenants: Sequence[str], wanted: Wanted) -> list[Piece]:
+        """As ``pieces``, of tenants that are there."""
+
+    def existing(self, tenants: Collection[str]) -> list[str]:
+        """``tenants``, each once, in byte order; raises as ``pieces``."""
+        named = sorted(set(tenants))
+        held = self.tenants_among(named)
+        for tenant_id in named:
+            if tenant_id not in held:
+                raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in {self}")
+        return named
+
+    def tenants_among(self, tenants: Sequence[str]) -> Collection[str]:
+        """Those of ``tenants`` that it holds anything of, perhaps among others."""
+        return self.tenants()
 
     def reader(self, piece: Piece) -> PieceReader:
         """Reads one of its pieces here, on the driver; good until the next is asked for."""
@@ -180,7 +207,9 @@ class OpenPlace(Protocol):
         """
 
     def named_keys(self) -> Keyring | None:
-        """The keys that it names, with which no signature is good; None when it names none that counts."""
+        """The keys that it names, with which no signature is good; None when it names none that counts, as who made a
+        copy may have named any."""
+        return None
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """What it says of these tenants' chains, judged by ``keyring``; their rows are read as ``pieces``.
@@ -193,9 +222,8 @@ class OpenPlace(Protocol):
 class Place(Protocol):
     """Where a ledger is. ``str()`` of it tells no password."""
 
-    @property
-    def kind(self) -> str:
-        """The option that names such a place: one of ``pipeline.places.naming.NAMED_BY``."""
+    kind: ClassVar[str]
+    """The option that names such a place: one of ``pipeline.places.naming.NAMED_BY``."""
 
     def open(self, keyring: Keyring | None = None) -> AbstractContextManager[OpenPlace]:
         """Hold it in one state for as long as the context lasts: tasks that read its pieces MUST run within.
@@ -206,6 +234,7 @@ class Place(Protocol):
     def planned(self) -> AbstractContextManager[OpenPlace]:
         """As ``open``, for a planner that ends before tasks run: these see the state of the moment. No piece reaches
         beyond the last entry that there is now."""
+        return self.open()
 
 
 def cut(
