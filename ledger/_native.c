@@ -75,7 +75,7 @@ static int begin_message(Message *message, Text prefix)
 {
     message->room = (size_t)prefix.count + 4096;
     message->prefix_bytes = (size_t)prefix.count;
-    message->bytes = PyMem_Malloc(message->room);
+    message->bytes = PyMem_RawMalloc(message->room);
     if (message->bytes != NULL)
         memcpy(message->bytes, prefix.bytes, message->prefix_bytes);
     return message->bytes != NULL;
@@ -98,7 +98,7 @@ static int hash_link(Message *message, uint64_t seq, Text hlc, Text job, Text ac
         needed += 4 + (size_t)fields[i].count;
     }
     if (needed > message->room) {
-        unsigned char *larger = PyMem_Realloc(message->bytes, needed);
+        unsigned char *larger = PyMem_RawRealloc(message->bytes, needed);
         if (larger == NULL)
             return 0;
         message->bytes = larger;
@@ -156,7 +156,7 @@ static PyObject *links(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ss
             bytes_of(made, &prev);
         }
     }
-    PyMem_Free(message.bytes);
+    PyMem_RawFree(message.bytes);
     release(&batch);
     return answer_of(found, is_whole);
 }
@@ -236,7 +236,7 @@ static PyObject *links_in_order(PyObject *Py_UNUSED(module), PyObject *const *ar
             prev_stored = batch.values[LINK][row];
         }
     }
-    PyMem_Free(message.bytes);
+    PyMem_RawFree(message.bytes);
     release(&batch);
     return answer_of(found, is_whole);
 }
@@ -518,7 +518,7 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
             Py_XDECREF(row);
     }
     if (is_begun)
-        PyMem_Free(message.bytes);
+        PyMem_RawFree(message.bytes);
     release(&batch);
     Py_XDECREF(version);
     PyObject *found = is_whole ? PyTuple_Pack(2, rows, links) : NULL;
@@ -1121,6 +1121,567 @@ static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args,
     return is_whole ? columns : (Py_XDECREF(columns), NULL);
 }
 
+/* --- entries as they came, judged without values of Python: ledger.verification.entry_check ------------------------ */
+
+/* One entry, as its source spells it. A text that is NULL is none. */
+typedef struct {
+    long long seq, physical, logical, version;
+    Text hlc, node, job, action, prev, link, digest, payload, origin;
+} Entry;
+
+/* Where entries come from. ``next`` gives 1 and the next of them, 0 where there is none, -1 where it gives up. */
+typedef struct Entries {
+    int (*next)(struct Entries *entries, Entry *entry);
+    const unsigned char *start, *at, *end;
+    Text tenant;              /* of lines: as the last member of each has it */
+    unsigned char *unescaped; /* of lines: as long as all of them, for what one of them spells with escapes */
+    unsigned char *unescaped_at;
+    const struct Array *arrays; /* of columns */
+    long long row, rows;
+} Entries;
+
+typedef struct {
+    long long seq;
+    unsigned char link[HASH_BYTES];
+    Text hlc;
+} Marked;
+
+/* A walk over entries that are all in order. */
+typedef struct {
+    Message message;
+    long long next_seq, stop_seq;
+    int is_prev_known;
+    unsigned char prev_raw[HASH_BYTES]; /* of the entry before, of so many bytes */
+    Py_ssize_t prev_bytes;
+    Text prev_link, first_prev, last_hlc; /* as they are stored */
+    unsigned char *leaves;
+    size_t count, room;
+    Marked *marked;
+    Py_ssize_t marks, marks_passed;
+} Walk;
+
+static int is_same(Text one, Text other)
+{
+    if (one.bytes == NULL || other.bytes == NULL)
+        return one.bytes == other.bytes;
+    return one.count == other.count && memcmp(one.bytes, other.bytes, (size_t)one.count) == 0;
+}
+
+static char *put_decimal(char *at, long long value)
+{
+    char digits[NUMBER_CHARS_MAX], *first = digits + sizeof digits;
+    unsigned long long left = value < 0 ? 0ULL - (unsigned long long)value : (unsigned long long)value;
+    do
+        *--first = (char)('0' + left % 10);
+    while ((left /= 10) != 0);
+    if (value < 0)
+        *--first = '-';
+    const size_t count = (size_t)(digits + sizeof digits - first);
+    memcpy(at, first, count);
+    return at + count;
+}
+
+/* Whether the HLC is that of the columns beside it. */
+static int spells_hlc(const Entry *entry)
+{
+    char numbers[2 * NUMBER_CHARS_MAX + 2], *at = put_decimal(numbers, entry->physical);
+    *at++ = ':';
+    at = put_decimal(at, entry->logical);
+    *at++ = ':';
+    const Py_ssize_t written = at - numbers;
+    return entry->hlc.count == written + entry->node.count && memcmp(entry->hlc.bytes, numbers, (size_t)written) == 0
+        && memcmp(entry->hlc.bytes + written, entry->node.bytes, (size_t)entry->node.count) == 0;
+}
+
+static int nibble_of(char hex)
+{
+    return hex >= '0' && hex <= '9' ? hex - '0' : hex >= 'a' && hex <= 'f' ? hex - 'a' + 10 : -1;
+}
+
+/* The 32 bytes that the text spells in lowercase hex; 0 where it does not. */
+static int raw_of(Text text, unsigned char *raw)
+{
+    if (text.count != HEX_CHARS)
+        return 0;
+    for (int i = 0; i < HASH_BYTES; i++) {
+        const int high = nibble_of(text.bytes[2 * i]), low = nibble_of(text.bytes[2 * i + 1]);
+        if (high < 0 || low < 0)
+            return 0;
+        raw[i] = (unsigned char)(high << 4 | low);
+    }
+    return 1;
+}
+
+/* Judges the entry against the one before it; 0 where it is not in order. */
+static int pass(Walk *walk, const Entry *entry)
+{
+    unsigned char digest[HASH_BYTES], link[HASH_BYTES];
+    if (!walk->is_prev_known) {
+        /* What the first names as the one before it is believed. */
+        walk->prev_link = entry->prev;
+        walk->prev_bytes = entry->prev.bytes == NULL ? 0 : HASH_BYTES;
+        if (entry->prev.bytes != NULL && !raw_of(entry->prev, walk->prev_raw))
+            return 0;
+        walk->is_prev_known = 1;
+    }
+    if (entry->seq != walk->next_seq || entry->version != LINK_VERSION || !is_same(entry->prev, walk->prev_link)
+        || !spells_hlc(entry))
+        return 0;
+    hash_of(entry->payload.bytes, (size_t)entry->payload.count, digest);
+    const Text origin = entry->origin.bytes == NULL ? (Text){"", 0} : entry->origin;
+    const Text prev = {(char *)walk->prev_raw, walk->prev_bytes};
+    if (!spells(entry->digest, digest)
+        || !hash_link(&walk->message, (uint64_t)entry->seq, entry->hlc, entry->job, entry->action, prev,
+                      (Text){(char *)digest, HASH_BYTES}, origin, link)
+        || !spells(entry->link, link))
+        return 0;
+    if (walk->count == walk->room) {
+        const size_t room = 2 * walk->room + 256;
+        unsigned char *larger = PyMem_RawRealloc(walk->leaves, room * HASH_BYTES);
+        if (larger == NULL)
+            return 0;
+        walk->leaves = larger;
+        walk->room = room;
+    }
+    unsigned char leaf[1 + HASH_BYTES] = {0};
+    memcpy(leaf + 1, link, HASH_BYTES);
+    hash_of(leaf, sizeof leaf, walk->leaves + HASH_BYTES * walk->count);
+    while (walk->marks_passed < walk->marks && walk->marked[walk->marks_passed].seq < entry->seq)
+        walk->marks_passed++;
+    if (walk->marks_passed < walk->marks && walk->marked[walk->marks_passed].seq == entry->seq) {
+        memcpy(walk->marked[walk->marks_passed].link, link, HASH_BYTES);
+        walk->marked[walk->marks_passed].hlc = entry->hlc;
+    }
+    if (walk->count++ == 0)
+        walk->first_prev = entry->prev;
+    memcpy(walk->prev_raw, link, HASH_BYTES);
+    walk->prev_bytes = HASH_BYTES;
+    walk->prev_link = entry->link;
+    walk->last_hlc = entry->hlc;
+    walk->next_seq++;
+    return 1;
+}
+
+/* Passes all entries that there are up to ``stop_seq``; 0 where one is not in order. */
+static int pass_all(Walk *walk, Entries *entries)
+{
+    for (;;) {
+        Entry entry;
+        const unsigned char *at = entries->at;
+        const long long row = entries->row;
+        const int found = entries->next(entries, &entry);
+        if (found <= 0)
+            return found == 0;
+        if (entry.seq > walk->stop_seq) {
+            entries->at = at;
+            entries->row = row;
+            return 1;
+        }
+        if (!pass(walk, &entry))
+            return 0;
+    }
+}
+
+static PyObject *text_or_none(Text text)
+{
+    return text.bytes == NULL ? Py_NewRef(Py_None) : PyUnicode_FromStringAndSize(text.bytes, text.count);
+}
+
+/* The marks that were passed, as (seq, link, HLC); NULL where an error was set. */
+static PyObject *marks_of(const Walk *walk)
+{
+    PyObject *found = PyList_New(0);
+    for (Py_ssize_t i = 0; found != NULL && i < walk->marks; i++) {
+        const Marked *mark = &walk->marked[i];
+        if (mark->hlc.bytes == NULL)
+            continue;
+        PyObject *one = Py_BuildValue("(Ly#s#)", mark->seq, (const char *)mark->link, (Py_ssize_t)HASH_BYTES,
+                                      mark->hlc.bytes, mark->hlc.count);
+        if (one == NULL || PyList_Append(found, one) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(one);
+    }
+    return found;
+}
+
+/* What was passed, as ledger.verification.entry_check.Passed has it. */
+static PyObject *passed_of(const Walk *walk, long long at)
+{
+    PyObject *leaves = PyList_New((Py_ssize_t)walk->count);
+    for (size_t i = 0; leaves != NULL && i < walk->count; i++) {
+        PyObject *leaf = PyBytes_FromStringAndSize((char *)walk->leaves + HASH_BYTES * i, HASH_BYTES);
+        if (leaf == NULL)
+            Py_CLEAR(leaves);
+        else
+            PyList_SET_ITEM(leaves, (Py_ssize_t)i, leaf);
+    }
+    PyObject *made[] = {leaves,
+                        marks_of(walk),
+                        text_or_none(walk->first_prev),
+                        PyBytes_FromStringAndSize((const char *)walk->prev_raw, walk->prev_bytes),
+                        text_or_none(walk->prev_link),
+                        text_or_none(walk->last_hlc),
+                        PyLong_FromLongLong(at)};
+    enum { PARTS = sizeof made / sizeof *made };
+    PyObject *found = PyTuple_New(PARTS);
+    int is_whole = found != NULL;
+    for (int i = 0; i < PARTS; i++) {
+        is_whole = is_whole && made[i] != NULL;
+        if (found != NULL)
+            PyTuple_SET_ITEM(found, i, made[i]);
+        else
+            Py_XDECREF(made[i]);
+    }
+    if (!is_whole)
+        Py_CLEAR(found);
+    return found;
+}
+
+enum { PREFIX, FIRST_SEQ, PREV_RAW, PREV_LINK, STOP_SEQ, TO_MARK, KNOWN };
+
+/* Walks over ``entries`` from what is known: prefix, first seq, raw and stored link before it (both None where they are
+ * not known), last seq, and seqs to be marked. What the texts of ``known`` are of MUST stay. */
+static PyObject *walked(PyObject *const *known, Entries *entries)
+{
+    Text prefix, raw = {"", 0};
+    Batch to_mark;
+    Walk walk = {.is_prev_known = known[PREV_RAW] != Py_None};
+    if (!bytes_of(known[PREFIX], &prefix) || !number_of(known[FIRST_SEQ], &walk.next_seq) || walk.next_seq < 0
+        || (walk.is_prev_known && (!bytes_of(known[PREV_RAW], &raw) || raw.count > HASH_BYTES))
+        || (known[PREV_LINK] != Py_None && !text_of(known[PREV_LINK], &walk.prev_link))
+        || !number_of(known[STOP_SEQ], &walk.stop_seq) || !take(&to_mark, known + TO_MARK, 1))
+        Py_RETURN_NONE;
+    memcpy(walk.prev_raw, raw.bytes, (size_t)raw.count);
+    walk.prev_bytes = raw.count;
+    walk.marked = PyMem_RawCalloc((size_t)to_mark.rows + 1, sizeof *walk.marked);
+    int is_whole = walk.marked != NULL && begin_message(&walk.message, prefix);
+    for (; is_whole && walk.marks < to_mark.rows; walk.marks++)
+        is_whole = number_of(to_mark.values[0][walk.marks], &walk.marked[walk.marks].seq);
+    release(&to_mark);
+    if (is_whole) {
+        Py_BEGIN_ALLOW_THREADS
+        is_whole = pass_all(&walk, entries);
+        Py_END_ALLOW_THREADS
+    }
+    PyObject *found = is_whole ? passed_of(&walk, entries->arrays == NULL ? entries->at - entries->start : entries->row)
+                               : NULL;
+    PyMem_RawFree(walk.message.bytes);
+    PyMem_RawFree(walk.leaves);
+    PyMem_RawFree(walk.marked);
+    return answer_of(found, found != NULL);
+}
+
+/* --- as COPY gives them in its binary form */
+
+static uint32_t u32_at(const unsigned char *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+/* The next column; its bytes are NULL where it is. */
+static int next_copied(Entries *entries, Text *column)
+{
+    if (entries->end - entries->at < 4)
+        return 0;
+    const uint32_t count = u32_at(entries->at);
+    entries->at += 4;
+    if (count == UINT32_MAX) {
+        *column = (Text){NULL, 0};
+        return 1;
+    }
+    if (count > (size_t)(entries->end - entries->at))
+        return 0;
+    *column = (Text){(const char *)entries->at, (Py_ssize_t)count};
+    entries->at += count;
+    return 1;
+}
+
+/* An integer of two, four or eight bytes. */
+static int integer_in(Text column, long long *number)
+{
+    const unsigned char *at = (const unsigned char *)column.bytes;
+    if (at == NULL || (column.count != 2 && column.count != 4 && column.count != 8))
+        return 0;
+    uint64_t value = (at[0] & 0x80) != 0 ? UINT64_MAX : 0;
+    for (Py_ssize_t i = 0; i < column.count; i++)
+        value = value << 8 | at[i];
+    *number = (long long)value;
+    return 1;
+}
+
+#define ENTRY_COLUMNS 13
+
+static int next_in_copy(Entries *entries, Entry *entry)
+{
+    enum { SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN };
+    Text columns[ENTRY_COLUMNS];
+    if (entries->end - entries->at < 2)
+        return entries->end == entries->at ? 0 : -1;
+    const int count = entries->at[0] << 8 | entries->at[1];
+    entries->at += 2;
+    if (count == UINT16_MAX)
+        return entries->end == entries->at ? 0 : -1;
+    if (count != ENTRY_COLUMNS)
+        return -1;
+    for (int i = 0; i < ENTRY_COLUMNS; i++)
+        if (!next_copied(entries, &columns[i]) || (columns[i].bytes == NULL && i != PREV && i != ORIGIN))
+            return -1;
+    *entry = (Entry){.hlc = columns[T_HLC], .node = columns[NODE], .job = columns[JOB], .action = columns[ACTION],
+                     .prev = columns[PREV], .link = columns[LINK], .digest = columns[DIGEST],
+                     .payload = columns[PAYLOAD], .origin = columns[ORIGIN]};
+    return integer_in(columns[SEQ], &entry->seq) && integer_in(columns[PHYSICAL], &entry->physical)
+            && integer_in(columns[LOGICAL], &entry->logical) && integer_in(columns[VERSION], &entry->version)
+        ? 1 : -1;
+}
+
+PyDoc_STRVAR(entries_in_copy_doc,
+    "entries_in_copy(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, data)\n--\n\n"
+    "What rows in the binary form of COPY come to, the first column being the first of ENTRY_COLUMNS; None where they\n"
+    "are not all in order.");
+
+static PyObject *entries_in_copy(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    Text data;
+    if (count != KNOWN + 1 || !bytes_of(args[KNOWN], &data))
+        Py_RETURN_NONE;
+    Entries entries = {.next = next_in_copy, .start = (const unsigned char *)data.bytes};
+    entries.at = entries.start;
+    entries.end = entries.start + data.count;
+    return walked(args, &entries);
+}
+
+/* --- as lines of a bundle: ledger.bundle.rows */
+
+static int after(Entries *entries, const char *wanted, size_t count)
+{
+    if ((size_t)(entries->end - entries->at) < count || memcmp(entries->at, wanted, count) != 0)
+        return 0;
+    entries->at += count;
+    return 1;
+}
+
+#define AFTER(entries, wanted) after(entries, wanted, sizeof wanted - 1)
+
+/* What is escaped by one letter, by that letter; 0 for what is spelt otherwise in canonical JSON. */
+static unsigned char unescaped_of(unsigned char letter)
+{
+    switch (letter) {
+    case '"': case '\\': return letter;
+    case 'b': return '\b';
+    case 'f': return '\f';
+    case 'n': return '\n';
+    case 'r': return '\r';
+    case 't': return '\t';
+    default: return 0;
+    }
+}
+
+/* A text behind its opening quote, and the quote that ends it; 0 where it is not as canonical JSON has it, or has an
+ * escape of four digits. */
+static int next_text(Entries *entries, Text *text)
+{
+    const unsigned char *from = entries->at;
+    unsigned char *to = NULL, *const begin = entries->unescaped_at;
+    for (const unsigned char *at = from; at < entries->end; at++) {
+        if (*at == '"') {
+            *text = to == NULL ? (Text){(const char *)from, at - from} : (Text){(const char *)begin, to - begin};
+            entries->unescaped_at = to == NULL ? begin : to;
+            entries->at = at + 1;
+            return 1;
+        }
+        if (*at < 0x20)
+            return 0;
+        if (*at == '\\') {
+            if (to == NULL) {
+                memcpy(begin, from, (size_t)(at - from));
+                to = begin + (at - from);
+            }
+            if (++at == entries->end || (*to++ = unescaped_of(*at)) == 0)
+                return 0;
+        }
+        else if (to != NULL)
+            *to++ = *at;
+    }
+    return 0;
+}
+
+static int next_text_or_null(Entries *entries, Text *text)
+{
+    *text = (Text){NULL, 0};
+    return AFTER(entries, "null") || (AFTER(entries, "\"") && next_text(entries, text));
+}
+
+/* A whole number from 0 to 2^53 - 1. */
+static int next_count(Entries *entries, long long *number)
+{
+    const unsigned char *first = entries->at;
+    *number = 0;
+    while (entries->at < entries->end && *entries->at >= '0' && *entries->at <= '9' && *number <= INTEGER_MAX)
+        *number = 10 * *number + (*entries->at++ - '0');
+    return entries->at > first && *number <= INTEGER_MAX && (*first != '0' || entries->at == first + 1);
+}
+
+static int next_in_lines(Entries *entries, Entry *entry)
+{
+    if (entries->at == entries->end)
+        return 0;
+    entries->unescaped_at = entries->unescaped;
+    return AFTER(entries, "{\"action\":\"") && next_text(entries, &entry->action)
+            && AFTER(entries, ",\"chain_link\":\"") && next_text(entries, &entry->link)
+            && AFTER(entries, ",\"hlc_logical\":") && next_count(entries, &entry->logical)
+            && AFTER(entries, ",\"hlc_node\":\"") && next_text(entries, &entry->node)
+            && AFTER(entries, ",\"hlc_physical\":") && next_count(entries, &entry->physical)
+            && AFTER(entries, ",\"job_id\":\"") && next_text(entries, &entry->job)
+            && AFTER(entries, ",\"link_version\":") && next_count(entries, &entry->version)
+            && AFTER(entries, ",\"origin\":") && next_text_or_null(entries, &entry->origin)
+            && AFTER(entries, ",\"payload\":\"") && next_text(entries, &entry->payload)
+            && AFTER(entries, ",\"payload_digest\":\"") && next_text(entries, &entry->digest)
+            && AFTER(entries, ",\"prev_chain_link\":") && next_text_or_null(entries, &entry->prev)
+            && AFTER(entries, ",\"seq\":") && next_count(entries, &entry->seq)
+            && AFTER(entries, ",\"t_hlc\":\"") && next_text(entries, &entry->hlc)
+            && AFTER(entries, ",\"tenant_id\":") && after(entries, entries->tenant.bytes, (size_t)entries->tenant.count)
+            && AFTER(entries, "}\n")
+            /* It outlives the line, so it must stand there as it is; links do, as no digit is spelt with an escape. */
+            && (const unsigned char *)entry->hlc.bytes >= entries->start
+            && (const unsigned char *)entry->hlc.bytes < entries->end
+        ? 1 : -1;
+}
+
+PyDoc_STRVAR(entries_in_lines_doc,
+    "entries_in_lines(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, lines, at, tenant)\n--\n\n"
+    "What lines of a bundle come to from that byte on, which are UTF-8; tenant as JSON. None where they are not all\n"
+    "canonical, or not all in order.");
+
+static PyObject *entries_in_lines(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    Text lines, tenant;
+    long long at;
+    if (count != KNOWN + 3 || !bytes_of(args[KNOWN], &lines) || !number_of(args[KNOWN + 1], &at) || at < 0
+        || at > lines.count || !bytes_of(args[KNOWN + 2], &tenant))
+        Py_RETURN_NONE;
+    Entries entries = {.next = next_in_lines, .start = (const unsigned char *)lines.bytes, .tenant = tenant};
+    entries.at = entries.start + at;
+    entries.end = entries.start + lines.count;
+    entries.unescaped = PyMem_RawMalloc((size_t)(lines.count - at) + 1);
+    if (entries.unescaped == NULL)
+        return PyErr_NoMemory();
+    PyObject *found = walked(args, &entries);
+    PyMem_RawFree(entries.unescaped);
+    return found;
+}
+
+/* --- as columns of Arrow */
+
+/* One column: integers of 64 bits, or texts with offsets of 32; ``first`` is where its first value stands. */
+typedef struct Array {
+    const unsigned char *valid; /* NULL where all are */
+    const char *values;
+    const int32_t *offsets; /* NULL of integers */
+    Py_ssize_t valid_bytes, value_bytes, offset_bytes;
+    long long first;
+} Array;
+
+static int is_valid(const Array *array, long long row)
+{
+    const long long at = array->first + row;
+    return array->valid == NULL || (array->valid[at >> 3] >> (at & 7) & 1) != 0;
+}
+
+static int number_at(const Array *array, long long row, long long *number)
+{
+    if (!is_valid(array, row))
+        return 0;
+    memcpy(number, array->values + sizeof(int64_t) * (size_t)(array->first + row), sizeof(int64_t));
+    return 1;
+}
+
+static int text_at(const Array *array, long long row, int may_be_null, Text *text)
+{
+    *text = (Text){NULL, 0};
+    if (!is_valid(array, row))
+        return may_be_null;
+    const int32_t begin = array->offsets[array->first + row], end = array->offsets[array->first + row + 1];
+    if (begin < 0 || end < begin || end > array->value_bytes)
+        return 0;
+    *text = (Text){array->values == NULL ? "" : array->values + begin, end - begin};
+    return 1;
+}
+
+static int next_in_columns(Entries *entries, Entry *entry)
+{
+    enum { SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN };
+    const Array *arrays = entries->arrays;
+    const long long row = entries->row;
+    if (row == entries->rows)
+        return 0;
+    entries->row++;
+    return number_at(&arrays[SEQ], row, &entry->seq) && text_at(&arrays[T_HLC], row, 0, &entry->hlc)
+            && number_at(&arrays[PHYSICAL], row, &entry->physical) && number_at(&arrays[LOGICAL], row, &entry->logical)
+            && text_at(&arrays[NODE], row, 0, &entry->node) && text_at(&arrays[JOB], row, 0, &entry->job)
+            && text_at(&arrays[ACTION], row, 0, &entry->action) && number_at(&arrays[VERSION], row, &entry->version)
+            && text_at(&arrays[PREV], row, 1, &entry->prev) && text_at(&arrays[LINK], row, 0, &entry->link)
+            && text_at(&arrays[DIGEST], row, 0, &entry->digest) && text_at(&arrays[PAYLOAD], row, 0, &entry->payload)
+            && text_at(&arrays[ORIGIN], row, 1, &entry->origin)
+        ? 1 : -1;
+}
+
+/* The bytes of an object that has a buffer, of None none; the view is to be released where 1 is answered. */
+static int buffer_of(PyObject *value, Py_buffer *view)
+{
+    *view = (Py_buffer){.buf = NULL};
+    if (value == Py_None)
+        return 1;
+    if (PyObject_GetBuffer(value, view, PyBUF_SIMPLE) == 0)
+        return 1;
+    PyErr_Clear();
+    return 0;
+}
+
+PyDoc_STRVAR(entries_in_columns_doc,
+    "entries_in_columns(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, rows, columns)\n--\n\n"
+    "What rows in columns of Arrow come to, each (validity, values, offsets, first): integers of 64 bits, whose offsets\n"
+    "are None, or texts, in the order of ENTRY_COLUMNS. None where they are not all in order.");
+
+static PyObject *entries_in_columns(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    enum { VALIDITY, VALUES, OFFSETS, BUFFERS };
+    static const char kinds[] = "itiittti" "ttttt";
+    Py_buffer views[ENTRY_COLUMNS][BUFFERS];
+    Array arrays[ENTRY_COLUMNS];
+    Batch columns;
+    Entries entries = {.next = next_in_columns, .arrays = arrays};
+    if (count != KNOWN + 2 || !number_of(args[KNOWN], &entries.rows) || entries.rows < 0 || entries.rows > INT32_MAX
+        || !take(&columns, args + KNOWN + 1, 1))
+        Py_RETURN_NONE;
+    int is_whole = columns.rows == ENTRY_COLUMNS, viewed = 0;
+    for (int i = 0; i < ENTRY_COLUMNS && is_whole; i++) {
+        PyObject *column = columns.values[0][i];
+        Array *array = &arrays[i];
+        is_whole = PyTuple_CheckExact(column) && PyTuple_GET_SIZE(column) == BUFFERS + 1
+            && number_of(PyTuple_GET_ITEM(column, BUFFERS), &array->first) && array->first >= 0
+            && array->first <= INT32_MAX;
+        for (int part = 0; part < BUFFERS && is_whole; part++)
+            if ((is_whole = buffer_of(PyTuple_GET_ITEM(column, part), &views[i][part])))
+                viewed++;
+        if (!is_whole)
+            break;
+        array->valid = views[i][VALIDITY].buf;
+        array->values = views[i][VALUES].buf;
+        array->offsets = views[i][OFFSETS].buf;
+        array->value_bytes = views[i][VALUES].len;
+        const long long end = array->first + entries.rows;
+        const Py_ssize_t fixed = kinds[i] == 'i' ? views[i][VALUES].len : views[i][OFFSETS].len;
+        const long long needed = kinds[i] == 'i' ? 8 * end : 4 * (end + 1);
+        is_whole = (array->offsets == NULL) == (kinds[i] == 'i') && fixed >= needed
+            && (array->valid == NULL || 8 * (long long)views[i][VALIDITY].len >= end);
+    }
+    PyObject *found = is_whole ? walked(args, &entries) : NULL;
+    for (int i = 0; i < viewed; i++)
+        PyBuffer_Release(&views[i / BUFFERS][i % BUFFERS]);
+    release(&columns);
+    return answer_of(found, found != NULL);
+}
+
 /* --- payloads of bundles: ledger.bundle.incoming ------------------------------------------------------------------ */
 
 PyDoc_STRVAR(are_canonical_objects_doc,
@@ -1204,6 +1765,9 @@ static PyMethodDef methods[] = {
     {"copy_rows", (PyCFunction)(void (*)(void))copy_rows, METH_FASTCALL, copy_rows_doc},
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
     {"plain_records", (PyCFunction)(void (*)(void))plain_records, METH_FASTCALL, plain_records_doc},
+    {"entries_in_copy", (PyCFunction)(void (*)(void))entries_in_copy, METH_FASTCALL, entries_in_copy_doc},
+    {"entries_in_lines", (PyCFunction)(void (*)(void))entries_in_lines, METH_FASTCALL, entries_in_lines_doc},
+    {"entries_in_columns", (PyCFunction)(void (*)(void))entries_in_columns, METH_FASTCALL, entries_in_columns_doc},
     {"are_canonical_objects", are_canonical_objects, METH_O, are_canonical_objects_doc},
     {NULL, NULL, 0, NULL},
 };

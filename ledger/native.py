@@ -28,6 +28,9 @@ def _function(name: str) -> Callable[..., Any]:
 
 links: Callable[..., list[bytes] | None] = _function("links")
 links_in_order: Callable[..., list[bytes] | None] = _function("links_in_order")
+entries_in_copy: Callable[..., Any] = _function("entries_in_copy")
+entries_in_lines: Callable[..., Any] = _function("entries_in_lines")
+entries_in_columns: Callable[..., Any] = _function("entries_in_columns")
 leaf_hashes: Callable[..., list[bytes] | None] = _function("leaf_hashes")
 paired: Callable[..., list[bytes] | None] = _function("paired")
 are_canonical_objects: Callable[[Sequence[str]], bool | None] = _function("are_canonical_objects")

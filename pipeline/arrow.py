@@ -6,11 +6,13 @@ What a batch is made of is said once, as an Arrow schema. Tasks take and give ba
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from ledger import native
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
+from ledger.verification.entry_check import Known, Passed
 
 INTEGERS: Final = frozenset(
     (
@@ -30,6 +32,26 @@ _SPARK: Final = {
     pa.string(): "string",
     pa.binary(): "binary",
 }
+
+
+class ArrowEntries(NamedTuple):
+    """Entries as a batch, of any schema."""
+
+    batch: pa.RecordBatch
+
+    def passed(self, known: Known) -> Passed | None:
+        """What they come to, if all of them are in order."""
+        batch = self.batch
+        if not batch.schema.equals(ENTRY_SCHEMA):
+            return None
+        found = native.entries_in_columns(*known, batch.num_rows, [*map(_buffers, batch.columns)])
+        return None if found is None else Passed(*found)
+
+
+def _buffers(column: pa.Array) -> tuple[pa.Buffer | None, pa.Buffer | None, pa.Buffer | None, int]:
+    """Validity, values, offsets and the place of the first value."""
+    valid, *offsets, values = column.buffers()
+    return valid, values, offsets[0] if offsets else None, column.offset
 
 
 def schema_of(columns: Iterable[str]) -> pa.Schema:

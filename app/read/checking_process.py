@@ -15,7 +15,7 @@ from typing import BinaryIO, Final, NamedTuple
 import asyncpg
 import msgspec
 
-from app.store.chain_reader import JobRange, PostgresChainReader, consistent_reader
+from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
 from ledger.verification.checks import CheckedRange, finished
 from ledger.verification.projection_check import JobsFound, compare_jobs
 from ledger.verification.range_check import RangeChecker
@@ -89,11 +89,27 @@ async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
 async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedRange:
     breaks: list[Break] = []
     task = request.task
-    checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
-    async for rows in reader.entries(task.from_seq, task.to_seq):
-        checker.check(rows)
+    checker = await _in_order(reader, request)
+    if checker is None:
+        checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
+        async for rows in reader.entries(task.from_seq, task.to_seq):
+            checker.check(rows)
     summary = await finished(checker, reader)
     return CheckedRange(summary._replace(snapshots=[]), breaks)
+
+
+async def _in_order(reader: PostgresChainReader, request: CheckRange) -> RangeChecker | None:
+    """A checker of the range that has passed all of its entries; None where anything at all is wrong with them, or
+    unusual, so that they must be looked at one by one."""
+    task = request.task
+    checker = RangeChecker(task, request.snapshots, Findings())
+    is_in_order = True
+
+    def take(entries: CopiedEntries) -> None:
+        nonlocal is_in_order
+        is_in_order = is_in_order and checker.check_packed(entries) is not None
+
+    return checker if await reader.copied(task.from_seq, task.to_seq, take) and is_in_order else None
 
 
 async def _compared(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs:

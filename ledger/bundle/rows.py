@@ -14,9 +14,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from ledger import native
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError, InvalidInputError
-from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.entry_check import ENTRY_COLUMNS, Known, PackedEntries, Passed
 
 BATCH_BYTES: Final = 256 << 10
 """Least raw bytes decoded at once: a few hundred rows, a millisecond or two."""
@@ -72,17 +73,36 @@ def encode_entry(tenant_id: str, row: Sequence[Any]) -> bytes:
     return _encoder.encode(entry) + b"\n"
 
 
-def decode_entries(raw: bytes, tenant_id: str, count: int) -> Iterator[list[Row]]:
-    """The entries in the lines of one part, in the order of ``ENTRY_COLUMNS``, some at a time.
+class EntryLines(PackedEntries):
+    """Some of the lines of one part, which may be anything; rows are made in the order of ``ENTRY_COLUMNS``."""
 
-    Raises:
-        BundleInvalidError: the lines are not ``count`` canonical rows of this tenant; maybe after some were given.
-    """
-    end_of_row = b'"tenant_id":%b}\n' % _encoder.encode(tenant_id)
-    at = found = 0
-    while at < len(raw):
-        end = raw.find(b"\n", at + BATCH_BYTES) + 1 or len(raw)
-        lines = raw[at:end]
+    def __init__(self, lines: bytes, tenant: bytes, at: int = 0) -> None:
+        """``tenant`` is that of each as JSON, ``at`` the byte that the first line begins at."""
+        self._lines = lines
+        self._tenant = tenant
+        self._at = at
+
+    def passed(self, known: Known) -> Passed | None:
+        """What those asked for come to, as far as they are in order and canonical."""
+        if not self._lines.isascii():
+            try:
+                self._lines.decode()
+            except UnicodeDecodeError:
+                return None
+        found = native.entries_in_lines(*known, self._lines, self._at, self._tenant)
+        return None if found is None else Passed(*found)
+
+    def behind(self, at: int) -> EntryLines | None:
+        """The lines from byte ``at`` on."""
+        return EntryLines(self._lines, self._tenant, at) if at < len(self._lines) else None
+
+    def unpacked(self) -> list[Row]:
+        """The rows.
+
+        Raises:
+            BundleInvalidError: the lines are not canonical rows of the tenant.
+        """
+        lines = self._lines[self._at :]
         try:
             entries = _decoder.decode_lines(lines)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -90,12 +110,26 @@ def decode_entries(raw: bytes, tenant_id: str, count: int) -> Iterator[list[Row]
         if _encoder.encode_lines(entries) != lines:
             raise BundleInvalidError("the rows are not canonical JSON, one a line")
         # The tenant stands last in a canonical line, and no text in it holds a newline: so many ends, so many rows.
-        if lines.count(end_of_row) != len(entries):
+        if lines.count(b'"tenant_id":%b}\n' % self._tenant) != len(entries):
             raise BundleInvalidError("a row belongs to another tenant")
-        found += len(entries)
-        if found > count:
+        return list(map(_in_column_order, entries))
+
+
+def entry_lines(raw: bytes, tenant_id: str, count: int) -> Iterator[EntryLines]:
+    """The lines of one part, some at a time; each that is looked at must be a row of the tenant.
+
+    Raises:
+        BundleInvalidError: there are not ``count`` lines; maybe after some were given.
+    """
+    tenant = _encoder.encode(tenant_id)
+    at = found = 0
+    while at < len(raw):
+        end = raw.find(b"\n", at + BATCH_BYTES) + 1 or len(raw)
+        lines = raw[at:end]
+        found += lines.count(b"\n")
+        if found > count or not lines.endswith(b"\n"):
             break
-        yield list(map(_in_column_order, entries))
+        yield EntryLines(lines, tenant)
         at = end
-    if found != count:
+    if found != count or at != len(raw):
         raise BundleInvalidError(f"a part does not have the {count} rows that are listed")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ledger.verification.entry_check import EntryColumns
+from ledger.verification.entry_check import EntryColumns, PackedEntries
 from ledger.verification.projection_check import JobsFound, OnBreak, compare_jobs
 from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_summary import RangeSummary, RangeTask
@@ -42,7 +42,7 @@ class InOrder:
     def __init__(self, reader: ChainReader, from_seq: int | None, to_seq: int | None) -> None:
         self._reader = reader
         self._batches = reader.entries(from_seq, to_seq)
-        self._ahead: EntryColumns | None = None
+        self._ahead: EntryColumns | PackedEntries | None = None
         """Entries that were read and belong to a range to come."""
         self._number = 0
 
@@ -53,29 +53,35 @@ class InOrder:
         self._number += 1
         breaks: list[Break] = []
         checker = RangeChecker(task, snapshots, Findings(breaks.append))
-        async for columns in self._up_to(task.to_seq):
-            checker.check_columns(columns)
+        while (ahead := await self._read() if self._ahead is None else self._ahead) is not None:
+            self._ahead = self._check(checker, ahead, task.to_seq)
             await asyncio.sleep(0)
+            if self._ahead is not None:
+                break
         return CheckedRange(await finished(checker, self._reader), breaks)
 
     async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
         """Compare all jobs."""
         return await compare_jobs(self._reader.entries_by_job(), self._reader.jobs(), on_break, on_candidate)
 
-    async def _up_to(self, to_seq: int) -> AsyncIterator[EntryColumns]:
-        """The next entries, before the first that is above ``to_seq``."""
-        while (columns := self._ahead or await self._read()) is not None:
-            seqs = columns[0]
-            count = next((at for at, seq in enumerate(seqs) if seq > to_seq), len(seqs))
-            self._ahead = [column[count:] for column in columns] if count < len(seqs) else None
-            if count:
-                yield columns if self._ahead is None else [column[:count] for column in columns]
-            if self._ahead is not None:
-                return
+    def _check(
+        self, checker: RangeChecker, ahead: EntryColumns | PackedEntries, to_seq: int
+    ) -> EntryColumns | PackedEntries | None:
+        """Check those entries that are not above ``to_seq``; the others, None where there are none."""
+        if isinstance(ahead, PackedEntries):
+            passed = checker.check_packed(ahead, to_seq)
+            if passed is not None:
+                return ahead.behind(passed.at)
+            ahead = [*zip(*ahead, strict=True)]
+        seqs = ahead[0]
+        count = next((at for at, seq in enumerate(seqs) if seq > to_seq), len(seqs))
+        if count:
+            checker.check_columns([column[:count] for column in ahead] if count < len(seqs) else ahead)
+        return [column[count:] for column in ahead] if count < len(seqs) else None
 
-    async def _read(self) -> EntryColumns | None:
+    async def _read(self) -> EntryColumns | PackedEntries | None:
         rows = await anext(self._batches, None)
-        return None if rows is None else [*zip(*rows, strict=True)]
+        return rows if rows is None or isinstance(rows, PackedEntries) else [*zip(*rows, strict=True)]
 
 
 async def finished(checker: RangeChecker, reader: ChainReader) -> RangeSummary:

@@ -9,15 +9,18 @@ A row is compared with what its own columns say, so that one edit shows as one k
 
 A batch that is in order throughout is judged column by column, which is fast; any other row by row, which names
 what is wrong. Both judge alike, which a property test says. Who has columns gives columns, so that no rows are made
-unless something is wrong.
+unless something is wrong; who has entries as they came over a wire or from a file gives those, so that not even values
+are made (``PackedEntries``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, overload
 
 from ledger import native
 from ledger.chain import Linker, link_v1
@@ -64,6 +67,74 @@ _SEPARATOR = ":"
 
 EntryColumns = Sequence[Sequence[Any]]
 """The values of each of ``ENTRY_COLUMNS``, as many of one as of the other."""
+
+
+class Passed(NamedTuple):
+    """Packed entries that are all in order and of version 2, as the functions in C answer it."""
+
+    leaves: list[bytes]
+    """Hashes of the leaves that hold their links."""
+    marks: list[tuple[int, bytes, str]]
+    """Seq, link and ``t_hlc`` of those that were to be marked."""
+    first_prev: str | None
+    """What the first names as the link before it."""
+    last_raw: bytes
+    last_link: str
+    last_hlc: str
+    at: int
+    """Where the entries begin that were not asked for."""
+
+
+class Known(NamedTuple):
+    """What is known before packed entries are judged."""
+
+    prefix: bytes
+    """Of their links."""
+    first_seq: int
+    prev_raw: bytes | None
+    """Link of the entry before; None where the first is believed what it says of it."""
+    prev_link: str | None
+    """The same as it is stored."""
+    stop_seq: int
+    """The last that is asked for."""
+    to_mark: Sequence[int]
+    """Seqs, ascending."""
+
+
+class Packed(Protocol):
+    """Entries as they came."""
+
+    def passed(self, known: Known) -> Passed | None:
+        """What those asked for come to, if all of them are in order and none has version 1; else None."""
+
+
+class PackedEntries(ABC, Packed, Sequence[tuple[Any, ...]]):
+    """Entries as they came, of which rows are made only where somebody looks at one."""
+
+    @abstractmethod
+    def behind(self, at: int) -> PackedEntries | None:
+        """The entries from ``Passed.at`` on, None where there is none."""
+
+    @abstractmethod
+    def unpacked(self) -> Sequence[tuple[Any, ...]]:
+        """The rows."""
+
+    @cached_property
+    def _rows(self) -> Sequence[tuple[Any, ...]]:
+        return self.unpacked()
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[Any, ...]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[tuple[Any, ...]]: ...
+    def __getitem__(self, at: int | slice) -> tuple[Any, ...] | Sequence[tuple[Any, ...]]:
+        return self._rows[at]
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 class EntryRun(NamedTuple):
@@ -117,6 +188,17 @@ class EntryChecker:
     def check_columns(self, columns: EntryColumns) -> list[EntryRun]:
         """As ``check``, of rows that are given by their columns."""
         return self._run_when_in_order(columns) or self._check_one_by_one([*zip(*columns, strict=True)])
+
+    def check_packed(self, packed: Packed, stop_seq: int, to_mark: Sequence[int]) -> Passed | None:
+        """As ``check``, of packed entries up to ``stop_seq``; None, with nothing changed, where that must be asked."""
+        raw, link = (self._prev_raw, self.last_link) if self._is_prev_known else (None, None)
+        passed = packed.passed(Known(self._linker.prefix, self.next_seq, raw, link, stop_seq, to_mark))
+        if passed is not None and passed.leaves:
+            self.entries_checked += len(passed.leaves)
+            self.next_seq += len(passed.leaves)
+            self.last_link, self._prev_raw, self._is_prev_known = passed.last_link, passed.last_raw, True
+            self.may_be_v1 = False
+        return passed
 
     def _run_when_in_order(self, columns: EntryColumns) -> list[EntryRun] | None:
         try:

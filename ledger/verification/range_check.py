@@ -10,16 +10,27 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from ledger.merkle import leaf_hashes
 from ledger.merkle.subtrees import PartOfTree
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
-from ledger.verification.entry_check import EntryChecker, EntryColumns, EntryRow, EntryRun, is_malformed
+from ledger.verification.entry_check import (
+    EntryChecker,
+    EntryColumns,
+    EntryRow,
+    EntryRun,
+    Packed,
+    Passed,
+    is_malformed,
+)
 from ledger.verification.range_summary import Border, IntervalPart, Mark, RangeSummary, RangeTask, Tile, TileNodes
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
 from ledger.verification.tile_check import TILES_AT_ONCE, TileBreak, tile_break
 from ledger.verification.verdict import Findings, Head
+
+SEQ_MAX: Final = 2**63 - 1
+"""Of entries that a table can hold."""
 
 TileRange = tuple[int, int, int]
 """Level, and first and last index, of adjacent tiles."""
@@ -74,11 +85,37 @@ class RangeChecker:
                 may_be_v1=self.task.may_be_v1,
             )
         for run in self._entries.check_columns(columns):
-            if not self._runs or self._runs[-1].end != run.first_seq - 1:
-                self._runs.append(PartOfTree(run.first_seq - 1))
-            self._runs[-1].append(leaf_hashes(run.links))
+            self._append(run.first_seq, leaf_hashes(run.links))
             self._mark(run)
         self._last_row = Head(columns[0][-1], columns[9][-1], columns[1][-1])
+
+    def check_packed(self, packed: Packed, stop_seq: int = SEQ_MAX) -> Passed | None:
+        """As ``check``, of those entries up to ``stop_seq``; None, and none was taken, where that must be asked."""
+        task, entries = self.task, self._entries
+        if entries is None:
+            entries = EntryChecker(
+                task.tenant_id,
+                self._findings,
+                first_seq=task.begin,
+                prev_link=None,
+                is_prev_known=False,
+                may_be_v1=task.may_be_v1,
+            )
+        first_seq = entries.next_seq
+        passed = entries.check_packed(packed, stop_seq, self._to_mark)
+        if passed is None or not passed.leaves:
+            return passed
+        if self._entries is None:
+            self._border, self._entries = Border(first_seq, passed.first_prev, False), entries
+        self._append(first_seq, passed.leaves)
+        self._marks.update((seq, Mark(link, hlc)) for seq, link, hlc in passed.marks)
+        self._last_row = Head(entries.last_seq, passed.last_link, passed.last_hlc)
+        return passed
+
+    def _append(self, first_seq: int, leaves: list[bytes]) -> None:
+        if not self._runs or self._runs[-1].end != first_seq - 1:
+            self._runs.append(PartOfTree(first_seq - 1))
+        self._runs[-1].append(leaves)
 
     def _mark(self, run: EntryRun) -> None:
         end = run.first_seq + len(run.links)

@@ -25,7 +25,7 @@ from ledger.verification.range_check import RangeChecker, opened_for
 from ledger.verification.range_fold import CheckAgain, Ends, fold
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.verdict import Break, Findings
-from pipeline.arrow import lists_of, rows_of
+from pipeline.arrow import ArrowEntries, lists_of, rows_of
 from pipeline.keys import keyring_of
 from pipeline.places import Piece, PieceReader
 from pipeline.verify.task_rows import (
@@ -90,10 +90,10 @@ class CheckRanges:
         checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
         jobs, place = JobParts(reader.followed_seq() if self.with_jobs else 0), 0
         for batch in reader.entries():
-            columns = lists_of(batch)
-            checker.check_columns(columns)
+            if checker.check_packed(ArrowEntries(batch)) is None:
+                checker.check_columns(lists_of(batch))
             if self.with_jobs:
-                jobs.add(columns)
+                jobs.add(lists_of(batch))
             if len(jobs) >= JOBS_HELD_MAX:
                 yield from _parts(task, place, jobs)
             if self.passed is not None:

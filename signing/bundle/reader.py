@@ -40,7 +40,7 @@ from ledger.bundle.format import (
     size_max,
 )
 from ledger.bundle.incoming import BundleSource
-from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, decode_entries
+from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError
 from ledger.verification.verdict import Head
@@ -233,14 +233,15 @@ class BundleReader:
             BundleInvalidError: they are not what the manifest says.
         """
         is_first = number == 0
-        for rows in decode_entries(raw, self.manifest.tenant_id, self.manifest.entry_parts[number].rows):
+        for rows in entry_lines(raw, self.manifest.tenant_id, self.manifest.entry_parts[number].rows):
             if is_first:
                 self._check_first(rows[0])
                 is_first = False
-            wanted = rows
-            if from_seq is not None or to_seq is not None:
-                low, high = from_seq or 0, INTEGER_MAX if to_seq is None else to_seq
-                wanted = [row for row in rows if low <= row[SEQ] <= high]
+            if from_seq is None and to_seq is None:
+                yield rows
+                continue
+            low, high = from_seq or 0, INTEGER_MAX if to_seq is None else to_seq
+            wanted = [row for row in rows if low <= row[SEQ] <= high]
             if wanted:
                 yield wanted
 

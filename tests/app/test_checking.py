@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import sys
 from pathlib import Path
 
@@ -35,6 +36,24 @@ CLAIMED = tamper.Case(
     tamper.update("batch_snapshot", "to_seq = 22", "to_seq = 40"),
     {},
 )
+
+
+async def spell_times_as_floats(connection: asyncpg.Connection) -> None:
+    """Each has the bits of the integer that it was, so that the bytes on the wire are those of a whole chain."""
+    constraints = await connection.fetch(
+        "SELECT conname FROM pg_constraint WHERE conrelid = 'scheduler.scheduler_log'::regclass AND contype = 'c'"
+    )
+    for row in constraints:
+        await connection.execute(f"ALTER TABLE scheduler.scheduler_log DROP CONSTRAINT {row['conname']}")
+    await connection.execute("DROP VIEW scheduler.log_entries")
+    await connection.execute("ALTER TABLE scheduler.scheduler_log ALTER hlc_physical TYPE float8 USING seq::float8")
+    await connection.executemany(
+        "UPDATE scheduler.scheduler_log SET hlc_physical = $2 WHERE tenant_id = 'acme' AND seq = $1",
+        [(row["seq"], *struct.unpack("d", struct.pack("q", row["hlc_physical"]))) for row in tamper.LEDGER.entries],
+    )
+
+
+RETYPED = tamper.Case("times that are floats of the same bits", "hlc-columns", 1, spell_times_as_floats, {})
 NAMES = (
     "an entry removed",
     "a payload edited",
@@ -45,7 +64,7 @@ NAMES = (
     "a job invented",
     "a job that names one entry less",
 )
-CASES = [*(case for case in tamper.CASES if case.name in NAMES), FAR, CLAIMED]
+CASES = [*(case for case in tamper.CASES if case.name in NAMES), FAR, CLAIMED, RETYPED]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +90,7 @@ def children() -> set[str]:
 async def test_processes_give_the_verdict_of_one(
     case: tamper.Case, superuser: asyncpg.Connection, database: Database
 ) -> None:
-    assert len(CASES) == len(NAMES) + 2
+    assert len(CASES) == len(NAMES) + 3
     await superuser.execute("SET session_replication_role = replica")
     await insert(superuser, tamper.LEDGER)
     await insert(superuser, tamper.OTHER)

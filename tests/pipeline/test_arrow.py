@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from ledger import native
 from ledger.verification import ENTRY_COLUMNS
-from pipeline.arrow import batch_of, batch_of_columns, ddl_of, lists_of, rows_of, schema_of
+from pipeline.arrow import (
+    ENTRY_SCHEMA,
+    ArrowEntries,
+    _buffers,
+    batch_of,
+    batch_of_columns,
+    ddl_of,
+    lists_of,
+    rows_of,
+    schema_of,
+)
+from tests.ledger.damage import DAMAGE, damage
+from tests.ledger.test_native import outcome
+from tests.ledger.test_packed_entries import WHOLE, by_rows, known_at
+from tests.ledger.test_packed_entries import rows_of as rows_of_ledger
 
 SCHEMA = pa.schema([("seq", pa.int64()), ("link", pa.string()), ("leaf", pa.binary())])
 ROWS = [(1, "ab", b"\x00"), (2, None, None)]
@@ -40,3 +60,53 @@ def test_numbers_of_a_ledger_are_integers_and_all_else_is_text() -> None:
         *("seq", "hlc_physical", "hlc_logical", "link_version")
     }
     assert {*kinds.values()} == {pa.int64(), pa.string()}
+
+
+# --- entries that are judged as columns -----------------------------------------------------------
+
+
+@given(
+    st.none() | st.tuples(st.integers(0, len(DAMAGE) - 1), st.integers(0, 39), st.integers(0, 2000)),
+    st.integers(0, 3),
+)
+@example(None, 0)
+def test_columns_are_judged_as_their_rows_are(edit: tuple[int, int, int] | None, before: int) -> None:
+    ledger = WHOLE.copy()
+    if edit is not None:
+        damage(ledger, *edit)
+    rows = rows_of_ledger(ledger)
+    batch: Any = outcome(batch_of, [*rows[:before], *rows], ENTRY_SCHEMA)
+    if not rows or not isinstance(batch, pa.RecordBatch):
+        return  # Arrow does not hold it.
+    expected = outcome(by_rows, rows, known_at())
+    found = ArrowEntries(batch.slice(before)).passed(known_at())
+    is_whole = native.NAME == "c" and isinstance(expected, tuple)
+    assert (None if found is None else found) == ((*expected, len(rows)) if is_whole else None)
+
+
+def test_columns_of_another_type_are_left_and_so_are_buffers_that_are_too_short() -> None:
+    batch = batch_of(rows_of_ledger(WHOLE), ENTRY_SCHEMA)
+    for at, name in enumerate(ENTRY_COLUMNS):
+        kind = pa.float64() if pa.types.is_integer(batch.schema.field(at).type) else pa.binary()
+        other = batch.set_column(at, name, batch.column(at).cast(kind))
+        assert ArrowEntries(other).passed(known_at()) is None
+    columns = [_buffers(column) for column in batch.columns]
+    assert (native.entries_in_columns(*known_at(), 40, columns) is not None) == (native.NAME == "c")
+    for rows, first in ((4000, 0), (40, 4000), (40, 2**40), (2**40, 0), (-1, 0), (40, -1)):
+        moved = [(*column[:3], first) for column in columns]
+        assert native.entries_in_columns(*known_at(), rows, moved) is None
+    for at, (valid, values, offsets, first) in enumerate(columns[:-1]):
+        for cut in ((valid, None, offsets, first), (valid, values, values if offsets is None else None, first)):
+            assert native.entries_in_columns(*known_at(), 40, [*columns[:at], cut, *columns[at + 1 :]]) is None
+
+
+def test_texts_that_are_said_to_end_behind_their_buffer_are_left() -> None:
+    columns = [_buffers(column) for column in batch_of(rows_of_ledger(WHOLE), ENTRY_SCHEMA).columns]
+    at = ENTRY_COLUMNS.index("payload")
+    valid, values, offsets, first = columns[at]
+    assert offsets is not None
+    for number, value in ((40, 2**31 - 1), (0, -(2**30)), (20, 0)):
+        moved = [*memoryview(offsets).cast("i")]
+        moved[number] = value
+        columns[at] = (valid, values, pa.py_buffer(array("i", moved)), first)
+        assert native.entries_in_columns(*known_at(), 40, columns) is None
