@@ -151,10 +151,9 @@ class FileLog:
 
     def truncate(self, last_lsn: Lsn) -> None:
         self._let_go()
-        self._history = histories.up_to(self._history, last_lsn)
-        self._last_lsn, self._gathered_from = last_lsn, after(last_lsn)
-        self.store(self._control)
+        self.store(self._control)  # with the whole history: until it is cut, the log is judged by that
         truncate(self._folder, self._control.node_id, last_lsn)
+        self._control = self._control._replace(durable_lsn=last_lsn)
         self._reopen()
 
     def begin_at(self, first_lsn: Lsn) -> None:
@@ -182,6 +181,8 @@ class FileLog:
             self._history = histories.begin(self._history, *found.history[-1])
         self._first_lsn, self._last_lsn = found.first_lsn, found.last_lsn
         self._gathered_from = after(self._last_lsn)
+        if self._history != control.history:
+            self.store(control)  # an epoch that was cut away wrote none of what comes next
 
     def _begin(self, written_in: Epoch) -> None:
         """What comes next was written in this epoch: it gets a segment of its own, known to the control file first."""
