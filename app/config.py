@@ -37,6 +37,7 @@ from pydantic_settings import (
 )
 
 from app.access.auth_settings import AuthSettings
+from app.replication_settings import ReplicationSettings
 from app.setting_names import ENV_PREFIX, explain, unknown_variables
 from app.setting_types import (
     PATTERNS_MAX,
@@ -58,6 +59,7 @@ from app.setting_types import (
 )
 from ledger.errors import ConfigurationError
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
+from wal.replication.ack_mode import AckMode
 
 DEFAULT_TOML = Path("tally.toml")
 TOML_BYTES_MAX = 1 << 20
@@ -144,7 +146,7 @@ class WalSettings(_Section):
     """
 
     dir: Path | None = None
-    ack_mode: Literal["LOCAL_GROUP_SYNC", "LOCAL_SYNC", "LOCAL_ASYNC"] = "LOCAL_GROUP_SYNC"
+    ack_mode: AckMode = AckMode.LOCAL_GROUP_SYNC
     batch_timeout_microseconds: Annotated[int, Field(ge=0, le=1_000_000)] = 500
     batch_max_entries: Annotated[int, Field(ge=1, le=100_000)] = 1000
     batch_max_bytes: Annotated[Size, sized("4 KiB", _BATCH_BYTES_MAX)] = 1 << 20
@@ -346,6 +348,7 @@ class Settings(BaseSettings):
     stats: StatsSettings = StatsSettings()
     quota: QuotaSettings = QuotaSettings()
     topology: TopologySettings = TopologySettings()
+    replication: ReplicationSettings = ReplicationSettings()
 
     @model_validator(mode="after")
     def _closed_by_default(self) -> Settings:
@@ -360,6 +363,12 @@ class Settings(BaseSettings):
                     f"{open_by}, and there is no authentication: set auth.mode to tokens or oidc, listen on 127.0.0.1 "
                     "without a proxy, or set auth.allow_open to true"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _has_who_replicates(self) -> Settings:
+        if self.wal.ack_mode.is_replicated and not self.replication.members:
+            raise ValueError(f"wal.ack_mode is {self.wal.ack_mode}: set replication.members to the safekeepers")
         return self
 
     @model_validator(mode="after")

@@ -44,6 +44,7 @@ from app.pending.backlog import Backlog
 from app.pending.linking import LinkedBatch
 from app.pending.quarantine import Quarantine
 from app.start.procedure import StartedNode
+from app.start.quorum import quorum_survives, regions_of, shipper_of
 from app.start.wal import to_its_end
 from app.stats.files import StatsFiles
 from app.stats.intake import StatsIntake
@@ -63,8 +64,10 @@ from ledger.machines.events import SystemAction
 from ledger.positions import Epoch, Lsn, before
 from wal import control as wal_control
 from wal import retention as wal_retention
-from wal.group_commit import GroupCommit
+from wal.group_commit import LOCAL_GROUP_SYNC, LOCAL_SYNC, GroupCommit
 from wal.log import Log
+from wal.replication.ack_mode import AckMode
+from wal.replication.leading import Shipper
 
 WAL_CLOSE_TIMEOUT_S = 10.0
 WAITING_SHARE = 0.4
@@ -112,6 +115,7 @@ class Service:
         lookups = EdgeLookups(pool)
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
+        self.shipper = self._make_shipper(started)
         self.writer = self._open_writer(started)
         self.node.written_lsn = lambda: self.writer.written_lsn
         self.keys = KeyInUse(started.key_chain, self.metrics)
@@ -179,6 +183,8 @@ class Service:
                 write_timeout_s=write_timeout_s,
                 acknowledge_before_fsync=settings.wal.ack_mode == "LOCAL_ASYNC",
                 postgres_survives=settings.topology.postgres_survives,
+                quorum_survives=quorum_survives(settings),
+                spreads=len(regions_of(settings)) > 1 and settings.wal.ack_mode.is_replicated,
             ),
             record_bytes_max=settings.wal.record_bytes_max,
             line_turns=self.line_turns,
@@ -222,10 +228,23 @@ class Service:
             record_bytes_max=wal.record_bytes_max,
             queue_max_entries=self.backlog.entries_max + self.backlog.kept_entries,
             queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
-            ack_mode=wal.ack_mode,
+            ack_mode=LOCAL_SYNC if wal.ack_mode is AckMode.LOCAL_SYNC else LOCAL_GROUP_SYNC,
+            ship=self.shipper.written if self.shipper else None,
             on_durable=self._from_writer(self._durable),
             on_failure=self._from_writer(self.fail),
             observe=self._observe_batch,
+        )
+
+    def _make_shipper(self, started: StartedNode) -> Shipper | None:
+        if started.lead is None:
+            return None
+        return shipper_of(
+            started.folder,
+            started.control,
+            started.lead,
+            self.settings,
+            on_reached=self._from_writer(self._committed),
+            on_over=self._from_writer(self.fail),
         )
 
     def _make_stats_writer(self) -> StatsWriter:
@@ -271,7 +290,15 @@ class Service:
         if waited_s is not None:
             self.metrics.wal_append_seconds.observe(waited_s)
         self.node.durable.advance(lsn)
+        if self.shipper is None:
+            self._committed(lsn)
+        else:
+            self.shipper.became_durable(lsn)
+
+    def _committed(self, lsn: Lsn) -> None:
         self.node.committed.advance(lsn)
+        if self.shipper is not None and self._started.lead is not None:
+            self.node.spread.advance(self._started.lead.spread_lsn(self.shipper.proposer.region_lsns()))
         self.appender.wake()
 
     async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
@@ -310,6 +337,9 @@ class Service:
             self.backlog.add((pending,))
             self.keyed.recover(pending)
             self.submitter.recover(pending)
+        if self.shipper is not None:
+            self.shipper.start()
+            self.system_entries.enter_epoch_start(self._started.next_lsn)
         for tenant_id in self._started.damaged_trees:
             self.notary.mend(tenant_id)
         self.appender.wake()
@@ -439,6 +469,8 @@ class Service:
         if not self._tasks:
             with contextlib.suppress(LedgerError):
                 self.writer.close(WAL_CLOSE_TIMEOUT_S)
+            if self.shipper is not None:
+                self.shipper.close(0)
 
     async def stop(self) -> None:
         """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
@@ -458,6 +490,8 @@ class Service:
         follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - CLOSE_RESERVE_S))
         await asyncio.gather(*(follower.drain(follow_s) for follower in self._table_followers))
         await flushing
+        if self.shipper is not None:
+            await asyncio.to_thread(self.shipper.close, CLOSE_RESERVE_S / 3)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=CLOSE_RESERVE_S / 3)

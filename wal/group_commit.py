@@ -49,6 +49,7 @@ from wal.format import (
 )
 from wal.guard import CHECK_INTERVAL_S
 from wal.log import Log
+from wal.replication.proposer import Written
 
 LOCAL_GROUP_SYNC = "LOCAL_GROUP_SYNC"
 LOCAL_SYNC = "LOCAL_SYNC"
@@ -94,6 +95,7 @@ class GroupCommit:
         queue_max_bytes: int = QUEUE_BYTES_MAX,
         ack_mode: str = LOCAL_GROUP_SYNC,
         observe: BatchObserver | None = None,
+        ship: Callable[[Written], None] | None = None,
     ) -> None:
         assert RECORD_HEADER_BYTES < record_bytes_max <= RECORD_BYTES_LIMIT
         assert 0 < batch_max_bytes <= BATCH_BODY_BYTES_LIMIT
@@ -106,6 +108,7 @@ class GroupCommit:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._observe = observe
+        self._ship = ship
         self._batch_timeout_s = batch_timeout_us / 1e6
         self._batch_max_entries = 1 if ack_mode == LOCAL_SYNC else batch_max_entries
         self._batch_max_bytes = batch_max_bytes
@@ -308,7 +311,7 @@ class GroupCommit:
     def _commit(self, records: list[QueuedRecord], body_bytes: int) -> None:
         """Encode, write and sync one batch, then tell."""
         log, entries = self._log, len(records)
-        sync_s = log.commit(self._node_hash, records, body_bytes)
+        sync_s = log.commit(self._node_hash, records, body_bytes, self._ship)
         with self._lock:
             self._durable_lsn = log.durable_lsn
             self._queue_bytes -= body_bytes

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ledger.positions import Epoch, Lsn
@@ -33,6 +33,7 @@ from wal.format import (
     encode_records,
 )
 from wal.guard import FolderGuard, check_named
+from wal.replication.proposer import Written
 from wal.segment import create_segment, segment_name, write_fully
 from wal.spare import Spare
 
@@ -116,7 +117,13 @@ class Log:
         check_named(self._path, self._inode)
         self.durable_lsn = self.written_lsn
 
-    def commit(self, hashed: bytes, records: Sequence[QueuedRecord], body_bytes: int) -> float:
+    def commit(
+        self,
+        hashed: bytes,
+        records: Sequence[QueuedRecord],
+        body_bytes: int,
+        ship: Callable[[Written], None] | None = None,
+    ) -> float:
         """``append`` and ``sync`` of one batch, and the seconds that the sync took: these records, all of the node with
         this hash, whose encoding has ``body_bytes``.
 
@@ -130,6 +137,14 @@ class Log:
         size = BATCH_RECORD_BYTES + body_bytes
         self._make_room(size)
         first_lsn, last_lsn = self.next_lsn, Lsn(self.next_lsn + len(records) - 1)
+        if ship is not None:
+            body = encode_records(first_lsn, hashed, records)
+            batch = batch_of(first_lsn, last_lsn, records[-1][0].pack(), body)
+            self.append(batch, body)
+            ship(Written(first_lsn, last_lsn, encode_batch(batch) + body))
+            began_s = time.perf_counter()
+            self.sync()
+            return time.perf_counter() - began_s
         file = self._descriptor, self._offset, os.fsencode(self._path), self._inode
         done = native.commit_records(*file, first_lsn, hashed, records, body_bytes)
         if done is None:

@@ -390,7 +390,7 @@ class Appender:
             epoch=self._node.epoch,
             old_chained_lsn=self._node.chained.lsn,
             new_chained_lsn=new_lsn,
-            durable_lsn=self._node.durable.lsn,
+            durable_lsn=self._node.committed.lsn,
             tenant_ids=sorted(tenants | begun),
         )
         if heads is None:

@@ -70,12 +70,31 @@ class Answers:
     """Waits and answers as this node is configured to."""
 
     def __init__(
-        self, *, node: Node, write_timeout_s: float, acknowledge_before_fsync: bool, postgres_survives: str
+        self,
+        *,
+        node: Node,
+        write_timeout_s: float,
+        acknowledge_before_fsync: bool,
+        postgres_survives: str,
+        quorum_survives: str | None = None,
+        spreads: bool = False,
     ) -> None:
+        """``quorum_survives`` is what a record outlives that safekeepers hold, None where none vote; with ``spreads``
+        a record is GLOBAL once a majority of the regions holds it, too."""
         self._node = node
         self._write_timeout_s = write_timeout_s
         self._acknowledge_before_fsync = acknowledge_before_fsync
-        self._chained_survives = SURVIVES[: SURVIVES.index(postgres_survives) + 1]
+        self._is_replicated = quorum_survives is not None
+        self._spreads = spreads
+        of_quorum = SURVIVES.index(quorum_survives) if quorum_survives is not None else 0
+        of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
+        self._regional_survives = SURVIVES[: (of_quorum if self._is_replicated else of_chain) + 1]
+        self._global_survives = SURVIVES if spreads else SURVIVES[: of_chain + 1]
+
+    def is_early(self, level: Durability, *, keyed: bool = False) -> bool:
+        """Whether an event of this level is answered before it is chained: LOCAL is, and REGIONAL where safekeepers
+        vote; but of those with a key only LOCAL, as others are to learn whether they were the first."""
+        return level <= Durability.LOCAL or (level is Durability.REGIONAL and self._is_replicated and not keyed)
 
     async def wait(
         self, lsn: Lsn, level: Durability, pending: Pending | None, outcome: asyncio.Future[ChainPosition] | None = None
@@ -90,11 +109,18 @@ class Answers:
                 if not self._acknowledge_before_fsync:
                     await node.durable.reached(lsn, self._write_timeout_s)
                 return None
+            if outcome is None and self.is_early(level):
+                await node.committed.reached(lsn, self._write_timeout_s)
+                return None
+            position = None
             if outcome is None:
                 await node.chained.reached(lsn, self._write_timeout_s)
-                return None
-            node.chained.want(lsn)
-            return await outcome_within(outcome, self._write_timeout_s)
+            else:
+                node.chained.want(lsn)
+                position = await outcome_within(outcome, self._write_timeout_s)
+            if self._spreads and level is Durability.GLOBAL:
+                await node.spread.reached(lsn, self._write_timeout_s)
+            return position
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), lsn, pending) from None
 
@@ -119,8 +145,15 @@ class Answers:
             hlc=pending.hlc.text() if pending else None,
             epoch=node.epoch,
             lsn=lsn,
-            achieved=Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE,
+            achieved=self._reached(lsn),
         )
+
+    def _reached(self, lsn: Lsn) -> Durability:
+        node = self._node
+        regional = node.committed if self._is_replicated else node.chained
+        if regional.lsn >= lsn:
+            return Durability.REGIONAL
+        return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
 
     def entered(self, draft: Draft, pending: Pending, fence_token: int) -> Entered:
         """An event that was entered without a key, to be waited for."""
@@ -134,7 +167,10 @@ class Answers:
         reached: Any = pending.outcome
         if reached is None:
             lsn = BEFORE_FIRST if self._acknowledge_before_fsync else pending.lsn
-            return node.durable.reached(lsn, timeout_s), None  # type: ignore[return-value]
+            watermark = node.durable if level <= Durability.LOCAL else node.committed
+            return watermark.reached(lsn, timeout_s), None  # type: ignore[return-value]
+        if self._spreads and level is Durability.GLOBAL:
+            return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached)), None
         node.chained.want(pending.lsn)
         return reached, reached.get_loop().call_later(timeout_s, expire, reached, f"not chained within {timeout_s:g} s")
 
@@ -245,7 +281,7 @@ class Answers:
     def _survives(self, level: Durability) -> tuple[str, ...]:
         if level <= Durability.LOCAL:
             return () if self._acknowledge_before_fsync else ("process",)
-        return self._chained_survives
+        return self._regional_survives if level is Durability.REGIONAL else self._global_survives
 
 
 async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float) -> ChainPosition:

@@ -154,7 +154,7 @@ class Submitter:
             await self._checks.check(lines, requested, in_lines=True)
             entered = await self._enter_lines(lines, None, frozenset(), requested)
             await self.answers.wait(entered[-1].lsn, requested, entered[-1])
-            if requested > Durability.LOCAL:
+            if not self.answers.is_early(requested):
                 await self.answers.unlocked(self.quarantine, lines.tenants, entered[-1])
                 self.quarantine.check_chained(entered)
             raise_refusal(entered)
@@ -251,7 +251,7 @@ class Submitter:
         self.backlog.check(records, record_bytes_of(records, len(payload)), (draft.tenant_id,))
         if is_first:
             self.system.charge_new(draft.actor, 1)
-        answered_early = draft.durability <= Durability.LOCAL
+        answered_early = self.answers.is_early(draft.durability, keyed=key is not None)
         entering = _Entering(
             jobs=[(draft.tenant_id, draft.job_id)],
             types=[draft.event.record_type],
@@ -274,7 +274,7 @@ class Submitter:
         self.backlog.reserve(room, 0, lines.tenants)
         entered: list[Pending] = []
         record_bytes = 0
-        answered_early = requested <= Durability.LOCAL
+        answered_early = self.answers.is_early(requested, keyed=key is not None)
         try:
             fences, payloads = await self._encoded(lines, key)
             wanted_bytes = record_bytes_of(room, sum(map(len, payloads)))

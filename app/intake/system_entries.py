@@ -121,6 +121,13 @@ class SystemEntries:
             await self.record(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
         self.tenants.add(tenant_id)
 
+    def enter_epoch_start(self, lsn: Lsn) -> None:
+        """The first record of this epoch, at ``lsn``: once it is committed, so is all before it."""
+        node = self.node
+        assert self.wal.next_lsn == lsn
+        facts: dict[str, object] = {"epoch": node.epoch, "first_lsn": lsn, "node_id": node.node_id}
+        self._enter(SystemAction.EPOCH_START, f"wal:{node.node_id}", facts)
+
     def charge_new(self, principal: str | None, count: int) -> None:
         """Take so many tenants out of those that ``principal`` may let begin; before anything of theirs is queued.
 

@@ -22,6 +22,7 @@ from signing.checkpoint import Checkpoint, open_checkpoint, read
 from signing.note import VerifierKey
 from wal import control as wal_control
 from wal.control import Control
+from wal.replication.configuration import MEMBERS_NAME
 from wal.segment import sync_folder
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ def set_aside(folder: Path) -> None:
     while (lost := folder / f"lost-{number}").exists():
         number += 1
     lost.mkdir(mode=0o700)
-    for path in [*folder.glob("*.wal"), folder / wal_control.CONTROL_NAME, folder / quarantine.NAME]:
+    named = (wal_control.CONTROL_NAME, MEMBERS_NAME, quarantine.NAME)
+    for path in [*folder.glob("*.wal"), *(folder / name for name in named)]:
         if path.exists():
             path.rename(lost / path.name)
     sync_folder(lost)

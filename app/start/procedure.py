@@ -5,8 +5,9 @@ In this order, each step refused with what to do when it does not hold::
     1. the ids of the node; the lock on its WAL folder
     2. Postgres answers and has the schema this version knows, with all that guards it, and our login cannot take that
        away
-    3. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal)
-    4. recovery: the torn tail cut, the rest checked and fsynced
+    3. where safekeepers keep the WAL, too: an epoch is won, and the folder holds the log that counts  (take_lead)
+    4. the WAL is the one Postgres knows, and Postgres is not older than the WAL       (judge_wal); recovery: the torn
+       tail cut, the rest checked and fsynced
     5. the WAL ends at or above all that is known durable; --accept-lost-wal records what is gone. What Postgres
        claims to be chained is compared with WAL and chain (app.start.claims)
     6. the origin is the ledger's; no chain is shorter than, or differs from, its checkpoint beside the WAL; the ledger
@@ -50,6 +51,7 @@ from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
 from app.start.checks import chain_holds, check_chain, check_role
 from app.start.claims import check_chained
+from app.start.quorum import Lead, members_of, take_lead
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining
 from app.store import node as node_store
@@ -116,6 +118,8 @@ class StartedNode:
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
     fork: Fork | None
     """A fork of the log that ``_system`` does not record yet."""
+    lead: Lead | None
+    """The epoch as the safekeepers know it, None where this node keeps its log alone."""
     accepted_loss: bool
     """Whether the operator accepted that records of the WAL are lost: then it does not tell what is of this node."""
 
@@ -210,7 +214,12 @@ async def _start_locked(
     async with connection.transaction():
         position = await chaining.read_position(connection, who.node_id)
 
-    # 3. 4. 5. the WAL
+    # 3. the safekeepers
+    members, lead = members_of(settings), None
+    if members is not None:
+        lead = await to_its_end(partial(take_lead, settings, members, folder, who.node_id, position, lock))
+
+    # 4. 5. the WAL
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
     await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else BEFORE_FIRST)
 
@@ -233,7 +242,7 @@ async def _start_locked(
     clock = await _start_clock(connection, settings, wal, heads, accept_lost_wal=accept_lost_wal)
 
     # 8. a higher epoch
-    control = await take_epoch(connection, wal, position)
+    control = await take_epoch(connection, wal, position, lead)
 
     # 9. the backlog
     pending = list(wal.unchained())
@@ -242,7 +251,7 @@ async def _start_locked(
     quarantine.store(folder, wal.held)
     node = Node(who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged)
     node.durable.advance(wal.last_lsn)
-    node.committed.advance(wal.last_lsn)
+    node.committed.advance(max(control.committed_lsn, wal.chained_lsn))
     node.chained.advance(wal.chained_lsn)
     return StartedNode(
         node=node,
@@ -263,6 +272,7 @@ async def _start_locked(
         session_secret=await _session_secret(connection),
         lost=lost,
         fork=await _unrecorded_fork(connection, folder, origin, pending),
+        lead=lead,
         accepted_loss=accept_lost_wal,
     )
 
@@ -361,13 +371,16 @@ async def _start_clock(
     return clock
 
 
-async def take_epoch(connection: Connection, wal: FoundWal, position: WalPosition | None) -> Control:
-    """Take a higher epoch, first in the control file, then in Postgres; the control file as it is stored."""
+async def take_epoch(
+    connection: Connection, wal: FoundWal, position: WalPosition | None, lead: Lead | None = None
+) -> Control:
+    """Take a higher epoch, that of the ``lead`` where there is one, first in the control file, then in Postgres; the
+    control file as it is stored."""
     known = wal.known
     wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
-    wal_id = wal_id or wal_control.new_wal_id()
+    wal_id = wal_id or (lead.wal_id if lead else None) or wal_control.new_wal_id()
     epochs = (known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
-    epoch = Epoch(1 + max(epochs))
+    epoch = Epoch(1 + max(epochs)) if lead is None else lead.epoch
     LOST.store(wal.folder, wal.lost)
     control = Control(
         wal_id=wal_id,
@@ -378,7 +391,8 @@ async def take_epoch(connection: Connection, wal: FoundWal, position: WalPositio
         # A restore that fails must leave the node knowing how far Postgres once was.
         chained_lsn=Lsn(max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn)),
         signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
-        committed_lsn=wal.last_lsn,
+        committed_lsn=max(min(lead.committed_lsn, wal.last_lsn), wal.chained_lsn) if lead else wal.last_lsn,
+        generation=known.generation if known and not wal.is_given_up else 0,
         history=wal_history.begin(wal.history(), epoch, after(wal.last_lsn)),
     )
     wal_control.store(wal.folder, control)

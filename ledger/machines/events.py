@@ -49,6 +49,7 @@ class SystemAction(StrEnum):
     ACT_ALLOWED = "ACT_ALLOWED"
     ACCESS_REFUSED = "ACCESS_REFUSED"
     PAYLOADS_READ = "PAYLOADS_READ"
+    EPOCH_START = "EPOCH_START"
     TOKEN_ISSUED = "TOKEN_ISSUED"  # noqa: S105 (an action)
     TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 (an action)
 
@@ -92,6 +93,7 @@ SYSTEM_RECORD_TYPES = {
     29: SystemAction.ACT_ALLOWED,
     30: SystemAction.ACCESS_REFUSED,
     31: SystemAction.PAYLOADS_READ,
+    32: SystemAction.EPOCH_START,
 }
 
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {

@@ -10,7 +10,8 @@ Steps::
     3. once a majority of the voters promised, no record of a lower epoch can be committed any more: the best log among
        theirs and one's own holds all that ever was
 
-Where nobody votes yet, or what the members hold are copies, one's own log is what counts, and step 3 asks nobody.
+Where nobody votes yet, or what the members hold are copies, one's own log is what counts, and step 3 asks nobody. That
+nobody votes must be known: who wants a quorum begins one only where every member answers and none knows of one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Plan(NamedTuple):
 class Election:
     """One attempt of the run ``run`` to write the log of ``node_id``.
 
-    ``wal_id`` is empty, and ``own`` nothing, where the proposer has no copy. ``outcome`` becomes a Plan, or the reason
+    ``wal_id`` is empty, and ``own`` nothing, where the proposer has no copy. ``wants_quorum`` is false for one to whom
+    the members are to keep copies. ``outcome`` becomes a Plan, or the reason
     why there is none; then nothing more is to be told.
     """
 
@@ -77,12 +79,15 @@ class Election:
         configuration: Configuration,
         above: Epoch,
         addresses: Iterable[str],
+        wants_quorum: bool,
     ) -> None:
         self._greet = Greet(node_id, wal_id, run)
         self._wal_id = wal_id
         self._own = own
         self._configuration = configuration
         self._above = above
+        self._wants_quorum = wants_quorum
+        self._answered: set[str] = set()
         self._waiting = set(addresses)
         """Of whom neither an answer nor a failure has come."""
         self._addresses = tuple(self._waiting)
@@ -99,6 +104,7 @@ class Election:
     def lost(self, address: str) -> Said:
         """The member at ``address`` cannot be spoken to, or not any more."""
         self._waiting.discard(address)
+        self._answered.discard(address)
         self._greetings.pop(address, None)
         self._promises.pop(address, None)
         return self._go_on()
@@ -132,6 +138,7 @@ class Election:
 
     def _greeted(self, address: str, greeting: Greeting) -> Said:
         self._waiting.discard(address)
+        self._answered.add(address)
         if greeting.member_id:
             self._greetings[address] = greeting
             self._learn(greeting.configuration)
@@ -154,6 +161,12 @@ class Election:
                 return []
             if configuration.is_quorum and not has_quorum:
                 self.outcome = self._no_quorum()
+                return []
+            if not configuration.is_quorum and self._wants_quorum and len(self._answered) < len(self._addresses):
+                self.outcome = (
+                    f"no quorum: nobody knows of one yet, and {len(self._answered)} of {len(self._addresses)} members, "
+                    "all of whom are needed to begin one, answer"
+                )
                 return []
             return self._prepare(NO_EPOCH)
         if not configuration.has_majority(self._members_of(self._promises)):

@@ -36,7 +36,7 @@ from wal.replication import configuration as configurations
 from wal.replication.configuration import Configuration
 from wal.replication.messages import Position
 from wal.replication.replica_log import Chunk
-from wal.segment import Segment, list_segments
+from wal.segment import Segment, list_segments, read_header
 from wal.truncation import CUT_PREFIX, truncate
 
 GATHERED_BYTES_MAX = 8 << 20
@@ -44,7 +44,8 @@ GATHERED_BYTES_MAX = 8 << 20
 
 
 class FileLog:
-    """The copy in ``folder``, of the log of ``node_id``, which MUST be closed again: it holds the folder's lock.
+    """The copy in ``folder``, of the log of ``node_id``, which MUST be closed again: it holds the folder's lock, unless
+    the caller does.
 
     Where there is none yet, it is made with ``wal_id``, and with a random id of its keeper.
 
@@ -54,7 +55,15 @@ class FileLog:
         WalError: it is of another WAL.
     """
 
-    def __init__(self, folder: Path, node_id: str, wal_id: str, *, segment_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        node_id: str,
+        wal_id: str,
+        *,
+        segment_bytes: int = 64 << 20,
+        lock: wal_lock.Lock | None = None,
+    ) -> None:
         self._history: History = ()
         self._first_lsn, self._last_lsn = Lsn(1), BEFORE_FIRST
         self._log: Log | None = None
@@ -64,7 +73,7 @@ class FileLog:
         self._gathered_bytes = 0
         self._gathered_hlc = b""
         self._gathered_from = Lsn(1)
-        self._lock = wal_lock.acquire(folder)
+        self._lock = None if lock is not None else wal_lock.acquire(folder)
         try:
             self._folder, self._segment_bytes = folder, segment_bytes
             control = control_file.load(folder)
@@ -80,7 +89,7 @@ class FileLog:
             self._configuration = configurations.load(folder, control.generation)
             self._reopen()
         except BaseException:
-            self._lock.release()
+            self._unlock()
             raise
 
     def close(self) -> None:
@@ -88,7 +97,7 @@ class FileLog:
         try:
             self._let_go()
         finally:
-            self._lock.release()
+            self._unlock()
 
     @property
     def control(self) -> Control:
@@ -169,6 +178,10 @@ class FileLog:
         self.sync()
         return read_chunk(self._folder, self._control.node_id, self._history, from_lsn, upto_lsn, bytes_max)
 
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
     # --- files ------------------------------------------------------------------------------------
 
     def _reopen(self) -> None:
@@ -208,6 +221,18 @@ class FileLog:
             self.sync()
             self._log.close()
             self._log = None
+
+
+def oldest_whole_lsn(folder: Path) -> Lsn:
+    """The oldest record of the log in ``folder`` behind which none is missing: those before a gap, where records were
+    given up, do not count."""
+    segments = list_segments(folder)
+    oldest = Lsn(1)
+    for segment in reversed(segments):
+        oldest = segment.base_lsn
+        if read_header(segment).previous_lsn != segment.base_lsn - 1:
+            break
+    return oldest
 
 
 def read_chunk(folder: Path, node_id: str, history: History, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:

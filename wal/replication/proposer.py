@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from ledger.errors import WalError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
 from wal.history import History
+from wal.replication.ack_mode import AckMode
 from wal.replication.configuration import Configuration, Member, differ_by_one
 from wal.replication.messages import (
     EMPTY,
@@ -47,20 +47,6 @@ RECENT_BYTES_MAX = 32 << 20
 """The newest batches, kept in memory for members that follow closely."""
 CHUNK_BYTES = 1 << 20
 """About what one Append carries of the log's files."""
-
-
-class AckMode(StrEnum):
-    """When a write counts as committed: see DESIGN of ``wal.ack_mode``."""
-
-    LOCAL_ASYNC = "LOCAL_ASYNC"
-    LOCAL_GROUP_SYNC = "LOCAL_GROUP_SYNC"
-    LOCAL_SYNC = "LOCAL_SYNC"
-    REPLICATED_QUORUM = "REPLICATED_QUORUM"
-    REPLICATED_ALL = "REPLICATED_ALL"
-
-    @property
-    def is_replicated(self) -> bool:
-        return self in (AckMode.REPLICATED_QUORUM, AckMode.REPLICATED_ALL)
 
 
 class Written(NamedTuple):

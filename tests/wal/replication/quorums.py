@@ -11,12 +11,13 @@ from ledger.positions import NO_EPOCH, Epoch, Lsn, after
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
 from wal.format import batch_of, encode_batch, encode_record
 from wal.replication.acceptor import Acceptor
+from wal.replication.ack_mode import AckMode
 from wal.replication.configuration import Configuration
 from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.file_log import FileLog
 from wal.replication.following import follow
 from wal.replication.messages import Frame, Message
-from wal.replication.proposer import AckMode, Proposer, Written
+from wal.replication.proposer import Proposer, Written
 
 HOME = "use1"
 
@@ -114,6 +115,7 @@ class Writer:
             configuration=self.log.configuration,
             above=self.above,
             addresses=self.quorum.addresses,
+            wants_quorum=self.ack_mode.is_replicated,
         )
         said: deque[tuple[str, Message]] = deque()
         for name in self.quorum.addresses:

@@ -10,8 +10,8 @@ import pytest
 
 from ledger.positions import Epoch
 from tests.wal.replication.quorums import Quorum, Writer, logs, lsns_of
+from wal.replication.ack_mode import AckMode
 from wal.replication.election import Plan
-from wal.replication.proposer import AckMode
 
 
 @pytest.fixture
@@ -115,6 +115,14 @@ def test_without_a_quorum_it_gives_up_at_once(quorum: Quorum, held: ExitStack) -
     assert outcome == "no quorum: 1 of 3 members that vote answer, 2 are needed"
 
 
+def test_a_quorum_begins_only_with_all_members(quorum: Quorum, held: ExitStack) -> None:
+    quorum.down = {"c"}
+    outcome = writer(quorum, held, "run-1").elect()
+    assert isinstance(outcome, str)
+    assert "all of whom are needed" in outcome
+    assert isinstance(writer(quorum, held, "run-2", "other", mode="LOCAL_SYNC").elect(), Plan)
+
+
 def test_a_wiped_member_does_not_vote_until_it_caught_up(quorum: Quorum, held: ExitStack) -> None:
     first = writer(quorum, held, "run-1")
     first.begin()
@@ -140,6 +148,7 @@ def test_copies_are_shipped_and_nobody_takes_over_from_them(quorum: Quorum, held
     quorum.down = {"a", "b"}
     assert first.write(2) == first.proposer.committed_lsn == 3
     assert lsns_of(quorum.log_of("c")) == [(1, 1), (1, 2), (1, 3)]
+    quorum.down = set()
     plan = writer(quorum, held, "run-2", "standby").elect()
     assert isinstance(plan, Plan)
     assert plan.configuration.copies

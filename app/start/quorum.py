@@ -1,0 +1,209 @@
+"""A starting node and the safekeepers of its WAL: it becomes the one writer, and its folder the log that counts.
+
+Done before the WAL is judged against Postgres: a folder that is empty, damaged or behind is brought up to what a
+majority holds. What stood in it and lost is set aside.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from app.config import Settings
+from app.start.checks import set_aside
+from app.store.chaining import WalPosition
+from ledger.errors import ConfigurationError, LedgerError, StartRefusedError, WalCorruptError, WalError
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
+from wal import control as wal_control
+from wal import lock as wal_lock
+from wal.control import Control
+from wal.format import LSN_LIMIT, WAL_ID_BYTES
+from wal.replication import configuration as configurations
+from wal.replication.configuration import NO_MEMBERS, Configuration
+from wal.replication.election import Election, Held, Plan
+from wal.replication.file_log import FileLog, oldest_whole_lsn, read_chunk
+from wal.replication.leading import Members, Shipper, carry_out, elect, held_in
+from wal.replication.messages import Frame, Greet
+from wal.replication.proposer import Proposer
+
+ATTEMPTS_MAX = 3
+"""How often it is tried again when the member that gives the log goes away in the middle."""
+
+log = structlog.get_logger()
+
+
+class Lead(NamedTuple):
+    """An epoch of this node's WAL that was won, and by whom it is kept."""
+
+    members: Members
+    epoch: Epoch
+    wal_id: str
+    """Empty where neither this node nor a member has any of it."""
+    configuration: Configuration
+    committed_lsn: Lsn
+    """What is known to be committed before the first record of this epoch is; all of the log where nobody votes."""
+
+    def spread_lsn(self, region_lsns: Mapping[str, Lsn]) -> Lsn:
+        """What a majority of the regions holds, of what each of them does."""
+        regions = set(self.members.addresses.values()) | region_lsns.keys()
+        held = sorted((region_lsns.get(region, BEFORE_FIRST) for region in regions), reverse=True)
+        return held[len(regions) // 2]
+
+
+def members_of(settings: Settings) -> Members | None:
+    """The safekeepers of this node, None where it keeps its log alone.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be read.
+    """
+    replication = settings.replication
+    if not replication.members:
+        return None
+    addresses: Mapping[str, str] = {each.address: each.region or settings.region for each in replication.members}
+    timeout_s = replication.timeout.total_seconds()
+    return Members(addresses, secrets.token_hex(WAL_ID_BYTES), timeout_s, _tls(settings), timeout_s)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    replication = settings.replication
+    if replication.tls_cert is None or replication.tls_key is None or replication.tls_ca is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(replication.tls_ca)
+        context.load_cert_chain(replication.tls_cert, replication.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"replication.tls_cert, tls_key or tls_ca cannot be used: {error}") from error
+    return context
+
+
+def regions_of(settings: Settings) -> frozenset[str]:
+    """The regions that keep this node's log, its own among them."""
+    return frozenset({settings.region} | {each.region or settings.region for each in settings.replication.members})
+
+
+def quorum_survives(settings: Settings) -> str | None:
+    """What a record outlives once it is committed, None where no safekeeper votes: a node, unless all of them run on
+    this one's machine."""
+    if not settings.wal.ack_mode.is_replicated:
+        return None
+    home = [each for each in settings.replication.members if each.region in (None, settings.region)]
+    return "process" if all(each.is_on_loopback for each in home) else "node"
+
+
+def shipper_of(
+    folder: Path,
+    control: Control,
+    lead: Lead,
+    settings: Settings,
+    *,
+    on_reached: Callable[[Lsn], None],
+    on_over: Callable[[LedgerError], None],
+) -> Shipper:
+    """What leads the safekeepers through the epoch of ``control``."""
+
+    def make(shipper: Shipper) -> Proposer:
+        return Proposer(
+            node_id=control.node_id,
+            run=lead.members.run,
+            wal_id=control.wal_id,
+            epoch=control.epoch,
+            history=control.history,
+            configuration=lead.configuration,
+            home=settings.region,
+            ack_mode=settings.wal.ack_mode,
+            addresses=lead.members.addresses,
+            committed_lsn=control.committed_lsn,
+            read=partial(read_chunk, folder, control.node_id, control.history),
+            oldest_lsn=partial(oldest_whole_lsn, folder),
+            send=shipper.send,
+            drop=shipper.drop,
+            on_fenced=shipper.on_fenced,
+            on_configured=partial(configurations.store, folder),
+        )
+
+    return Shipper(lead.members, make, on_reached=on_reached, on_over=on_over)
+
+
+def take_lead(
+    settings: Settings, members: Members, folder: Path, node_id: str, position: WalPosition | None, lock: wal_lock.Lock
+) -> Lead:
+    """Win an epoch, and let ``folder``, whose ``lock`` is held, hold the log that counts. Blocks.
+
+    Raises:
+        StartRefusedError: no quorum answers, or the log that counts cannot be had.
+    """
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            return _take_lead(settings, members, folder, node_id, position, lock)
+        except WalError as error:
+            if attempt == ATTEMPTS_MAX:
+                raise StartRefusedError(
+                    f"{error}. Nothing was written. Start safekeepers until a majority answers (tally safekeeper "
+                    "status), or look whether another process has taken this node's log over"
+                ) from error
+            log.warning("election_lost", error=str(error))
+    raise AssertionError
+
+
+def _take_lead(
+    settings: Settings, members: Members, folder: Path, node_id: str, position: WalPosition | None, lock: wal_lock.Lock
+) -> Lead:
+    own, fault = _open(folder, node_id, position, lock)
+    try:
+        plan = _elect(members, own, node_id, position, wants_quorum=settings.wal.ack_mode.is_replicated)
+        if own is None and plan.donor is not None:
+            if fault is not None:
+                set_aside(folder)
+            own = FileLog(folder, node_id, plan.wal_id, segment_bytes=settings.wal.segment_bytes, lock=lock)
+        if own is not None:
+            carry_out(members, plan, own, Frame(Greet(node_id, plan.wal_id, members.run)))
+            own.store(own.control._replace(epoch=plan.epoch))
+    finally:
+        if own is not None:
+            own.close()
+    log.info("wal_lead_won", epoch=plan.epoch, last_lsn=plan.tail.lsn, donor=plan.donor, kept_lsn=plan.keep_lsn)
+    votes = settings.wal.ack_mode.is_replicated or plan.configuration.is_quorum
+    return Lead(members, plan.epoch, plan.wal_id, plan.configuration, plan.committed_lsn if votes else Lsn(LSN_LIMIT))
+
+
+def _open(
+    folder: Path, node_id: str, position: WalPosition | None, lock: wal_lock.Lock
+) -> tuple[FileLog | None, str | None]:
+    """The node's own copy; None where there is none, or with what is wrong with it: the start refuses that afterwards,
+    unless a member has given what counts."""
+    try:
+        control = wal_control.load(folder)
+        if control is None:
+            return None, None
+        if position is not None and position.wal_id != control.wal_id:
+            return None, "it is another WAL than Postgres knows"
+        return FileLog(folder, node_id, "", lock=lock), None
+    except WalCorruptError as error:
+        log.warning("wal_recovery_damaged", error=str(error))
+        return None, str(error)
+
+
+def _elect(
+    members: Members, own: FileLog | None, node_id: str, position: WalPosition | None, *, wants_quorum: bool
+) -> Plan:
+    known_wal_id = position.wal_id if position is not None else ""
+    epochs = [own.control.epoch if own else NO_EPOCH, position.epoch if position else NO_EPOCH]
+    election = Election(
+        node_id=node_id,
+        run=members.run,
+        wal_id=own.control.wal_id if own is not None else known_wal_id,
+        own=held_in(own) if own is not None else Held(),
+        configuration=own.configuration if own is not None else NO_MEMBERS,
+        above=max(epochs),
+        addresses=members.addresses,
+        wants_quorum=wants_quorum,
+    )
+    return elect(members, election)

@@ -1,0 +1,317 @@
+"""Connections to the members of a quorum, all driven by one thread: frames out, frames in, who was lost and why.
+
+Nothing here blocks but ``wait``: names are looked up by threads of their own, and TLS is spoken over memory, so that a
+slow name server or handshake holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ledger.errors import ConfigurationError, InvalidInputError
+from wal.replication.messages import PREFIX_BYTES, Frame, decode, encode, length_of
+
+RECEIVE_BYTES = 1 << 18
+PAUSE_FIRST_S = 0.05
+PAUSE_MAX_S = 2.0
+"""Between attempts to reach a member that is lost: at first this, then twice as long each time, up to this."""
+
+
+class Connected(NamedTuple):
+    """A member can be spoken to."""
+
+    address: str
+
+
+class Lost(NamedTuple):
+    """A member cannot be spoken to any more, or was not reached."""
+
+    address: str
+    reason: str
+
+
+class Received(NamedTuple):
+    """A member said something."""
+
+    address: str
+    frame: Frame
+
+
+Event = Connected | Lost | Received
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host is in brackets.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigurationError(f"{address!r} is not an address such as keeper-1:7010")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class Wires:
+    """One connection to each of ``addresses``, opened by ``open`` and kept until it is lost or closed."""
+
+    def __init__(self, addresses: Mapping[str, str], tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        self._wires = {address: _Wire(address, tls) for address in addresses}
+        self._timeout_s = timeout_s
+        self._selector = selectors.DefaultSelector()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._events: deque[Event] = deque()
+
+    def ring(self) -> None:
+        """End a ``wait``; from any thread."""
+        os.eventfd_write(self._bell, 1)
+
+    def open_due(self) -> None:
+        """Begin to connect to each member that is not connected, once its pause is over."""
+        now_s = time.monotonic()
+        for wire in self._wires.values():
+            if wire.socket is None and now_s >= wire.next_try_s:
+                wire.heard_s = now_s
+                try:
+                    if wire.is_found(self.ring):
+                        wire.connect()
+                        self._selector.register(wire.descriptor, selectors.EVENT_READ | selectors.EVENT_WRITE, wire)
+                except OSError as error:
+                    self._lose(wire, str(error))
+
+    def send(self, address: str, frame: Frame) -> None:
+        """Send as far as it goes at once, the rest by ``wait``. Nothing happens where the member is lost."""
+        wire = self._wires[address]
+        if wire.is_open:
+            try:
+                wire.send(frame)
+                self._flush(wire)
+            except OSError as error:
+                self._lose(wire, str(error))
+
+    def close_one(self, address: str, reason: str) -> None:
+        """Give a connection up: it will be tried again after a pause."""
+        self._lose(self._wires[address], reason)
+
+    def settled(self, address: str) -> None:
+        """The member does what it should: should it be lost, it is tried again at once."""
+        self._wires[address].pause_s = PAUSE_FIRST_S
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """What happened, at once if anything did, else within ``timeout_s`` seconds or when the bell was rung."""
+        if not self._events:
+            for key, mask in self._selector.select(timeout_s):
+                if key.data is None:
+                    os.eventfd_read(self._bell)
+                else:
+                    self._serve(key.data, mask)
+            self._lose_silent()
+        events, self._events = list(self._events), deque()
+        return events
+
+    def close(self) -> None:
+        """Let all connections go."""
+        for wire in self._wires.values():
+            if wire.socket is not None:
+                self._selector.unregister(wire.descriptor)
+                wire.close()
+        self._selector.close()
+        os.close(self._bell)
+
+    def _serve(self, wire: _Wire, mask: int) -> None:
+        try:
+            if not wire.is_open and wire.goes_on():
+                self._events.append(Connected(wire.address))
+            if wire.is_open and mask & selectors.EVENT_READ:
+                for frame in wire.receive():
+                    self._events.append(Received(wire.address, frame))
+            self._flush(wire)
+        except (OSError, InvalidInputError) as error:
+            self._lose(wire, str(error) or type(error).__name__)
+
+    def _flush(self, wire: _Wire) -> None:
+        wire.flush()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_to_write else 0)
+        self._selector.modify(wire.descriptor, wanted, wire)
+
+    def _lose_silent(self) -> None:
+        now_s = time.monotonic()
+        for wire in self._wires.values():
+            if wire.socket is not None and now_s - wire.heard_s > self._timeout_s:
+                self._lose(wire, f"nothing was heard for {self._timeout_s:g} s")
+
+    def _lose(self, wire: _Wire, reason: str) -> None:
+        if wire.socket is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(wire.descriptor)
+            wire.close()
+        wire.next_try_s = time.monotonic() + wire.pause_s
+        wire.pause_s = min(2 * wire.pause_s, PAUSE_MAX_S)
+        self._events.append(Lost(wire.address, reason))
+
+
+_Where = tuple[socket.AddressFamily, socket.SocketKind, int, Any]
+
+
+class _Wire:
+    """One connection: a socket, perhaps TLS over it, and the bytes under way."""
+
+    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
+        self.address = address
+        self._host, self._port = split_address(address)
+        self._tls = tls
+        self.socket: socket.socket | None = None
+        self.descriptor = -1
+        self.is_open = False
+        self.heard_s = 0.0
+        self.next_try_s = 0.0
+        self.pause_s = PAUSE_FIRST_S
+        self._out: deque[memoryview] = deque()
+        self._in = bytearray()
+        self._is_looking = False
+        self._found: _Where | OSError | None = None
+        self._where: _Where | None = None
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._out) or not self._is_connected
+
+    def is_found(self, ring: Callable[[], None]) -> bool:
+        """Whether it is known where the member is; begins to look that up, and rings once it is.
+
+        Raises:
+            OSError: there is no such host.
+        """
+        found, self._found = self._found, None
+        if isinstance(found, OSError):
+            raise found
+        if found is not None:
+            self._where = found
+            return True
+        if not self._is_looking:
+            self._is_looking = True
+            threading.Thread(target=self._look_up, args=(ring,), name="wal-resolver", daemon=True).start()
+        return False
+
+    def _look_up(self, ring: Callable[[], None]) -> None:
+        try:
+            family, kind, protocol, _, where = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
+            self._found = family, kind, protocol, where
+        except OSError as error:
+            self._found = error
+        self._is_looking = False
+        with contextlib.suppress(OSError):
+            ring()
+
+    def connect(self) -> None:
+        assert self._where is not None
+        family, kind, protocol, where = self._where
+        self.socket = socket.socket(family, kind, protocol)
+        self.descriptor = self.socket.fileno()
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._is_connected = self.is_open = False
+        self._out, self._in = deque(), bytearray()
+        with contextlib.suppress(BlockingIOError):
+            self.socket.connect(where)
+        if self._tls is not None:
+            self._from_net, self._to_net = ssl.MemoryBIO(), ssl.MemoryBIO()
+            self._ssl = self._tls.wrap_bio(self._from_net, self._to_net, server_hostname=self._host)
+
+    def goes_on(self) -> bool:
+        """Take the next step towards an open connection; whether it is open now."""
+        assert self.socket is not None
+        if not self._is_connected:
+            if error := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(error, os.strerror(error))
+            try:
+                self.socket.getpeername()
+            except OSError:
+                return False
+            self._is_connected = True
+            self.heard_s = time.monotonic()
+        if self._tls is not None:
+            self._take_in()
+            try:
+                self._ssl.do_handshake()
+            except ssl.SSLWantReadError:
+                return False
+            finally:
+                self._give_out()
+        self.is_open = True
+        return True
+
+    def send(self, frame: Frame) -> None:
+        for part in encode(frame):
+            if self._tls is not None:
+                self._ssl.write(part) if part else None
+            elif part:
+                self._out.append(memoryview(part))
+        if self._tls is not None:
+            self._give_out()
+
+    def flush(self) -> None:
+        assert self.socket is not None
+        while self._out and self._is_connected:
+            try:
+                sent = self.socket.sendmsg(list(self._out)[:64])
+            except BlockingIOError:
+                return
+            while self._out and sent >= len(self._out[0]):
+                sent -= len(self._out.popleft())
+            if sent:
+                self._out[0] = self._out[0][sent:]
+
+    def receive(self) -> list[Frame]:
+        """All frames that are whole."""
+        if self._tls is None:
+            self._in += self._read_socket()
+        else:
+            self._take_in()
+            with contextlib.suppress(ssl.SSLWantReadError):
+                while data := self._ssl.read(RECEIVE_BYTES):
+                    self._in += data
+            self._give_out()
+        self.heard_s = time.monotonic()
+        frames, at = [], 0
+        while len(self._in) - at >= PREFIX_BYTES:
+            length = length_of(bytes(self._in[at : at + PREFIX_BYTES]))
+            if len(self._in) - at < length:
+                break
+            frames.append(decode(bytes(self._in[at : at + length])))
+            at += length
+        del self._in[:at]
+        return frames
+
+    def close(self) -> None:
+        assert self.socket is not None
+        self.socket.close()
+        self.socket, self.is_open = None, False
+
+    def _read_socket(self) -> bytes:
+        assert self.socket is not None
+        try:
+            data = self.socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return b""
+        if not data:
+            raise ConnectionResetError("the member closed the connection")
+        return data
+
+    def _take_in(self) -> None:
+        if data := self._read_socket():
+            self._from_net.write(data)
+
+    def _give_out(self) -> None:
+        if data := self._to_net.read():
+            self._out.append(memoryview(data))
