@@ -14,7 +14,7 @@ import pytest
 
 from ledger.chain.record import EventRecord, encode
 from ledger.errors import NotFoundError
-from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, naive_batch, naive_segment, snapshot
+from tests.wal.logs import NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, naive_batch, naive_segment, snapshot
 from wal import control, inspect
 from wal.inspect import SETTLE_S, dump, verify, wal_folders
 from wal.lock import acquire
@@ -197,22 +197,28 @@ def test_damage_that_batches_stand_behind_is_told_at_once(tmp_path: Path, monkey
 
 
 class HalfWriter(threading.Thread):
-    """Appends batches to a segment, each in two writes, until it is stopped."""
+    """Appends batches to a segment, each in two writes, until it is stopped; halves stand as long as wholes do."""
+
+    STANDS_S = 0.005
 
     def __init__(self, segment: Path) -> None:
         super().__init__()
         self._segment = segment
         self._stopped = threading.Event()
+        self.half_stands = threading.Event()
         self._half_since_s: float | None = None
         self._longest_s = 0.0
 
     def run(self) -> None:
         with open(self._segment, "ab", buffering=0) as file:
             lsn = 2
-            while not self._stopped.is_set():
+            while not self._stopped.wait(self.STANDS_S):
                 batch = naive_batch(range(lsn, lsn + 20))
                 began_s = self._half_since_s = time.monotonic()
                 file.write(batch[:300])
+                self.half_stands.set()
+                self._stopped.wait(self.STANDS_S)
+                self.half_stands.clear()
                 file.write(batch[300:])
                 self._half_since_s = None
                 self._longest_s = max(self._longest_s, time.monotonic() - began_s)
@@ -234,7 +240,8 @@ def test_a_batch_that_is_half_written_when_looked_at_is_not_damage(tmp_path: Pat
     writer.start()
     looks = 0
     try:
-        while looks < 30:
+        while looks < 10:
+            assert writer.half_stands.wait(WAIT_S)
             writer.longest_half_s()
             verdict = verify(tmp_path)[0].verdict
             if writer.longest_half_s() > SETTLE_S / 2:
