@@ -73,7 +73,7 @@ class Entries:
         return event
 
     def statement(self, action: str, facts: dict[str, Any], by: FileSigner, said: dict[str, Any]) -> object:
-        root_id = said.get("root_key_id", self.history().root_key_id)
+        root_id = said["root_key_id"] if "root_key_id" in said else self.history().root_key_id
         after = said.get("after", self.events[-1].at)
         return key_statement.sign(said.get("action", action), said.get("facts", facts), root_id, after, by)[FIELD]
 
