@@ -30,6 +30,7 @@ from app.intake.access_records import AccessRecords
 from app.intake.answers import Answers
 from app.intake.job_index import JobIndex
 from app.intake.keyed import KeyedRequests
+from app.intake.returning import Returning
 from app.intake.submit import Submitter
 from app.intake.system_entries import SystemEntries
 from app.keys.changes import KeyChanges
@@ -40,7 +41,7 @@ from app.metrics import Metrics
 from app.node import unrecorded
 from app.node.kept_running import kept_running
 from app.node.state import Node, expire
-from app.pending.backlog import Backlog
+from app.pending.backlog import Backlog, Pending
 from app.pending.linking import LinkedBatch
 from app.pending.quarantine import Quarantine
 from app.start.procedure import StartedNode
@@ -333,10 +334,8 @@ class Service:
         """Hand the recovered records on and start the tasks of the node."""
         self._stats_writer.start()
         for pending in self._started.recovered:
-            pending.outcome = self._loop.create_future() if pending.idempotency else None
             self.backlog.add((pending,))
-            self.keyed.recover(pending)
-            self.submitter.recover(pending)
+            self._recovered(pending)
         if self.shipper is not None:
             self.shipper.start()
             self.system_entries.enter_epoch_start(self._started.next_lsn)
@@ -349,6 +348,13 @@ class Service:
         for derived in (*followers, self._clean_up, self.key_changes.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(self._record_start())
+        if self.shipper is not None:
+            self.spawn(Returning(self.node, self.system_entries, self._started.folder, self._recovered).run())
+
+    def _recovered(self, pending: Pending) -> None:
+        pending.outcome = self._loop.create_future() if pending.idempotency else None
+        self.keyed.recover(pending)
+        self.submitter.recover(pending)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` until the service stops; its failure is the node's."""

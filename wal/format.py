@@ -66,6 +66,7 @@ LSN_LIMIT = 2**63 - 1
 
 _SEGMENT = struct.Struct(f">8sHH{NODE_ID_BYTES_MAX}s{WAL_ID_BYTES}sQQQ")
 CRC = struct.Struct(">I")
+_RETURNED = struct.Struct(">QIB")
 RECORD = struct.Struct(">IIQQI4sBB")
 """crc32, length, lsn, hlc physical, hlc logical, node hash, state, type."""
 _RECORD_TAIL = struct.Struct(">IQQI4sBB")
@@ -192,6 +193,23 @@ def encode_record(lsn: Lsn, hlc: bytes, record_type: int, payload: bytes) -> byt
     """One record, PENDING, with its packed HLC."""
     tail = struct.pack(">IQ16sBB", RECORD_HEADER_BYTES + len(payload), lsn, hlc, RecordState.PENDING, record_type)
     return CRC.pack(crc32(payload, crc32(tail))) + tail + payload
+
+
+def encode_returned(hlc: Hlc, record_type: int, payload: bytes) -> bytes:
+    """The payload of a RETURNED record: HLC, type and payload of a record of this node that is appended again."""
+    return _RETURNED.pack(hlc.physical_ms, hlc.logical, record_type) + payload
+
+
+def decode_returned(payload: bytes, node_id: str) -> QueuedRecord:
+    """HLC, type and payload of the record that is appended again.
+
+    Raises:
+        FormatError: it is cut short.
+    """
+    if len(payload) < _RETURNED.size:
+        raise FormatError("a RETURNED record is cut short")
+    physical_ms, logical, record_type = _RETURNED.unpack_from(payload)
+    return Hlc(physical_ms, logical, node_id), record_type, payload[_RETURNED.size :]
 
 
 def batch_of(first_lsn: Lsn, last_lsn: Lsn, hlc: bytes, body: bytes) -> BatchRecord:

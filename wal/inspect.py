@@ -233,7 +233,14 @@ def _items(segment: Segment, node_id: str, batch: Batch) -> Iterator[dict[str, o
     """The BATCH record of a batch and its records, as far as they are sound."""
     offset, announced, body = batch
     physical_ms, logical, _ = unpack16(announced.hlc)
-    opening = Record(announced.first_lsn, segment.epoch, Hlc(physical_ms, logical, node_id), BATCH_RECORD_TYPE, b"")
+    opening = Record(
+        announced.first_lsn,
+        segment.epoch,
+        Hlc(physical_ms, logical, node_id),
+        BATCH_RECORD_TYPE,
+        b"",
+        BATCH_RECORD_BYTES,
+    )
     range_ = {"first_lsn": announced.first_lsn, "last_lsn": announced.last_lsn}
     yield _item(segment, offset, opening, BATCH_RECORD_BYTES) | range_
     offset += BATCH_RECORD_BYTES

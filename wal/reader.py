@@ -8,25 +8,30 @@ from typing import NamedTuple
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.hlc import Hlc
+from ledger.machines.events import RETURNED_RECORD_TYPE
 from ledger.positions import NO_EPOCH, Epoch, Lsn
-from wal.format import RECORD, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, FormatError, SegmentHeader
+from wal.format import (
+    RECORD,
+    RECORD_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    FormatError,
+    SegmentHeader,
+    decode_returned,
+)
 from wal.scan import Batch, Damage, batch_at
 from wal.segment import Segment, list_segments, misplaced, opened, read_header
 
 
 class Record(NamedTuple):
-    """One record of a log."""
+    """One record of a log; of one that was appended again HLC, type and payload are its own. ``length`` is the bytes of
+    the whole record where it stands."""
 
     lsn: Lsn
     epoch: Epoch
     hlc: Hlc
     type: int
     payload: bytes
-
-    @property
-    def length(self) -> int:
-        """Bytes of the whole record."""
-        return RECORD_HEADER_BYTES + len(self.payload)
+    length: int
 
 
 def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None) -> Iterator[Record]:
@@ -96,5 +101,8 @@ def records_of(body: bytes, epoch: Epoch, node_id: str) -> Iterator[Record]:
     while at < len(body):
         _, length, lsn, physical_ms, logical, _, _, kind = RECORD.unpack_from(body, at)
         payload = body[at + RECORD_HEADER_BYTES : at + length]
-        yield Record(Lsn(lsn), epoch, Hlc(physical_ms, logical, node_id), kind, payload)
+        hlc = Hlc(physical_ms, logical, node_id)
+        if kind == RETURNED_RECORD_TYPE:
+            hlc, kind, payload = decode_returned(payload, node_id)
+        yield Record(Lsn(lsn), epoch, hlc, kind, payload, length)
         at += length

@@ -9,8 +9,6 @@ Steps of ``truncate``, each durable before the next:
 
 After a crash between any two the log is sound and ends at or above the position, so that recovery finds nothing wrong
 with it and the same call goes on. A later epoch may write only once it has returned.
-
-The service does not call it: it keeps its own log alone. It is there for members, which are not built yet.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from ledger.errors import WalError
 from ledger.positions import Epoch, Lsn
 from wal import control as control_file
 from wal.aside import copy_range, copy_tail, set_aside
-from wal.format import batch_of, encode_batch
+from wal.format import HLC_AT, batch_of, encode_batch
 from wal.reader import batches, records_of
 from wal.scan import Batch
 from wal.segment import UNNAMED_SUFFIX, Segment, list_segments, opened, sync_folder
@@ -83,4 +81,6 @@ def _first_of(batch: Batch, epoch: Epoch, node_id: str, last_lsn: Lsn) -> bytes:
     if not left:
         return b""
     body = batch.body[: sum(record.length for record in left)]
-    return encode_batch(batch_of(left[0].lsn, last_lsn, left[-1].hlc.pack(), body)) + body
+    last_at = len(body) - left[-1].length
+    hlc = body[last_at + HLC_AT.start : last_at + HLC_AT.stop]
+    return encode_batch(batch_of(left[0].lsn, last_lsn, hlc, body)) + body

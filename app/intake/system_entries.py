@@ -82,7 +82,7 @@ class SystemEntries:
         self.backlog.reserve(room, 0, (tenant_id,))
         try:
             if room > 1:
-                self._begin_tenant(tenant_id)
+                self.begin_in_queue(tenant_id)
             pending = self._enter(action, subject, facts, tenant_id)
         finally:
             self.backlog.release(room)
@@ -103,7 +103,7 @@ class SystemEntries:
         room = 1 + (tenant_id not in self.tenants)
         self.backlog.reserve(room, 0, (tenant_id,))
         try:
-            self._begin_tenant(tenant_id)
+            self.begin_in_queue(tenant_id)
             digest = hashlib.sha256(canonical.encode(facts)).digest()
             key = IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
             pending = self._enter(action, name, facts, tenant_id, key)
@@ -170,8 +170,9 @@ class SystemEntries:
         kind, epoch = _TYPE_OF_ACTION[action], self.node.epoch
         return Pending(lsn, epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
 
-    def _begin_tenant(self, tenant_id: str) -> None:
-        if tenant_id not in self.tenants:
+    def begin_in_queue(self, tenant_id: str) -> None:
+        """Let a tenant begin with what is queued next; there is room for it."""
+        if tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT:
             self._enter(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
             self.tenants.add(tenant_id)
 

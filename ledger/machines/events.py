@@ -55,6 +55,8 @@ class SystemAction(StrEnum):
 
 
 BATCH_RECORD_TYPE = 16
+RETURNED_RECORD_TYPE = 33
+"""A record of an end of the WAL that lost, appended again: it holds the event with its own type and HLC."""
 
 ACTOR = "actor"
 """Member of a payload that says who sent the event, as the service knows it; no client can set it. The first member of

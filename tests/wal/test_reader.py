@@ -31,7 +31,7 @@ def test_reading_ends_at_any_lsn(tmp_path: Path, upto_lsn: int) -> None:
 
 def test_a_record_has_its_epoch_type_hlc_and_payload(tmp_path: Path) -> None:
     three_segments(tmp_path)
-    assert next(read(tmp_path, 7, NODE)) == Record(7, 2, hlc_of(7), 1, payload_of(7))
+    assert next(read(tmp_path, 7, NODE)) == Record(7, 2, hlc_of(7), 1, payload_of(7), 34 + len(payload_of(7)))
 
 
 def test_an_empty_log_has_no_records(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from wal.aside import set_aside
 from wal.control import Control
 from wal.format import (
     BATCH_RECORD_BYTES,
+    HLC_AT,
     WAL_ID_BYTES,
     BatchRecord,
     batch_of,
@@ -267,14 +268,15 @@ def _from(segment: Segment, node_id: str, from_lsn: Lsn, upto_lsn: Lsn) -> Itera
             yield record, batch.body
             continue
         start = end = 0
-        hlc = b""
+        last_at = 0
         for each in records_of(batch.body, segment.epoch, node_id):
             if each.lsn < from_lsn:
                 start += each.length
                 end = start
             elif each.lsn <= upto_lsn:
+                last_at = end
                 end += each.length
-                hlc = each.hlc.pack()
+        hlc = batch.body[last_at + HLC_AT.start : last_at + HLC_AT.stop]
         body = batch.body[start:end]
         yield batch_of(max(record.first_lsn, from_lsn), min(record.last_lsn, upto_lsn), hlc, body), body
 
