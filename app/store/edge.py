@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,12 @@ _ENTRY_COLUMN = ChainedLine._fields.index("t_hlc")
 """Where the columns of the entry begin in a line."""
 LOOKUP_TIMEOUT_S = 5.0
 """Longest that one lookup may take, the wait for a connection included."""
+LOOKUPS_AT_ONCE = 2
+"""Lookups of jobs under way together: who comes meanwhile asks with the next one. More would open more connections,
+each of which plans the statements anew; a single one could be kept long by a large request."""
+
+JobKey = tuple[str, str]
+"""(tenant, job id)."""
 
 log = structlog.get_logger()
 
@@ -45,10 +52,37 @@ class EdgeLookups:
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
+        self._waiting: list[tuple[Sequence[JobKey], asyncio.Future[dict[JobKey, ChainedJob]]]] = []
+        self._lookups: set[asyncio.Task[None]] = set()
 
-    async def find_jobs(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ChainedJob]:
+    async def find_jobs(self, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
         """What is chained of each (tenant, job id). Of a job whose row somebody damaged nothing is known but that it is
         there: verification names it, and its events are recorded."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[dict[JobKey, ChainedJob]] = loop.create_future()
+        self._waiting.append((wanted, found))
+        if len(self._lookups) < LOOKUPS_AT_ONCE:
+            lookup = loop.create_task(self._look_up())
+            self._lookups.add(lookup)
+            lookup.add_done_callback(self._lookups.discard)
+        return await found
+
+    async def _look_up(self) -> None:
+        """Answer all who wait, until nobody does."""
+        while asking := self._waiting:
+            self._waiting = []
+            try:
+                known = await self._find_jobs([*dict.fromkeys(job for wanted, _ in asking for job in wanted)])
+            except Exception as error:
+                for _, found in asking:
+                    if not found.done():
+                        found.set_exception(error)
+                continue
+            for wanted, found in asking:
+                if not found.done():
+                    found.set_result({job: known[job] for job in wanted if job in known})
+
+    async def _find_jobs(self, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
             found, created = {}, set()
             mentioned, refused = await job_table.mentioned(connection, wanted)

@@ -16,7 +16,13 @@ from app.pending.requests import Draft
 from app.service import Service
 from app.store import job_table
 from app.store.edge import ChainedJob, EdgeLookups
-from ledger.errors import DurabilityTimeoutError, InvalidEventError, JobEndedError, JobExistsError
+from ledger.errors import (
+    DatabaseUnavailableError,
+    DurabilityTimeoutError,
+    InvalidEventError,
+    JobEndedError,
+    JobExistsError,
+)
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, completed, created, key
@@ -170,6 +176,47 @@ async def test_the_store_is_asked_for_any_number_of_jobs_in_as_many_statements(d
             assert await lookups.find_jobs([("acme", f"job-{n}") for n in range(jobs)]) == {}
             counts.append(len(asked))
     assert counts[0] == counts[1] > 0
+
+
+async def test_requests_that_come_together_ask_the_store_together(run_node: RunNode, database: Database) -> None:
+    async with run_node() as service:
+        for n in range(3):
+            await service.submitter.submit(created("acme", n, job_id=f"job-{n}"), key=None)
+    asked: list[str] = []
+    async with asyncpg.create_pool(database.service_url, min_size=0, init=lambda each: logged(each, asked)) as pool:
+        lookups = EdgeLookups(pool)
+        wanted = [[("acme", "job-0")], [("acme", "job-1"), ("acme", "job-0")], [("beta", "job-0")], [("acme", "job-2")]]
+        one = await lookups.find_jobs(wanted[0])
+        alone = len(asked)
+        gone, *looking = [asyncio.ensure_future(lookups.find_jobs(each)) for each in (wanted[0], *wanted)]
+        await asyncio.sleep(0)
+        gone.cancel()
+        found = await asyncio.gather(*looking)
+        assert [sorted(each) for each in found] == [sorted(set(each) - {("beta", "job-0")}) for each in wanted]
+        assert found[0] == one
+        assert len(asked) == 2 * alone
+        pool.terminate()
+        refused = await asyncio.gather(*map(lookups.find_jobs, wanted), return_exceptions=True)
+        assert [type(each) for each in refused] == [DatabaseUnavailableError] * len(wanted)
+
+
+async def logged(connection: asyncpg.Connection[asyncpg.Record], asked: list[str]) -> None:
+    connection.add_query_logger(lambda query: asked.append(query.query))
+
+
+async def test_no_more_than_two_lookups_are_under_way(database: Database, superuser: asyncpg.Connection) -> None:
+    waiting = "SELECT count(*) = $1 FROM pg_locks WHERE NOT granted"
+    async with asyncpg.create_pool(database.service_url, min_size=0, max_size=9) as pool:
+        lookups = EdgeLookups(pool)
+        async with superuser.transaction():
+            await superuser.execute("LOCK TABLE scheduler.jobs")
+            looking = []
+            for n in range(4):
+                looking.append(asyncio.ensure_future(lookups.find_jobs([("acme", f"job-{n}")])))
+                await until(lambda n=n: pool.get_size() == min(n + 1, 2), "it asks, or waits")
+                await until(lambda n=n: superuser.fetchval(waiting, min(n + 1, 2)), "it meets the lock")
+        assert await asyncio.gather(*looking) == [{}] * 4
+        assert pool.get_size() == 2
 
 
 @pytest.mark.parametrize("query", [job_table._JOBS, job_table._MENTIONED], ids=["parts", "mentioned"])
