@@ -65,10 +65,10 @@ torture: $(DEV) $(CLASSES) debian-tools
 
 # The fault injection tests make single system calls fail with strace; SoftHSM is an HSM without hardware; Chromium looks
 # at the page of a report; Debian's PostgreSQL is the oldest that the ledger is tested on, and gets no cluster of its own.
-DEBIAN := strace softhsm2 chromium postgresql
+DEBIAN := strace softhsm2 chromium postgresql etcd-server
 CLUSTERS := /etc/postgresql-common/createcluster.d
 debian-tools:
-	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && command -v chromium >/dev/null && \
+	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && command -v chromium >/dev/null && command -v etcd >/dev/null && \
 	  ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  mkdir -p $(CLUSTERS) && echo "create_main_cluster = false" >$(CLUSTERS)/tallystick.conf && \

@@ -37,7 +37,7 @@ from pydantic_settings import (
 )
 
 from app.access.auth_settings import AuthSettings
-from app.replication_settings import ReplicationSettings
+from app.replication_settings import LeaseSettings, ReplicationSettings
 from app.setting_names import ENV_PREFIX, explain, unknown_variables
 from app.setting_types import (
     PATTERNS_MAX,
@@ -349,6 +349,7 @@ class Settings(BaseSettings):
     quota: QuotaSettings = QuotaSettings()
     topology: TopologySettings = TopologySettings()
     replication: ReplicationSettings = ReplicationSettings()
+    lease: LeaseSettings = LeaseSettings()
 
     @model_validator(mode="after")
     def _closed_by_default(self) -> Settings:

@@ -60,6 +60,7 @@ from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
 from app.service import Service
 from app.start.procedure import StartedNode, start_node, went_away
+from app.start.quorum import Takeover
 from app.store.faults import DATABASE_FAULTS
 from app.store.privacy_chain import PrivacyEntry
 from ledger.errors import DatabaseUnavailableError
@@ -86,13 +87,13 @@ LONGEST_BODIES_MAX = 16
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: Settings, database_url: str, *, accept_lost_wal: bool = False
+    settings: Settings, database_url: str, *, accept_lost_wal: bool = False, takeover: Takeover = Takeover.WAITS
 ) -> AsyncIterator[tuple[Service, Parts]]:
     """A started service with its parts, stopped on leaving."""
     if settings.bundle.trusted_keys is not None:
         Keyring.load(settings.bundle.trusted_keys)
     given = _Given.of(settings)
-    started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal)
+    started = await start_node(settings, database_url, accept_lost_wal=accept_lost_wal, takeover=takeover)
     async with contextlib.AsyncExitStack() as held:
         held.callback(started.lock.release)
         try:

@@ -1,4 +1,4 @@
-"""``replication.*``: who keeps this node's write-ahead log besides it, and how they are spoken to."""
+"""``replication.*`` and ``lease.*``: who keeps this node's write-ahead log besides it, and who may write it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
-from app.setting_types import Duration, JobIdPart, ListenAddress, between
+from app.setting_types import CommaSeparated, Duration, FetchedUrl, JobIdPart, ListenAddress, between
 from wal.replication.configuration import MEMBERS_MAX
 
 _LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
@@ -36,6 +36,27 @@ def _members(value: object) -> object:
     if isinstance(value, list):
         return [{"address": each} if isinstance(each, str) else each for each in value]
     return value
+
+
+class LeaseSettings(BaseModel):
+    """``lease.*``: where it is kept who may write this node's log, while safekeepers keep it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    kind: Literal["postgres", "etcd"] = "postgres"
+    ttl: Annotated[Duration, between("1s", "10m")] = timedelta(seconds=10)
+    etcd_urls: Annotated[CommaSeparated[FetchedUrl], Field(max_length=MEMBERS_MAX)] = []
+    etcd_ca: Path | None = None
+    etcd_cert: Path | None = None
+    etcd_key: Path | None = None
+
+    @model_validator(mode="after")
+    def _knows_where(self) -> LeaseSettings:
+        if self.kind == "etcd" and not self.etcd_urls:
+            raise ValueError("kind is etcd: set etcd_urls to its members, such as https://etcd-1:2379")
+        if (self.etcd_cert is None) != (self.etcd_key is None):
+            raise ValueError("etcd_cert and etcd_key belong together: set both")
+        return self
 
 
 class ReplicationSettings(BaseModel):

@@ -338,7 +338,8 @@ class Service:
             self._recovered(pending)
         if self.shipper is not None:
             self.shipper.start()
-            self.system_entries.enter_epoch_start(self._started.next_lsn)
+            assert self._started.lead is not None
+            self.system_entries.enter_epoch_start(self._started.next_lsn, self._started.lead.accepted_loss)
         for tenant_id in self._started.damaged_trees:
             self.notary.mend(tenant_id)
         self.appender.wake()
@@ -348,6 +349,8 @@ class Service:
         for derived in (*followers, self._clean_up, self.key_changes.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(self._record_start())
+        if self._started.lease is not None:
+            self.spawn(self._started.lease.keep(self.fail))
         if self.shipper is not None:
             self.spawn(Returning(self.node, self.system_entries, self._started.folder, self._recovered).run())
 
@@ -513,4 +516,6 @@ class Service:
             await asyncio.to_thread(self._store_control)
         except OSError as error:
             log.error("control_file_not_written", error=str(error))
+        if self._started.lease is not None:
+            await self._started.lease.release()
         self._started.lock.release()

@@ -38,6 +38,7 @@ class Commands(TyperGroup):
         "verify-bundle": EntryPoint("app.cli.verify_bundle", "verify_bundle"),
         "snapshot": EntryPoint("app.cli.snapshot", "snapshot"),
         "restore": EntryPoint("app.cli.restore", "restore"),
+        "failover": EntryPoint("app.cli.failover", "failover"),
         "erase": EntryPoint("app.cli.privacy", "erase"),
         "pipeline": EntryPoint(
             "app.cli.pipeline",

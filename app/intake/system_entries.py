@@ -121,11 +121,14 @@ class SystemEntries:
             await self.record(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
         self.tenants.add(tenant_id)
 
-    def enter_epoch_start(self, lsn: Lsn) -> None:
-        """The first record of this epoch, at ``lsn``: once it is committed, so is all before it."""
+    def enter_epoch_start(self, lsn: Lsn, accepted_loss: bool) -> None:
+        """The first record of this epoch, at ``lsn``: once it is committed, so is all before it. It says, too, whether
+        it was begun without a quorum."""
         node = self.node
         assert self.wal.next_lsn == lsn
         facts: dict[str, object] = {"epoch": node.epoch, "first_lsn": lsn, "node_id": node.node_id}
+        if accepted_loss:
+            facts["accepted_loss"] = True
         self._enter(SystemAction.EPOCH_START, f"wal:{node.node_id}", facts)
 
     def charge_new(self, principal: str | None, count: int) -> None:

@@ -43,6 +43,7 @@ from app.keys.changes import publish_at_start
 from app.keys.trust import KeyChain
 from app.node import identity, wall_clock
 from app.node.identity import Identity
+from app.node.lease import Lease
 from app.node.session import SECRET_BYTES
 from app.node.state import Node
 from app.node.unrecorded import FORK, LOST, Fork, LsnRange
@@ -51,7 +52,7 @@ from app.pending.backlog import Pending
 from app.pending.quarantine import TenantDamage
 from app.start.checks import chain_holds, check_chain, check_role
 from app.start.claims import check_chained
-from app.start.quorum import Lead, members_of, take_lead
+from app.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
 from app.start.wal import FoundWal, find_wal, to_its_end
 from app.store import chaining
 from app.store import node as node_store
@@ -66,6 +67,7 @@ from wal import control as wal_control
 from wal import history as wal_history
 from wal import lock as wal_lock
 from wal.control import Control
+from wal.replication.leading import Members
 from wal.segment import sync_folder
 
 if TYPE_CHECKING:
@@ -118,6 +120,8 @@ class StartedNode:
     """What was given up with ``--accept-lost-wal`` and ``_system`` does not record yet."""
     fork: Fork | None
     """A fork of the log that ``_system`` does not record yet."""
+    lease: Lease | None
+    """The lease on the log, None where nobody else may write it."""
     lead: Lead | None
     """The epoch as the safekeepers know it, None where this node keeps its log alone."""
     accepted_loss: bool
@@ -163,8 +167,11 @@ async def _connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
         await asyncio.sleep(CONNECT_PAUSE_S)
 
 
-async def start_node(settings: Settings, database_url: str, *, accept_lost_wal: bool) -> StartedNode:
-    """Bring this node up to the point where its WAL may be opened for append.
+async def start_node(
+    settings: Settings, database_url: str, *, accept_lost_wal: bool, takeover: Takeover = Takeover.WAITS
+) -> StartedNode:
+    """Bring this node up to the point where its WAL may be opened for append. Where safekeepers vote on that, a process
+    that holds the lease on it is waited for, unless ``takeover`` says otherwise.
 
     Raises:
         StartRefusedError, WalLockedError, WalCorruptError, ConfigurationError: as the module says.
@@ -175,14 +182,26 @@ async def start_node(settings: Settings, database_url: str, *, accept_lost_wal: 
     folder = settings.wal_dir / who.node_id
     lock = wal_lock.acquire(folder)
     try:
+        members, lease = members_of(settings), None
+        if members is not None and settings.wal.ack_mode.is_replicated:
+            lease = lease_of(settings, database_url, folder, who.node_id, members.run)
+            await _taken(lease, takeover)
         async with connected(database_url) as connection:
-            started = await _start_locked(settings, who, folder, lock, connection, accept_lost_wal)
+            started = await _start_locked(settings, who, folder, lock, connection, members, accept_lost_wal, takeover)
+            started.lease = lease
             first = next((pending.hlc.physical_ms for pending in started.recovered), None)
             await publish_at_start(connection, started.node, started.key_chain, first)
             return started
     except BaseException:
         lock.release()
         raise
+
+
+async def _taken(lease: Lease, takeover: Takeover) -> None:
+    try:
+        await lease.take(seize=takeover is not Takeover.WAITS)
+    except DATABASE_FAULTS as error:
+        raise StartRefusedError(f"the lease on this node's log cannot be asked for: {error}; start again") from error
 
 
 def _make_durably(folder: Path) -> None:
@@ -206,7 +225,9 @@ async def _start_locked(
     folder: Path,
     lock: wal_lock.Lock,
     connection: Connection,
+    members: Members | None,
     accept_lost_wal: bool,
+    takeover: Takeover,
 ) -> StartedNode:
     # 2. the database
     role_fault = await check_role(connection, is_any_allowed=settings.database_allow_any_role)
@@ -215,9 +236,11 @@ async def _start_locked(
         position = await chaining.read_position(connection, who.node_id)
 
     # 3. the safekeepers
-    members, lead = members_of(settings), None
+    lead = None
     if members is not None:
-        lead = await to_its_end(partial(take_lead, settings, members, folder, who.node_id, position, lock))
+        accept_loss = takeover is Takeover.ACCEPTS_LOSS
+        elect = partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss)
+        lead = await to_its_end(elect)
 
     # 4. 5. the WAL
     wal = await find_wal(folder, who.node_id, position, accept_lost_wal=accept_lost_wal)
@@ -272,6 +295,7 @@ async def _start_locked(
         session_secret=await _session_secret(connection),
         lost=lost,
         fork=await _unrecorded_fork(connection, folder, origin, pending),
+        lease=None,
         lead=lead,
         accepted_loss=accept_lost_wal,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +17,12 @@ from typing import NamedTuple
 import structlog
 
 from app.config import Settings
+from app.node.etcd_leases import EtcdLeases
+from app.node.lease import Lease, Leases, holder_of
 from app.start.checks import set_aside
 from app.store.chaining import WalPosition
+from app.store.faults import DATABASE_FAULTS
+from app.store.leases import PostgresLeases
 from ledger.errors import ConfigurationError, LedgerError, StartRefusedError, WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal import control as wal_control
@@ -26,7 +31,7 @@ from wal.control import Control
 from wal.format import LSN_LIMIT, WAL_ID_BYTES
 from wal.replication import configuration as configurations
 from wal.replication.configuration import NO_MEMBERS, Configuration
-from wal.replication.election import Election, Held, Plan
+from wal.replication.election import Election, Held
 from wal.replication.file_log import FileLog, oldest_whole_lsn, read_chunk
 from wal.replication.leading import Members, Shipper, carry_out, elect, held_in
 from wal.replication.messages import Frame, Greet
@@ -36,6 +41,17 @@ ATTEMPTS_MAX = 3
 """How often it is tried again when the member that gives the log goes away in the middle."""
 
 log = structlog.get_logger()
+
+
+class Takeover(Enum):
+    """What a start does about another process that may write the same log."""
+
+    WAITS = "waits"
+    """Wait until its lease ran out."""
+    SEIZES = "seizes"
+    """Take the lease from it."""
+    ACCEPTS_LOSS = "accepts loss"
+    """That, and go on with those members who answer, without a quorum: what only the others held is given up."""
 
 
 class Lead(NamedTuple):
@@ -48,6 +64,8 @@ class Lead(NamedTuple):
     configuration: Configuration
     committed_lsn: Lsn
     """What is known to be committed before the first record of this epoch is; all of the log where nobody votes."""
+    accepted_loss: bool
+    """Whether members who did not answer were given up, with what only they held."""
 
     def spread_lsn(self, region_lsns: Mapping[str, Lsn]) -> Lsn:
         """What a majority of the regions holds, of what each of them does."""
@@ -67,20 +85,27 @@ def members_of(settings: Settings) -> Members | None:
         return None
     addresses: Mapping[str, str] = {each.address: each.region or settings.region for each in replication.members}
     timeout_s = replication.timeout.total_seconds()
-    return Members(addresses, secrets.token_hex(WAL_ID_BYTES), timeout_s, _tls(settings), timeout_s)
+    tls = tls_context(replication.tls_ca, replication.tls_cert, replication.tls_key, "replication.tls_")
+    return Members(addresses, secrets.token_hex(WAL_ID_BYTES), timeout_s, tls, timeout_s)
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    replication = settings.replication
-    if replication.tls_cert is None or replication.tls_key is None or replication.tls_ca is None:
+def tls_context(ca: Path | None, cert: Path | None, key: Path | None, prefix: str) -> ssl.SSLContext | None:
+    """How to speak TLS 1.3 to servers that are traced to ``ca``, None without one; as whom, where ``cert`` and ``key``
+    say so. ``prefix`` is what the settings that name them begin with.
+
+    Raises:
+        ConfigurationError: one cannot be read.
+    """
+    if ca is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
-        context.load_verify_locations(replication.tls_ca)
-        context.load_cert_chain(replication.tls_cert, replication.tls_key)
+        context.load_verify_locations(ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"replication.tls_cert, tls_key or tls_ca cannot be used: {error}") from error
+        raise ConfigurationError(f"{prefix}ca, {prefix}cert or {prefix}key cannot be used: {error}") from error
     return context
 
 
@@ -132,8 +157,28 @@ def shipper_of(
     return Shipper(lead.members, make, on_reached=on_reached, on_over=on_over)
 
 
+def lease_of(settings: Settings, database_url: str, folder: Path, node_id: str, run: str) -> Lease:
+    """The lease on the log of ``node_id``, not taken yet.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be read.
+    """
+    lease = settings.lease
+    leases: Leases = PostgresLeases(database_url)
+    if lease.kind == "etcd":
+        leases = EtcdLeases(lease.etcd_urls, tls_context(lease.etcd_ca, lease.etcd_cert, lease.etcd_key, "lease.etcd_"))
+    return Lease(leases, node_id, holder_of(folder), run, lease.ttl.total_seconds(), DATABASE_FAULTS)
+
+
 def take_lead(
-    settings: Settings, members: Members, folder: Path, node_id: str, position: WalPosition | None, lock: wal_lock.Lock
+    settings: Settings,
+    members: Members,
+    folder: Path,
+    node_id: str,
+    position: WalPosition | None,
+    lock: wal_lock.Lock,
+    *,
+    accept_loss: bool = False,
 ) -> Lead:
     """Win an epoch, and let ``folder``, whose ``lock`` is held, hold the log that counts. Blocks.
 
@@ -142,7 +187,7 @@ def take_lead(
     """
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
-            return _take_lead(settings, members, folder, node_id, position, lock)
+            return _take_lead(settings, members, folder, node_id, position, lock, accept_loss=accept_loss)
         except WalError as error:
             if attempt == ATTEMPTS_MAX:
                 raise StartRefusedError(
@@ -154,11 +199,30 @@ def take_lead(
 
 
 def _take_lead(
-    settings: Settings, members: Members, folder: Path, node_id: str, position: WalPosition | None, lock: wal_lock.Lock
+    settings: Settings,
+    members: Members,
+    folder: Path,
+    node_id: str,
+    position: WalPosition | None,
+    lock: wal_lock.Lock,
+    *,
+    accept_loss: bool,
 ) -> Lead:
     own, fault = _open(folder, node_id, position, lock)
     try:
-        plan = _elect(members, own, node_id, position, wants_quorum=settings.wal.ack_mode.is_replicated)
+        known_wal_id = position.wal_id if position is not None else ""
+        election = Election(
+            node_id=node_id,
+            run=members.run,
+            wal_id=own.control.wal_id if own is not None else known_wal_id,
+            own=held_in(own) if own is not None else Held(),
+            configuration=own.configuration if own is not None else NO_MEMBERS,
+            above=max(own.control.epoch if own else NO_EPOCH, position.epoch if position else NO_EPOCH),
+            addresses=members.addresses,
+            wants_quorum=settings.wal.ack_mode.is_replicated,
+            accept_loss_in=settings.region if accept_loss else None,
+        )
+        plan = elect(members, election)
         if own is None and plan.donor is not None:
             if fault is not None:
                 set_aside(folder)
@@ -170,8 +234,13 @@ def _take_lead(
         if own is not None:
             own.close()
     log.info("wal_lead_won", epoch=plan.epoch, last_lsn=plan.tail.lsn, donor=plan.donor, kept_lsn=plan.keep_lsn)
+    if accept_loss:
+        log.error(
+            "wal_loss_accepted", epoch=plan.epoch, kept_lsn=plan.tail.lsn, members=len(plan.configuration.members)
+        )
     votes = settings.wal.ack_mode.is_replicated or plan.configuration.is_quorum
-    return Lead(members, plan.epoch, plan.wal_id, plan.configuration, plan.committed_lsn if votes else Lsn(LSN_LIMIT))
+    committed_lsn = plan.committed_lsn if votes else Lsn(LSN_LIMIT)
+    return Lead(members, plan.epoch, plan.wal_id, plan.configuration, committed_lsn, accept_loss)
 
 
 def _open(
@@ -189,21 +258,3 @@ def _open(
     except WalCorruptError as error:
         log.warning("wal_recovery_damaged", error=str(error))
         return None, str(error)
-
-
-def _elect(
-    members: Members, own: FileLog | None, node_id: str, position: WalPosition | None, *, wants_quorum: bool
-) -> Plan:
-    known_wal_id = position.wal_id if position is not None else ""
-    epochs = [own.control.epoch if own else NO_EPOCH, position.epoch if position else NO_EPOCH]
-    election = Election(
-        node_id=node_id,
-        run=members.run,
-        wal_id=own.control.wal_id if own is not None else known_wal_id,
-        own=held_in(own) if own is not None else Held(),
-        configuration=own.configuration if own is not None else NO_MEMBERS,
-        above=max(epochs),
-        addresses=members.addresses,
-        wants_quorum=wants_quorum,
-    )
-    return elect(members, election)

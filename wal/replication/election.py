@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after
 from wal import history as histories
 from wal.history import History
-from wal.replication.configuration import Configuration
+from wal.replication.configuration import Configuration, Member
 from wal.replication.divergence import last_common
 from wal.replication.messages import EMPTY, FENCED, Greet, Greeting, Message, Position, Prepare, Promise, Refusal
 
@@ -65,8 +65,10 @@ class Election:
     """One attempt of the run ``run`` to write the log of ``node_id``.
 
     ``wal_id`` is empty, and ``own`` nothing, where the proposer has no copy. ``wants_quorum`` is false for one to whom
-    the members are to keep copies. ``outcome`` becomes a Plan, or the reason
-    why there is none; then nothing more is to be told.
+    the members are to keep copies. With ``accept_loss_in``, a region, those members who answer are taken for all there
+    are, and those of that region vote from now on: what was committed and only others hold is given up.
+
+    ``outcome`` becomes a Plan, or the reason why there is none; then nothing more is to be told.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Election:
         above: Epoch,
         addresses: Iterable[str],
         wants_quorum: bool,
+        accept_loss_in: str | None = None,
     ) -> None:
         self._greet = Greet(node_id, wal_id, run)
         self._wal_id = wal_id
@@ -87,6 +90,7 @@ class Election:
         self._configuration = configuration
         self._above = above
         self._wants_quorum = wants_quorum
+        self._loss_in = accept_loss_in
         self._answered: set[str] = set()
         self._waiting = set(addresses)
         """Of whom neither an answer nor a failure has come."""
@@ -155,6 +159,8 @@ class Election:
         if self.outcome is not None:
             return []
         configuration = self._configuration
+        if self._loss_in is not None:
+            return self._go_on_with_loss()
         if not self._epoch:
             has_quorum = configuration.has_majority(self._members_of(self._greetings))
             if not has_quorum and self._waiting:
@@ -176,6 +182,18 @@ class Election:
         self.outcome = self._decide()
         return []
 
+    def _go_on_with_loss(self) -> Said:
+        """The next step where those who answer are taken for all there are."""
+        if self._waiting:
+            return []
+        if not self._greetings:
+            self.outcome = "no member answers"
+        elif not self._epoch:
+            return self._prepare(NO_EPOCH)
+        elif self._promises.keys() >= self._greetings.keys():
+            self.outcome = self._decide()
+        return []
+
     def _prepare(self, above: Epoch) -> Said:
         """Step 2, with an epoch above all that are known."""
         self._attempts += 1
@@ -188,7 +206,7 @@ class Election:
         self._epoch = Epoch(1 + max(known))
         self._promises.clear()
         self._wal_id = self._wal_id or self._wal_id_of_voters()
-        if not self._configuration.is_quorum:
+        if not self._configuration.is_quorum and self._loss_in is None:
             self.outcome = self._decide()
             return []
         return [(address, self._prepare_message()) for address in self._greetings]
@@ -207,8 +225,11 @@ class Election:
         voting = {
             address: promise
             for address, promise in self._promises.items()
-            if self._greetings[address].member_id in configuration.voters
+            if self._loss_in is not None or self._greetings[address].member_id in configuration.voters
         }
+        if self._loss_in is not None:
+            left = sorted(Member(each.member_id, each.region) for each in self._greetings.values())
+            configuration = Configuration(configuration.generation + 1, self._epoch, self._loss_in, False, tuple(left))
         best, tail, history = None, own.tail, own.history
         for address, promise in voting.items():
             if promise.tail > tail:

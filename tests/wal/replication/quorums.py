@@ -95,6 +95,7 @@ class Writer:
     run: str
     ack_mode: AckMode = AckMode.REPLICATED_QUORUM
     above: Epoch = NO_EPOCH
+    accept_loss_in: str | None = None
     fenced: list[str] = field(default_factory=list)
     dropped: list[tuple[str, str]] = field(default_factory=list)
     held_back: set[str] = field(default_factory=set)
@@ -116,6 +117,7 @@ class Writer:
             above=self.above,
             addresses=self.quorum.addresses,
             wants_quorum=self.ack_mode.is_replicated,
+            accept_loss_in=self.accept_loss_in,
         )
         said: deque[tuple[str, Message]] = deque()
         for name in self.quorum.addresses:

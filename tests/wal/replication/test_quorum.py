@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ledger.positions import Epoch
-from tests.wal.replication.quorums import Quorum, Writer, logs, lsns_of
+from tests.wal.replication.quorums import HOME, Quorum, Writer, logs, lsns_of
 from wal.replication.ack_mode import AckMode
 from wal.replication.election import Plan
 
@@ -140,6 +140,33 @@ def test_a_wiped_member_does_not_vote_until_it_caught_up(quorum: Quorum, held: E
     voters = first.proposer.configuration.voters
     assert voters == {quorum.log_of(name).control.member_id for name in "abc"}
     assert first.proposer.configuration.generation == 3
+
+
+def test_what_is_given_up_is_given_up_on_word_alone(quorum: Quorum, held: ExitStack) -> None:
+    first = writer(quorum, held, "run-1")
+    first.begin()
+    quorum.down = {"c"}
+    first.write(3)
+    quorum.down = {"a", "b"}
+    second = writer(quorum, held, "run-2", "standby")
+    assert isinstance(second.elect(), str)
+    second.accept_loss_in = HOME
+    plan = second.begin()
+    assert plan.tail.lsn == 1
+    assert second.write(1) == second.proposer.committed_lsn == 3
+    quorum.down = set()
+    first.write(1)
+    assert first.proposer.committed_lsn == 5, "a majority follows the first still"
+    second.connect("a")
+    second.connect("b")
+    first.write(1)
+    assert first.fenced
+    assert [reason.partition(":")[0] for _, reason in second.dropped] == ["committed", "committed"]
+    assert lsns_of(quorum.log_of("a"))[-1] == (1, 5), "what was given up stays where it is, for whoever looks for it"
+    quorum.wipe("a")
+    second.connect("a")
+    assert second.write(1) == second.proposer.committed_lsn == 4
+    assert lsns_of(quorum.log_of("a")) == lsns_of(quorum.log_of("c"))
 
 
 def test_copies_are_shipped_and_nobody_takes_over_from_them(quorum: Quorum, held: ExitStack) -> None:

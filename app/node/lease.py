@@ -1,0 +1,99 @@
+"""The lease on a node's WAL: which of several processes tries to write it.
+
+It keeps a standby waiting while the writer lives, and lets it go on soon after the writer died. Nothing is safe because
+of it: a writer whose lease ran out is stopped by the epoch that another won, at the safekeepers and in Postgres.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from app.store.leases import Held
+from ledger.errors import FencedError, LedgerError
+from wal.segment import store_file
+
+LOOKS_A_TTL = 5
+"""How often, in the life of a lease, a standby looks whether it is free, and its holder makes it last longer."""
+
+HOLDER_NAME = "holder"
+
+log = structlog.get_logger()
+
+
+def holder_of(folder: Path) -> str:
+    """The holder that every run on this WAL folder is, made once."""
+    path = folder / HOLDER_NAME
+    if not path.exists():
+        store_file(path, secrets.token_hex(8).encode())
+    return path.read_text()
+
+
+class Leases(Protocol):
+    """Where leases are kept. Whatever cannot be reached raises OSError, or what its driver raises."""
+
+    async def take(self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False) -> Held:
+        """Take the lease where it is free, ran out, or is that of the same holder or run; with ``seize`` in any case.
+        Who holds it then."""
+
+    async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
+        """Let it last from now; False when another run holds it, or nobody."""
+
+    async def release(self, node_id: str, run: str) -> None:
+        """Let another have it at once; nothing happens when another has it."""
+
+
+class Lease:
+    """The lease of ``node_id`` for one run. ``holder`` is the same for every run on one WAL folder: who holds the lock
+    of that folder need not wait for a lease that an earlier process took there and died with."""
+
+    def __init__(
+        self, leases: Leases, node_id: str, holder: str, run: str, ttl_s: float, faults: tuple[type[BaseException], ...]
+    ) -> None:
+        self._leases = leases
+        self._node_id = node_id
+        self._holder = holder
+        self._run = run
+        self._ttl_s = ttl_s
+        self._faults = faults
+
+    async def take(self, *, seize: bool = False) -> None:
+        """Return once it is held, however long another has it."""
+        told = False
+        while True:
+            held = await self._leases.take(self._node_id, self._holder, self._run, self._ttl_s, seize=seize)
+            if held.run == self._run:
+                log.info("wal_lease_taken", node_id=self._node_id, waited=told)
+                return
+            if not told:
+                log.info("wal_lease_waiting", node_id=self._node_id, holder=held.holder, left_s=round(held.left_s, 1))
+                told = True
+            await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
+
+    async def keep(self, on_lost: Callable[[LedgerError], None]) -> None:
+        """Let it last, for ever; ends when another has it, and says so. While none can be asked the epoch decides."""
+        is_reached = True
+        while True:
+            await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
+            try:
+                if not await self._leases.renew(self._node_id, self._run, self._ttl_s):
+                    on_lost(FencedError(f"the lease of {self._node_id} is another's; this process stops"))
+                    return
+                is_reached = True
+            except self._faults as error:
+                if is_reached:
+                    log.warning("wal_lease_not_renewed", node_id=self._node_id, error=str(error))
+                is_reached = False
+
+    async def release(self) -> None:
+        """Let a standby go on at once."""
+        try:
+            async with asyncio.timeout(self._ttl_s / LOOKS_A_TTL):
+                await self._leases.release(self._node_id, self._run)
+        except self._faults as error:
+            log.warning("wal_lease_not_released", node_id=self._node_id, error=str(error))

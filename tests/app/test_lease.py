@@ -1,0 +1,116 @@
+"""Leases on logs: in PostgreSQL, and in a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.node.etcd_leases import EtcdLeases
+from app.node.lease import Lease, Leases, holder_of
+from app.store.faults import DATABASE_FAULTS
+from app.store.leases import PostgresLeases
+from ledger.errors import LedgerError
+from tests.app.chains import until
+from tests.conftest import Database
+
+TTL_S = 2.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+async def etcd(tmp_path: Path) -> AsyncIterator[str]:
+    """The URL of an etcd of one member."""
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    process = await asyncio.create_subprocess_exec(
+        "etcd",
+        *("--data-dir", str(tmp_path / "etcd"), "--log-level", "error"),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+        *("--initial-cluster", f"default={peer}"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    async def answers() -> bool:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            with suppress(httpx.HTTPError):
+                return (await http.get(f"{client}/health")).status_code == 200
+        return False
+
+    try:
+        await until(answers, "etcd answers")
+        yield client
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@pytest.fixture(params=["postgres", "etcd"])
+def leases(request: pytest.FixtureRequest) -> Leases:
+    if request.param == "etcd":
+        return EtcdLeases(["http://127.0.0.1:1", request.getfixturevalue("etcd")], None)
+    database: Database = request.getfixturevalue("database")
+    return PostgresLeases(database.service_url)
+
+
+def lease(leases: Leases, holder: str, run: str) -> Lease:
+    return Lease(leases, "node-a", holder, run, TTL_S, DATABASE_FAULTS)
+
+
+async def test_a_lease_is_waited_for_until_it_runs_out(leases: Leases) -> None:
+    await lease(leases, "one", "run-1").take()
+    held = await leases.take("node-a", "two", "run-2", TTL_S)
+    assert (held.holder, held.run) == ("one", "run-1")
+    assert 0 <= held.left_s <= TTL_S
+    await asyncio.wait_for(lease(leases, "two", "run-2").take(), 60)
+    assert not await leases.renew("node-a", "run-1", TTL_S)
+
+
+async def test_who_keeps_it_keeps_it_and_who_lost_it_learns_that(leases: Leases) -> None:
+    first = lease(leases, "one", "run-1")
+    await first.take()
+    lost: list[LedgerError] = []
+    keeping = asyncio.create_task(first.keep(lost.append))
+    waiting = asyncio.create_task(lease(leases, "two", "run-2").take())
+    _, still = await asyncio.wait((waiting,), timeout=2 * TTL_S)
+    assert still
+    assert not lost
+    await leases.take("node-a", "three", "run-3", TTL_S, seize=True)
+    await asyncio.wait_for(keeping, 60)
+    assert "lease of node-a" in str(lost[0])
+    waiting.cancel()
+
+
+async def test_a_lease_that_is_let_go_or_ones_own_is_had_at_once(leases: Leases) -> None:
+    first = lease(leases, "one", "run-1")
+    await first.take()
+    await lease(leases, "one", "run-2").take()
+    await first.release()
+    assert (await leases.take("node-a", "two", "run-3", TTL_S)).run == "run-2", "it was not his to release any more"
+    second = lease(leases, "one", "run-2")
+    await second.release()
+    assert (await leases.take("node-a", "two", "run-3", TTL_S)).run == "run-3"
+
+
+async def test_where_none_can_be_asked_that_is_said() -> None:
+    for leases in (EtcdLeases(["http://127.0.0.1:1"], None), PostgresLeases("postgresql://nobody@127.0.0.1:1/x")):
+        with pytest.raises(DATABASE_FAULTS):
+            await leases.take("node-a", "one", "run-1", TTL_S)
+
+
+def test_every_run_on_a_folder_is_one_holder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert holder_of(tmp_path / "a") == holder_of(tmp_path / "a") != holder_of(tmp_path / "b")
