@@ -8,8 +8,8 @@ For each batch, in one Postgres transaction::
     4. COPY the rows, store the keyed lines, move the heads
     5. commit; only then do outcomes resolve and the chained watermark rise
 
-When a full batch waits behind this one, steps 2 and 3 of that are done while Postgres stores this one (4); the
-result counts only if the heads are then where this one left them.
+While Postgres stores this batch (4), steps 2 and 3 of the next are done as its records become committed; the result
+counts only if the heads are then where this one left them.
 
 Invariants::
 
@@ -130,6 +130,7 @@ class Appender:
     def wake(self) -> None:
         """There may be newly committed records, or somebody waits for one: then, or when they fill a batch or half of
         the backlog, they are chained at once, else within ``COLLECT_S``."""
+        self._ahead.more()
         chained = self._node.chained
         if chained.wanted_lsn > chained.lsn or self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX):
             self._work.set()
@@ -147,7 +148,7 @@ class Appender:
                 await self._work.wait()
                 self._work.clear()
                 await self._try_locked()
-                if batch := self._peek(0):
+                if batch := self._peek():
                     await self._chain(batch)
                     self.wake()
                 if not self._has_committed():
@@ -176,14 +177,14 @@ class Appender:
         Raises:
             LedgerError: the node cannot go on.
         """
-        while batch := self._peek(0):
+        while batch := self._peek():
             await self._chain(batch)
 
     def _has_committed(self) -> bool:
         return self._backlog.has_committed(self._node.committed.lsn)
 
-    def _peek(self, skip: int) -> list[Pending]:
-        return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX, skip=skip)
+    def _peek(self) -> list[Pending]:
+        return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
 
     # --- one batch --------------------------------------------------------------------------------
 
@@ -277,6 +278,7 @@ class Appender:
             self._try_locked_soon()
 
     def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
+        self._ahead.pause()
         self._backlog.drop(batch, self._quarantine.locked)
         self._is_returning = linked.is_returning
         for tenant_id, t_hlc, lsn in linked.conflicts:
@@ -414,8 +416,8 @@ class Appender:
 
         # 3. decide and link, unless that was done ahead
         linked = None
-        if refused_sqlstate is None:
-            linked = await self._ahead.take(batch, heads, new_tenants)
+        if refused_sqlstate is None and not new_tenants and not self._quarantine:
+            linked = await self._ahead.take(connection, batch, heads)
         if linked is None:
             self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
             chained = await previous.standing(connection, batch) if self._is_returning else None
@@ -442,11 +444,17 @@ class Appender:
         return linked
 
     def _link_ahead(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
-        """Link the next batch while PostgreSQL stores the rows of this one, if a full one waits: a small one had better
-        wait for more."""
-        following = [] if self._is_returning else self._peek(len(batch))
-        if len(following) == BATCH_ENTRIES_MAX and not self._quarantine:
-            self._ahead.start(following, linked, self._heads, self._node.chained.lsn)
+        """Link the next batch while PostgreSQL stores the rows of this one."""
+        if not self._is_returning and not self._quarantine:
+            self._ahead.start(partial(self._peek_following, len(batch)), linked, self._heads)
+
+    def _peek_following(self, stored: int, linked: int, linked_bytes: int) -> Sequence[Pending]:
+        """What comes behind so many records of this batch and of the next one, as far as that has room."""
+        bytes_max = BATCH_BYTES_MAX - linked_bytes
+        entries_max, committed_lsn = BATCH_ENTRIES_MAX - linked, self._node.committed.lsn
+        piece = self._backlog.peek(committed_lsn, entries_max, bytes_max, skip=stored + linked)
+        is_next = piece and piece[0].lsn > self._node.chained.lsn and (not linked or len(piece[0].payload) <= bytes_max)
+        return piece if is_next else []
 
     # --- heads ------------------------------------------------------------------------------------
 

@@ -1,98 +1,132 @@
-"""The next batch, linked while Postgres stores the one before it.
+"""The next batch, linked while Postgres stores the one before it, as its records become committed.
 
-Good only for the batch and the heads that it was linked for: whoever takes it holds the locks of those heads.
+What is linked ahead is the beginning of the batch that is chained next, which may have more by then. It is good only
+for those records and for the heads that it was linked onto: whoever takes it holds the locks of those heads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 from app.chain import previous
 from app.pending.backlog import Pending
 from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenants_begun_by
-from app.store.chaining import ChainHead
+from app.store import Connection
+from app.store.chaining import LOG_COLUMNS, ChainHead
 from app.store.growth import head_of
 from app.store.reading import Pool, reading
 from ledger.chain import Linker
-from ledger.errors import DatabaseUnavailableError
-from ledger.positions import Lsn
+from ledger.errors import ChainDamagedError, DatabaseUnavailableError
+
+Peek = Callable[[int, int], Sequence[Pending]]
+"""What of the next batch is committed, behind so many of its records with so many bytes of payload; none once it is
+full, or where what comes next is not linked ahead."""
+
+_TENANT = itemgetter(LOG_COLUMNS.index("tenant_id"))
 
 
-@dataclass(frozen=True, slots=True)
-class _LinkedAhead:
-    """A batch linked while the one before it was being stored; good if the heads it meets are ``heads``."""
+class _Ahead:
+    """The beginning of the batch that follows ``before``, linked."""
 
-    batch: list[Pending]
-    heads: dict[str, ChainHead]
-    linked: LinkedBatch
+    def __init__(self, before: LinkedBatch, known: Mapping[str, ChainHead], linkers: dict[str, Linker]) -> None:
+        self._before = before
+        self._known = known
+        self._linkers = linkers
+        self.batch: list[Pending] = []
+        self.payload_bytes = 0
+        self.linked = LinkedBatch()
+        self.met: dict[str, ChainHead] = {}
+        """By tenant, the head that its first record meets."""
+
+    def heads_for(self, piece: Sequence[Pending]) -> dict[str, ChainHead] | None:
+        """The heads that these records meet; None when one cannot be known without its lock."""
+        heads = {}
+        for tenant_id in {pending.tenant_id for pending in piece}:
+            links = self.linked.links.get(tenant_id) or self._before.links.get(tenant_id)
+            head = head_of(links) if links else self._known.get(tenant_id)
+            if head is None:
+                return None
+            heads[tenant_id] = head
+        return heads
+
+    def link(self, piece: Sequence[Pending], heads: Mapping[str, ChainHead], keys: ChainedKeys) -> None:
+        """Link what comes next onto ``heads``; ``keys`` is what the chain has of its keyed requests."""
+        for winners in (self._before.winners, self.linked.winners):
+            for name, lines in winners.items():
+                keys.setdefault(name, {}).update(lines)
+        linked = link_batch(piece, heads=heads, new_tenants=set(), chained_keys=keys, linkers=self._linkers)
+        self.met = {**heads, **self.met}
+        self.batch += piece
+        self.payload_bytes += sum(len(pending.payload) for pending in piece)
+        self.linked.extend(linked)
 
 
 class LinkingAhead:
-    """Links one batch at a time. ``linkers`` are those of the appender, which keeps them up to date."""
+    """Links one batch at a time. ``linkers`` are those of the appender."""
 
     def __init__(self, pool: Pool, linkers: dict[str, Linker]) -> None:
         self._pool = pool
         self._linkers = linkers
-        self._task: asyncio.Task[_LinkedAhead | None] | None = None
+        self._ahead: _Ahead | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._more = asyncio.Event()
 
-    def start(
-        self, batch: list[Pending], before: LinkedBatch, known: Mapping[str, ChainHead], chained_lsn: Lsn
-    ) -> None:
-        """Begin to link ``batch`` onto what ``before`` leaves. ``known`` has the heads of tenants that ``before`` does
-        not touch, as this node left them; events up to ``chained_lsn`` were chained before."""
-        self._task = None
-        heads = _heads_after(batch, before, known)
-        if heads is None or batch[0].lsn <= chained_lsn or tenants_begun_by(batch):
-            return
-        self._task = asyncio.get_running_loop().create_task(self._link(batch, before, heads))
+    def start(self, peek: Peek, before: LinkedBatch, known: Mapping[str, ChainHead]) -> None:
+        """Begin to link what ``peek`` finds onto what ``before`` leaves. ``known`` has the heads of tenants that
+        ``before`` does not touch, as this node left them."""
+        self.cancel()
+        self._ahead = _Ahead(before, known, self._linkers)
+        self._more.set()
+        self._task = asyncio.get_running_loop().create_task(self._link(self._ahead, peek))
+
+    def more(self) -> None:
+        """More may be committed."""
+        self._more.set()
+
+    def pause(self) -> None:
+        """Link no more until what is linked is taken: the batch before is about to leave the backlog."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
     async def take(
-        self, batch: Sequence[Pending], heads: dict[str, ChainHead], new_tenants: set[str]
+        self, connection: Connection, batch: Sequence[Pending], heads: Mapping[str, ChainHead]
     ) -> LinkedBatch | None:
-        """What was linked ahead, if that is done, is this very batch and meets these very heads, which are locked."""
-        task, self._task = self._task, None
-        if task is None:
+        """``batch``, linked onto ``heads``, which are locked; None when nothing good for it was linked ahead."""
+        ahead = self._ahead
+        self.cancel()
+        if ahead is None or not ahead.batch or batch[: len(ahead.batch)] != ahead.batch:
             return None
-        if not task.done():
-            task.cancel()
+        if any(heads.get(tenant_id) != head for tenant_id, head in ahead.met.items()):
             return None
-        ahead = await task
-        if ahead is None or new_tenants or ahead.heads != heads or ahead.batch != batch:
-            return None
+        if rest := batch[len(ahead.batch) :]:
+            ends = {tenant_id: head_of(links) for tenant_id, links in ahead.linked.links.items()}
+            ahead.link(rest, {**heads, **ends}, await previous.chained_keys(connection, rest))
+        ahead.linked.log_rows.sort(key=_TENANT)  # COPY is faster where rows of one partition follow each other
         return ahead.linked
 
     def cancel(self) -> None:
-        """Stop what is under way."""
-        if self._task is not None:
-            self._task.cancel()
+        """Stop what is under way, and forget it."""
+        self.pause()
+        self._ahead = None
 
-    async def _link(
-        self, batch: list[Pending], before: LinkedBatch, heads: dict[str, ChainHead]
-    ) -> _LinkedAhead | None:
-        keys: ChainedKeys = {}
-        try:
-            if any(pending.idempotency is not None for pending in batch):
-                async with reading(self._pool) as connection:
-                    keys = await previous.chained_keys(connection, batch)
-        except DatabaseUnavailableError:
-            return None
-        for name, winners in before.winners.items():
-            keys.setdefault(name, {}).update(winners)
-        linked = link_batch(batch, heads=heads, new_tenants=set(), chained_keys=keys, linkers=self._linkers)
-        return _LinkedAhead(batch, heads, linked)
-
-
-def _heads_after(
-    batch: Sequence[Pending], before: LinkedBatch, known: Mapping[str, ChainHead]
-) -> dict[str, ChainHead] | None:
-    """The heads that ``batch`` meets; None when one cannot be known without its lock."""
-    heads = {}
-    for tenant in {pending.tenant_id for pending in batch}:
-        links = before.links.get(tenant)
-        head = head_of(links) if links else known.get(tenant)
-        if head is None:
-            return None
-        heads[tenant] = head
-    return heads
+    async def _link(self, ahead: _Ahead, peek: Peek) -> None:
+        """Link what is committed as it comes, until something needs locks first."""
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            piece = peek(len(ahead.batch), ahead.payload_bytes)
+            heads = ahead.heads_for(piece)
+            if heads is None or tenants_begun_by(piece):
+                return
+            keys: ChainedKeys = {}
+            try:
+                if any(pending.idempotency is not None for pending in piece):
+                    async with reading(self._pool) as connection:
+                        keys = await previous.chained_keys(connection, piece)
+            except (ChainDamagedError, DatabaseUnavailableError):
+                return  # the transaction will find the same, and say so
+            if piece:
+                ahead.link(piece, heads, keys)

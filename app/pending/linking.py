@@ -65,6 +65,20 @@ class LinkedBatch(Growth):
     conflicts: list[tuple[str, str, int]] = field(default_factory=list)
     """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
 
+    def extend(self, following: LinkedBatch) -> None:
+        """Take what was linked onto the end of this."""
+        self.log_rows += following.log_rows
+        self.idempotency_rows += following.idempotency_rows
+        self.outcomes += following.outcomes
+        self.refused_jobs += following.refused_jobs
+        self.conflicts += following.conflicts
+        for tenant_id, links in following.links.items():
+            self.links.setdefault(tenant_id, []).extend(links)
+        for request, winners in following.winners.items():
+            self.winners.setdefault(request, {}).update(winners)
+        self.is_returning |= following.is_returning
+        self.last_lsn = following.last_lsn
+
 
 def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
     """Payload of the REFUSED entry that stands in for an event, with all of its bytes."""

@@ -1,0 +1,162 @@
+"""A batch that was linked ahead, piece by piece, is the batch that is linked whole, or it is not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import asyncpg
+import pytest
+
+from app.chain.linking_ahead import LinkingAhead
+from app.pending.backlog import Pending
+from app.pending.linking import _TENANT_CREATED, LinkedBatch, link_batch
+from app.store.chaining import LOG_COLUMNS, ChainHead
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import LedgerError
+from ledger.hlc import Hlc
+from ledger.machines.events import JOB_EVENTS
+from ledger.positions import Epoch, Lsn
+from tests.app.chains import until
+from tests.conftest import Database
+
+KNOWN = {"acme": ChainHead(3, "ab" * 32, "1:0:n"), "beta": ChainHead(0, None, None), "gamma": ChainHead(0, None, None)}
+TENANTS = tuple(KNOWN)
+CREATED = JOB_EVENTS["JobCreated"].record_type
+TENANT = LOG_COLUMNS.index("tenant_id")
+
+
+def event(number: int, tenant_id: str, key: IdempotencyKey | None = None, kind: int = CREATED) -> Pending:
+    payload = b'{"n":%d}' % number
+    return Pending(Lsn(number), Epoch(1), Hlc(2, number, "n"), kind, tenant_id, f"j{number}", payload, key, None)
+
+
+def facts(linked: LinkedBatch) -> dict[str, object]:
+    outcomes = [str(each) if isinstance(each, LedgerError) else each for each in linked.outcomes]
+    return {
+        "rows": sorted(linked.log_rows, key=lambda row: row[:2]),
+        "links": linked.links,
+        "outcomes": outcomes,
+        "keys": (linked.idempotency_rows, linked.winners),
+        "rest": (linked.refused_jobs, linked.conflicts, linked.is_returning, linked.last_lsn),
+    }
+
+
+def heads_of(batch: Sequence[Pending], before: LinkedBatch) -> dict[str, ChainHead]:
+    ends = {tenant: ChainHead(seq, link, hlc) for tenant, seq, link, hlc in before.heads()}
+    return {each.tenant_id: {**KNOWN, **ends}[each.tenant_id] for each in batch}
+
+
+def whole(batch: Sequence[Pending], before: LinkedBatch) -> LinkedBatch:
+    keys = {name: dict(lines) for name, lines in before.winners.items()}
+    return link_batch(batch, heads=heads_of(batch, before), new_tenants=set(), chained_keys=keys, linkers={})
+
+
+class Backlog:
+    """What is committed of the batch to come."""
+
+    def __init__(self) -> None:
+        self.committed: list[Pending] = []
+        self.asked: list[tuple[int, int]] = []
+
+    def peek(self, linked: int, linked_bytes: int) -> list[Pending]:
+        self.asked.append((linked, linked_bytes))
+        return self.committed[linked:]
+
+
+@pytest.fixture
+async def linking(database: Database) -> AsyncIterator[LinkingAhead]:
+    async with asyncpg.create_pool(database.service_url, min_size=0) as pool:
+        yield LinkingAhead(pool, {})
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_pieces_linked_ahead_make_the_batch_that_is_linked_whole(
+    linking: LinkingAhead, superuser: asyncpg.Connection, seed: int
+) -> None:
+    numbers = random.Random(seed)
+
+    def key() -> IdempotencyKey | None:
+        name, body = numbers.choice("kl"), numbers.choice((b"a" * 32, b"b" * 32))
+        return IdempotencyKey(1, name, numbers.randrange(3), body) if numbers.random() < 0.4 else None
+
+    events = [event(number, numbers.choice(TENANTS), key()) for number in range(1, 40)]
+    before, batch = whole(events[:10], LinkedBatch()), events[10:]
+    backlog = Backlog()
+    linking.start(backlog.peek, before, KNOWN)
+    linked = 0
+    while (linked := min(len(batch), linked + numbers.randrange(1, 12))) < len(batch):
+        backlog.committed = batch[:linked]
+        linking.more()
+        await until(lambda: linking._ahead and len(linking._ahead.batch) == linked, "it is linked")
+    linking.more()
+    await until(lambda: backlog.asked[-1][0] == len(backlog.committed), "it was looked for more")
+    assert backlog.asked[-1][1] == sum(len(each.payload) for each in backlog.committed)
+    found = await linking.take(superuser, batch, heads_of(batch, before))
+    assert found is not None
+    assert facts(found) == facts(whole(batch, before))
+    assert [row[TENANT] for row in found.log_rows] == sorted(row[TENANT] for row in found.log_rows)
+    assert await linking.take(superuser, batch, heads_of(batch, before)) is None, "it is good once"
+
+
+async def begun(linking: LinkingAhead, events: list[Pending]) -> Backlog:
+    """These are committed while a batch is stored that has nothing of their tenants."""
+    backlog = Backlog()
+    backlog.committed = events
+    linking.start(backlog.peek, LinkedBatch(), {tenant: KNOWN[tenant] for tenant in ("acme", "beta")})
+    await until(lambda: backlog.asked, "it was looked for them")
+    return backlog
+
+
+async def test_what_was_linked_onto_other_heads_is_not_taken(
+    linking: LinkingAhead, superuser: asyncpg.Connection
+) -> None:
+    events = [event(1, "acme"), event(2, "beta")]
+    for heads in (
+        KNOWN | {"beta": ChainHead(1, "cd" * 32, "1:1:m")},
+        KNOWN | {"acme": KNOWN["acme"]._replace(chain_link="cd" * 32)},
+        {"acme": KNOWN["acme"]},
+    ):
+        await begun(linking, events)
+        assert await linking.take(superuser, events, heads) is None
+    await begun(linking, events)
+    assert await linking.take(superuser, events, KNOWN) is not None
+
+
+async def test_what_was_linked_of_another_batch_is_not_taken(
+    linking: LinkingAhead, superuser: asyncpg.Connection
+) -> None:
+    events = [event(1, "acme"), event(2, "beta"), event(3, "acme")]
+    for batch in (events[1:], events[:2], [events[0], event(2, "beta"), events[2]], (events[0],)):
+        await begun(linking, events)
+        assert await linking.take(superuser, batch, KNOWN) is None
+    await begun(linking, [])
+    assert await linking.take(superuser, events, KNOWN) is None
+
+
+async def test_it_ends_before_a_tenant_whose_head_only_its_lock_can_tell(
+    linking: LinkingAhead, superuser: asyncpg.Connection
+) -> None:
+    for first in (event(2, "gamma"), event(2, "acme", kind=_TENANT_CREATED)):
+        backlog = await begun(linking, [event(1, "acme")])
+        backlog.committed = [*backlog.committed, first, event(3, "acme")]
+        linking.more()
+        await until(lambda backlog=backlog: len(backlog.asked) == 2, "it was looked for more")
+        assert linking._ahead is not None
+        assert [each.lsn for each in linking._ahead.batch] == [1]
+
+
+async def test_nothing_more_is_linked_once_the_backlog_moves(
+    linking: LinkingAhead, superuser: asyncpg.Connection
+) -> None:
+    backlog = await begun(linking, [event(1, "acme")])
+    linking.pause()
+    backlog.committed = [event(1, "acme"), event(2, "acme")]
+    linking.more()
+    await asyncio.sleep(0)
+    assert len(backlog.asked) == 1
+    assert linking._ahead is not None
+    found = await linking.take(superuser, [*linking._ahead.batch, event(2, "acme")], KNOWN)
+    assert found is not None
+    assert len(found.outcomes) == 2
