@@ -49,6 +49,7 @@ class Commands(TyperGroup):
         "bundle": EntryPoint("app.cli.bundle", "bundle"),
         "keys": EntryPoint("app.cli.keys", "keys"),
         "wal": EntryPoint("app.cli.wal", "wal"),
+        "safekeeper": EntryPoint("app.cli.safekeeper", "safekeeper"),
         "witness": EntryPoint("app.cli.witness", "witness"),
         "token": EntryPoint("app.cli.token", "token"),
         "demo": EntryPoint("app.cli.tamper", "demo"),

@@ -13,8 +13,9 @@ Always true::
 from __future__ import annotations
 
 from ledger.errors import InvalidInputError, WalCorruptError, WalError
-from ledger.positions import NO_EPOCH, Epoch, Lsn, after
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after
 from wal import history as histories
+from wal.format import LSN_LIMIT
 from wal.history import History
 from wal.replication import messages
 from wal.replication.checking import check_batches
@@ -38,6 +39,9 @@ from wal.replication.messages import (
 )
 from wal.replication.replica_log import ReplicaLog
 
+FETCH_BYTES_MAX = 4 << 20
+"""More than about this is not given at once, whatever is asked for."""
+
 
 class Acceptor:
     """Keeps one log, for the proposer that a run of a node is."""
@@ -49,6 +53,7 @@ class Acceptor:
         self._history: History = ()
         """That of the proposer of the epoch ``_elected``."""
         self._committed_lsn = log.control.committed_lsn
+        self._settled_lsn = BEFORE_FIRST
         self._unsynced = False
         self._owes_ack = False
 
@@ -60,6 +65,11 @@ class Acceptor:
     def committed_lsn(self) -> Lsn:
         """The highest position that is known here to be committed; it may lag."""
         return self._committed_lsn
+
+    @property
+    def settled_lsn(self) -> Lsn:
+        """Up to here the proposer said, since this was made, that nobody will need the log again; it is committed."""
+        return self._settled_lsn
 
     def handle(self, run: str, frame: Frame) -> Frame | None:
         """The answer to a message of the proposer's run ``run``; None for an Append, which ``flush`` answers.
@@ -118,6 +128,8 @@ class Acceptor:
         control = self._log.control
         if message.wal_id != control.wal_id:
             return self._refuse(messages.OTHER_WAL, f"WAL {control.wal_id} of {control.node_id} is kept here")
+        if not message.configuration.is_sound:
+            return self._refuse(messages.UNREADABLE, "the list of members is not one")
         if message.configuration.order < self._log.configuration.order:
             return self._refuse(messages.OTHER_MEMBERS, "a newer list of members is known here")
         if message.epoch < control.promised_epoch:
@@ -146,7 +158,7 @@ class Acceptor:
     def _apply(self, run: str, message: Elected) -> Message:
         if not self._is_promised_to(run, message.epoch):
             return self._fenced()
-        if not message.history or message.history[-1].epoch != message.epoch or not histories.rises(message.history):
+        if not _is_history(message.history, message.epoch) or message.first_lsn < 1:
             return self._refuse(messages.UNREADABLE, "the history is not one of this epoch")
         log = self._log
         common = last_common(log.history, log.tail, message.history)
@@ -188,13 +200,14 @@ class Acceptor:
             self._log.append(message.written_in, body)
             self._unsynced = True
         self._committed_lsn = max(self._committed_lsn, min(message.committed_lsn, self._log.tail.lsn))
+        self._settled_lsn = max(self._settled_lsn, min(message.settled_lsn, self._committed_lsn))
         self._owes_ack = True
         return None
 
     def _fetch(self, message: Fetch) -> Frame:
         self._sync()
         try:
-            chunk = self._log.read(message.from_lsn, self._log.tail.lsn, message.bytes_max)
+            chunk = self._log.read(message.from_lsn, self._log.tail.lsn, min(message.bytes_max, FETCH_BYTES_MAX))
         except WalCorruptError:
             raise
         except WalError as error:
@@ -204,6 +217,8 @@ class Acceptor:
     def _configure(self, run: str, message: Configure) -> Message:
         if not self._is_promised_to(run, message.epoch) or self._elected != message.epoch:
             return self._fenced()
+        if not message.configuration.is_sound:
+            return self._refuse(messages.UNREADABLE, "the list of members is not one")
         if message.configuration.order < self._log.configuration.order:
             return self._refuse(messages.OTHER_MEMBERS, "a newer list of members is known here")
         if message.configuration.order > self._log.configuration.order:
@@ -228,3 +243,10 @@ class Acceptor:
 
     def _refuse(self, reason: str, detail: str) -> Refusal:
         return Refusal(reason, detail, self._log.control.promised_epoch)
+
+
+def _is_history(history: History, epoch: Epoch) -> bool:
+    """Whether it is one that ends with ``epoch``, in numbers that can be kept."""
+    if not history or history[-1].epoch != epoch or not histories.rises(history):
+        return False
+    return history[0].epoch >= 1 and history[0].first_lsn >= 1 and history[-1].first_lsn <= LSN_LIMIT

@@ -17,6 +17,7 @@ from zlib import crc32
 
 from ledger.errors import WalCorruptError
 from ledger.positions import NO_EPOCH, Epoch
+from wal.format import LSN_LIMIT
 from wal.segment import store_file
 
 MEMBERS_NAME = "members"
@@ -47,6 +48,12 @@ class Configuration(NamedTuple):
     def order(self) -> tuple[Epoch, int]:
         """Of two lists the one with the higher counts."""
         return self.epoch, self.generation
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a list that came over the wire is one: numbers that can be kept, and not too many members."""
+        numbers = (self.generation, self.epoch)
+        return len(self.members) <= MEMBERS_MAX and all(0 <= number <= LSN_LIMIT for number in numbers)
 
     @property
     def voters(self) -> frozenset[str]:

@@ -7,6 +7,7 @@ are not synced, which is what recovery stands on (``wal.survey``). Every epoch h
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,9 @@ from wal.replication import configuration as configurations
 from wal.replication.configuration import Configuration
 from wal.replication.messages import Position
 from wal.replication.replica_log import Chunk
+from wal.retention import remove_segments
 from wal.segment import Segment, list_segments, read_header
+from wal.survey import TornTail
 from wal.truncation import CUT_PREFIX, truncate
 
 GATHERED_BYTES_MAX = 8 << 20
@@ -69,6 +72,8 @@ class FileLog:
         self._first_lsn, self._last_lsn = Lsn(1), BEFORE_FIRST
         self._log: Log | None = None
         self._written_in = NO_EPOCH
+        self.cut: TornTail | None = None
+        """What recovery cut, when the files were read the last time."""
         self._gathered: list[bytes] = []
         """Bodies of batches that are appended and not written, from ``_gathered_from`` on."""
         self._gathered_bytes = 0
@@ -94,11 +99,22 @@ class FileLog:
             raise
 
     def close(self) -> None:
-        """Write and sync what was appended, and let the folder go."""
+        """Write and sync what was appended, and let the folder go.
+
+        Raises:
+            OSError, WalError: it may not be durable; the folder is let go all the same.
+        """
         try:
             self._let_go()
         finally:
-            self._unlock()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let the folder go as it is, after a failure: what was not synced may be gone."""
+        if self._log is not None:
+            self._log.abandon()
+            self._log = None
+        self._unlock()
 
     @property
     def control(self) -> Control:
@@ -113,6 +129,11 @@ class FileLog:
         return self._first_lsn
 
     @property
+    def durable_lsn(self) -> Lsn:
+        """Everything up to here is synced."""
+        return before(self._gathered_from)
+
+    @property
     def tail(self) -> Position:
         return Position(histories.epoch_of(self._history, self._last_lsn) or NO_EPOCH, self._last_lsn)
 
@@ -121,7 +142,7 @@ class FileLog:
         return self._history
 
     def store(self, control: Control) -> None:
-        durable_lsn = before(self._gathered_from)
+        durable_lsn = self.durable_lsn
         control = control._replace(
             durable_lsn=durable_lsn,
             committed_lsn=min(control.committed_lsn, durable_lsn),
@@ -175,6 +196,17 @@ class FileLog:
         self._first_lsn = self._gathered_from = first_lsn
         self._last_lsn = before(first_lsn)
 
+    def remove_upto(self, lsn: Lsn) -> list[str]:
+        """Remove segments that end at or below ``lsn``, which MUST be committed, durable, and needed by nobody; their
+        names."""
+        retire = self._log.retire if self._log is not None else lambda _: None
+        removed = remove_segments(self._folder, min(lsn, self.durable_lsn), 0, math.inf, retire)
+        if removed:
+            self._first_lsn = list_segments(self._folder)[0].base_lsn
+            if self._log is not None:
+                self._log.check()
+        return removed
+
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         self.sync()
         return read_chunk(self._folder, self._control.node_id, self._history, from_lsn, upto_lsn, bytes_max)
@@ -189,6 +221,7 @@ class FileLog:
         """Take the log as it stands in its files, recovered."""
         control = self._control
         found = recover(self._folder, control.node_id, control.durable_lsn)
+        self.cut = found.cut
         known = control.history or found.history
         self._history = histories.up_to(histories.since(known, found.first_lsn), found.last_lsn)
         if found.history and (not self._history or found.history[-1].epoch != self._history[-1].epoch):

@@ -14,19 +14,28 @@ a rule forbids answers Refusal, and has kept nothing of it.
 from __future__ import annotations
 
 import struct
-from typing import ClassVar
+from typing import Annotated, ClassVar
 from zlib import crc32
 
 import msgspec
 
 from ledger.errors import InvalidInputError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
+from wal.format import LSN_LIMIT
 from wal.history import EpochStart
-from wal.replication.configuration import Configuration
+from wal.replication.configuration import NO_MEMBERS, Configuration
 
 PROTOCOL_VERSION = 1
-FRAME_BYTES_MAX = (64 << 20) + (1 << 16)
+HEAD_BYTES_MAX = 1 << 16
+"""No message has more beside its batches."""
+FRAME_BYTES_MAX = (64 << 20) + HEAD_BYTES_MAX
 """No frame is longer: one batch of the largest size, and its head."""
+NAME_CHARACTERS_MAX = 64
+_Epoch = Annotated[Epoch, msgspec.Meta(ge=0, le=LSN_LIMIT)]
+_Lsn = Annotated[Lsn, msgspec.Meta(ge=0, le=LSN_LIMIT)]
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
+_Id = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+"""32 hex digits, or none."""
 _PREFIX = struct.Struct(">II")
 _HEAD = struct.Struct(">BI")
 PREFIX_BYTES = _PREFIX.size
@@ -35,8 +44,8 @@ PREFIX_BYTES = _PREFIX.size
 class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Where a log ends: the epoch that wrote its last record, and that record's LSN. The higher is the better log."""
 
-    epoch: Epoch
-    lsn: Lsn
+    epoch: _Epoch
+    lsn: _Lsn
 
 
 EMPTY = Position(NO_EPOCH, BEFORE_FIRST)
@@ -54,9 +63,9 @@ class Greet(Message, frozen=True, array_like=True):
     hex digits, and stays for as long as this proposer lives."""
 
     KIND: ClassVar[int] = 1
-    node_id: str
-    wal_id: str
-    run: str
+    node_id: _Name
+    wal_id: _Id
+    run: _Id
     version: int = PROTOCOL_VERSION
 
 
@@ -64,12 +73,12 @@ class Greeting(Message, frozen=True, array_like=True):
     """Who answers, and what he holds. ``wal_id`` is empty while he holds nothing."""
 
     KIND: ClassVar[int] = 2
-    member_id: str
-    region: str
-    wal_id: str
-    promised_epoch: Epoch
+    member_id: _Id
+    region: _Name
+    wal_id: _Id
+    promised_epoch: _Epoch
     tail: Position
-    committed_lsn: Lsn
+    committed_lsn: _Lsn
     configuration: Configuration
 
 
@@ -77,8 +86,8 @@ class Prepare(Message, frozen=True, array_like=True):
     """A run of a proposer wants to write the log of this id in ``epoch``."""
 
     KIND: ClassVar[int] = 3
-    epoch: Epoch
-    wal_id: str
+    epoch: _Epoch
+    wal_id: _Id
     configuration: Configuration
 
 
@@ -86,10 +95,10 @@ class Promise(Message, frozen=True, array_like=True):
     """Nothing of a lower epoch will be accepted; and what the log holds now: its first LSN, its end, its history."""
 
     KIND: ClassVar[int] = 4
-    epoch: Epoch
-    first_lsn: Lsn
+    epoch: _Epoch
+    first_lsn: _Lsn
     tail: Position
-    committed_lsn: Lsn
+    committed_lsn: _Lsn
     history: tuple[EpochStart, ...]
     configuration: Configuration
 
@@ -99,8 +108,8 @@ class Elected(Message, frozen=True, array_like=True):
     record that the proposer can still give."""
 
     KIND: ClassVar[int] = 5
-    epoch: Epoch
-    first_lsn: Lsn
+    epoch: _Epoch
+    first_lsn: _Lsn
     history: tuple[EpochStart, ...]
 
 
@@ -108,34 +117,35 @@ class Ready(Message, frozen=True, array_like=True):
     """The history is applied, durably; the log goes on behind ``tail``."""
 
     KIND: ClassVar[int] = 6
-    epoch: Epoch
+    epoch: _Epoch
     tail: Position
 
 
 class Append(Message, frozen=True, array_like=True):
     """Batches behind ``previous``, all written in ``written_in``; ``committed_lsn`` is what the proposer knows to be
-    committed. Without batches it tells that alone."""
+    committed, ``settled_lsn`` up to where nobody will need it again. Without batches it tells that alone."""
 
     KIND: ClassVar[int] = 7
-    epoch: Epoch
+    epoch: _Epoch
     previous: Position
-    written_in: Epoch
-    committed_lsn: Lsn
+    written_in: _Epoch
+    committed_lsn: _Lsn
+    settled_lsn: _Lsn = BEFORE_FIRST
 
 
 class Ack(Message, frozen=True, array_like=True):
     """All up to ``durable_lsn`` is synced."""
 
     KIND: ClassVar[int] = 8
-    epoch: Epoch
-    durable_lsn: Lsn
+    epoch: _Epoch
+    durable_lsn: _Lsn
 
 
 class Fetch(Message, frozen=True, array_like=True):
     """Asks for the records from ``from_lsn`` on, about ``bytes_max`` of them."""
 
     KIND: ClassVar[int] = 9
-    from_lsn: Lsn
+    from_lsn: _Lsn
     bytes_max: int
 
 
@@ -144,14 +154,14 @@ class Batches(Message, frozen=True, array_like=True):
 
     KIND: ClassVar[int] = 10
     previous: Position
-    written_in: Epoch
+    written_in: _Epoch
 
 
 class Configure(Message, frozen=True, array_like=True):
     """From now on these are the members."""
 
     KIND: ClassVar[int] = 11
-    epoch: Epoch
+    epoch: _Epoch
     configuration: Configuration
 
 
@@ -159,7 +169,7 @@ class Configured(Message, frozen=True, array_like=True):
     """The list is stored, durably."""
 
     KIND: ClassVar[int] = 12
-    epoch: Epoch
+    epoch: _Epoch
     configuration: Configuration
 
 
@@ -170,7 +180,47 @@ class Refusal(Message, frozen=True, array_like=True):
     KIND: ClassVar[int] = 13
     reason: str
     detail: str
-    promised_epoch: Epoch
+    promised_epoch: _Epoch
+
+
+class Status(Message, frozen=True, array_like=True):
+    """Asks how the logs kept stand, those of the nodes behind ``after_node_id``: of no log, and by nobody in
+    particular."""
+
+    KIND: ClassVar[int] = 14
+    after_node_id: _Name = ""
+
+
+class WalStatus(msgspec.Struct, frozen=True, array_like=True):
+    """How one log stands. ``state`` is ``open``, ``closed``, or ``failed``, and then ``detail`` says why. Of
+    one that is not open its control file tells, whose positions have been reached at least.
+
+    ``tail`` is what was received, ``lastReplicatedLsn``; ``archived_lsn`` is 0 where nothing is archived.
+    """
+
+    node_id: str
+    state: str
+    detail: str = ""
+    wal_id: str = ""
+    member_id: str = ""
+    promised_epoch: Epoch = NO_EPOCH
+    first_lsn: Lsn = Lsn(1)
+    tail: Position = EMPTY
+    durable_lsn: Lsn = BEFORE_FIRST
+    committed_lsn: Lsn = BEFORE_FIRST
+    settled_lsn: Lsn = BEFORE_FIRST
+    archived_lsn: Lsn = BEFORE_FIRST
+    disk_bytes: int = 0
+    configuration: Configuration = NO_MEMBERS
+
+
+class StatusReport(Message, frozen=True, array_like=True):
+    """Logs in the order of their nodes; with ``more`` there are others behind the last."""
+
+    KIND: ClassVar[int] = 15
+    region: str
+    wals: tuple[WalStatus, ...]
+    more: bool
 
 
 FENCED = "fenced"
@@ -212,6 +262,8 @@ _KINDS: dict[int, type[Message]] = {
         Configure,
         Configured,
         Refusal,
+        Status,
+        StatusReport,
     )
 }
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
@@ -257,8 +309,8 @@ def decode(data: bytes | memoryview) -> Frame:
         raise InvalidInputError("the CRC of the frame does not match")
     kind, head_bytes = _HEAD.unpack_from(view, PREFIX_BYTES)
     at = PREFIX_BYTES + _HEAD.size
-    if kind not in _DECODERS or at + head_bytes > len(view):
-        raise InvalidInputError(f"a frame of kind {kind} is not known, or its head is cut short")
+    if kind not in _DECODERS or head_bytes > min(HEAD_BYTES_MAX, len(view) - at):
+        raise InvalidInputError(f"a frame of kind {kind} is not known, or its head is not within it")
     try:
         message = _DECODERS[kind].decode(view[at : at + head_bytes])
     except msgspec.MsgspecError as error:

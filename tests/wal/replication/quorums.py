@@ -22,11 +22,12 @@ from wal.replication.proposer import Proposer, Written
 HOME = "use1"
 
 
-def batch(first_lsn: int, last_lsn: int, node_id: str = NODE) -> bytes:
-    """A batch of the records of these LSNs, as it stands in a segment."""
+def batch(first_lsn: int, last_lsn: int, node_id: str = NODE, payload_bytes: int = 0) -> bytes:
+    """A batch of the records of these LSNs, as it stands in a segment; payloads have so many bytes at least."""
     lsns = range(first_lsn, last_lsn + 1)
-    body = b"".join(encode_record(Lsn(lsn), hlc_of(lsn).pack(), 1, payload_of(lsn)) for lsn in lsns)
-    return encode_batch(batch_of(Lsn(first_lsn), Lsn(last_lsn), hlc_of(last_lsn).pack(), body)) + body
+    hlcs = {lsn: hlc_of(lsn)._replace(node_id=node_id).pack() for lsn in lsns}
+    body = b"".join(encode_record(Lsn(lsn), hlcs[lsn], 1, payload_of(lsn).ljust(payload_bytes)) for lsn in lsns)
+    return encode_batch(batch_of(Lsn(first_lsn), Lsn(last_lsn), hlcs[last_lsn], body)) + body
 
 
 def held(log: FileLog) -> Held:

@@ -1,0 +1,176 @@
+"""``tally safekeeper``: keep copies of the WALs of nodes, and show how they stand."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import structlog
+import typer
+
+from app.logs import configure_logs
+from console.options import Json
+from console.outcome import CommandExit, tell
+from ledger.errors import ConfigurationError, LedgerError
+from ledger.exit_code import ExitCode
+from ledger.names import GATE
+from wal.replication import server
+from wal.replication.inquiry import Keeper, status
+from wal.replication.messages import WalStatus
+from wal.replication.safekeeper import Safekeeper
+from wal.replication.tls import PeerTls, TlsFiles
+
+STATUS_TIMEOUT_S: Final = 5.0
+
+safekeeper = typer.Typer(no_args_is_help=True, help="Copies of the WALs of nodes, kept on other machines.")
+
+TlsCert = Annotated[
+    Path | None, typer.Option("--tls-cert", exists=True, dir_okay=False, help="Own certificate, in PEM.")
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", exists=True, dir_okay=False, help="Its key, in PEM.")]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", exists=True, dir_okay=False, help="The authority whose certificates peers show, in PEM."),
+]
+_IS_ALARMING = re.compile(r"reject|fail|refused|torn").search
+
+
+@safekeeper.command("serve")
+def serve(
+    folder: Annotated[Path, typer.Option("--dir", file_okay=False, help="Where the logs are kept.")],
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen.")],
+    region: Annotated[str, typer.Option("--region", help="The region in which this safekeeper stands.")] = "local",
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Keep the WALs of nodes, until SIGTERM or SIGINT.
+
+    A node may write the log that its certificate names (common name, or a DNS
+    name among the alternative ones). Without certificates every node on this
+    machine is believed, and only loopback is listened on.
+
+    \b
+    Examples:
+      tally safekeeper serve --dir var/keeper-1 --listen 127.0.0.1:7101
+      tally safekeeper serve --dir /srv/keeper --listen 0.0.0.0:7100 --region use1 \\
+        --tls-cert keeper.pem --tls-key keeper.key --tls-ca ca.pem
+    """
+    if not re.fullmatch(GATE, region):
+        raise ConfigurationError(f"--region {region!r} is not of lower case letters and digits")
+    configure_logs()
+    log = structlog.get_logger()
+
+    def tell_event(event: str, facts: Mapping[str, object]) -> None:
+        (log.warning if _IS_ALARMING(event) else log.info)(event, **facts)
+
+    tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
+    host, port = _address(listen)
+    listener = server.listen(host, port, is_secured=tls is not None)
+    keeper = Safekeeper(folder, region, tell_event)
+    try:
+        served = server.Server(keeper, listener, tls)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: served.stop())
+        host, port, *_ = listener.getsockname()
+        tell_event("safekeeper_ready", {"address": f"{host}:{port}", "region": region, "dir": str(folder)})
+        served.run()
+    finally:
+        keeper.close()
+    tell_event("safekeeper_stopped", {})
+
+
+@safekeeper.command("status")
+def show_status(
+    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT...", help="Safekeepers to ask.")],
+    as_json: Json = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Show how the logs kept by safekeepers stand. Exit code 1: one does not answer, or cannot open a log.
+
+    \b
+    Examples:
+      tally safekeeper status 127.0.0.1:7101 127.0.0.1:7102 127.0.0.1:7103
+      tally safekeeper status --json keeper-1:7100 --tls-cert node.pem --tls-key node.key --tls-ca ca.pem
+    """
+    tls = _tls(tls_cert, tls_key, tls_ca, server_side=False)
+    found: list[dict[str, Any]] = []
+    lines: list[str] = []
+    is_whole = True
+    for address in addresses:
+        try:
+            keeper = status(*_address(address), tls, STATUS_TIMEOUT_S)
+        except (OSError, LedgerError) as error:
+            is_whole = False
+            found.append({"address": address, "region": None, "error": str(error), "wals": []})
+            lines.append(f"{address}: {error}")
+            continue
+        is_whole = is_whole and all(wal.state != "failed" for wal in keeper.wals)
+        found.append({"address": address, "error": None, **_json_of(keeper)})
+        lines.append(f"{address}: region {keeper.region}, {len(keeper.wals)} logs")
+        lines += map(_line_of, keeper.wals)
+    tell({"safekeepers": found}, *lines, as_json=as_json)
+    raise CommandExit(ExitCode.FINE if is_whole else ExitCode.COULD_NOT_RUN)
+
+
+def _json_of(keeper: Keeper) -> dict[str, Any]:
+    return {
+        "region": keeper.region,
+        "wals": [
+            {
+                "node_id": wal.node_id,
+                "wal_id": wal.wal_id,
+                "member_id": wal.member_id,
+                "state": wal.state,
+                "detail": wal.detail,
+                "promised_epoch": wal.promised_epoch,
+                "first_lsn": wal.first_lsn,
+                "last_epoch": wal.tail.epoch,
+                "last_replicated_lsn": wal.tail.lsn,
+                "last_durable_lsn": wal.durable_lsn,
+                "committed_lsn": wal.committed_lsn,
+                "settled_lsn": wal.settled_lsn,
+                "archived_lsn": wal.archived_lsn,
+                "disk_bytes": wal.disk_bytes,
+                "configuration": {
+                    "epoch": wal.configuration.epoch,
+                    "generation": wal.configuration.generation,
+                    "home": wal.configuration.home,
+                    "copies": wal.configuration.copies,
+                    "members": [member._asdict() for member in wal.configuration.members],
+                },
+            }
+            for wal in keeper.wals
+        ],
+    }
+
+
+def _line_of(wal: WalStatus) -> str:
+    if wal.state == "failed":
+        return f"  {wal.node_id}: failed: {wal.detail}"
+    return (
+        f"  {wal.node_id}: {wal.state}, member {wal.member_id[:8]}, follows epoch {wal.promised_epoch}, "
+        f"LSN {wal.first_lsn} to {wal.tail.lsn}, durable {wal.durable_lsn}, committed {wal.committed_lsn}, "
+        f"archived {wal.archived_lsn}, {len(wal.configuration.members)} members "
+        f"(generation {wal.configuration.generation}), {wal.disk_bytes:,} bytes"
+    )
+
+
+def _tls(cert: Path | None, key: Path | None, ca: Path | None, *, server_side: bool) -> PeerTls | None:
+    if cert is None and key is None and ca is None:
+        return None
+    if cert is None or key is None or ca is None:
+        raise ConfigurationError("--tls-cert, --tls-key and --tls-ca go together: give all three, or none")
+    return PeerTls(TlsFiles(cert, key, ca), server_side=server_side)
+
+
+def _address(given: str) -> tuple[str, int]:
+    host, _, port = given.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"{given!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,162 @@
+"""``tally safekeeper`` as a process: killed, stopped, out of room; what it acknowledged is there."""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import LedgerError
+from tests.tally import run_tally
+from tests.wal.logs import NODE
+from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking
+from wal.inspect import verify
+from wal.replication import messages
+from wal.replication.messages import Ack, Refusal
+
+Start = Callable[..., KeeperProcess]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as held:
+        yield lambda *given, **more: held.enter_context(closing(KeeperProcess(*given, **more)))
+
+
+def test_what_was_acknowledged_is_there_after_a_kill_at_any_time(tmp_path: Path, start: Start) -> None:
+    acknowledged = 0
+    for life in range(1, 7):
+        keeper = start(tmp_path)
+        with talking(keeper.port, life) as peer:
+            assert peer.elect(life).lsn >= acknowledged
+            killing = threading.Timer(0.02 * life, keeper.kill)
+            killing.start()
+            try:
+                while True:
+                    for _ in range(5):
+                        peer.send(7, payload_bytes=300)
+                    answer = peer.heard().message
+                    assert isinstance(answer, Ack)
+                    acknowledged = answer.durable_lsn
+            except (LedgerError, OSError):
+                killing.join()
+    (report,) = verify(tmp_path / NODE)
+    assert report.verdict in ("ok", "torn")
+    assert report.last_lsn >= acknowledged > 0
+
+
+def test_a_kill_between_truncations_leaves_a_sound_log_with_all_that_is_committed(tmp_path: Path, start: Start) -> None:
+    epoch = committed_lsn = 0
+    for life in range(1, 7):
+        keeper = start(tmp_path)
+        killing = threading.Timer(0.03 * life, keeper.kill)
+        try:
+            while True:
+                epoch += 1
+                with talking(keeper.port, epoch) as peer:
+                    held = peer.elect(epoch, from_lsn=committed_lsn + 3 if committed_lsn else None)
+                    assert held.lsn >= committed_lsn
+                    for _ in range(3):
+                        lsn = peer.append(4)
+                    peer.tell(lsn - 6)
+                    committed_lsn = lsn - 6
+                    if not killing.is_alive():
+                        killing.start()
+        except (LedgerError, OSError):
+            killing.join()
+    (report,) = verify(tmp_path / NODE)
+    assert report.verdict in ("ok", "torn")
+    assert report.last_lsn >= committed_lsn > 50
+    assert len(list((tmp_path / NODE).glob("cut-*"))) > 6
+
+
+def test_sigterm_stops_in_order_while_a_node_writes(tmp_path: Path, start: Start) -> None:
+    keeper = start(tmp_path)
+    with talking(keeper.port) as peer, talking(keeper.port, 2) as silent:
+        silent.greet()
+        peer.elect(1)
+        acknowledged = 0
+        stopping = threading.Timer(0.2, keeper.process.terminate)
+        stopping.start()
+        try:
+            while True:
+                acknowledged = peer.append(3)
+        except (LedgerError, OSError):
+            pass
+        assert keeper.process.wait(WAIT_S) == 0
+    assert keeper.stop() == 0
+    assert keeper.events_of("safekeeper_stopped")
+    (report,) = verify(tmp_path / NODE)
+    assert report.verdict == "ok"
+    assert report.last_lsn >= acknowledged > 0
+
+
+def test_no_room_is_said_nothing_is_acknowledged_and_it_goes_on_once_there_is(tmp_path: Path, start: Start) -> None:
+    keeper = start(tmp_path)
+    resource.prlimit(keeper.process.pid, resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    with talking(keeper.port) as peer, talking(keeper.port, node_id="other") as other:
+        peer.elect(1)
+        acknowledged = 0
+        while True:
+            peer.send(1, payload_bytes=100_000)
+            answer = peer.heard().message
+            if isinstance(answer, Refusal):
+                break
+            assert isinstance(answer, Ack)
+            acknowledged = answer.durable_lsn
+        assert answer.reason == messages.UNAVAILABLE
+        # Other logs have room in files of their own.
+        other.elect(1)
+        assert other.append() == 1
+    resource.prlimit(keeper.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    with talking(keeper.port) as peer:
+        assert peer.elect(1, from_lsn=1).lsn >= acknowledged > 5
+        peer.append()
+    assert keeper.events_of("wal_sync_failure")
+    assert keeper.stop() == 0
+    assert verify(tmp_path / NODE)[0].verdict == "ok"
+
+
+def test_status_of_several_in_text_and_json(tmp_path: Path, start: Start) -> None:
+    keeper = start(tmp_path / "a", "--region", "use1")
+    with talking(keeper.port) as peer:
+        peer.elect(3)
+        peer.append(2)
+        shown = run_tally("safekeeper", "status", f"127.0.0.1:{keeper.port}")
+        assert shown.returncode == 0
+        assert "region use1, 1 logs" in shown.stdout
+        assert "follows epoch 3, LSN 1 to 2, durable 2" in shown.stdout
+        assert keeper.events_of("wal_epoch_bump")[0]["epoch"] == 3
+        asked = run_tally("safekeeper", "status", "--json", f"127.0.0.1:{keeper.port}", "127.0.0.1:1")
+    assert asked.returncode == 1
+    there, away = json.loads(asked.stdout)["safekeepers"]
+    (wal,) = there["wals"]
+    assert (wal["node_id"], wal["last_replicated_lsn"], wal["last_durable_lsn"], wal["promised_epoch"]) == (
+        NODE,
+        2,
+        2,
+        3,
+    )
+    assert away["wals"] == []
+    assert "refused" in away["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--listen", "0.0.0.0:0"], "not loopback"),
+        (["--listen", "nowhere"], "no HOST:PORT"),
+        (["--listen", "127.0.0.1:0", "--region", "Use 1"], "--region"),
+        (["--listen", "127.0.0.1:0", "--tls-ca", __file__], "go together"),
+    ],
+)
+def test_what_cannot_be_served_refuses_the_start(tmp_path: Path, options: list[str], said: str) -> None:
+    done = run_tally("safekeeper", "serve", "--dir", str(tmp_path / "keeper"), *options)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert not (tmp_path / "keeper").exists()

@@ -1,0 +1,221 @@
+"""Frames over a connected socket, plain or TLS, by one thread that waits for it, but never longer than it may.
+
+Everything here is bounded::
+
+    a frame              by what its reader allows, judged by its prefix, before room for it is made
+    a buffer             by OWN_BYTES; more, for a longer frame, comes with its bytes out of a budget that all share
+    waiting              for the next frame, for the rest of one, and for a peer that does not take what it is sent
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+
+from ledger.errors import InvalidInputError, LedgerError
+from wal.replication import messages
+from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame
+
+READ_BYTES = 1 << 20
+"""A buffer of this size is what a connection begins with; what it holds at once is synced at once."""
+OWN_BYTES = 2 << 20
+"""And this is what it may always hold: a frame that carries a usual batch."""
+FRAME_TIMEOUT_S = 60.0
+"""A frame that was begun is whole within this, and one that is sent is taken."""
+_SENT_AT_ONCE_BYTES = 1 << 18
+
+
+class ConnectionOverError(LedgerError):
+    """The peer closed, or is silent for longer than it may be, or wants more room than there is; or this side is asked
+    to stop."""
+
+
+class Budget:
+    """Bytes that several may hold together; any thread may ask."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._left_bytes = total_bytes
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether there was so much, which is the caller's until given back."""
+        with self._lock:
+            is_there = size_bytes <= self._left_bytes
+            self._left_bytes -= size_bytes if is_there else 0
+            return is_there
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._lock:
+            self._left_bytes += size_bytes
+
+
+class FrameSocket:
+    """One connection; belongs to one thread. It takes ``connected`` over, and MUST be closed.
+
+    ``stop`` is a descriptor that becomes readable when nobody is to wait any longer. Where a method raises, nothing
+    more can be read or sent.
+    """
+
+    def __init__(self, connected: socket.socket, budget: Budget, stop: int | None = None) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._budget = budget
+        self._stop = stop
+        self._buffer = bytearray(READ_BYTES)
+        self._taken_bytes = 0
+        """Of the budget."""
+        self._at = self._end = 0
+        """What was read and not given out is between these."""
+
+    def close(self) -> None:
+        self._budget.give_back(self._taken_bytes)
+        self._taken_bytes = 0
+        self._socket.close()
+
+    def handshake(self, timeout_s: float) -> None:
+        """Make the TLS connection.
+
+        Raises:
+            ConnectionOverError, OSError: it was not made in this time.
+        """
+        assert isinstance(self._socket, ssl.SSLSocket)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._socket.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, deadline_s)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, deadline_s)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def next(self, idle_s: float, frame_bytes_max: int = FRAME_BYTES_MAX) -> Frame:
+        """The next frame, waited for; its body holds until the next call of this.
+
+        Raises:
+            InvalidInputError: it is not one, or longer than allowed.
+            ConnectionOverError, OSError: none comes any more, or not in time.
+        """
+        if self._at == self._end:
+            self._begin_buffer()
+            self._read(time.monotonic() + idle_s)
+        deadline_s = time.monotonic() + FRAME_TIMEOUT_S
+        while (length := self._length_of_next(frame_bytes_max)) > self._end - self._at:
+            self._make_room(length)
+            self._read(deadline_s)
+        return self._take(length)
+
+    def more(self) -> Iterator[Frame]:
+        """Frames that need not be waited for, as far as the buffer reaches; raises what ``next`` raises."""
+        while True:
+            length = self._length_of_next(FRAME_BYTES_MAX)
+            if length <= self._end - self._at:
+                yield self._take(length)
+            elif self._at + length > len(self._buffer) or not self._read(None):
+                return
+
+    def _take(self, length: int) -> Frame:
+        begin, self._at = self._at, self._at + length
+        return messages.decode(memoryview(self._buffer)[begin : self._at])
+
+    def _length_of_next(self, frame_bytes_max: int) -> int:
+        """Bytes of the next frame; of its prefix, where not even that has come."""
+        if self._end - self._at < PREFIX_BYTES:
+            return PREFIX_BYTES
+        length = messages.length_of(memoryview(self._buffer)[self._at : self._end])
+        if length > frame_bytes_max:
+            raise InvalidInputError(f"a frame of {length} bytes is out of bounds here")
+        return length
+
+    def _begin_buffer(self) -> None:
+        """Begin again at the front, nothing being left; a long buffer is not kept."""
+        self._at = self._end = 0
+        if self._taken_bytes:
+            self._buffer = bytearray(READ_BYTES)
+            self._budget.give_back(self._taken_bytes)
+            self._taken_bytes = 0
+
+    def _make_room(self, length: int) -> None:
+        """Let the buffer have room behind what was read of a frame of this length: twice what it holds of it at least,
+        so that nobody gets room for bytes that he only announces."""
+        if self._end < len(self._buffer):
+            return
+        has = self._end - self._at
+        size = max(READ_BYTES, min(length, 2 * has))
+        taken_bytes = max(0, size - OWN_BYTES)
+        if not self._budget.take(taken_bytes):
+            raise ConnectionOverError(f"no room for a frame of {length} bytes, as others hold too many")
+        self._budget.give_back(self._taken_bytes)
+        self._taken_bytes = taken_bytes
+        buffer = bytearray(size)
+        buffer[:has] = memoryview(self._buffer)[self._at : self._end]
+        self._buffer, self._at, self._end = buffer, 0, has
+
+    def _read(self, deadline_s: float | None) -> bool:
+        """Read what has come, waited for until ``deadline_s``; whether it was anything, where nobody waits."""
+        while True:
+            try:
+                count = self._socket.recv_into(memoryview(self._buffer)[self._end :])
+            except (BlockingIOError, ssl.SSLWantReadError):
+                if deadline_s is None:
+                    return False
+                self._wait(select.POLLIN, deadline_s)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, deadline_s or time.monotonic() + FRAME_TIMEOUT_S)
+            else:
+                if not count:
+                    raise ConnectionOverError("the peer closed the connection")
+                self._end += count
+                return True
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def send(self, *frames: Frame) -> None:
+        """Send frames, one behind the other.
+
+        Raises:
+            ConnectionOverError, OSError: the peer does not take them.
+        """
+        deadline_s = time.monotonic() + FRAME_TIMEOUT_S
+        small: list[bytes | memoryview] = []
+        for frame in frames:
+            head, body = messages.encode(frame)
+            if len(body) <= READ_BYTES:
+                small += (head, body)
+                continue
+            self._send(b"".join((*small, head)), deadline_s)
+            self._send(body, deadline_s)
+            small = []
+        self._send(b"".join(small), deadline_s)
+
+    def _send(self, data: bytes | memoryview, deadline_s: float) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._socket.send(left[:_SENT_AT_ONCE_BYTES]) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                self._wait(select.POLLOUT, deadline_s)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, deadline_s)
+
+    def _wait(self, event: int, deadline_s: float) -> None:
+        """Wait for the socket.
+
+        Raises:
+            ConnectionOverError: the time is up, or it is time to stop.
+        """
+        waiting = select.poll()
+        waiting.register(self._socket, event)
+        if self._stop is not None:
+            waiting.register(self._stop, select.POLLIN)
+        found = waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+        if not found:
+            raise ConnectionOverError("the peer is silent, or takes nothing")
+        if self._stop is not None and any(descriptor == self._stop for descriptor, _ in found):
+            raise ConnectionOverError("this side stops")

@@ -1,0 +1,253 @@
+"""The logs that a safekeeper keeps: ``<dir>/<node_id>/`` each, opened when first asked for, so many open at once.
+
+A log is opened by recovering it. One of whose files an operation failed is closed as it is, never used further, and
+opened anew when it is next asked for; where that fails, too, whoever asks is told why, and the next may try again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from ledger import names
+from ledger.errors import InvalidInputError, WalError
+from ledger.positions import BEFORE_FIRST, NO_EPOCH
+from wal import control as control_file
+from wal import history as histories
+from wal.replication.acceptor import Acceptor
+from wal.replication.file_log import FileLog
+from wal.replication.messages import Position, WalStatus
+from wal.segment import list_segments
+
+LOGS_MAX = 4096
+"""Nodes whose logs one safekeeper keeps."""
+LOGS_OPEN_MAX = 256
+"""How many of them are open at once; each has some descriptors."""
+
+Tell = Callable[[str, Mapping[str, object]], None]
+"""Is told what happens: the name of an event, and its facts."""
+
+_is_node_id = re.compile(names.NODE_ID).fullmatch
+
+
+class KeptLog:
+    """The log of one node. Whoever calls a method but ``status`` MUST hold ``lock``, and holds it for no longer than
+    files take: never while waiting for a peer."""
+
+    def __init__(self, folder: Path, region: str, tell: Tell) -> None:
+        self.node_id = folder.name
+        self.lock = threading.Lock()
+        self.users = 0
+        """Conversations about it; counted by ``KeptLogs``."""
+        self.archived_lsn = BEFORE_FIRST
+        """All that is held here up to this is in the archive."""
+        self.folder = folder
+        self._region = region
+        self._tell = tell
+        self._acceptor: Acceptor | None = None
+        self._log: FileLog | None = None
+        self._failure = ""
+
+    @property
+    def acceptor(self) -> Acceptor | None:
+        """None while it is not open."""
+        return self._acceptor
+
+    @property
+    def log(self) -> FileLog:
+        assert self._log is not None
+        return self._log
+
+    def open(self, wal_id: str) -> Acceptor | None:
+        """The acceptor of the log; None where nothing is held, and ``wal_id`` is empty.
+
+        Raises:
+            OSError, WalError: it cannot be opened just now.
+        """
+        if self._acceptor is not None or (not wal_id and self._holds_nothing()):
+            return self._acceptor
+        try:
+            self._log = FileLog(self.folder, self.node_id, "" if self._has_control() else wal_id)
+        except (OSError, WalError) as error:
+            self._failed("wal_recovery_failed", error)
+            raise
+        self._failure = ""
+        self._acceptor = Acceptor(self._log, self._region)
+        if self._log.cut is not None:
+            self._told("wal_recovery_cut_torn_tail", asdict(self._log.cut))
+        tail = self._log.tail
+        self._told("wal_recovery_done", {"first_lsn": self._log.first_lsn, "last_lsn": tail.lsn, "epoch": tail.epoch})
+        return self._acceptor
+
+    def fail(self, error: BaseException) -> None:
+        """An operation on its files failed: what they hold is for recovery to judge."""
+        log, self._acceptor, self._log = self._log, None, None
+        self._failed("wal_sync_failure", error)
+        if log is not None:
+            log.abandon()
+
+    def tend(self) -> None:
+        """Let the control file know what is durable and committed by now, so that a log which loses that is not opened
+        and does not vote; and remove the segments that nobody will need. A fault fails the log."""
+        if self._acceptor is None:
+            return
+        log, control, committed_lsn = self.log, self.log.control, self._acceptor.committed_lsn
+        try:
+            if (control.durable_lsn, control.committed_lsn) != (log.durable_lsn, committed_lsn):
+                log.store(control._replace(committed_lsn=committed_lsn))
+            if removed := log.remove_upto(self._acceptor.settled_lsn):
+                self._told("wal_segments_removed", {"segments": removed})
+        except (OSError, WalError) as error:
+            self.fail(error)
+
+    def close(self) -> None:
+        """Close the files, all of which is synced."""
+        self.tend()
+        if self._log is None:
+            return
+        try:
+            self._log.close()
+        except (OSError, WalError) as error:
+            self.fail(error)
+        self._acceptor = self._log = None
+
+    def status(self) -> WalStatus:
+        """How it stands; waits for ``lock``.
+
+        Raises:
+            OSError, WalError: its files cannot be read.
+        """
+        with self.lock:
+            return self._status_open(self._acceptor) if self._acceptor is not None else self._status_closed()
+
+    def _status_open(self, acceptor: Acceptor) -> WalStatus:
+        log = self.log
+        return WalStatus(
+            node_id=self.node_id,
+            state="open",
+            wal_id=log.control.wal_id,
+            member_id=log.control.member_id,
+            promised_epoch=log.control.promised_epoch,
+            first_lsn=log.first_lsn,
+            tail=log.tail,
+            durable_lsn=log.durable_lsn,
+            committed_lsn=acceptor.committed_lsn,
+            settled_lsn=acceptor.settled_lsn,
+            archived_lsn=self.archived_lsn,
+            disk_bytes=_bytes_in(self.folder),
+            configuration=log.configuration,
+        )
+
+    def _status_closed(self) -> WalStatus:
+        """What the control file says."""
+        control, failure = None, self._failure
+        try:
+            control = control_file.load(self.folder)
+        except WalError as error:
+            failure = str(error)
+        state = "failed" if failure else "closed"
+        if control is None:
+            return WalStatus(self.node_id, state, failure)
+        epoch = histories.epoch_of(control.history, control.durable_lsn)
+        return WalStatus(
+            node_id=self.node_id,
+            state=state,
+            detail=failure,
+            wal_id=control.wal_id,
+            member_id=control.member_id,
+            promised_epoch=control.promised_epoch,
+            tail=Position(epoch or NO_EPOCH, control.durable_lsn),
+            durable_lsn=control.durable_lsn,
+            committed_lsn=control.committed_lsn,
+            disk_bytes=_bytes_in(self.folder),
+        )
+
+    def _has_control(self) -> bool:
+        return (self.folder / control_file.CONTROL_NAME).exists()
+
+    def _holds_nothing(self) -> bool:
+        return not self.folder.is_dir() or not (self._has_control() or list_segments(self.folder))
+
+    def _failed(self, event: str, error: BaseException) -> None:
+        self._failure = str(error)
+        self._told(event, {"error": str(error)})
+
+    def _told(self, event: str, facts: Mapping[str, object]) -> None:
+        self._tell(event, {"node_id": self.node_id, **facts})
+
+
+class KeptLogs:
+    """All logs below ``folder``; any thread may ask."""
+
+    def __init__(self, folder: Path, region: str, tell: Tell) -> None:
+        self._folder, self._region, self._tell = folder, region, tell
+        self._lock = threading.Lock()
+        """Of what follows. Nobody who holds it waits for the lock of a log."""
+        self._logs: dict[str, KeptLog] = {}
+        """By node, the one that was used the longest time ago first."""
+        for found in sorted(folder.iterdir()):
+            if _is_node_id(found.name) and found.is_dir():
+                self._logs[found.name] = KeptLog(found, region, tell)
+
+    def of_node(self, node_id: str) -> KeptLog:
+        """The log of a node, which the caller uses until he gives it to ``release``. It need not be open.
+
+        Raises:
+            InvalidInputError: no node can have this name.
+            WalError: too many are kept.
+        """
+        if not _is_node_id(node_id):
+            raise InvalidInputError(f"{node_id!r} is no name of a node")
+        with self._lock:
+            kept = self._logs.pop(node_id, None)
+            if kept is None:
+                if len(self._logs) >= LOGS_MAX:
+                    raise WalError(f"{LOGS_MAX} logs are kept here, and there is no room for another")
+                kept = KeptLog(self._folder / node_id, self._region, self._tell)
+            self._logs[node_id] = kept
+            kept.users += 1
+        self._close_unused()
+        return kept
+
+    def release(self, kept: KeptLog) -> None:
+        """It is not used any more, by this caller."""
+        with self._lock:
+            kept.users -= 1
+            if not kept.users and not kept.folder.is_dir():
+                del self._logs[kept.node_id]
+
+    def all(self) -> list[KeptLog]:
+        """Those that are known, in the order of their nodes."""
+        with self._lock:
+            return [self._logs[node_id] for node_id in sorted(self._logs)]
+
+    def close(self) -> None:
+        """Sync and close all."""
+        for kept in self.all():
+            with kept.lock:
+                kept.close()
+
+    def _close_unused(self) -> None:
+        """Close those that were not used for the longest time, where too many are open."""
+        with self._lock:
+            opened = [kept for kept in self._logs.values() if kept.acceptor is not None]
+            unused = [kept for kept in opened if not kept.users][: max(0, len(opened) + 1 - LOGS_OPEN_MAX)]
+        for kept in unused:
+            with kept.lock:
+                if not kept.users:
+                    kept.close()
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of all files of a folder; those that go meanwhile do not count."""
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat().st_size
+    return total

@@ -1,0 +1,235 @@
+"""What a safekeeper answers: the logs of many nodes, each behind the rules of ``acceptor``, in conversations.
+
+One conversation is what is said over one connection: it begins with a Greet, which names the node whose log it is
+about, or asks for Status and nothing else. Any number may be about one log at the same time: what was promised decides.
+Each message is answered under the lock of its log, which nobody holds while he waits for a peer; so a peer that died
+keeps nobody from anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from ledger.errors import InvalidInputError, WalError
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch
+from wal import lock as wal_lock
+from wal.replication import messages
+from wal.replication.acceptor import Acceptor
+from wal.replication.configuration import NO_MEMBERS
+from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, Tell
+from wal.replication.messages import (
+    EMPTY,
+    PROTOCOL_VERSION,
+    Append,
+    Frame,
+    Greet,
+    Greeting,
+    Message,
+    Promise,
+    Refusal,
+    Status,
+    StatusReport,
+    WalStatus,
+)
+
+TEND_INTERVAL_S = 5.0
+REPORT_WALS_MAX = 16
+"""Logs in one StatusReport: it has to fit into a frame with all their members."""
+
+
+class Safekeeper:
+    """Keeps the logs below ``folder``, which is made where it is missing, is locked, and MUST be closed again.
+
+    A thread of its own recovers them all, and tends them from then on.
+
+    Raises:
+        WalLockedError: another safekeeper is at work there.
+    """
+
+    def __init__(self, folder: Path, region: str, tell: Tell) -> None:
+        self.region = region
+        self.tell = tell
+        self._lock = wal_lock.acquire(folder)
+        self.logs = KeptLogs(folder, region, tell)
+        self._closing = threading.Event()
+        self._tending = threading.Thread(target=self._open_and_tend, name="upkeep", daemon=True)
+        self._tending.start()
+
+    def close(self) -> None:
+        """Sync and close all logs."""
+        self._closing.set()
+        self._tending.join()
+        self.logs.close()
+        self._lock.release()
+
+    def tend(self) -> None:
+        """``KeptLog.tend`` each log."""
+        for kept in self.logs.all():
+            with kept.lock:
+                try:
+                    kept.tend()
+                except Exception as error:
+                    # A fault of ours ends the use of this log, not the care for the others.
+                    kept.fail(error)
+
+    def _open_and_tend(self) -> None:
+        """Recover what is kept before somebody needs it, and tend it. What cannot be opened is told, and left."""
+        for kept in self.logs.all()[:LOGS_OPEN_MAX]:
+            with kept.lock, contextlib.suppress(OSError, WalError):
+                kept.open("")
+        while not self._closing.wait(TEND_INTERVAL_S):
+            self.tend()
+
+    def report(self, after_node_id: str) -> StatusReport:
+        """How the logs stand, of the nodes behind that one, as many as go into one report."""
+        behind = [kept for kept in self.logs.all() if kept.node_id > after_node_id and kept.folder.is_dir()]
+        shown = tuple(_statuses(behind[:REPORT_WALS_MAX]))
+        return StatusReport(self.region, shown, len(behind) > len(shown))
+
+
+class Conversation:
+    """What is said over one connection, which MUST be closed; belongs to one thread.
+
+    ``names`` are those that the peer has proved to have, one of which MUST be the node's; None where nobody proves
+    anything. Once ``is_over`` nothing more is to be answered.
+    """
+
+    def __init__(self, safekeeper: Safekeeper, names: Collection[str] | None) -> None:
+        self._safekeeper = safekeeper
+        self._names = names
+        self._kept: KeptLog | None = None
+        self._acceptor: Acceptor | None = None
+        """That of ``_kept`` when it was greeted; another one knows nothing of what was said."""
+        self._run = ""
+        self.is_over = False
+
+    @property
+    def node_id(self) -> str | None:
+        """Whose log it is about; None while that was not said."""
+        return None if self._kept is None else self._kept.node_id
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._safekeeper.logs.release(self._kept)
+            self._kept = None
+
+    def answer(self, frames: Sequence[Frame]) -> list[Frame]:
+        """The answers to messages that came together, in order; Appends that follow one another are synced together,
+        and have one answer. All that is said in them is durable."""
+        if self._kept is None:
+            begun = self._begin(frames[0])
+            if begun is not None:
+                return [begun, *(self.answer(frames[1:]) if frames[1:] and not self.is_over else ())]
+        kept, answers = self._kept_log, list[Frame]()
+        with kept.lock:
+            try:
+                for frame in frames:
+                    self._answer(frame, answers)
+                    if self.is_over:
+                        break
+                else:
+                    self._flush(answers)
+            except (OSError, WalError) as error:
+                kept.fail(error)
+                answers.append(self._end(messages.UNAVAILABLE, str(error)))
+            except BaseException as error:
+                kept.fail(error)
+                raise
+        return answers
+
+    # --- the first message ------------------------------------------------------------------------
+
+    def _begin(self, frame: Frame) -> Frame | None:
+        """Answer a message that is about no log; None for a Greet that is in order, and about ``_kept`` then."""
+        message = frame.message
+        if isinstance(message, Status):
+            return Frame(self._safekeeper.report(message.after_node_id))
+        if not isinstance(message, Greet):
+            return self._end(messages.UNREADABLE, f"a {type(message).__name__} before any Greet")
+        if self._names is not None and message.node_id not in self._names:
+            return self._end(messages.FORBIDDEN, f"the certificate names {sorted(self._names)}, not {message.node_id}")
+        try:
+            self._kept = self._safekeeper.logs.of_node(message.node_id)
+        except InvalidInputError as error:
+            return self._end(messages.UNREADABLE, str(error))
+        except WalError as error:
+            return self._end(messages.UNAVAILABLE, str(error))
+        return None
+
+    # --- about a log, under its lock --------------------------------------------------------------
+
+    def _answer(self, frame: Frame, answers: list[Frame]) -> None:
+        """Add the answer to one message, if it has one already, behind those to the messages before."""
+        message = frame.message
+        if not isinstance(message, Append):
+            self._flush(answers)
+        if isinstance(message, Greet):
+            answers.append(self._greet(message))
+        elif self._acceptor is None:
+            answers.append(self._end(messages.UNREADABLE, f"a {type(message).__name__} about a log that is not here"))
+        elif self._acceptor is not self._kept_log.acceptor:
+            answers.append(self._end(messages.UNAVAILABLE, "the log was opened anew: say again who you are"))
+        else:
+            promised_epoch = self._kept_log.log.control.promised_epoch
+            answer = self._acceptor.handle(self._run, frame)
+            if answer is not None:
+                self._flush(answers)
+                answers.append(answer)
+                self._tell(message, answer.message, promised_epoch)
+
+    def _flush(self, answers: list[Frame]) -> None:
+        """Acknowledge the Appends before."""
+        if self._acceptor is not None and self._acceptor is self._kept_log.acceptor:
+            acknowledged = self._acceptor.flush()
+            if acknowledged is not None:
+                answers.append(acknowledged)
+
+    def _greet(self, message: Greet) -> Frame:
+        if message.node_id != self.node_id or not message.run or message.version != PROTOCOL_VERSION:
+            return self._end(
+                messages.UNREADABLE,
+                f"this is about the log of node {self.node_id}, with a run, in version {PROTOCOL_VERSION}",
+            )
+        try:
+            self._acceptor = self._kept_log.open(message.wal_id)
+        except (OSError, WalError) as error:
+            return self._end(messages.UNAVAILABLE, str(error))
+        self._run = message.run
+        if self._acceptor is None:
+            return Frame(Greeting("", self._safekeeper.region, "", NO_EPOCH, EMPTY, BEFORE_FIRST, NO_MEMBERS))
+        answer = self._acceptor.handle(self._run, Frame(message))
+        assert answer is not None
+        return answer
+
+    @property
+    def _kept_log(self) -> KeptLog:
+        assert self._kept is not None
+        return self._kept
+
+    def _tell(self, message: Message, answer: Message, promised_epoch: Epoch) -> None:
+        """Tell of what somebody may want to look into."""
+        facts: dict[str, object] = {"node_id": self.node_id, "run": self._run}
+        if isinstance(answer, Refusal):
+            facts |= {"reason": answer.reason, "detail": answer.detail, "promised_epoch": answer.promised_epoch}
+            if answer.reason == messages.FENCED:
+                self._safekeeper.tell("wal_fencing_reject", facts)
+            elif isinstance(message, Append):
+                self._safekeeper.tell("wal_replication_append_reject", facts)
+        elif isinstance(answer, Promise) and answer.epoch > promised_epoch:
+            self._safekeeper.tell("wal_epoch_bump", facts | {"epoch": answer.epoch, "last_lsn": answer.tail.lsn})
+
+    def _end(self, reason: str, detail: str) -> Frame:
+        """The refusal with which the conversation is over."""
+        self.is_over = True
+        return Frame(Refusal(reason, detail, NO_EPOCH))
+
+
+def _statuses(kept: Sequence[KeptLog]) -> Iterator[WalStatus]:
+    for each in kept:
+        try:
+            yield each.status()
+        except OSError as error:
+            yield WalStatus(each.node_id, "failed", str(error))

@@ -1,0 +1,226 @@
+"""A safekeeper on a socket: one thread a connection, blocking where a thread may block.
+
+Always true::
+
+    connections <= CONNECTIONS_MAX, of one node <= CONNECTIONS_OF_NODE_MAX, which has not said whose <= NAMELESS_MAX
+    nobody waits for a peer without a deadline, and nobody who waits for one holds the lock of a log
+
+Of the last two the newest counts: where there would be one more, the oldest is closed. So whoever only connects, and
+the connections of a peer that died, keep nobody out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Collection
+from ipaddress import ip_address
+
+from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.positions import NO_EPOCH
+from wal.replication import messages
+from wal.replication.frames import Budget, ConnectionOverError, FrameSocket
+from wal.replication.messages import Frame, Refusal
+from wal.replication.safekeeper import Conversation, Safekeeper
+from wal.replication.tls import PeerTls, names_of
+
+CONNECTIONS_MAX = 256
+CONNECTIONS_OF_NODE_MAX = 16
+NAMELESS_MAX = 32
+GREETING_TIMEOUT_S = 10.0
+"""TLS and the first message are done within this, each."""
+FIRST_FRAME_BYTES_MAX = 4096
+IDLE_TIMEOUT_S = 120.0
+"""Longer than this nobody is silent who writes a log: he tells now and then what is committed."""
+LARGE_FRAMES_BYTES_MAX = 256 << 20
+"""What frames beyond the usual hold together, of all connections."""
+STOP_TIMEOUT_S = 10.0
+_NO_DESCRIPTORS_PAUSE_S = 0.1
+
+
+class _Connection:
+    """One connection, to be seen from other threads."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self._handle = accepted.dup()
+        """Another descriptor of the same connection: whoever closes it need not know what its thread does with its."""
+        self.node_id: str | None = None
+        self.thread: threading.Thread | None = None
+
+    def end(self) -> None:
+        """Let nothing more come or go; its thread notices."""
+        with contextlib.suppress(OSError):
+            self._handle.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+class Server:
+    """Serves ``safekeeper`` on ``listener``, which it takes over. Without ``tls`` whoever connects is believed."""
+
+    def __init__(self, safekeeper: Safekeeper, listener: socket.socket, tls: PeerTls | None) -> None:
+        self._safekeeper = safekeeper
+        self._listener = listener
+        self._tls = tls
+        self._budget = Budget(LARGE_FRAMES_BYTES_MAX)
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._is_stopping = False
+        self._lock = threading.Lock()
+        self._connections: list[_Connection] = []
+        """The oldest first."""
+
+    def stop(self) -> None:
+        """Let ``run`` return. Any thread may ask, and a handler of signals."""
+        self._is_stopping = True
+        os.write(self._stop_write, b"\0")
+
+    def run(self) -> None:
+        """Serve until ``stop``. Then nothing more is taken, what was taken is answered, and all connections are closed;
+        one whose peer does not take its answer is left to itself after a while."""
+        self._listener.setblocking(False)
+        waiting = select.poll()
+        waiting.register(self._listener, select.POLLIN)
+        waiting.register(self._stop_read, select.POLLIN)
+        while not any(descriptor == self._stop_read for descriptor, _ in waiting.poll()):
+            self._accept()
+        self._listener.close()
+        with self._lock:
+            threads = [each.thread for each in self._connections if each.thread is not None]
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    # --- who is connected -------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            self._safekeeper.tell("safekeeper_connection_refused", {"error": str(error)})
+            select.select([self._stop_read], [], [], _NO_DESCRIPTORS_PAUSE_S)
+            return
+        connection = self._admit(accepted)
+        if connection is None:
+            accepted.close()
+            return
+        connection.thread = threading.Thread(target=self._serve, args=(connection, accepted), daemon=True)
+        connection.thread.start()
+
+    def _admit(self, accepted: socket.socket) -> _Connection | None:
+        """One more connection; None where there are too many."""
+        with self._lock:
+            if len(self._connections) >= CONNECTIONS_MAX:
+                self._safekeeper.tell("safekeeper_connection_refused", {"error": f"{CONNECTIONS_MAX} are open"})
+                return None
+            nameless = [each for each in self._connections if each.node_id is None]
+            if len(nameless) >= NAMELESS_MAX:
+                nameless[0].end()
+            connection = _Connection(accepted)
+            self._connections.append(connection)
+            return connection
+
+    def _named(self, connection: _Connection, node_id: str) -> None:
+        """The connection is about the log of this node."""
+        with self._lock:
+            connection.node_id = node_id
+            of_node = [each for each in self._connections if each.node_id == node_id]
+            if len(of_node) > CONNECTIONS_OF_NODE_MAX:
+                of_node[0].end()
+
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.remove(connection)
+            connection.close()
+
+    # --- one connection, in its thread ------------------------------------------------------------
+
+    def _serve(self, connection: _Connection, accepted: socket.socket) -> None:
+        facts: dict[str, object] = {"peer": _address_of(accepted)}
+        try:
+            spoken, names = self._secured(accepted)
+            try:
+                self._converse(connection, spoken, Conversation(self._safekeeper, names))
+            finally:
+                spoken.close()
+        except (ConnectionOverError, InvalidInputError, OSError) as error:
+            self._safekeeper.tell("safekeeper_connection_ended", {**facts, "error": str(error)})
+        except Exception as error:
+            # A fault of ours: this connection ends with it, and no other.
+            self._safekeeper.tell("safekeeper_connection_failed", {**facts, "error": repr(error)})
+        finally:
+            accepted.close()
+            self._forget(connection)
+
+    def _secured(self, accepted: socket.socket) -> tuple[FrameSocket, Collection[str] | None]:
+        """The connection once TLS is made where it must be, and the names that the peer has proved."""
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        accepted.setblocking(False)
+        if self._tls is None:
+            return FrameSocket(accepted, self._budget, self._stop_read), None
+        secured = self._tls.context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        spoken = FrameSocket(secured, self._budget, self._stop_read)
+        try:
+            spoken.handshake(GREETING_TIMEOUT_S)
+        except BaseException:
+            spoken.close()
+            raise
+        return spoken, names_of(secured)
+
+    def _converse(self, connection: _Connection, spoken: FrameSocket, conversation: Conversation) -> None:
+        idle_s, frame_bytes_max = GREETING_TIMEOUT_S, FIRST_FRAME_BYTES_MAX
+        try:
+            while not (conversation.is_over or self._is_stopping):
+                frame = spoken.next(idle_s, frame_bytes_max)
+                frames = [frame, *(spoken.more() if connection.node_id is not None else ())]
+                answers = conversation.answer(frames)
+                del frame, frames
+                if answers:
+                    spoken.send(*answers)
+                if connection.node_id is None and conversation.node_id is not None:
+                    self._named(connection, conversation.node_id)
+                    idle_s, frame_bytes_max = IDLE_TIMEOUT_S, messages.FRAME_BYTES_MAX
+        except InvalidInputError as error:
+            spoken.send(Frame(Refusal(messages.DAMAGED, str(error), NO_EPOCH)))
+            raise
+        finally:
+            conversation.close()
+
+
+def listen(host: str, port: int, *, is_secured: bool) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigurationError: it could be reached from other machines, and nobody would have to prove who he is.
+        OSError: the address cannot be had.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    if not is_secured and not ip_address(address[0]).is_loopback:
+        raise ConfigurationError(
+            f"{host} is not loopback: without certificates anybody could write the logs of all nodes. "
+            "Give --tls-cert, --tls-key and --tls-ca, or listen on 127.0.0.1"
+        )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(CONNECTIONS_MAX)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _address_of(connected: socket.socket) -> str:
+    try:
+        host, port, *_ = connected.getpeername()
+    except OSError:
+        return "gone"
+    return f"{host}:{port}"

@@ -1,0 +1,82 @@
+"""TLS 1.3 between nodes and safekeepers, each of whom shows a certificate of one authority.
+
+The certificate of a node names it: its common name, or a DNS name among its alternative ones, is its node id. That of a
+safekeeper names the host under which nodes know it. Files that change are taken for the connections that come then.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from ledger.errors import ConfigurationError
+
+
+class TlsFiles(NamedTuple):
+    """Files in PEM: the own certificate, its key, which has no passphrase, and the authority that vouches for peers."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+
+class PeerTls:
+    """What connections are made with; any thread may ask.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is not what it should be.
+    """
+
+    def __init__(self, files: TlsFiles, *, server_side: bool) -> None:
+        self._files = files
+        self._server_side = server_side
+        self._lock = threading.Lock()
+        self._stamp = self._stamp_now()
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """Of the files as they are now. Where they cannot be used now, as when one of them has been replaced and the
+        other not yet, of what they were."""
+        with self._lock:
+            stamp = self._stamp_now()
+            if stamp != self._stamp:
+                try:
+                    self._context, self._stamp = self._load(), stamp
+                except ConfigurationError:
+                    return self._context
+            return self._context
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server_side else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(self._files.cert, self._files.key, password=lambda: "")
+            context.load_verify_locations(self._files.ca)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"{self._files.cert}, {self._files.key} and {self._files.ca} are no certificate, its unencrypted key "
+                f"and the certificate of an authority, in PEM: {error}"
+            ) from None
+        return context
+
+    def _stamp_now(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(map(_stamp, self._files))
+
+
+def names_of(connected: ssl.SSLSocket) -> frozenset[str]:
+    """The names in the peer's certificate, once the handshake is done."""
+    shown = cast(dict[str, Any], connected.getpeercert() or {})
+    subject = [value for part in shown.get("subject", ()) for name, value in part if name == "commonName"]
+    return frozenset([*subject, *(value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS")])
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What differs once a file has changed."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
