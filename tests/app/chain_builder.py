@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, SNAPSHOT_COLUMNS
@@ -12,12 +14,34 @@ if TYPE_CHECKING:
     from tests.ledger.ledger_in_memory import Ledger
 
 
-async def replace(superuser: asyncpg.Connection, ledger: Ledger) -> None:
-    """Put ``ledger`` in the place of its tenant's entries, head and tree, past every trigger."""
+CHAIN = ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile")
+"""Tables with entries, head and tree of each tenant."""
+
+
+@asynccontextmanager
+async def unguarded(superuser: asyncpg.Connection) -> AsyncIterator[None]:
+    """A transaction in which no trigger refuses anything."""
     async with superuser.transaction():
         await superuser.execute("SET LOCAL session_replication_role = replica")
-        for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile"):
-            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = $1", ledger.tenant_id)
+        yield
+
+
+async def edit(superuser: asyncpg.Connection, statement: str, *values: object) -> None:
+    """Execute a statement past every trigger; several, where there are no values."""
+    async with unguarded(superuser):
+        await superuser.execute(statement, *values)
+
+
+async def remove(connection: asyncpg.Connection, tenant_id: str, *more: str) -> None:
+    """Remove the tenant's rows from these tables and ``more``."""
+    for table in (*CHAIN, *more):
+        await connection.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = $1", tenant_id)
+
+
+async def replace(superuser: asyncpg.Connection, ledger: Ledger, *more: str) -> None:
+    """Put ``ledger`` in the place of its tenant's rows in these tables and ``more``, past every trigger."""
+    async with unguarded(superuser):
+        await remove(superuser, ledger.tenant_id, *more)
         await insert(superuser, ledger)
 
 

@@ -16,6 +16,7 @@ from app.chain.checkpoints import CheckpointJournal
 from app.main import running
 from app.service import Service
 from ledger.errors import StartRefusedError
+from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
@@ -49,9 +50,7 @@ class Ledger:
         )
         for (guard,) in guards:
             await self.superuser.execute(f"ALTER TABLE scheduler.{table} {guard}")
-        async with self.superuser.transaction():
-            await self.superuser.execute("SET LOCAL session_replication_role = replica")
-            await self.superuser.execute(f"UPDATE scheduler.{table} SET {change} WHERE tenant_id = 'acme'")
+        await edit(self.superuser, f"UPDATE scheduler.{table} SET {change} WHERE tenant_id = 'acme'")
 
     async def sign(self) -> int:
         """Sign all of the tenant; the id of its newest snapshot."""
@@ -387,9 +386,7 @@ async def test_a_forged_row_of_this_node_from_far_ahead_does_not_move_its_clock(
     with pytest.raises(StartRefusedError, match="the entry is forged, or this machine's clock is wrong"):
         async with run_node(settings):
             pass
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        await superuser.execute("DELETE FROM scheduler.scheduler_log WHERE job_id = 'forged'")
+    await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE job_id = 'forged'")
     async with run_node(settings) as service:
         await chained(service, 2)
         assert service.node.clock.last.physical_ms < ahead_ms

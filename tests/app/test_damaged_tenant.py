@@ -24,6 +24,7 @@ from app.service import Service
 from app.start.procedure import start_node
 from ledger.errors import ChainDamagedError, HeldBackError, StartRefusedError
 from ledger.hlc import Hlc
+from tests.app.chain_builder import edit
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key
@@ -100,13 +101,6 @@ CASES = [
 ]
 
 
-async def as_forger(superuser: Connection, statements: str) -> None:
-    """Execute ``statements`` past the triggers."""
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        await superuser.execute(statements)
-
-
 async def local(service: Service, tenant_id: str, n: int) -> Receipt:
     """An event acknowledged once it is durable here."""
     return await service.submitter.submit(created(tenant_id, n, durability=LOCAL), key=None)
@@ -148,7 +142,7 @@ async def test_the_tenant_is_quarantined_and_what_was_acknowledged_is_chained_on
         await chained(service, "acme", 1)
         await chained(service, "acme", 2)
         await until(chains.key_recorded, "the node has recorded its key")
-        await as_forger(superuser, case.damage)
+        await edit(superuser, case.damage)
         # 1. Acknowledged before the node can know, in one batch with another tenant.
         drafts = [created("acme", 3, durability=LOCAL), created("beta", 4, durability=LOCAL)]
         await service.submitter.submit_lines(EventLines.of(drafts), durability=LOCAL, key=None)
@@ -162,7 +156,7 @@ async def test_the_tenant_is_quarantined_and_what_was_acknowledged_is_chained_on
         assert service.node.failure is None
     assert set(quarantine.load(service._started.folder)) == {"acme"}
     # 3. Mended and started again.
-    await as_forger(superuser, case.mend)
+    await edit(superuser, case.mend)
     async with run_node(settings) as service:
         await until(lambda: not quarantine.load(service._started.folder), "what was held back is chained")
         await chained(service, "acme", 8)
@@ -195,7 +189,7 @@ async def test_a_chain_that_is_not_mended_stays_quarantined_and_nothing_is_lost(
         await until(lambda: "acme" in again.node.damaged, "the damage is met again")
         await chained(again, "beta", 1)
         assert quarantine.load(again._started.folder)["acme"].lsns == {error.lsn}
-    await as_forger(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
+    await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
     # A start that dies between chaining what was held and saying so finds it in the chain.
     listed = quarantine.load(service._started.folder)
     async with run_node(make_settings()) as mended:
@@ -215,7 +209,7 @@ async def test_a_head_cut_below_what_the_node_saw_is_not_extended_by_the_next_st
         await chained(service, "acme", 1)
         await chained(service, "acme", 2)
         await superuser.execute(KEEP_HEAD)
-        await as_forger(
+        await edit(
             superuser,
             "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 2;"
             "UPDATE scheduler.chain_heads h SET head_seq = 1, head_chain_link = l.chain_link, head_hlc = l.t_hlc"
@@ -268,7 +262,7 @@ async def test_a_damaged_system_chain_keeps_new_tenants_out_and_no_other(
         with pytest.raises(ChainDamagedError, match="tenant _system is damaged"):
             await chained(service, "gamma", 5)
         assert service.node.failure is None
-    await as_forger(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
+    await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
     async with run_node(settings) as service:
         await chained(service, "gamma", 5)
     begun = [entry["job_id"] for entry in await chains.sound("_system") if entry["action"] == "TENANT_CREATED"]
@@ -309,7 +303,7 @@ async def test_a_wal_without_what_is_held_back_is_refused_until_the_loss_is_acce
     list_segments(folder)[0].path.unlink()
     with pytest.raises(StartRefusedError, match=f"lists LSN {error.lsn}, which is not chained yet"):
         await start_node(settings, database.service_url, accept_lost_wal=False)
-    await as_forger(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
+    await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
     async with run_node(settings, accept_lost_wal=True) as again:
         assert (error.lsn, error.lsn) in again._started.lost
         await chained(again, "acme", 3)

@@ -21,6 +21,7 @@ from app.read import full_walk
 from app.read.found_breaks import FoundBreaks
 from app.read.verified_positions import Position, VerifiedPositions
 from ledger.verification.verdict import Break
+from tests.app.chain_builder import edit
 from tests.app.chains import Chains, followed, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import wal_folder, write
@@ -38,9 +39,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 async def damage(superuser: asyncpg.Connection, seq: int, payload: str = '{"forged":true}') -> None:
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        await superuser.execute(DAMAGE, seq, payload)
+    await edit(superuser, DAMAGE, seq, payload)
 
 
 async def signed_to(superuser: asyncpg.Connection, seq: int) -> None:
@@ -103,9 +102,7 @@ async def test_a_snapshot_that_is_taken_away_where_a_range_begins_is_missed_by_t
         assert snapshots[-1][0] > begin
         await walked(parts)
         assert not parts.breaks.open()
-        async with superuser.transaction():
-            await superuser.execute("SET LOCAL session_replication_role = replica")
-            await superuser.execute("DELETE FROM scheduler.batch_snapshot WHERE from_seq = $1", begin)
+        await edit(superuser, "DELETE FROM scheduler.batch_snapshot WHERE from_seq = $1", begin)
         (found,) = await until(parts.breaks.open, "the walk finds it")
     assert (found.tenant_id, found.kind, found.seq) == ("acme", "snapshot-chain", begin)
     assert "job_states_not_compared" in capsys.readouterr().out

@@ -138,11 +138,7 @@ async def rewrite(superuser: asyncpg.Connection, signer: FileSigner) -> None:
     ledger.store_head()
     ledger.store_tree()
     ledger.store_jobs()
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        for table in ("scheduler_log", "batch_snapshot", "chain_heads", "merkle_head", "merkle_tile", "jobs"):
-            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
-        await chain_builder.insert(superuser, ledger)
+    await chain_builder.replace(superuser, ledger, "batch_snapshot", "jobs")
 
 
 async def test_a_node_that_the_administrator_starts_gains_nothing_that_verifies(

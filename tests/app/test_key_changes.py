@@ -27,6 +27,7 @@ from signing.checkpoint import open_checkpoint
 from signing.keys import ECDSA_P256, Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
 from tests.app.admitting import admit_node
+from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
@@ -147,11 +148,8 @@ async def forge(superuser: asyncpg.Connection, client: Client, thief: key_file.F
     ring = Keyring.from_json((await client.get("/v1/keys")).json())
     claim = open_snapshot(json.dumps(real["dsse_envelope"]), ring).claim
     envelope, _ = sign_snapshot(claim._replace(key_id=thief.key_id), thief)
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        await superuser.execute(
-            "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE id = $1", real["id"], json.dumps(envelope)
-        )
+    change = "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE id = $1"
+    await edit(superuser, change, real["id"], json.dumps(envelope))
     return claim.to_seq
 
 

@@ -18,7 +18,7 @@ from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_history import added_facts
 from tests.app.admitting import admit_node, waiting_keys
-from tests.app.chain_builder import insert
+from tests.app.chain_builder import edit, insert, unguarded
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.test_key_changes import Client, add_jobs, forge, keys_of, problem, rotate, sign, signer_of, verdict_of
@@ -39,8 +39,7 @@ async def invent(superuser: asyncpg.Connection, key: key_file.FileSigner, seq: i
         payload_digest=bytes.fromhex(digest),
         origin=b"",
     ).hex()
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
+    async with unguarded(superuser):
         await superuser.execute("DELETE FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = $1", seq)
         await superuser.execute(
             "INSERT INTO scheduler.scheduler_log (tenant_id, seq, t_hlc, hlc_physical, hlc_logical, hlc_node, job_id,"
@@ -54,14 +53,6 @@ async def invent(superuser: asyncpg.Connection, key: key_file.FileSigner, seq: i
             payload.decode(),
         )
     return link
-
-
-async def edit(superuser: asyncpg.Connection, *statements: str) -> None:
-    """Change rows that are guarded against that."""
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        for statement in statements:
-            await superuser.execute(statement)
 
 
 def node_folder(client_settings: MakeSettings) -> Path:
@@ -140,7 +131,7 @@ async def test_a_revocation_that_is_taken_out_of_chain_and_table_holds(
         await edit(
             superuser,
             "UPDATE scheduler.scheduler_log SET job_id = 'x' || job_id"
-            " WHERE tenant_id = '_system' AND action = 'KEY_REVOKED'",
+            " WHERE tenant_id = '_system' AND action = 'KEY_REVOKED';"
             "UPDATE scheduler.signing_keys SET revoked_from_hlc = NULL, not_after = NULL",
         )
         assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
@@ -208,7 +199,7 @@ async def test_an_entry_that_follows_the_checkpoint_introduces_a_key_and_does_no
         assert (verdict["verdicts"]["signatures"], verdict["first_break"]["actual"]) == ("unknown_key", added.key_id)
         await edit(
             superuser,
-            f"DELETE FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = {seq + 1}",
+            f"DELETE FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = {seq + 1};"
             f"UPDATE scheduler.chain_heads SET head_seq = {seq}, head_chain_link = '{link}',"
             f" head_hlc = (SELECT t_hlc FROM scheduler.scheduler_log WHERE tenant_id = '_system' AND seq = {seq})"
             " WHERE tenant_id = '_system'",

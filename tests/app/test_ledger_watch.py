@@ -44,10 +44,8 @@ async def followed(other: Settings, size: int = ENTRIES) -> None:
 
 async def remove_acme(superuser: asyncpg.Connection) -> None:
     """Remove every row of the tenant, as if it had never been."""
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        for table in ("scheduler_log", "chain_heads", "merkle_head", "merkle_tile", "batch_snapshot", "jobs"):
-            await superuser.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = 'acme'")
+    async with chain_builder.unguarded(superuser):
+        await chain_builder.remove(superuser, "acme", "batch_snapshot", "jobs")
 
 
 async def assert_stopped(*services: Service, match: str) -> None:

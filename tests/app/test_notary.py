@@ -26,6 +26,7 @@ from signing.keys import Keyring, PublicKey
 from signing.note import VerifierKey
 from signing.note import parse as parse_note
 from signing.snapshot import open_snapshot
+from tests.app import chain_builder
 from tests.app.admitting import admit_service
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
@@ -109,11 +110,8 @@ def assert_snapshots_cover(snapshots: list[Snapshot], links: list[bytes]) -> Non
 
 async def edit(superuser: asyncpg.Connection, assignment: str, seq: int) -> None:
     """Change one row of tenant acme behind the triggers."""
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
-        await superuser.execute(
-            f"UPDATE scheduler.scheduler_log SET {assignment} WHERE tenant_id = 'acme' AND seq = $1", seq
-        )
+    change = f"UPDATE scheduler.scheduler_log SET {assignment} WHERE tenant_id = 'acme' AND seq = $1"
+    await chain_builder.edit(superuser, change, seq)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from app.node.unrecorded import LOST
 from app.start.procedure import start_node
 from ledger.errors import LedgerError, StartRefusedError, WalCorruptError
 from signing import key_file
+from tests.app.chain_builder import unguarded
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import LOCAL, created
@@ -258,8 +259,7 @@ async def test_a_chain_that_is_not_the_one_this_node_signed_is_not_extended(
     async with run_node() as service:
         await write(service, *range(9))
         await until(lambda: kept_size(make_settings()) == 9, "the checkpoint is kept")
-    async with superuser.transaction():
-        await superuser.execute("SET LOCAL session_replication_role = replica")
+    async with unguarded(superuser):
         await superuser.execute(change + " tenant_id = 'acme'")
         await superuser.execute(
             "UPDATE scheduler.chain_heads SET (head_seq, head_chain_link, head_hlc) ="

@@ -23,7 +23,7 @@ from ledger.verification import (
     Verdict,
     verify,
 )
-from tests.app.chain_builder import insert
+from tests.app.chain_builder import insert, remove
 from tests.ledger.ledger_in_memory import OPEN, STRANGER, Ledger, build, link_of, payload_digest
 
 LEDGER = build(60, snapshots_to=(20, 40))
@@ -70,16 +70,7 @@ def replace_with(ledger: Ledger) -> Edit:
     """Put ``ledger`` in place of the tenant's."""
 
     async def edit(connection: Connection) -> None:
-        for table in (
-            "scheduler_log",
-            "batch_snapshot",
-            "chain_heads",
-            "merkle_head",
-            "merkle_tile",
-            "jobs",
-            "follower_positions",
-        ):
-            await connection.execute(delete(table, "true"))
+        await remove(connection, "acme", "batch_snapshot", "jobs", "follower_positions")
         await insert(connection, ledger)
 
     return edit

@@ -16,8 +16,8 @@ from pipeline.archiving.run import Archived, FileAll, Run
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_file import FileSigner
 from signing.keys import Keyring
-from tests.app.chain_builder import insert
-from tests.conftest import Database
+from tests.app.chain_builder import insert, remove
+from tests.conftest import Database, execute
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, link_of
 
 LOG_ORIGIN = "log.example"
@@ -78,8 +78,7 @@ async def store(database: Database, *ledgers: Ledger) -> None:
             "INSERT INTO scheduler.ledger_identity VALUES (true, $1) ON CONFLICT DO NOTHING", LOG_ORIGIN
         )
         for ledger in ledgers:
-            for table in ("scheduler_log", "batch_snapshot", "chain_heads", "merkle_head", "merkle_tile"):
-                await connection.execute(f"DELETE FROM scheduler.{table} WHERE tenant_id = $1", ledger.tenant_id)
+            await remove(connection, ledger.tenant_id, "batch_snapshot")
             await insert(connection, ledger)
             await connection.execute(
                 "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = $2",
@@ -92,12 +91,7 @@ async def store(database: Database, *ledgers: Ledger) -> None:
 
 async def query(database: Database, statement: str) -> None:
     """Run a statement as somebody who can turn off every guard."""
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
-        await connection.execute("SET session_replication_role = replica")
-        await connection.execute(statement)
-    finally:
-        await connection.close()
+    await execute(database.superuser_url, f"SET session_replication_role = replica; {statement}")
 
 
 def file_here(dsn: str, url: str) -> FileAll:

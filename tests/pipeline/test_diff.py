@@ -32,6 +32,7 @@ from tests.app.chains import until
 from tests.app.importing import fresh, import_all, states
 from tests.app.service_thread import serving
 from tests.app.test_bundle_merge import forked
+from tests.conftest import execute
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build, signer_of
 from tests.pipeline.archived_ledgers import file_here
 from tests.pipeline.conftest import RunCommand
@@ -67,14 +68,8 @@ def stored(postgres: EmbeddedPostgres, *ledgers: Ledger) -> Iterator[tuple[str, 
                 )
             await connection.close()
 
-        async def run(statement: str) -> None:
-            connection = await asyncpg.connect(superuser)
-            await connection.execute("SET session_replication_role = replica")
-            await connection.execute(statement)
-            await connection.close()
-
         asyncio.run(fill())
-        yield url, lambda statement: asyncio.run(run(statement))
+        yield url, lambda each: asyncio.run(execute(superuser, f"SET session_replication_role = replica; {each}"))
 
 
 def compared(spark: SparkSession, a: str | Path, b: str | Path, **more: Any) -> Diff:
