@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -136,11 +136,8 @@ def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
 @pytest.fixture
 async def superuser(database: Database) -> AsyncIterator[asyncpg.Connection]:
     """A superuser's connection to ``database``."""
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
+    async with connected_to(database.superuser_url) as connection:
         yield connection
-    finally:
-        await connection.close()
 
 
 @pytest.fixture
@@ -186,13 +183,20 @@ def administer(postgres: EmbeddedPostgres, statement: str) -> None:
     runner.run(connection.execute(statement))
 
 
-async def execute(url: str, statement: str) -> None:
-    """Run a statement on a connection of its own."""
+@asynccontextmanager
+async def connected_to(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of its own."""
     connection = await asyncpg.connect(url)
     try:
-        await connection.execute(statement)
+        yield connection
     finally:
         await connection.close()
+
+
+async def execute(url: str, statement: str) -> None:
+    """Run a statement on a connection of its own."""
+    async with connected_to(url) as connection:
+        await connection.execute(statement)
 
 
 @pytest.fixture(scope="session")

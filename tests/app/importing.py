@@ -22,7 +22,7 @@ from ledger.hlc import Clock
 from ledger.machines import jobs
 from ledger.verification import ENTRY_COLUMNS
 from tests.app.chains import Chains
-from tests.conftest import fresh_database
+from tests.conftest import connected_to, fresh_database
 from tests.ledger.job_facts import fact_of, merge
 from tests.ledger.ledger_in_memory import Ledger
 
@@ -73,11 +73,8 @@ def fresh(postgres: EmbeddedPostgres) -> Iterator[tuple[str, Callable[[str], lis
     with fresh_database(postgres) as database:
 
         async def sound(tenant: str) -> list[Any]:
-            connection = await asyncpg.connect(database.superuser_url)
-            try:
+            async with connected_to(database.superuser_url) as connection:
                 return await Chains(connection).sound(tenant)
-            finally:
-                await connection.close()
 
         yield database.service_url, lambda tenant: asyncio.run(sound(tenant))
 

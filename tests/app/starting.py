@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from app.chain import checkpoints
@@ -16,7 +15,6 @@ from app.main import Service
 from ledger.errors import LedgerError
 from tests.app.conftest import RunNode
 from tests.app.drafts import created
-from tests.conftest import Database
 from wal import control as wal_control
 
 
@@ -79,13 +77,3 @@ async def assert_refused(
         async with run_node(settings, url=url, accept_lost_wal=accept_lost_wal):
             pass
     assert {path: path.read_bytes() for path in sorted(wal_folder(settings).glob("*.wal"))} == before
-
-
-@asynccontextmanager
-async def superuser_of(database: Database) -> AsyncIterator[asyncpg.Connection]:
-    """A superuser's connection, for as long as the context is open."""
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
-        yield connection
-    finally:
-        await connection.close()

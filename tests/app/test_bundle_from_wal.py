@@ -7,7 +7,6 @@ import json
 from hashlib import sha256
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
 
@@ -23,6 +22,7 @@ from signing.key_file import FileSigner, generate, load
 from signing.keys import Keyring
 from tests.app.bundles import exit_code
 from tests.app.service_thread import serving
+from tests.conftest import connected_to
 from tests.ledger.ledger_in_memory import SIGNER
 from wal import control as wal_control
 from wal.control import Control
@@ -139,12 +139,9 @@ def test_a_node_that_lost_its_database_hands_over_what_it_acknowledged(
     maintenance_url = postgres.superuser_url("postgres")
 
     async def lock_out() -> None:
-        connection = await asyncpg.connect(maintenance_url)
-        try:
+        async with connected_to(maintenance_url) as connection:
             await connection.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS false")
             await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
-        finally:
-            await connection.close()
 
     with serving(postgres, tmp_path / "data", name, shutdown_grace="1s") as url:
         asyncio.run(lock_out())

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 
@@ -27,6 +26,7 @@ from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, rows_of, statement_of, store
 from tests.app.chains import Chains, followed, until
 from tests.app.service_thread import serving
+from tests.conftest import connected_to
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.tally import run_tally
 
@@ -98,13 +98,10 @@ def everything(postgres: EmbeddedPostgres, database: str = DATABASE) -> dict[str
     """Rows of every table."""
 
     async def count() -> dict[str, int]:
-        connection = await asyncpg.connect(postgres.superuser_url(database))
-        try:
+        async with connected_to(postgres.superuser_url(database)) as connection:
             rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'scheduler'")
             names: list[str] = sorted(row["tablename"] for row in rows)
             return {name: await connection.fetchval(f"SELECT count(*) FROM scheduler.{name}") for name in names}
-        finally:
-            await connection.close()
 
     return asyncio.run(count())
 
@@ -119,8 +116,7 @@ def settled(client: httpx.Client, postgres: EmbeddedPostgres) -> dict[str, int]:
     """``everything``, once the service has recorded its start and followed and signed all that it chained."""
 
     async def settle() -> None:
-        connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
-        try:
+        async with connected_to(postgres.superuser_url(DATABASE)) as connection:
             chains = Chains(connection)
             await until(chains.key_recorded, "the start is recorded")
             for tenant in await chains.tenants():
@@ -135,8 +131,6 @@ def settled(client: httpx.Client, postgres: EmbeddedPostgres) -> dict[str, int]:
 
             await until(is_followed, "every tree has followed its chain")
             await until(lambda: followed(connection), "the job table has")
-        finally:
-            await connection.close()
 
     asyncio.run(settle())
     return everything(postgres)

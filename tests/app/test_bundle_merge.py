@@ -21,7 +21,7 @@ from tests.app.bundles import bundle_of, store
 from tests.app.chains import until
 from tests.app.importing import fresh, import_all, import_files, importer_on, in_memory, links, signed, staged, states
 from tests.app.service_thread import serving
-from tests.conftest import Database, fresh_database
+from tests.conftest import Database, connected_to, fresh_database
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 
 
@@ -290,11 +290,8 @@ def test_a_chain_of_version_1_with_two_events_of_one_hlc_is_refused_whole(
 
 
 async def _rows(url: str) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(url)
-    try:
+    async with connected_to(url) as connection:
         return await connection.fetch("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = 'acme' ORDER BY seq")
-    finally:
-        await connection.close()
 
 
 def test_entries_from_the_future_wait_until_time_has_caught_up(

@@ -29,6 +29,7 @@ from app.dev.cluster import find_data
 from app.store import tampering
 from console.outcome import CommandExit
 from tests.app.chains import until
+from tests.conftest import connected_to
 from tests.processes import runs
 from tests.tally import COLD, run_tally
 
@@ -382,11 +383,8 @@ def test_a_checkpoint_of_another_tenant_is_no_comparison(service: Service, tmp_p
 
 def test_the_url_of_the_database_is_that_of_a_superuser(service: Service) -> None:
     async def is_superuser(url: str) -> bool:
-        connection = await asyncpg.connect(url)
-        try:
+        async with connected_to(url) as connection:
             return bool(await connection.fetchval("SELECT current_setting('is_superuser') = 'on'"))
-        finally:
-            await connection.close()
 
     assert asyncio.run(is_superuser(service.tally("db-url").stdout.strip()))
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import asyncpg
 import httpx
 
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.chains import until
 from tests.app.service_thread import serving
+from tests.conftest import connected_to
 
 NAME = "database_away"
 
 
 async def _admit(superuser_url: str, admitted: bool) -> None:
-    connection = await asyncpg.connect(superuser_url)
-    try:
+    async with connected_to(superuser_url) as connection:
         await connection.execute(f"ALTER DATABASE {NAME} WITH ALLOW_CONNECTIONS {admitted}")
         if not admitted:
             await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", NAME)
-    finally:
-        await connection.close()
 
 
 def test_reads_and_readiness_tell_that_the_database_is_away(postgres: EmbeddedPostgres, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from app.dev import account as embedded_account
 from app.dev.cluster import find_data, read_credentials
 from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import StartRefusedError
+from tests.conftest import connected_to
 from tests.processes import runs
 
 AS_ROOT = os.geteuid() == 0
@@ -163,11 +164,8 @@ def bind_when_free(port: int) -> socket.socket:
 
 
 async def ask(url: str, question: str) -> object:
-    connection = await asyncpg.connect(url)
-    try:
+    async with connected_to(url) as connection:
         return await connection.fetchval(question)
-    finally:
-        await connection.close()
 
 
 async def test_it_runs_with_fsync_on_loopback_alone_and_wants_a_password(server: EmbeddedPostgres) -> None:

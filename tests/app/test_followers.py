@@ -25,7 +25,7 @@ from tests.app.chains import Chains, followed, numbers, places, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, accepted, completed, created, progressed
 from tests.app.test_rows_counted import MENDED, dropping
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 
 HALT = "LOCK TABLE scheduler.follower_positions IN EXCLUSIVE MODE"
 """No follower moves while this is held; readers do not notice."""
@@ -35,13 +35,9 @@ CREATION = {"tenant_id": "acme", "job_id": "job-1", "spec": {"n": 1}, "durabilit
 @asynccontextmanager
 async def halted(database: Database, how: str = HALT) -> AsyncIterator[None]:
     """Another session keeps the followers where they are."""
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
-        async with connection.transaction():
-            await connection.execute(how)
-            yield
-    finally:
-        await connection.close()
+    async with connected_to(database.superuser_url) as connection, connection.transaction():
+        await connection.execute(how)
+        yield
 
 
 async def table(superuser: asyncpg.Connection) -> list[tuple[object, ...]]:

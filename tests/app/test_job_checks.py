@@ -28,7 +28,7 @@ from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, completed, created, key
 from tests.app.hurry import hurried
 from tests.app.postgres_proxy import PostgresProxy
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 from tests.turns import counted_turns
 
 JOB = "brought-by-the-caller"
@@ -222,12 +222,9 @@ async def test_no_more_than_two_lookups_are_under_way(database: Database, superu
 @pytest.mark.parametrize("query", [job_table._JOBS, job_table._MENTIONED], ids=["parts", "mentioned"])
 async def test_a_ledger_that_was_never_analyzed_finds_jobs_by_their_index(database: Database, query: str) -> None:
     parameters = ", ".join(["NULL"] * (1 + query.count("$3::text[]") + 1))
-    connection = await asyncpg.connect(database.service_url)
-    try:
+    async with connected_to(database.service_url) as connection:
         await connection.execute("SET plan_cache_mode = force_generic_plan")
         await connection.execute(f"PREPARE asked AS {query}")
         plan = [row[0] for row in await connection.fetch(f"EXPLAIN EXECUTE asked({parameters})")]
-    finally:
-        await connection.close()
     assert sum("Index Cond" in line and "job_id = " in line for line in plan) >= 8, plan
     assert not [line for line in plan if "Filter: (job_id" in line or "hashed" in line or "Seq Scan on jobs" in line]

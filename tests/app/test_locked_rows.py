@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
 
@@ -20,7 +19,7 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.hurry import hurried
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 from tests.running_copy import copy_running
 
 HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
@@ -34,13 +33,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def locked(database: Database) -> AsyncIterator[None]:
     """Another session holds the head."""
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
-        async with connection.transaction():
-            await connection.execute(HEAD)
-            yield
-    finally:
-        await connection.close()
+    async with connected_to(database.superuser_url) as connection, connection.transaction():
+        await connection.execute(HEAD)
+        yield
 
 
 async def local(service: Service, *ns: int) -> None:

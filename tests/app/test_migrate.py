@@ -24,7 +24,7 @@ from app.store.migrate import downgrade, migrate
 from app.store.schema import MIGRATIONS, check_schema, check_server, is_newest, newest_revision
 from ledger.errors import StartRefusedError
 from tests.app.roles import run_roles_sql
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 
 
 @pytest.fixture
@@ -62,11 +62,8 @@ async def test_two_migrations_at_once_do_not_meet(empty_database: Database) -> N
         subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) for _ in range(3)
     ]
     assert [migration.communicate()[1] for migration in migrations] == ["", "", ""]
-    connection = await asyncpg.connect(empty_database.service_url)
-    try:
+    async with connected_to(empty_database.service_url) as connection:
         await check_schema(connection)
-    finally:
-        await connection.close()
 
 
 async def test_a_login_that_may_not_migrate_is_told_so_and_leaves_nothing(empty_database: Database) -> None:
@@ -94,12 +91,9 @@ def test_every_revision_says_that_there_is_no_way_back() -> None:
 async def test_a_database_without_the_schema_is_refused(empty_database: Database, database: Database) -> None:
     assert not await is_newest(empty_database.owner_url)
     assert await is_newest(database.owner_url)
-    connection = await asyncpg.connect(empty_database.service_url)
-    try:
+    async with connected_to(empty_database.service_url) as connection:
         with pytest.raises(StartRefusedError, match="tally migrate"):
             await check_schema(connection)
-    finally:
-        await connection.close()
 
 
 async def test_a_schema_of_another_version_is_refused(
@@ -176,11 +170,8 @@ async def test_without_the_service_role_the_owner_is_told_where_to_get_it(
     url = f"postgresql://{OWNER}:owner@127.0.0.1:{port}/{DATABASE}"
     with pytest.raises(StartRefusedError, match=r"deploy/postgres/roles\.sql"):
         await asyncio.to_thread(migrate, url)
-    connection = await asyncpg.connect(url)
-    try:
+    async with connected_to(url) as connection:
         assert await connection.fetchval("SELECT to_regnamespace('scheduler')") is None
-    finally:
-        await connection.close()
 
 
 async def test_a_superuser_makes_the_service_role_by_migrating(
@@ -198,12 +189,9 @@ async def test_the_roles_file_gives_owner_and_service_what_they_need(own_server:
     assert run_roles_sql(own_server.superuser_url(), **passwords) == ""
     address = own_server.superuser_url().split("@")[1]
     await asyncio.to_thread(migrate, f"postgresql://{OWNER}:it%27s@{address}")
-    service = await asyncpg.connect(f"postgresql://{SERVICE}:service@{address}")
-    try:
+    async with connected_to(f"postgresql://{SERVICE}:service@{address}") as service:
         await check_schema(service)
         assert await service.fetchval("SELECT count(*) FROM scheduler.scheduler_log") == 0
-    finally:
-        await service.close()
 
 
 UNREADABLE = ("bundle_import", "idempotency", "private_fields", "privacy_state", "session_secret", "subject_keys")

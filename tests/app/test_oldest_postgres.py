@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
 
@@ -20,7 +19,7 @@ from pipeline.places import parse_place
 from pipeline.source import open_pieces
 from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.tally import run_tally
 
@@ -103,18 +102,12 @@ def verified_with_dsn(url: str) -> dict[str, object]:
 
 def test_the_version_is_the_one_that_the_test_is_about(server: EmbeddedPostgres) -> None:
     async def version() -> int:
-        connection = await asyncpg.connect(server.superuser_url())
-        try:
+        async with connected_to(server.superuser_url()) as connection:
             return connection.get_server_version().major
-        finally:
-            await connection.close()
 
     assert asyncio.run(version()) == int(oldest().parts[-2])
 
 
 async def test_it_tells_the_schema_in_the_same_words(server: EmbeddedPostgres) -> None:
-    connection = await asyncpg.connect(server.service_url())
-    try:
+    async with connected_to(server.service_url()) as connection:
         assert await catalog(connection) == (MIGRATIONS / "schema.txt").read_text().splitlines()
-    finally:
-        await connection.close()

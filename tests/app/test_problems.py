@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import asyncpg
 import httpx
 import pytest
 
@@ -19,6 +18,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.http import problems
 from app.node.session import SECRET_BYTES, SessionTokens, Token
 from tests.app.service_thread import serving
+from tests.conftest import connected_to
 
 BODY_BYTES_MAX = 256 * 1024
 JSON = {"content-type": "application/json"}
@@ -57,11 +57,8 @@ def sessions(postgres: EmbeddedPostgres, client: httpx.Client) -> SessionTokens:
     """Makes tokens as the nodes of that ledger do."""
 
     async def secret() -> bytes:
-        connection = await asyncpg.connect(postgres.superuser_url("problems"))
-        try:
+        async with connected_to(postgres.superuser_url("problems")) as connection:
             return bytes(await connection.fetchval("SELECT secret FROM scheduler.session_secret"))
-        finally:
-            await connection.close()
 
     return SessionTokens(asyncio.run(secret()))
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 
@@ -20,7 +19,7 @@ from ledger.hlc import Hlc
 from ledger.machines.jobs import STATUSES
 from signing import checkpoint, envelope
 from tests.app.service_thread import serving
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 
 JOBS = 300
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -97,14 +96,11 @@ LISTS = [
 async def test_a_list_of_jobs_reads_a_page_of_each_status_at_most_from_the_newer_end_of_its_index(
     database: Database, plans: str, query: str, more: str, index: str
 ) -> None:
-    connection = await asyncpg.connect(database.service_url)
-    try:
+    async with connected_to(database.service_url) as connection:
         await connection.execute(f"SET plan_cache_mode = {plans}")
         await connection.execute(f"PREPARE asked AS {query}")
         asked = f"'acme', 9, 9, 'n', 50, 0, 0, '', '{{{','.join(STATUSES)}}}'{more}"
         plan = [row[0].strip() for row in await connection.fetch(f"EXPLAIN EXECUTE asked({asked})")]
-    finally:
-        await connection.close()
     (scan,) = (at for at, line in enumerate(plan) if " on jobs " in line)
     assert plan[scan].startswith(f"->  Index Scan Backward using {index}"), plan
     assert all(part in plan[scan + 1] for part in ("Index Cond", "status = ", "created_physical")), plan

@@ -13,8 +13,7 @@ from ledger.machines.events import Durability
 from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.drafts import GLOBAL, LOCAL
-from tests.app.starting import superuser_of
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 
 RULE = "CREATE RULE gone AS ON {0} TO scheduler.{1} DO INSTEAD NOTHING"
 DROP_RULE = "DROP RULE gone ON scheduler.{0}"
@@ -55,7 +54,7 @@ async def test_what_cannot_be_stored_is_not_acknowledged_as_stored_and_is_chaine
     said: str,
 ) -> None:
     async with run_server(make_settings(write={"timeout": "4s"})) as client, AsyncExitStack() as held:
-        other = await held.enter_async_context(superuser_of(database))
+        other = await held.enter_async_context(connected_to(database.superuser_url))
         assert (await post(client, 1)).status_code == 201
         if back is None:
             await other.execute("BEGIN")

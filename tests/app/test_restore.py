@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 import structlog
@@ -26,7 +25,7 @@ from tests.app.admitting import admit_by_hand, run_two
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 
 ROWS = (
     "SELECT tenant_id, seq, t_hlc, job_id, action, link_version, prev_chain_link, chain_link, payload::text,"
@@ -72,21 +71,15 @@ def kept_size(service: Service, tenant_id: str) -> int:
 
 async def actions_about_keys(database: Database) -> set[str]:
     """What verifiers without keys read of a ledger."""
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
+    async with connected_to(database.superuser_url) as connection:
         events = [event_of(row) for row in await key_store.list_entries(connection)]
-    finally:
-        await connection.close()
     return {event.action for event in events if event is not None}
 
 
 async def query(database: Database, statement: str, *values: object) -> list[Any]:
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
+    async with connected_to(database.superuser_url) as connection:
         await connection.execute("SET session_replication_role = replica")
         return [tuple(row) for row in await connection.fetch(statement, *values)]
-    finally:
-        await connection.close()
 
 
 async def rows(database: Database) -> list[Any]:
@@ -96,12 +89,9 @@ async def rows(database: Database) -> list[Any]:
 
 async def assert_sound(database: Database, *tenants: str) -> None:
     """These chains, their heads and their job states hold together."""
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
+    async with connected_to(database.superuser_url) as connection:
         for tenant_id in tenants:
             assert await Chains(connection).sound(tenant_id)
-    finally:
-        await connection.close()
 
 
 async def assert_refused(run_node: RunNode, settings: Settings, database: Database) -> None:

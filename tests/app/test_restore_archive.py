@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from app.config import Settings
@@ -23,7 +22,7 @@ from signing.keys import Keyring
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created, key
-from tests.conftest import Database, fresh_database
+from tests.conftest import Database, connected_to, fresh_database
 from tests.pipeline.archived_ledgers import file_here
 from tests.tally import run_tally
 
@@ -50,11 +49,8 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 async def rows(database: Database, statement: str = ROWS) -> list[tuple[object, ...]]:
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
+    async with connected_to(database.superuser_url) as connection:
         return [tuple(row) for row in await connection.fetch(statement)]
-    finally:
-        await connection.close()
 
 
 async def write(run_node: RunNode, settings: Settings, database: Database, *ns: int) -> None:
@@ -103,12 +99,9 @@ async def test_an_archive_brings_a_lost_database_back_and_the_wal_what_came_afte
     await restore_from_wal(settings, new_database.service_url)
     assert await rows(new_database) == lost
     await write(run_node, settings, new_database, 6)
-    connection = await asyncpg.connect(new_database.superuser_url)
-    try:
+    async with connected_to(new_database.superuser_url) as connection:
         for tenant_id in archived:
             assert await Chains(connection).sound(tenant_id)
-    finally:
-        await connection.close()
     heads = "SELECT tenant_id, seq, chain_link FROM scheduler.scheduler_log ORDER BY tenant_id, seq"
     assert set(await rows(database, heads)) < set(await rows(new_database, heads))
 

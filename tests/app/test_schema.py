@@ -15,7 +15,7 @@ from alembic.config import Config
 from app.dev.cluster import OWNER, SERVICE, SERVICE_GROUP
 from app.store.migrate import migrate
 from app.store.schema import MIGRATIONS, SCHEMA, catalog, check_schema
-from tests.conftest import Database
+from tests.conftest import Database, connected_to
 
 LOG_COLUMNS = (
     *("tenant_id", "seq", "t_hlc", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action"),
@@ -244,8 +244,7 @@ async def test_a_ledger_of_before_is_migrated_with_what_somebody_edited_in_it(em
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["url"] = empty_database.owner_url
     await asyncio.to_thread(command.upgrade, config, "0008")
-    connection = await asyncpg.connect(empty_database.service_url)
-    try:
+    async with connected_to(empty_database.service_url) as connection:
         edited = entry("acme", 3, prev_chain_link="edited", chain_link="too")
         await insert(connection, *(entry(tenant_id, 1) for tenant_id in TENANTS), entry("acme", 1), edited)
         before = await connection.fetch("SELECT * FROM scheduler.scheduler_log ORDER BY tenant_id, seq")
@@ -256,8 +255,6 @@ async def test_a_ledger_of_before_is_migrated_with_what_somebody_edited_in_it(em
             with pytest.raises(asyncpg.UniqueViolationError, match="prev_chain_link"):
                 await insert(connection, forked)
         await insert(connection, entry("acme", 2))
-    finally:
-        await connection.close()
 
 
 async def test_chains_that_say_who_created_jobs_are_followed_again_where_jobs_get_a_creator(
@@ -267,8 +264,7 @@ async def test_chains_that_say_who_created_jobs_are_followed_again_where_jobs_ge
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["url"] = empty_database.owner_url
     await asyncio.to_thread(command.upgrade, config, "0009")
-    connection = await asyncpg.connect(empty_database.service_url)
-    try:
+    async with connected_to(empty_database.service_url) as connection:
         payloads = {"said": '{"actor":"ci"}', "sealed": '{"actor":{"$private":{}}}', "unsaid": '{"spec":"actor"}'}
         await insert(connection, *(entry(tenant_id, 1, payload=text) for tenant_id, text in payloads.items()))
         await connection.executemany(
@@ -277,8 +273,6 @@ async def test_chains_that_say_who_created_jobs_are_followed_again_where_jobs_ge
         await asyncio.to_thread(migrate, empty_database.owner_url)
         left = await connection.fetch("SELECT tenant_id FROM scheduler.follower_positions")
         assert [row["tenant_id"] for row in left] == ["unsaid"]
-    finally:
-        await connection.close()
 
 
 async def test_a_snapshot_begins_where_no_other_does(service: asyncpg.Connection) -> None:

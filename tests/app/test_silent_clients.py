@@ -23,6 +23,7 @@ from tests.app.chains import followed, until
 from tests.app.service_thread import serving
 from tests.app.test_bundle_import import trusting
 from tests.app.test_raw_requests import Answer, all_of, answers
+from tests.conftest import connected_to
 
 DATABASE = "silent_clients"
 DEADLINE_S = 60
@@ -164,32 +165,32 @@ def test_while_every_connection_is_busy_a_new_one_is_refused_at_once(base_url: s
 async def test_a_verification_that_nobody_waits_for_stops(
     base_url: str, postgres: EmbeddedPostgres, asked: bytes
 ) -> None:
-    connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
-    try:
-        async with asyncio.timeout(DEADLINE_S), connection.transaction():
-            await connection.execute("LOCK TABLE scheduler.jobs IN ACCESS EXCLUSIVE MODE")
-            for _ in range(3):  # one more than may run at once
-                with connected(base_url, asked):
-                    await _until_waiting(connection, 1)
-                await _until_waiting(connection, 0)
-    finally:
-        await connection.close()
+    async with (
+        connected_to(postgres.superuser_url(DATABASE)) as connection,
+        asyncio.timeout(DEADLINE_S),
+        connection.transaction(),
+    ):
+        await connection.execute("LOCK TABLE scheduler.jobs IN ACCESS EXCLUSIVE MODE")
+        for _ in range(3):  # one more than may run at once
+            with connected(base_url, asked):
+                await _until_waiting(connection, 1)
+            await _until_waiting(connection, 0)
     assert httpx.get(f"{base_url}/v1/chain/verify?tenant_id=acme", timeout=DEADLINE_S).json()["valid"] is True
 
 
 async def test_an_export_that_nobody_waits_for_stops_before_its_first_byte(
     base_url: str, postgres: EmbeddedPostgres
 ) -> None:
-    connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
-    try:
-        async with asyncio.timeout(DEADLINE_S), connection.transaction():
-            await connection.execute("LOCK TABLE scheduler.checkpoint_cosignature IN ACCESS EXCLUSIVE MODE")
-            for _ in range(3):  # one more than may run at once
-                with connected(base_url, export_of("acme")):
-                    await _until_waiting(connection, 1)
-                await _until_waiting(connection, 0)
-    finally:
-        await connection.close()
+    async with (
+        connected_to(postgres.superuser_url(DATABASE)) as connection,
+        asyncio.timeout(DEADLINE_S),
+        connection.transaction(),
+    ):
+        await connection.execute("LOCK TABLE scheduler.checkpoint_cosignature IN ACCESS EXCLUSIVE MODE")
+        for _ in range(3):  # one more than may run at once
+            with connected(base_url, export_of("acme")):
+                await _until_waiting(connection, 1)
+            await _until_waiting(connection, 0)
     assert exported_bytes(base_url, "acme") > 0
 
 
@@ -204,8 +205,7 @@ async def test_an_export_whose_reader_goes_away_in_the_middle_stops_and_gives_it
         assert sent.is_success, sent.text
     whole = exported_bytes(base_url, "large")
     assert whole > 16_000_000, "more than the sockets hold"
-    connection = await asyncpg.connect(postgres.superuser_url(DATABASE))
-    try:
+    async with connected_to(postgres.superuser_url(DATABASE)) as connection:
         await until(lambda: followed(connection), "no follower has a transaction of its own", DEADLINE_S)
         async with asyncio.timeout(DEADLINE_S):
             for _ in range(3):  # one more than may run at once
@@ -214,8 +214,6 @@ async def test_an_export_whose_reader_goes_away_in_the_middle_stops_and_gives_it
                     export = await _stalled(connection)
                 while await connection.fetchval(f"SELECT count(*) {IN_TRANSACTION} AND pid = $1", export):
                     await asyncio.sleep(0.02)
-    finally:
-        await connection.close()
     assert exported_bytes(base_url, "large") >= whole
 
 

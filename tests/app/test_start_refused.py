@@ -22,8 +22,8 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import LOCAL, created
 from tests.app.postgres_proxy import PostgresProxy
-from tests.app.starting import assert_refused, changed_control, kept_size, superuser_of, wal_folder, write
-from tests.conftest import Database
+from tests.app.starting import assert_refused, changed_control, kept_size, wal_folder, write
+from tests.conftest import Database, connected_to
 from tests.running_copy import copy_running
 from wal import control as wal_control
 from wal.segment import list_segments
@@ -210,7 +210,7 @@ async def test_a_database_older_than_a_cleanly_stopped_wal_is_refused_and_left_a
     older = await back_up()
     async with run_node() as service:
         await write(service, 3)
-    async with superuser_of(older) as superuser:
+    async with connected_to(older.superuser_url) as superuser:
         before = await superuser.fetch("SELECT * FROM scheduler.wal_positions")
         await assert_refused(run_node, make_settings(), StartRefusedError, "older copy", url=older.service_url)
         assert await superuser.fetch("SELECT * FROM scheduler.wal_positions") == before

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import httpx
 
 from app.cli.scratch import scratch_folder, scratch_service
@@ -16,6 +15,7 @@ from app.cli.serve import embedded_postgres
 from signing import key_file
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot, sign_snapshot
+from tests.conftest import connected_to
 from tests.tally import run_tally
 
 DEADLINE_S = 60
@@ -64,14 +64,11 @@ class Ledger:
         asyncio.run(self._edit(snapshot["id"], json.dumps(envelope)))
 
     async def _edit(self, snapshot_id: int, envelope: str) -> None:
-        connection = await asyncpg.connect(embedded_postgres(self.folder).superuser_url())
-        try:
+        async with connected_to(embedded_postgres(self.folder).superuser_url()) as connection:
             await connection.execute("SET session_replication_role = replica")
             await connection.execute(
                 "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE id = $1", snapshot_id, envelope
             )
-        finally:
-            await connection.close()
 
 
 def second_opinion(bundle: Path, keys: Path) -> int:

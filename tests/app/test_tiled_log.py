@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import asyncpg
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
+from tests.conftest import connected_to
 
 DEADLINE_S = 60
 ENTRIES = 600
@@ -171,8 +171,7 @@ def test_an_outsider_rebuilds_the_signed_root_from_the_entries(fsck: Fsck) -> No
 async def test_an_entry_that_does_not_hash_to_what_was_signed_is_not_served(
     postgres: EmbeddedPostgres, url: str, fsck: Fsck
 ) -> None:
-    superuser = await asyncpg.connect(postgres.superuser_url("tiled"))
-    try:
+    async with connected_to(postgres.superuser_url("tiled")) as superuser:
         await superuser.execute("SET session_replication_role = replica")
         for forged in ("repeat('ab', 32)", "'no hex'"):
             change = "UPDATE scheduler.scheduler_log SET chain_link = {} WHERE tenant_id = 'acme' AND seq = 300"
@@ -186,8 +185,6 @@ async def test_an_entry_that_does_not_hash_to_what_was_signed_is_not_served(
                 assert fsck.get("tile/entries/000").status == 200
             finally:
                 await superuser.execute(change.format(f"'{link}'"))
-    finally:
-        await superuser.close()
     assert fsck.check() == ENTRIES
 
 

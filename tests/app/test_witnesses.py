@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 
@@ -22,6 +21,7 @@ from signing.key_file import load
 from signing.note import parse
 from tests.app.service_thread import serving
 from tests.app.witness import Witness
+from tests.conftest import connected_to
 from tests.tally import run_tally
 
 ONE, TWO, STRANGER = Witness(), Witness("witness.example/w2", 2), Witness("stranger.example", 3)
@@ -203,8 +203,7 @@ async def test_a_stored_cosignature_that_does_not_hold_is_reported_and_not_serve
 ) -> None:
     note = checkpoint(client, tenant)
     assert send(client, tenant, ONE.cosign(note, NOW_S - 9)).status_code == 201
-    superuser = await asyncpg.connect(postgres.superuser_url("witnesses"))
-    try:
+    async with connected_to(postgres.superuser_url("witnesses")) as superuser:
         for witness, forged in (
             (TWO, Witness(TWO.name, 9).cosign(note, NOW_S)),
             (STRANGER, STRANGER.cosign(note, NOW_S)),
@@ -217,8 +216,6 @@ async def test_a_stored_cosignature_that_does_not_hold_is_reported_and_not_serve
                 witness.verifier_key,
                 forged,
             )
-    finally:
-        await superuser.close()
     assert [each["status"] for each in stored(client, tenant)] == ["broken", "unknown_key", "broken", "ok"]
     assert witnesses_of(checkpoint(client, tenant)) == [ONE.name]
     assert checkpoint(client, tenant, cosigned="true") == checkpoint(client, tenant)

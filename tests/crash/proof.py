@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-import asyncpg
 
 from ledger.chain import record
 from ledger.machines.events import EVENTS_BY_ACTION, SYSTEM_TENANT
+from tests.conftest import connected_to
 from tests.crash.load import Book, Fact, Sent, http_session, number_of
 from tests.crash.serve_process import WAIT_S
 from wal import reader
@@ -60,15 +60,12 @@ class Ledger:
     @classmethod
     async def read(cls, url: str) -> Ledger:
         """What stands in the database at ``url``."""
-        connection = await asyncpg.connect(url)
-        try:
+        async with connected_to(url) as connection:
             rows = await connection.fetch(
                 f"SELECT {', '.join(Row._fields)} FROM scheduler.scheduler_log ORDER BY tenant_id, seq"
             )
             heads = await connection.fetch("SELECT tenant_id, head_seq, head_chain_link FROM scheduler.chain_heads")
             keys = await connection.fetch("SELECT key_id FROM scheduler.signing_keys")
-        finally:
-            await connection.close()
         return cls(
             [Row(*row) for row in rows], {head[0]: (head[1], head[2]) for head in heads}, [key[0] for key in keys]
         )

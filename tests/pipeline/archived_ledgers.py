@@ -7,8 +7,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-
 from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.filing import FileTask, Outcome, file_each
 from pipeline.archiving.postgres import Ledger as PostgresLedger
@@ -17,7 +15,7 @@ from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_file import FileSigner
 from signing.keys import Keyring
 from tests.app.chain_builder import insert, remove
-from tests.conftest import Database, execute
+from tests.conftest import Database, connected_to, execute
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, link_of
 
 LOG_ORIGIN = "log.example"
@@ -71,8 +69,7 @@ def checkpoint_of(ledger: Ledger) -> str:
 
 async def store(database: Database, *ledgers: Ledger) -> None:
     """Put these ledgers into the database, in the place of what it holds of their tenants."""
-    connection = await asyncpg.connect(database.superuser_url)
-    try:
+    async with connected_to(database.superuser_url) as connection:
         await connection.execute("SET session_replication_role = replica")
         await connection.execute(
             "INSERT INTO scheduler.ledger_identity VALUES (true, $1) ON CONFLICT DO NOTHING", LOG_ORIGIN
@@ -85,8 +82,6 @@ async def store(database: Database, *ledgers: Ledger) -> None:
                 checkpoint_of(ledger),
                 ledger.tenant_id,
             )
-    finally:
-        await connection.close()
 
 
 async def query(database: Database, statement: str) -> None:

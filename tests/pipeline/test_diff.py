@@ -32,7 +32,7 @@ from tests.app.chains import until
 from tests.app.importing import fresh, import_all, states
 from tests.app.service_thread import serving
 from tests.app.test_bundle_merge import forked
-from tests.conftest import execute
+from tests.conftest import connected_to, execute
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build, signer_of
 from tests.pipeline.archived_ledgers import file_here
 from tests.pipeline.conftest import RunCommand
@@ -462,13 +462,10 @@ def folded(postgres: EmbeddedPostgres, name: str) -> dict[str, Any]:
     """The states of the jobs of ``acme`` in a database."""
 
     async def rows() -> list[Any]:
-        connection = await asyncpg.connect(postgres.superuser_url(name))
-        try:
+        async with connected_to(postgres.superuser_url(name)) as connection:
             return list(
                 await connection.fetch("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = 'acme' ORDER BY seq")
             )
-        finally:
-            await connection.close()
 
     return states(asyncio.run(rows()))
 
