@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ from ledger.errors import LedgerError
 from tests.app.conftest import RunNode
 from tests.app.drafts import created
 from wal import control as wal_control
+
+Kinds = type[Exception] | tuple[type[Exception], ...]
 
 
 def wal_folder(settings: Settings) -> Path:
@@ -62,6 +64,13 @@ async def write(service: Service, *ns: int, tenant_id: str = "acme") -> None:
         await service.submitter.submit(created(tenant_id, n), key=None)
 
 
+async def assert_no_start(start: AbstractAsyncContextManager[object], kind: Kinds, match: str | None = None) -> None:
+    """The node or server does not start, and says why."""
+    with pytest.raises(kind, match=match):
+        async with start:
+            pass
+
+
 async def assert_refused(
     run_node: RunNode,
     settings: Settings,
@@ -73,7 +82,5 @@ async def assert_refused(
 ) -> None:
     """The start is refused, and whatever node lived here can start again: nothing was locked or changed for good."""
     before = {path: path.read_bytes() for path in sorted(wal_folder(settings).glob("*.wal"))}
-    with pytest.raises(kind, match=match):
-        async with run_node(settings, url=url, accept_lost_wal=accept_lost_wal):
-            pass
+    await assert_no_start(run_node(settings, url=url, accept_lost_wal=accept_lost_wal), kind, match)
     assert {path: path.read_bytes() for path in sorted(wal_folder(settings).glob("*.wal"))} == before

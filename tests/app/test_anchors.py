@@ -24,6 +24,7 @@ from signing.key_history import revoked_facts
 from signing.keys import Keyring
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.starting import assert_no_start
 from tests.app.timestamp_authority import Authority, serving_stamps
 from tests.app.witness import Witness
 from tests.conftest import Database
@@ -319,6 +320,6 @@ async def test_a_ca_file_that_holds_no_certificate_stops_the_start(
 ) -> None:
     (tmp_path / "empty.pem").write_text("")
     authorities = [{"url": "http://127.0.0.1:1/", "ca_file": str(tmp_path / "empty.pem")}]
-    with pytest.raises(ConfigurationError, match=r"empty\.pem"):
-        async with run_server(make_settings(log={"timestamp_authorities": authorities})):
-            pass
+    await assert_no_start(
+        run_server(make_settings(log={"timestamp_authorities": authorities})), ConfigurationError, match=r"empty\.pem"
+    )

@@ -20,7 +20,7 @@ from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
-from tests.app.starting import checkpoints_blocked, kept_size, wal_folder, write
+from tests.app.starting import assert_no_start, checkpoints_blocked, kept_size, wal_folder, write
 from tests.conftest import Database
 
 PROBLEM = "https://tallystick.dev/problems/chain-damaged"
@@ -357,9 +357,7 @@ async def test_a_database_without_a_guard_of_the_ledger_is_refused(
     if "hlc_logical" in said:
         await superuser.execute("DROP VIEW scheduler.log_entries")
     await superuser.execute(GUARDS[said])
-    with pytest.raises(StartRefusedError, match=said):
-        async with run_node():
-            pass
+    await assert_no_start(run_node(), StartRefusedError, match=said)
 
 
 async def chained(service: Service, n: int) -> None:
@@ -383,9 +381,9 @@ async def test_a_forged_row_of_this_node_from_far_ahead_does_not_move_its_clock(
         ahead_ms,
         node_id,
     )
-    with pytest.raises(StartRefusedError, match="the entry is forged, or this machine's clock is wrong"):
-        async with run_node(settings):
-            pass
+    await assert_no_start(
+        run_node(settings), StartRefusedError, match="the entry is forged, or this machine's clock is wrong"
+    )
     await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE job_id = 'forged'")
     async with run_node(settings) as service:
         await chained(service, 2)

@@ -12,6 +12,7 @@ import pytest
 from app.dev.cluster import OWNER, SERVICE_GROUP
 from ledger.errors import StartRefusedError
 from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.starting import assert_no_start
 from tests.conftest import Database
 
 ROLE = "somebody"
@@ -68,9 +69,9 @@ async def test_a_login_that_could_take_the_guards_away_is_refused(
     login_as: LoginAs, run_node: RunNode, superuser: asyncpg.Connection, statement: str, said: str
 ) -> None:
     async with login_as(statement) as url:
-        with pytest.raises(StartRefusedError, match=rf"role {ROLE} of database_url .*{said}.*roles\.sql"):
-            async with run_node(url=url):
-                pass
+        await assert_no_start(
+            run_node(url=url), StartRefusedError, match=rf"role {ROLE} of database_url .*{said}.*roles\.sql"
+        )
         assert await superuser.fetchval("SELECT count(*) FROM scheduler.wal_positions") == 0
 
 
@@ -78,9 +79,7 @@ async def test_who_owns_the_schema_or_all_is_refused_and_told_of_where_that_is_a
     database: Database, run_node: RunNode, run_server: RunServer, make_settings: MakeSettings
 ) -> None:
     for url in (database.owner_url, database.superuser_url):
-        with pytest.raises(StartRefusedError, match="database_allow_any_role"):
-            async with run_node(url=url):
-                pass
+        await assert_no_start(run_node(url=url), StartRefusedError, match="database_allow_any_role")
     for url in (database.owner_url, database.superuser_url):
         async with run_server(make_settings(database_allow_any_role=True), url=url) as client:
             ready = await client.get("/readyz")

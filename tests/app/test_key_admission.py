@@ -29,7 +29,7 @@ from tests.app import chain_builder
 from tests.app.admitting import admit_node, is_admitted, waiting_keys
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
-from tests.app.starting import assert_refused, forget_checkpoint, wal_folder, write
+from tests.app.starting import assert_no_start, assert_refused, forget_checkpoint, wal_folder, write
 from tests.app.test_key_changes import add_jobs, keys_of, node_id_of, problem, rotate, sign, signer_of, verdict_of
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger, build
@@ -286,13 +286,11 @@ async def test_a_chain_that_begins_with_another_root_stops_the_node(
     assert seen["root_key_id"] == known
     path = wal_folder(settings) / node_keys.NAME
     path.write_text(json.dumps({**seen, "root_key_id": "0123456789abcdef"}))
-    with pytest.raises(StartRefusedError, match=f"begins with key {known}.* root key 0123456789abcdef"):
-        async with run_node(settings):
-            pass
+    await assert_no_start(
+        run_node(settings), StartRefusedError, match=f"begins with key {known}.* root key 0123456789abcdef"
+    )
     path.write_text(json.dumps({**seen, "root_key_id": "no key"}))
-    with pytest.raises(ConfigurationError, match=r"damaged .*root_key_id"):
-        async with run_node(settings):
-            pass
+    await assert_no_start(run_node(settings), ConfigurationError, match=r"damaged .*root_key_id")
 
 
 # --- a root that is kept offline ------------------------------------------------------------------------
@@ -334,9 +332,7 @@ async def test_a_ledger_may_begin_with_a_root_key_that_no_machine_holds(
         await rotate(one)
         assert not await is_admitted(one)
     other = make_settings("one", signing={"root_key": str(stranger.path)})
-    with pytest.raises(ConfigurationError, match=r"signing\.root_key"):
-        async with run_server(other):
-            pass
+    await assert_no_start(run_server(other), ConfigurationError, match=r"signing\.root_key")
 
 
 # --- ledgers that were begun before keys were admitted --------------------------------------------------

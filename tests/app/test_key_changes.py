@@ -31,6 +31,7 @@ from tests.app.chain_builder import edit
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
+from tests.app.starting import assert_no_start
 
 Client = httpx.AsyncClient
 
@@ -316,9 +317,7 @@ async def test_a_damaged_file_of_keys_stops_the_start(run_node: RunNode, make_se
     async with run_node(settings):
         (file,) = settings.wal_dir.glob("*/keys")
     file.write_text(file.read_text()[:-20])
-    with pytest.raises(Exception, match="with what key this node signs, is damaged"):
-        async with run_node(settings):
-            pass
+    await assert_no_start(run_node(settings), Exception, match="with what key this node signs, is damaged")
 
 
 # --- refusals -----------------------------------------------------------------------------------------

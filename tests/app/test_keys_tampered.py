@@ -21,6 +21,7 @@ from tests.app.admitting import admit_node, waiting_keys
 from tests.app.chain_builder import edit, insert, unguarded
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.starting import assert_no_start
 from tests.app.test_key_changes import Client, add_jobs, forge, keys_of, problem, rotate, sign, signer_of, verdict_of
 from tests.ledger.ledger_in_memory import build
 
@@ -347,6 +348,4 @@ async def test_damage_in_what_an_earlier_version_had_seen_stops_the_start(
     del held["root_key_id"], held["ended"]
     (folder / node_keys.NAME).write_text(json.dumps(held))
     (folder / damage[0]).write_text(damage[1])
-    with pytest.raises(ConfigurationError, match=f"{damage[0]}.* is damaged"):
-        async with run_server():
-            pass
+    await assert_no_start(run_server(), ConfigurationError, match=f"{damage[0]}.* is damaged")

@@ -28,6 +28,7 @@ from tests.app.admitting import start_recorded
 from tests.app.chains import UNTIL_S, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
+from tests.app.starting import assert_no_start
 from tests.app.test_key_changes import (
     add_jobs,
     keys_of,
@@ -276,6 +277,6 @@ def test_another_key_behind_the_same_uri_signs_nothing(token: Token) -> None:
 async def test_a_start_with_a_signer_that_never_answered_says_so(
     run_server: RunServer, settings_of: Callable[..., Settings], token: Token
 ) -> None:
-    with pytest.raises((SigningUnavailableError, ConfigurationError), match="hsm:7"):
-        async with run_server(settings_of("hsm:7?label=ledger")):
-            pass
+    await assert_no_start(
+        run_server(settings_of("hsm:7?label=ledger")), (SigningUnavailableError, ConfigurationError), match="hsm:7"
+    )

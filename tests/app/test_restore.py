@@ -25,6 +25,7 @@ from tests.app.admitting import admit_by_hand, run_two
 from tests.app.chains import Chains, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
+from tests.app.starting import assert_no_start
 from tests.conftest import Database, connected_to
 
 ROWS = (
@@ -96,9 +97,7 @@ async def assert_sound(database: Database, *tenants: str) -> None:
 
 async def assert_refused(run_node: RunNode, settings: Settings, database: Database) -> None:
     """The node refuses to start on this database and names the way out."""
-    with pytest.raises(StartRefusedError, match="tally restore"):
-        async with run_node(settings, url=database.service_url):
-            pass
+    await assert_no_start(run_node(settings, url=database.service_url), StartRefusedError, match="tally restore")
 
 
 async def export(settings: Settings, url: str, folder: Path, tenant_id: str, **wanted: int) -> Path:

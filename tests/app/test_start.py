@@ -24,7 +24,7 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.postgres_proxy import PostgresProxy
-from tests.app.starting import assert_refused, changed_control, wal_folder, write
+from tests.app.starting import assert_no_start, assert_refused, changed_control, wal_folder, write
 from tests.conftest import Database
 from tests.running_copy import copy_running
 from wal import control as wal_control
@@ -35,9 +35,7 @@ from wal import control as wal_control
 async def test_a_second_process_on_the_same_folder_is_refused_and_the_first_goes_on(
     service: Service, run_node: RunNode, chains: Chains
 ) -> None:
-    with pytest.raises(WalLockedError, match="in use by process"):
-        async with run_node():
-            pass
+    await assert_no_start(run_node(), WalLockedError, match="in use by process")
     await write(service, 1)
     assert numbers(await chains.sound("acme")) == [1]
 
@@ -69,9 +67,7 @@ async def test_a_node_that_forgot_which_it_is_does_not_leave_its_wal_behind(
         kept.unlink(missing_ok=True)
         if left is not None:
             kept.write_text(left)
-        with pytest.raises(StartRefusedError, match="set"):
-            async with run_node():
-                pass
+        await assert_no_start(run_node(), StartRefusedError, match="set")
     async with run_node(make_settings(node_id=node_id)) as service:
         await write(service, 2)
         assert service.node.epoch == 2
@@ -114,9 +110,7 @@ async def test_two_nodes_never_make_job_ids_with_one_gate(
 ) -> None:
     gate = service.node.gate
     taken = make_settings("other", gate=gate)
-    with pytest.raises(StartRefusedError, match=f"gate {gate}"):
-        async with run_node(taken):
-            pass
+    await assert_no_start(run_node(taken), StartRefusedError, match=f"gate {gate}")
     shutil.rmtree(taken.data_dir)
     async with run_node(make_settings("other", gate=gate, region="elsewhere")) as elsewhere:
         assert elsewhere.node.gate == gate
@@ -135,17 +129,17 @@ async def test_two_nodes_never_make_job_ids_with_one_gate(
 async def test_a_database_without_the_schema_is_refused(
     run_node: RunNode, make_settings: MakeSettings, empty_database: Database
 ) -> None:
-    with pytest.raises(StartRefusedError, match="migrate"):
-        async with run_node(make_settings(), url=empty_database.service_url):
-            pass
+    await assert_no_start(run_node(make_settings(), url=empty_database.service_url), StartRefusedError, match="migrate")
 
 
 async def test_a_login_that_postgres_does_not_know_is_refused_at_once(
     run_node: RunNode, make_settings: MakeSettings, database: Database
 ) -> None:
-    with pytest.raises(StartRefusedError, match="Postgres refuses"):
-        async with run_node(make_settings(), url=re.sub(":[^:@/]+@", ":wrong@", database.service_url)):
-            pass
+    await assert_no_start(
+        run_node(make_settings(), url=re.sub(":[^:@/]+@", ":wrong@", database.service_url)),
+        StartRefusedError,
+        match="Postgres refuses",
+    )
 
 
 async def test_a_start_waits_for_a_database_that_is_not_up_yet(
@@ -171,9 +165,9 @@ async def test_a_ledger_keeps_the_origin_it_began_with(
         pass
     async with run_node():
         pass
-    with pytest.raises(StartRefusedError, match=r"example\.org/ledger"):
-        async with run_node(make_settings(log={"origin": "example.org/other"})):
-            pass
+    await assert_no_start(
+        run_node(make_settings(log={"origin": "example.org/other"})), StartRefusedError, match=r"example\.org/ledger"
+    )
     assert await superuser.fetchval("SELECT log_origin FROM scheduler.ledger_identity") == "example.org/ledger"
 
 

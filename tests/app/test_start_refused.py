@@ -22,7 +22,7 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import BackUp, MakeSettings, RunNode
 from tests.app.drafts import LOCAL, created
 from tests.app.postgres_proxy import PostgresProxy
-from tests.app.starting import assert_refused, changed_control, kept_size, wal_folder, write
+from tests.app.starting import assert_no_start, assert_refused, changed_control, kept_size, wal_folder, write
 from tests.conftest import Database, connected_to
 from tests.running_copy import copy_running
 from wal import control as wal_control
@@ -49,9 +49,7 @@ async def test_a_folder_without_a_wal_is_refused_and_taken_when_the_loss_is_acce
         await service.key_changes.recorded.wait()
         last_lsn, wal_id = service.node.chained.lsn, service.node.wal_id
     shutil.rmtree(wal_folder(settings))
-    with pytest.raises(StartRefusedError, match="no WAL"):
-        async with run_node(settings):
-            pass
+    await assert_no_start(run_node(settings), StartRefusedError, match="no WAL")
     async with run_node(settings, accept_lost_wal=True) as service:
         assert service.node.epoch == 2
         assert service.node.wal_id != wal_id
@@ -321,9 +319,7 @@ async def test_what_lies_beside_the_wal_is_passed_over_or_refused_by_name(
         async with run_node() as again:
             assert again.node.failure is None
     else:
-        with pytest.raises(LedgerError, match=match):
-            async with run_node():
-                pass
+        await assert_no_start(run_node(), LedgerError, match=match)
 
 
 async def test_a_node_with_a_new_key_goes_on_from_the_checkpoint_of_the_old_one(

@@ -32,7 +32,7 @@ from signing.looks import remember_told
 from signing.memory import Memory
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
-from tests.app.starting import wal_folder
+from tests.app.starting import assert_no_start, wal_folder
 from tests.app.witness import Witness
 from tests.conftest import Database, fresh_database
 from tests.tally import run_tally
@@ -93,9 +93,7 @@ async def test_the_nodes_own_checkpoint_finds_it(
         verdict = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
     assert verdict["first_break"]["kind"] == "rollback"
     assert (verdict["verdicts"]["checkpoint"], verdict["compared_with"]) == ("broken", "node")
-    with pytest.raises(StartRefusedError):
-        async with run_server(settings):
-            pass
+    await assert_no_start(run_server(settings), StartRefusedError)
 
 
 async def test_a_kept_checkpoint_finds_it_and_without_one_nothing_is_claimed(
