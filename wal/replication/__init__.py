@@ -12,8 +12,9 @@ Rules, each with a test and a mutant of the model that fail when it is taken out
                 proposer's own; nothing is appended in an epoch before its history was applied, divergent end cut away
     append      a batch is of one epoch and names the position before it; it fits, whole and sound, or nothing is kept
     commit      what a majority of voters and the proposer hold durably, and only with the first record of this epoch
-    members     a list with a generation, durable on each; it changes by one member at a time; who has lost his log has
-                another id, and does not vote before he has caught up
+    members     a list with a generation, durable on each; it changes by one member at a time, and only to one of which
+                a majority holds what is committed; who has lost his log has another id, and does not vote before he has
+                caught up
 
 Source: Ongaro, "Consensus: Bridging Theory and Practice" (2014), sections 3 and 4, with single-server changes made only
 after a commit of the own epoch; and the safekeepers of Neon, which this is a close relative of.

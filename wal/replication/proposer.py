@@ -303,7 +303,8 @@ class Proposer:
                 self._commit()
             else:
                 return
-        if (following := self._next_configuration()) is not None:
+        following = self._next_configuration()
+        if following is not None and self._stays_committed(following):
             self._pending = following
             self._stored_by = set()
             for address, link in self.links.items():
@@ -315,6 +316,16 @@ class Proposer:
         if not self.configuration.is_quorum:
             return following.voters <= stored
         return self.configuration.has_majority(stored) and (following.has_majority(stored) or not following.is_quorum)
+
+    def _stays_committed(self, following: Configuration) -> bool:
+        """Whether a majority of that list, too, holds what is committed.
+
+        Two lists of which one follows the other share a member of each majority, but not one and the next but one: so
+        what was committed under the list before MUST NOT be left behind by the step after.
+        """
+        if not (self.configuration.is_quorum and following.is_quorum):
+            return True
+        return self._majority_lsn(following.voters) >= self.committed_lsn
 
     def _next_configuration(self) -> Configuration | None:
         """The list that the present one is to be followed by; None where it is as it should be, or must wait.

@@ -101,6 +101,8 @@ class Writer:
     dropped: list[tuple[str, str]] = field(default_factory=list)
     held_back: set[str] = field(default_factory=set)
     """Members to whom nothing is delivered; it waits."""
+    slow: set[str] = field(default_factory=set)
+    """Members to whom no records are delivered, as if there were too many; what is said besides is heard."""
     outbox: deque[tuple[str, Frame]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -195,7 +197,7 @@ class Writer:
         waiting: deque[tuple[str, Frame]] = deque()
         while self.outbox:
             name, frame = self.outbox.popleft()
-            if name in self.held_back:
+            if name in self.held_back or (name in self.slow and frame.body):
                 waiting.append((name, frame))
             elif name in self.quorum.down:
                 self.proposer.lost(name)

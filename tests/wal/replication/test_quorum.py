@@ -25,6 +25,11 @@ def quorum(tmp_path: Path, held: ExitStack) -> Quorum:
     return held.enter_context(closing(Quorum(tmp_path)))
 
 
+@pytest.fixture
+def quorum_of_five(tmp_path: Path, held: ExitStack) -> Quorum:
+    return held.enter_context(closing(Quorum(tmp_path, 5)))
+
+
 def writer(quorum: Quorum, held: ExitStack, run: str, folder: str = "node", mode: str = "REPLICATED_QUORUM") -> Writer:
     return held.enter_context(closing(Writer(quorum, quorum.folder / folder, run, AckMode(mode))))
 
@@ -197,3 +202,24 @@ def test_all_means_every_member(quorum: Quorum, held: ExitStack) -> None:
     quorum.down = {"c"}
     first.write(1)
     assert first.proposer.committed_lsn == 1
+
+
+def test_no_member_goes_before_others_hold_what_it_held(quorum_of_five: Quorum, held: ExitStack) -> None:
+    quorum = quorum_of_five
+    first = writer(quorum, held, "run-1")
+    first.begin()
+    first.slow = {"d", "e"}
+    assert first.write(1) == first.proposer.committed_lsn == 2
+    for name in "ab":
+        first.slow.add(name)
+        quorum.wipe(name)
+        first.proposer.lost(name)
+        first.connect(name)
+    quorum.down = {"c"}
+    outcome = writer(quorum, held, "run-2", "standby").elect()
+    assert outcome == "no quorum: 2 of 5 members that vote answer, 3 are needed"
+    # Once they hold it, those whose disk is lost are replaced.
+    quorum.down = set()
+    first.slow = set()
+    first.deliver()
+    assert first.proposer.configuration.voters == {quorum.log_of(name).control.member_id for name in "abcde"}
