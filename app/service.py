@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -117,7 +118,9 @@ class Service:
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
         self.shipper = self._make_shipper(started)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
+        self._loop.add_reader(self._bell, self._rung)
         self.node.written_lsn = lambda: self.writer.written_lsn
         self.keys = KeyInUse(started.key_chain, self.metrics)
         self.keys.not_admitted = started.not_admitted
@@ -231,9 +234,8 @@ class Service:
             queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
             ack_mode=LOCAL_SYNC if wal.ack_mode is AckMode.LOCAL_SYNC else LOCAL_GROUP_SYNC,
             ship=self.shipper.written if self.shipper else None,
-            on_durable=self._from_writer(self._durable),
-            on_failure=self._from_writer(self.fail),
-            observe=self._observe_batch,
+            bell=self._bell,
+            on_failure=self._writer_failed,
         )
 
     def _make_shipper(self, started: StartedNode) -> Shipper | None:
@@ -244,8 +246,8 @@ class Service:
             started.control,
             started.lead,
             self.settings,
-            on_reached=self._from_writer(self._committed),
-            on_over=self._from_writer(self.fail),
+            on_reached=self._from_thread(self._committed),
+            on_over=self._from_thread(self.fail),
         )
 
     def _make_stats_writer(self) -> StatsWriter:
@@ -260,8 +262,8 @@ class Service:
         )
         return StatsWriter(self.stats, files, self.metrics)
 
-    def _from_writer(self, callback: Callable[[Value], None]) -> Callable[[Value], None]:
-        """``callback``, called on the writer thread, run in the event loop; dropped once that has ended."""
+    def _from_thread(self, callback: Callable[[Value], None]) -> Callable[[Value], None]:
+        """``callback``, called on another thread, run in the event loop; dropped once that has ended."""
 
         def call(value: Value) -> None:
             with contextlib.suppress(RuntimeError):
@@ -269,9 +271,32 @@ class Service:
 
         return call
 
-    def _observe_batch(self, sync_s: float, entries: int) -> None:
-        self.metrics.wal_sync_seconds.observe(sync_s)
-        self.metrics.wal_batch_entries.observe(entries)
+    def _writer_failed(self, error: WalPoisonedError) -> None:
+        """Called on the writer thread."""
+
+        def take_in(error: WalPoisonedError) -> None:
+            self._hear_writer()  # what it made durable before
+            self.fail(error)
+
+        self._from_thread(take_in)(error)
+
+    def _rung(self) -> None:
+        os.eventfd_read(self._bell)
+        self._hear_writer()
+
+    def _hear_writer(self) -> None:
+        """Take in what the writer has made durable."""
+        for batch in self.writer.heard():
+            self.metrics.wal_sync_seconds.observe(batch.sync_s)
+            self.metrics.wal_batch_entries.observe(batch.entries)
+        if self.writer.durable_lsn > self.node.durable.lsn:
+            self._durable(self.writer.durable_lsn)
+
+    def _leave_writer(self) -> None:
+        """Listen no more. While the writer still hangs, the descriptor that it rings may not become another's."""
+        self._loop.remove_reader(self._bell)
+        if self.writer.has_ended:
+            os.close(self._bell)
 
     def _chained(self, linked: LinkedBatch) -> None:
         self.submitter.chained(linked)
@@ -480,14 +505,14 @@ class Service:
                 self.writer.close(WAL_CLOSE_TIMEOUT_S)
             if self.shipper is not None:
                 self.shipper.close(0)
+            self._leave_writer()
 
     async def stop(self) -> None:
         """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
         self.begin_stop()
         with contextlib.suppress(LedgerError):
             await asyncio.to_thread(self.writer.close, min(self._left_s(), WAL_CLOSE_TIMEOUT_S))
-        # The last durable position was announced by the writer thread; let the loop take it in.
-        await asyncio.sleep(0)
+        self._hear_writer()  # what it made durable at last
         drain_s = max(0.0, self._left_s() - CLOSE_RESERVE_S)
         flushing = asyncio.create_task(asyncio.to_thread(self._stats_writer.close, drain_s))
         if self.node.failure is None:
@@ -516,6 +541,7 @@ class Service:
             await asyncio.to_thread(self._store_control)
         except OSError as error:
             log.error("control_file_not_written", error=str(error))
+        self._leave_writer()
         if self._started.lease is not None:
             await self._started.lease.release()
         self._started.lock.release()

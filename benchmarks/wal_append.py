@@ -1,7 +1,7 @@
 """``wal_append_*``: durable appends by many concurrent writers, against RocksDB replaying the batches they formed.
 
 Ours: each writer is an asyncio task that appends a record and awaits its durability, with a deadline, before the
-next, as a request of the service does; the WAL's thread announces what is durable, and the event loop wakes the tasks.
+next, as a request of the service does; the WAL's thread rings a descriptor of the event loop, which wakes the tasks.
 The interpreter is set as the service sets it.
 
 Against: RocksDB gets the same records, keyed by LSN, in the same batches, each a synced WriteBatch, from one thread
@@ -12,6 +12,7 @@ does the clock run while HLCs, or the keys made of LSNs, are made.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -84,15 +85,21 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
     failures: list[WalPoisonedError] = []
     batches: list[int] = []
 
-    def announce(lsn: Lsn) -> None:
-        loop.call_soon_threadsafe(durable.advance, lsn)
+    def rung() -> None:
+        os.eventfd_read(bell)
+        hear()
 
+    def hear() -> None:
+        batches.extend(batch.entries for batch in writer.heard())
+        durable.advance(writer.durable_lsn)
+
+    bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     writer = GroupCommit(
         Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1)),
-        on_durable=announce,
+        bell=bell,
         on_failure=failures.append,
-        observe=lambda _sync_s, entries: batches.append(entries),
     )
+    loop.add_reader(bell, rung)
 
     async def write(count: int) -> None:
         for _ in range(count):
@@ -103,6 +110,9 @@ async def _append(folder: Path, writers: int, records: int) -> Appended:
     await asyncio.gather(*(write(records // writers) for _ in range(writers)))
     took_s = time.perf_counter() - began_s
     await asyncio.to_thread(writer.close, CLOSE_TIMEOUT_S)
+    hear()
+    loop.remove_reader(bell)
+    os.close(bell)
     expect(not failures, f"the WAL failed: {failures}")
     return Appended(records / took_s, batches)
 

@@ -7,7 +7,6 @@ the more there is to do beside the CRC. Both sides find it in the page cache.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from benchmarks.bench import Bench
 from benchmarks.machine import peak_memory_mib
 from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.wal_append import CLOSE_TIMEOUT_S, NODE_ID, PAYLOAD, PHYSICAL_MS, RECORD_BYTES, RECORD_TYPE, WAL_ID
+from ledger.errors import WalPoisonedError
 from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn
 from wal import recovery
@@ -65,24 +65,25 @@ def measure(bench: Bench) -> Outcome:
 def _write_log(folder: Path, log_bytes: int) -> int:
     """A log of about so many bytes; the number of its records."""
     records = log_bytes // RECORD_BYTES
-    room = threading.Semaphore(BATCH_ENTRIES * 16)
-    released = 0
+    bell = os.eventfd(0, os.EFD_CLOEXEC)
+    failed: list[WalPoisonedError] = []
 
-    def free(lsn: int) -> None:
-        nonlocal released
-        room.release(lsn - released)
-        released = lsn
+    def on_failure(error: WalPoisonedError) -> None:
+        failed.append(error)
+        os.eventfd_write(bell, 1)
 
     writer = GroupCommit(
         Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1)),
         batch_max_entries=BATCH_ENTRIES,
-        on_durable=free,
-        on_failure=lambda error: room.release(records),
+        bell=bell,
+        on_failure=on_failure,
     )
     for lsn in range(1, records + 1):
-        room.acquire()
+        while lsn - writer.durable_lsn > BATCH_ENTRIES * 16 and not failed:
+            os.eventfd_read(bell)
         writer.append(Hlc(PHYSICAL_MS, lsn, NODE_ID), RECORD_TYPE, PAYLOAD)
     writer.close(CLOSE_TIMEOUT_S)
+    os.close(bell)
     return records
 
 

@@ -1,10 +1,9 @@
 """The write-ahead log of one node: segments, group commit, recovery, retention.
 
-A folder holds ``LOCK`` (flock, one writer), ``control`` (identity and watermarks), segments
-``<20-digit base lsn>-<epoch>.wal``, ``torn-*`` (what recovery cut, kept), ``cut-*`` (what truncation cut,
-kept), and at times ``spare`` (the segment to come). The other files that a node keeps there are listed in
-docs/formats/wal.md. ``wal.format`` opens with the bytes of a segment, ``wal.control`` with those of the
-control file, which also has the history of the epochs (``wal.history``).
+A folder holds ``LOCK`` (flock, one writer), ``control`` (identity and watermarks), segments ``<20-digit base
+lsn>-<epoch>.wal``, ``torn-*`` (what recovery cut, kept), ``cut-*`` (what truncation cut, kept). The other files that
+a node keeps there are listed in docs/formats/wal.md. ``wal.format`` opens with the bytes of a segment,
+``wal.control`` with those of the control file, which also has the history of the epochs (``wal.history``).
 
 Order at start: ``lock.acquire``, ``control.load``, ``recovery.recover``, a higher epoch into
 ``control.store``, ``group_commit.GroupCommit``, which appends to a ``log.Log``. Always true::

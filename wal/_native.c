@@ -1,100 +1,85 @@
 /*
- * A batch of the WAL framed, written and synced without the interpreter's lock (docs/decisions/0037).
+ * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037).
  *
- * Its twin in Python, which is the specification, is wal.log.Log.commit. CRC-32 is zlib's, found in the library that
+ * Its twin in Python, which is the specification, is wal.queue.PythonQueue. CRC-32 is zlib's, found in the library that
  * Python has loaded for zlib. Without it the module cannot be imported.
+ *
+ * A record is framed when it is appended, into chunks of memory that are queued one behind the other; nothing of Python's
+ * is kept. The writer's thread takes what is framed, sums it, writes, syncs, looks at the name and rings the bell. What
+ * is not common it leaves to Python: a segment that is full, space to be written ahead, the look at the folder, the end.
+ *
+ * Who appends has the interpreter's lock, and then takes that of the queue. Under the lock of the queue nothing of
+ * Python's is made or let go of, since that may run any code, and no system call is made but for memory.
  */
 
 #include "../ledger/_native.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stddef.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #define RECORD_HEADER_BYTES 34
-#define ANNOUNCED_BYTES 24
+#define BATCH_RECORD_BYTES 58
+#define BATCH_BODY_BYTES_MAX (64LL << 20)
 #define BATCH_RECORD_TYPE 16
-#define CRC_BYTES 4
+#define LENGTH_AT 4
+#define HLC_AT 16
+#define HLC_BYTES 16
 #define NODE_HASH_BYTES 4
+#define LINGER_ENTRIES_MIN 2 /* as in wal.queue */
+#define LINGER_PART 3        /* as in wal.queue */
+#define HEARD_MAX 4096       /* as in wal.queue */
+
+#define CHUNK_BYTES (256 << 10)
+#define FREE_CHUNKS_MAX 4
+/* Of two chunks that follow each other, more than CHUNK_BYTES are used, or the first would hold what the second does. */
+#define PIECES_MAX (2 * (BATCH_BODY_BYTES_MAX / CHUNK_BYTES) + 4) /* below IOV_MAX, which is 1,024 */
 
 static unsigned long (*zlib_crc32)(unsigned long, const unsigned char *, unsigned int);
 
-/* --- records ------------------------------------------------------------------------------------------------------ */
+typedef struct Chunk {
+    struct Chunk *next;
+    size_t size, used;
+    unsigned char bytes[];
+} Chunk;
 
 typedef struct {
-    uint64_t physical;
-    uint32_t logical;
-    unsigned char type;
-    Text payload;
-} Record;
+    long long lsn, entries;
+    double sync_s;
+} Heard;
 
-/* 0 when the record is not one of a HLC that fits, a type and a payload in bytes. */
-static int record_of(PyObject *value, Record *record)
-{
-    long long physical, logical, type;
-    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
-        return 0;
-    PyObject *hlc = PyTuple_GET_ITEM(value, 0);
-    if (!PyTuple_Check(hlc) || PyTuple_GET_SIZE(hlc) != 3 || !number_of(PyTuple_GET_ITEM(hlc, 0), &physical)
-        || !number_of(PyTuple_GET_ITEM(hlc, 1), &logical) || !number_of(PyTuple_GET_ITEM(value, 1), &type)
-        || physical < 0 || logical < 0 || logical > UINT32_MAX || type < 0 || type > UINT8_MAX
-        || !bytes_of(PyTuple_GET_ITEM(value, 2), &record->payload))
-        return 0;
-    record->physical = (uint64_t)physical;
-    record->logical = (uint32_t)logical;
-    record->type = (unsigned char)type;
-    return record->payload.count <= UINT32_MAX - RECORD_HEADER_BYTES;
-}
+typedef struct {
+    PyObject_HEAD
+    /* what never changes */
+    PyObject *node_id;
+    unsigned char node_hash[NODE_HASH_BYTES];
+    long long payload_bytes_max, queue_max_entries, queue_max_bytes, batch_max_entries, batch_max_bytes;
+    double batch_timeout_s;
+    int bell;
 
-static unsigned char *put_record(unsigned char *at, uint64_t lsn, const unsigned char *node, const Record *record)
-{
-    const size_t length = RECORD_HEADER_BYTES + (size_t)record->payload.count;
-    unsigned char *summed = at + CRC_BYTES;
-    unsigned char *end = put_u64(put_u32(summed, (uint32_t)length), lsn);
-    end = put(put_u32(put_u64(end, record->physical), record->logical), node, NODE_HASH_BYTES);
-    *end++ = 0; /* PENDING */
-    *end++ = record->type;
-    end = put(end, record->payload.bytes, (size_t)record->payload.count);
-    put_u32(at, (uint32_t)zlib_crc32(0, summed, (unsigned int)(end - summed)));
-    return end;
-}
+    pthread_mutex_t lock; /* guards what follows up to the writer's */
+    pthread_cond_t changed;
+    Chunk *head, *tail, *free;
+    size_t head_at; /* where the first record of the next batch stands in the head */
+    int free_chunks;
+    long long queued, bytes; /* records that no batch has taken; bytes of all that is not durable */
+    long long next_lsn, written_lsn, durable_lsn;
+    long long last_physical, last_logical;
+    long long wanted; /* how many queued records the writer sleeps for; 0 when it is awake */
+    int is_refusing, is_closing;
+    Heard heard[HEARD_MAX];
+    size_t heard_first, heard_count;
 
-/* --- the file ----------------------------------------------------------------------------------------------------- */
-
-/* The rest of a piece that was written in part, so many bytes of which are on the disk; 0, or what errno was. */
-static int write_rest(int file, struct iovec piece, size_t written, off_t offset)
-{
-    while (written < piece.iov_len) {
-        const ssize_t step = pwrite(file, (const char *)piece.iov_base + written, piece.iov_len - written, offset);
-        if (step > 0) {
-            written += (size_t)step;
-            offset += step;
-        } else if (step == 0)
-            return EIO;
-        else if (errno != EINTR)
-            return errno;
-    }
-    return 0;
-}
-
-/* Both pieces, one after the other: one system call, more when it falls short. 0, or what errno was. */
-static int write_both(int file, const struct iovec *pieces, off_t offset)
-{
-    ssize_t written;
-    do
-        written = pwritev(file, pieces, 2, offset);
-    while (written < 0 && errno == EINTR);
-    if (written < 0)
-        return errno;
-    const size_t first = pieces[0].iov_len, done = (size_t)written;
-    const int failed = write_rest(file, pieces[0], done < first ? done : first, offset + (off_t)done);
-    if (failed != 0)
-        return failed;
-    const size_t of_second = done < first ? 0 : done - first;
-    return write_rest(file, pieces[1], of_second, offset + (off_t)(first + of_second));
-}
+    /* the writer's */
+    int is_held_open;
+    long long resolved_entries;
+    double resolved_at_s;
+    struct iovec pieces[PIECES_MAX];
+} Queue;
 
 static double seconds(void)
 {
@@ -103,112 +88,702 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+static uint32_t u32_at(const unsigned char *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static void seal(unsigned char *record, size_t length)
+{
+    put_u32(record, (uint32_t)zlib_crc32(0, record + LENGTH_AT, (unsigned int)(length - LENGTH_AT)));
+}
+
+/* --- appending: with the interpreter's lock ----------------------------------------------------------------------- */
+
+typedef struct {
+    long long physical, logical, type;
+    Text payload;
+} Record;
+
+enum { IS_SOUND, IS_REFUSED, IS_RAISED };
+
+static int integer_of(PyObject *value, long long *number)
+{
+    int overflow;
+    if (!PyLong_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "an HLC and a type are made of integers");
+        return 0;
+    }
+    *number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow != 0)
+        *number = -1; /* which no field may be */
+    return 1;
+}
+
+/* A record that may follow one of this HLC. */
+static int record_of(const Queue *queue, PyObject *hlc, PyObject *type, PyObject *payload, long long physical,
+                     long long logical, Record *record)
+{
+    if (!PyTuple_Check(hlc) || PyTuple_GET_SIZE(hlc) != 3 || !PyUnicode_Check(PyTuple_GET_ITEM(hlc, 2))
+        || !PyBytes_Check(payload)) {
+        PyErr_SetString(PyExc_TypeError, "a record is an HLC, a type and bytes");
+        return IS_RAISED;
+    }
+    if (!integer_of(PyTuple_GET_ITEM(hlc, 0), &record->physical)
+        || !integer_of(PyTuple_GET_ITEM(hlc, 1), &record->logical) || !integer_of(type, &record->type))
+        return IS_RAISED;
+    record->payload = (Text){PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload)};
+    PyObject *node = PyTuple_GET_ITEM(hlc, 2);
+    if (record->physical < 0 || record->logical < 0 || record->logical > UINT32_MAX || record->type < 1
+        || record->type > UINT8_MAX || record->type == BATCH_RECORD_TYPE
+        || record->payload.count > queue->payload_bytes_max
+        || (node != queue->node_id && PyUnicode_Compare(node, queue->node_id) != 0)
+        || record->physical < physical || (record->physical == physical && record->logical <= logical))
+        return IS_REFUSED;
+    return IS_SOUND;
+}
+
+/* Where a record of this length is to stand; NULL when there is no memory. The lock is held. */
+static unsigned char *room_for(Queue *queue, size_t length)
+{
+    Chunk *tail = queue->tail;
+    if (tail->size - tail->used < length) {
+        Chunk *next = queue->free;
+        if (next != NULL && next->size >= length) {
+            queue->free = next->next;
+            queue->free_chunks--;
+        } else {
+            const size_t size = length > CHUNK_BYTES ? length : CHUNK_BYTES;
+            next = PyMem_RawMalloc(sizeof(Chunk) + size);
+            if (next == NULL)
+                return NULL;
+            next->size = size;
+        }
+        next->next = NULL;
+        next->used = 0;
+        tail->next = next;
+        queue->tail = tail = next;
+    }
+    unsigned char *at = tail->bytes + tail->used;
+    tail->used += length;
+    return at;
+}
+
+/* A chunk that holds nothing any more; those of the usual size are used again. The lock is held. */
+static void let_go(Queue *queue, Chunk *chunk)
+{
+    if (chunk->size == CHUNK_BYTES && queue->free_chunks < FREE_CHUNKS_MAX) {
+        chunk->next = queue->free;
+        queue->free = chunk;
+        queue->free_chunks++;
+    } else
+        PyMem_RawFree(chunk);
+}
+
+static int put_record(Queue *queue, long long lsn, const Record *record)
+{
+    const size_t length = RECORD_HEADER_BYTES + (size_t)record->payload.count;
+    unsigned char *at = room_for(queue, length);
+    if (at == NULL)
+        return 0;
+    at = put_u64(put_u32(at + LENGTH_AT, (uint32_t)length), (uint64_t)lsn);
+    at = put_u32(put_u64(at, (uint64_t)record->physical), (uint32_t)record->logical);
+    at = put(at, queue->node_hash, NODE_HASH_BYTES);
+    *at++ = 0; /* PENDING */
+    *at++ = (unsigned char)record->type;
+    put(at, record->payload.bytes, (size_t)record->payload.count);
+    return 1;
+}
+
+/* Whether so much more fits the bounds, and may come at all; then there is a place for it. The lock is held. */
+static int may_come(Queue *queue, long long entries, long long bytes)
+{
+    if (queue->is_refusing || queue->next_lsn - 1 - queue->durable_lsn + entries > queue->queue_max_entries
+        || queue->bytes + bytes > queue->queue_max_bytes)
+        return 0;
+    if (queue->bytes == 0) { /* the writer has nothing in hand: begin anew, in memory that the cache still has */
+        queue->head_at = 0;
+        queue->tail->used = 0;
+    }
+    return 1;
+}
+
+/* Records that were framed are queued; whether the writer is to be woken. The lock is held. */
+static int have_come(Queue *queue, long long entries, long long bytes, const Record *last)
+{
+    queue->next_lsn += entries;
+    queue->queued += entries;
+    queue->bytes += bytes;
+    queue->last_physical = last->physical;
+    queue->last_logical = last->logical;
+    if (queue->wanted == 0 || (queue->queued < queue->wanted && queue->bytes < queue->batch_max_bytes))
+        return 0;
+    queue->wanted = 0;
+    return 1;
+}
+
+PyDoc_STRVAR(append_doc,
+    "append(hlc, type, payload)\n--\n\nQueue one record: its LSN; None, and nothing is queued, where wal.queue.fault_of\n"
+    "is to say what is wrong.");
+
+static PyObject *append(Queue *queue, PyObject *const *args, Py_ssize_t count)
+{
+    Record record;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "append takes an HLC, a type and a payload");
+        return NULL;
+    }
+    /* The last HLC changes only with the interpreter's lock. */
+    const int found = record_of(queue, args[0], args[1], args[2], queue->last_physical, queue->last_logical, &record);
+    if (found == IS_RAISED)
+        return NULL;
+    if (found == IS_REFUSED)
+        Py_RETURN_NONE;
+    const long long bytes = RECORD_HEADER_BYTES + record.payload.count;
+    int is_rung = 0, is_made = 1;
+    pthread_mutex_lock(&queue->lock);
+    const long long lsn = queue->next_lsn;
+    const int is_taken = may_come(queue, 1, bytes);
+    if (is_taken) {
+        is_made = put_record(queue, lsn, &record);
+        if (is_made)
+            is_rung = have_come(queue, 1, bytes, &record);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    if (is_rung)
+        pthread_cond_signal(&queue->changed);
+    if (!is_made)
+        return PyErr_NoMemory();
+    if (!is_taken)
+        Py_RETURN_NONE;
+    return PyLong_FromLongLong(lsn);
+}
+
+/* All records one behind the other, or none of them. The lock is held. */
+static int put_all(Queue *queue, const Record *records, Py_ssize_t count)
+{
+    Chunk *const tail = queue->tail;
+    const size_t used = tail->used;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (put_record(queue, queue->next_lsn + i, &records[i]))
+            continue;
+        for (Chunk *chunk = tail->next, *next; chunk != NULL; chunk = next) {
+            next = chunk->next;
+            let_go(queue, chunk);
+        }
+        tail->next = NULL;
+        tail->used = used;
+        queue->tail = tail;
+        return 0;
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(append_all_doc,
+    "append_all(records)\n--\n\nQueue records one behind the other, all or none: the LSN of the first; None, and nothing\n"
+    "is queued, where wal.queue.fault_of is to say what is wrong.");
+
+static PyObject *append_all(Queue *queue, PyObject *values)
+{
+    PyObject *kept = PySequence_Fast(values, "records are a sequence");
+    if (kept == NULL)
+        return NULL;
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(kept);
+    Record *records = PyMem_Malloc((size_t)(count + 1) * sizeof(Record));
+    int found = IS_SOUND, is_rung = 0, is_made = 1;
+    long long bytes = 0, physical = queue->last_physical, logical = queue->last_logical, lsn = 0;
+    if (records == NULL) {
+        PyErr_NoMemory();
+        found = IS_RAISED;
+    }
+    for (Py_ssize_t i = 0; i < count && found == IS_SOUND; i++) {
+        PyObject *value = PySequence_Fast_GET_ITEM(kept, i);
+        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3) {
+            PyErr_SetString(PyExc_TypeError, "a record is an HLC, a type and bytes");
+            found = IS_RAISED;
+            break;
+        }
+        found = record_of(queue, PyTuple_GET_ITEM(value, 0), PyTuple_GET_ITEM(value, 1), PyTuple_GET_ITEM(value, 2),
+                          physical, logical, &records[i]);
+        if (found != IS_SOUND)
+            break;
+        physical = records[i].physical;
+        logical = records[i].logical;
+        bytes += RECORD_HEADER_BYTES + records[i].payload.count;
+    }
+    if (found == IS_SOUND) {
+        pthread_mutex_lock(&queue->lock);
+        lsn = queue->next_lsn;
+        if (!may_come(queue, count, bytes))
+            found = IS_REFUSED;
+        else if (count > 0) {
+            is_made = put_all(queue, records, count);
+            if (is_made)
+                is_rung = have_come(queue, count, bytes, &records[count - 1]);
+        }
+        pthread_mutex_unlock(&queue->lock);
+        if (is_rung)
+            pthread_cond_signal(&queue->changed);
+        if (!is_made) {
+            PyErr_NoMemory();
+            found = IS_RAISED;
+        }
+    }
+    PyMem_Free(records);
+    Py_DECREF(kept);
+    if (found == IS_RAISED)
+        return NULL;
+    if (found == IS_REFUSED)
+        Py_RETURN_NONE;
+    return PyLong_FromLongLong(lsn);
+}
+
+/* --- the file: without the interpreter's lock --------------------------------------------------------------------- */
+
+/* All pieces one after the other: one system call, more when it falls short. 0, or what errno was. */
+static int write_pieces(int file, const struct iovec *pieces, int count, off_t offset)
+{
+    ssize_t done;
+    do
+        done = pwritev(file, pieces, count, offset);
+    while (done < 0 && errno == EINTR);
+    if (done < 0)
+        return errno;
+    size_t written = (size_t)done;
+    for (int i = 0; i < count; i++) {
+        size_t of_piece = written < pieces[i].iov_len ? written : pieces[i].iov_len;
+        written -= of_piece;
+        while (of_piece < pieces[i].iov_len) {
+            const ssize_t step = pwrite(file, (const char *)pieces[i].iov_base + of_piece, pieces[i].iov_len - of_piece,
+                                        offset + (off_t)of_piece);
+            if (step > 0)
+                of_piece += (size_t)step;
+            else if (step == 0)
+                return EIO;
+            else if (errno != EINTR)
+                return errno;
+        }
+        offset += (off_t)of_piece;
+    }
+    return 0;
+}
+
+static int ring(int bell)
+{
+    const uint64_t one = 1;
+    while (bell >= 0 && write(bell, &one, sizeof one) < 0)
+        if (errno == EAGAIN)
+            return 0; /* whoever listens has not heard for long, and will */
+        else if (errno != EINTR)
+            return errno;
+    return 0;
+}
+
+/* --- the writer's loop: without the interpreter's lock ------------------------------------------------------------ */
+
+/* Sleep until so many are queued or a full batch is, or the queue closes; 0 when time was up before. The lock is held. */
+static int await_queued(Queue *queue, long long records, double until_s)
+{
+    while (!queue->is_closing && queue->queued < records && queue->bytes < queue->batch_max_bytes) {
+        if (seconds() >= until_s) {
+            queue->wanted = 0;
+            return 0;
+        }
+        struct timespec until;
+        until.tv_sec = (time_t)until_s;
+        until.tv_nsec = (long)((until_s - (double)until.tv_sec) * 1e9);
+        queue->wanted = records;
+        pthread_cond_timedwait(&queue->changed, &queue->lock, &until);
+    }
+    queue->wanted = 0;
+    return 1;
+}
+
+/* A batch: its records, and where they end. */
+typedef struct {
+    long long entries, bytes;
+    Chunk *end;
+    size_t end_at;
+    unsigned char hlc[HLC_BYTES]; /* of the last record */
+    uint32_t crc;
+    int pieces;
+} Taken;
+
+/* The most records from the head on that may be one batch, of a queue that holds more. Reads what is framed already,
+ * which nobody changes, so the lock need not be held. */
+static void shorten(const Queue *queue, Taken *taken)
+{
+    const Chunk *const last = taken->end;
+    const size_t last_at = taken->end_at;
+    long long entries = 0, bytes = 0;
+    Chunk *chunk = queue->head;
+    for (size_t at = queue->head_at;;) {
+        if (at == (chunk == last ? last_at : chunk->used)) {
+            if (chunk == last)
+                break;
+            chunk = chunk->next;
+            at = 0;
+            continue;
+        }
+        const uint32_t length = u32_at(chunk->bytes + at + LENGTH_AT);
+        if (entries == queue->batch_max_entries || (entries > 0 && bytes + length > queue->batch_max_bytes))
+            break;
+        at += length;
+        bytes += length;
+        entries++;
+        taken->end = chunk;
+        taken->end_at = at;
+    }
+    taken->entries = entries;
+    taken->bytes = bytes;
+}
+
+/* Sum each record and all of them, and say where they lie. */
+static void sum(Queue *queue, Taken *taken)
+{
+    unsigned char *last = NULL;
+    unsigned long crc = 0;
+    Chunk *chunk = queue->head;
+    size_t from = queue->head_at;
+    taken->pieces = 1; /* the first is that of the BATCH record */
+    for (;; chunk = chunk->next, from = 0) {
+        const size_t end = chunk == taken->end ? taken->end_at : chunk->used;
+        for (size_t at = from; at < end; at += u32_at(last + LENGTH_AT)) {
+            last = chunk->bytes + at;
+            seal(last, u32_at(last + LENGTH_AT));
+        }
+        if (end > from) {
+            queue->pieces[taken->pieces++] = (struct iovec){chunk->bytes + from, end - from};
+            crc = zlib_crc32(crc, chunk->bytes + from, (unsigned int)(end - from));
+        }
+        if (chunk == taken->end)
+            break;
+    }
+    taken->crc = (uint32_t)crc;
+    memcpy(taken->hlc, last + HLC_AT, HLC_BYTES);
+}
+
 typedef struct {
     int file;
-    off_t offset;
+    off_t offset, end, small_end;
+    long long small;
     const char *path;
     uint64_t inode;
-    int is_whole; /* the records were in form, and written */
-    double sync_s;
-    int is_named;
+    double until_s;
+    long long size; /* of the batch that has no room */
+    int is_named, is_open;
 } Segment;
 
-/*
- * Frame, write and sync records; 0, or what errno was. Nothing is written when they are not all in form and together of
- * the length of the body. Runs without the interpreter's lock: what is read are tuples, numbers and bytes that nobody
- * changes and the caller keeps, and no reference is counted. They lie in the cache of the core that queued them, and
- * looking at each costs the more here: time in which that one goes on.
- */
-static int commit_batch(Segment *segment, uint64_t first_lsn, const unsigned char *node, PyObject *const *records,
-                        Py_ssize_t count, unsigned char *body, size_t body_bytes)
+/* Write and sync a batch, and see that the file has its name. 0, or what errno was. */
+static int commit(Queue *queue, Segment *segment, Taken *taken, double *sync_s)
 {
-    unsigned char opening[RECORD_HEADER_BYTES + ANNOUNCED_BYTES], announced[ANNOUNCED_BYTES], *at = body;
-    const uint64_t last_lsn = first_lsn + (uint64_t)count - 1;
-    Record record;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        const size_t left = body_bytes - (size_t)(at - body);
-        if (!record_of(records[i], &record) || RECORD_HEADER_BYTES + (size_t)record.payload.count > left)
-            return 0;
-        at = put_record(at, first_lsn + (uint64_t)i, node, &record);
-    }
-    segment->is_whole = (size_t)(at - body) == body_bytes;
-    if (!segment->is_whole)
-        return 0;
-    at = put_u64(put_u64(announced, first_lsn), last_lsn);
-    put_u32(put_u32(at, (uint32_t)body_bytes), (uint32_t)zlib_crc32(0, body, (unsigned int)body_bytes));
-    record.type = BATCH_RECORD_TYPE;
-    record.payload = (Text){(const char *)announced, sizeof announced};
-    put_record(opening, first_lsn, node, &record);
+    unsigned char opening[BATCH_RECORD_BYTES];
+    const uint64_t first_lsn = (uint64_t)queue->written_lsn + 1, last_lsn = first_lsn + (uint64_t)taken->entries - 1;
+    sum(queue, taken);
+    unsigned char *at = put_u64(put_u32(opening + LENGTH_AT, BATCH_RECORD_BYTES), first_lsn);
+    at = put(at, taken->hlc, HLC_BYTES);
+    *at++ = 0; /* PENDING */
+    *at++ = BATCH_RECORD_TYPE;
+    put_u32(put_u32(put_u64(put_u64(at, first_lsn), last_lsn), (uint32_t)taken->bytes), taken->crc);
+    seal(opening, sizeof opening);
+    queue->pieces[0] = (struct iovec){opening, sizeof opening};
 
-    const struct iovec pieces[] = {{opening, sizeof opening}, {body, body_bytes}};
-    const int failed = write_both(segment->file, pieces, segment->offset);
+    const int failed = write_pieces(segment->file, queue->pieces, taken->pieces, segment->offset);
     if (failed != 0)
         return failed;
+    segment->offset += BATCH_RECORD_BYTES + (off_t)taken->bytes;
+    __atomic_store_n(&queue->written_lsn, (long long)last_lsn, __ATOMIC_RELEASE);
     const double began_s = seconds();
     while (fdatasync(segment->file) != 0)
         if (errno != EINTR)
             return errno;
-    segment->sync_s = seconds() - began_s;
+    *sync_s = seconds() - began_s;
     struct stat found;
     segment->is_named = stat(segment->path, &found) == 0 && found.st_ino == segment->inode;
     return 0;
 }
 
-PyDoc_STRVAR(commit_records_doc,
-    "commit_records(descriptor, offset, path, inode, first_lsn, node_hash, records, body_bytes)\n--\n\n"
-    "As append and sync of wal.log.Log: seconds that the sync took, and whether the path still is of this inode; None,\n"
-    "and nothing was written, where they must be asked. Other threads run meanwhile.");
-
-static PyObject *commit_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+/* What was synced is durable, and whoever listens is told. 0, or what errno was. */
+static int announce(Queue *queue, const Taken *taken, double sync_s)
 {
-    long long file, offset, inode, first_lsn, body_bytes;
-    Text path, node;
-    Batch batch;
-    if (count != 8 || !number_of(args[0], &file) || !number_of(args[1], &offset) || !bytes_of(args[2], &path)
-        || !number_of(args[3], &inode) || !number_of(args[4], &first_lsn) || first_lsn < 0 || !bytes_of(args[5], &node)
-        || node.count != NODE_HASH_BYTES || !number_of(args[7], &body_bytes) || body_bytes < 0
-        || body_bytes > UINT32_MAX || !take(&batch, args + 6, 1))
-        Py_RETURN_NONE;
-    Segment segment = {(int)file, (off_t)offset, path.bytes, (uint64_t)inode, 0, 0, 0};
-    int failed = 0;
-    unsigned char *body = PyMem_Malloc((size_t)body_bytes);
-    if (body == NULL)
-        PyErr_NoMemory();
-    else if (batch.rows > 0) {
-        Py_BEGIN_ALLOW_THREADS
-        failed = commit_batch(&segment, (uint64_t)first_lsn, (const unsigned char *)node.bytes, batch.values[0],
-                              batch.rows, body, (size_t)body_bytes);
-        Py_END_ALLOW_THREADS
+    pthread_mutex_lock(&queue->lock);
+    __atomic_store_n(&queue->durable_lsn, queue->written_lsn, __ATOMIC_RELEASE);
+    queue->bytes -= taken->bytes;
+    while (queue->head != taken->end) {
+        Chunk *const done = queue->head;
+        queue->head = done->next;
+        let_go(queue, done);
     }
-    PyMem_Free(body);
-    release(&batch);
+    queue->head_at = taken->end_at;
+    queue->is_held_open = taken->entries >= LINGER_ENTRIES_MIN && queue->queued * LINGER_PART < taken->entries;
+    if (queue->heard_count == HEARD_MAX) {
+        queue->heard_first = (queue->heard_first + 1) % HEARD_MAX;
+        queue->heard_count--;
+    }
+    queue->heard[(queue->heard_first + queue->heard_count++) % HEARD_MAX]
+        = (Heard){queue->durable_lsn, taken->entries, sync_s};
+    pthread_mutex_unlock(&queue->lock);
+    queue->resolved_entries = taken->entries;
+    queue->resolved_at_s = seconds();
+    return ring(queue->bell);
+}
+
+/* Batch after batch, until Python is needed. 0, or what errno was. */
+static int write_on(Queue *queue, Segment *segment)
+{
+    for (;;) {
+        Taken taken;
+        double sync_s = 0;
+        pthread_mutex_lock(&queue->lock);
+        const double held_until_s = queue->resolved_at_s + queue->batch_timeout_s;
+        if (queue->is_held_open
+            && !await_queued(queue, queue->resolved_entries,
+                             held_until_s < segment->until_s ? held_until_s : segment->until_s)
+            && seconds() < held_until_s) {
+            pthread_mutex_unlock(&queue->lock);
+            return 0; /* still held open; the folder comes first */
+        }
+        if (!await_queued(queue, 1, segment->until_s)) {
+            pthread_mutex_unlock(&queue->lock);
+            return 0;
+        }
+        queue->is_held_open = 0;
+        taken = (Taken){.entries = queue->queued, .bytes = queue->bytes, .end = queue->tail,
+                        .end_at = queue->tail->used};
+        if (taken.entries == 0) { /* it is closing */
+            segment->is_open = 0;
+            pthread_mutex_unlock(&queue->lock);
+            return 0;
+        }
+        if (taken.entries > queue->batch_max_entries || taken.bytes > queue->batch_max_bytes) {
+            pthread_mutex_unlock(&queue->lock);
+            shorten(queue, &taken);
+            pthread_mutex_lock(&queue->lock);
+        }
+        const long long size = BATCH_RECORD_BYTES + taken.bytes;
+        if (segment->offset + size > (size > segment->small ? segment->end : segment->small_end)) {
+            segment->size = size;
+            pthread_mutex_unlock(&queue->lock);
+            return 0;
+        }
+        queue->queued -= taken.entries;
+        pthread_mutex_unlock(&queue->lock);
+        int failed = commit(queue, segment, &taken, &sync_s);
+        if (failed == 0 && segment->is_named)
+            failed = announce(queue, &taken, sync_s);
+        if (failed != 0 || !segment->is_named || seconds() >= segment->until_s)
+            return failed;
+    }
+}
+
+PyDoc_STRVAR(write_batches_doc,
+    "write_batches(descriptor, offset, path, inode, end, small_end, small_bytes, until_s)\n--\n\n"
+    "Write batches into a segment, as wal.log.Room says, until Python is needed: at a time, for a batch that has no room,\n"
+    "or at the end. Each that was taken is on the disk then: (the offset behind the last batch, bytes that the next\n"
+    "wants or 0, whether the path still is of this inode, whether more may come). Other threads run meanwhile.");
+
+static PyObject *write_batches(Queue *queue, PyObject *args)
+{
+    Segment segment = {.is_named = 1, .is_open = 1};
+    PyObject *path;
+    long long offset, end, small_end;
+    unsigned long long inode;
+    if (!PyArg_ParseTuple(args, "iLSKLLLd", &segment.file, &offset, &path, &inode, &end, &small_end,
+                          &segment.small, &segment.until_s))
+        return NULL;
+    segment.offset = (off_t)offset;
+    segment.end = (off_t)end;
+    segment.small_end = (off_t)small_end;
+    segment.inode = (uint64_t)inode;
+    segment.path = PyBytes_AS_STRING(path); /* kept by the caller's arguments */
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = write_on(queue, &segment);
+    Py_END_ALLOW_THREADS
     if (failed != 0) {
         errno = failed;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return answer_of(
-        segment.is_whole ? Py_BuildValue("(dO)", segment.sync_s, segment.is_named ? Py_True : Py_False) : NULL,
-        segment.is_whole);
+    return Py_BuildValue("(LLOO)", (long long)segment.offset, segment.size, segment.is_named ? Py_True : Py_False,
+                         segment.is_open ? Py_True : Py_False);
 }
 
-/* --- the module --------------------------------------------------------------------------------------------------- */
+/* --- the rest: with the interpreter's lock ------------------------------------------------------------------------ */
 
-static PyMethodDef methods[] = {
-    {"commit_records", (PyCFunction)(void (*)(void))commit_records, METH_FASTCALL, commit_records_doc},
+PyDoc_STRVAR(heard_doc,
+    "heard()\n--\n\nBatches that became durable since the last call: (LSN of the last record, seconds of the sync, records).");
+
+static PyObject *heard(Queue *queue, PyObject *Py_UNUSED(ignored))
+{
+    pthread_mutex_lock(&queue->lock);
+    const size_t count = queue->heard_count;
+    Heard *batches = PyMem_RawMalloc((count + 1) * sizeof(Heard));
+    for (size_t i = 0; i < count && batches != NULL; i++)
+        batches[i] = queue->heard[(queue->heard_first + i) % HEARD_MAX];
+    if (batches != NULL)
+        queue->heard_count = 0;
+    pthread_mutex_unlock(&queue->lock);
+    if (batches == NULL)
+        return PyErr_NoMemory();
+    PyObject *found = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; i < count && found != NULL; i++) {
+        PyObject *batch = Py_BuildValue("(LdL)", batches[i].lsn, batches[i].sync_s, batches[i].entries);
+        if (batch == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SET_ITEM(found, (Py_ssize_t)i, batch);
+    }
+    PyMem_RawFree(batches);
+    return found;
+}
+
+PyDoc_STRVAR(stand_doc,
+    "stand()\n--\n\nThe LSN of the next record and the last that is durable, bytes of what is not, the last HLC's numbers.");
+
+static PyObject *stand(Queue *queue, PyObject *Py_UNUSED(ignored))
+{
+    pthread_mutex_lock(&queue->lock);
+    const long long next = queue->next_lsn, durable = queue->durable_lsn, bytes = queue->bytes;
+    const long long physical = queue->last_physical, logical = queue->last_logical;
+    pthread_mutex_unlock(&queue->lock);
+    return Py_BuildValue("(LLLLL)", next, durable, bytes, physical, logical);
+}
+
+static PyObject *closed(Queue *queue, int is_dropped)
+{
+    pthread_mutex_lock(&queue->lock);
+    queue->is_refusing = queue->is_closing = 1;
+    if (is_dropped)
+        queue->queued = 0;
+    queue->wanted = 0;
+    pthread_mutex_unlock(&queue->lock);
+    pthread_cond_signal(&queue->changed);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(close_doc, "close()\n--\n\nTake nothing more; what is queued is written, without waiting for company.");
+
+static PyObject *close_queue(Queue *queue, PyObject *Py_UNUSED(ignored))
+{
+    return closed(queue, 0);
+}
+
+PyDoc_STRVAR(drop_doc, "drop()\n--\n\nTake nothing more, and forget what is queued.");
+
+static PyObject *drop(Queue *queue, PyObject *Py_UNUSED(ignored))
+{
+    return closed(queue, 1);
+}
+
+static PyObject *lsn_of(Queue *queue, void *offset)
+{
+    return PyLong_FromLongLong(__atomic_load_n((long long *)((char *)queue + (size_t)offset), __ATOMIC_ACQUIRE));
+}
+
+static void free_chunks(Chunk *chunk)
+{
+    while (chunk != NULL) {
+        Chunk *const next = chunk->next;
+        PyMem_RawFree(chunk);
+        chunk = next;
+    }
+}
+
+static void queue_dealloc(Queue *queue)
+{
+    PyTypeObject *type = Py_TYPE(queue);
+    if (queue->node_id != NULL) { /* it was made */
+        free_chunks(queue->head);
+        free_chunks(queue->free);
+        /* Lock and condition hold nothing, and are not destroyed: in a child of the process that would wait for the thread
+         * of the writer, which sleeps in the parent. */
+        Py_DECREF(queue->node_id);
+    }
+    type->tp_free((PyObject *)queue);
+}
+
+static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords))
+{
+    PyObject *node_id;
+    const char *node_hash;
+    Py_ssize_t node_hash_bytes;
+    Queue *queue = (Queue *)type->tp_alloc(type, 0);
+    if (queue == NULL)
+        return NULL;
+    if (!PyArg_ParseTuple(args, "Uy#LLLLLLdi", &node_id, &node_hash, &node_hash_bytes, &queue->next_lsn,
+                          &queue->payload_bytes_max, &queue->queue_max_entries, &queue->queue_max_bytes,
+                          &queue->batch_max_entries, &queue->batch_max_bytes, &queue->batch_timeout_s, &queue->bell)) {
+        Py_DECREF(queue);
+        return NULL;
+    }
+    queue->head = queue->tail = PyMem_RawCalloc(1, sizeof(Chunk) + CHUNK_BYTES);
+    if (queue->head == NULL || node_hash_bytes != NODE_HASH_BYTES || queue->batch_max_bytes > BATCH_BODY_BYTES_MAX) {
+        PyMem_RawFree(queue->head);
+        Py_DECREF(queue);
+        PyErr_SetString(PyExc_ValueError, "no memory, a hash of another length, or batches that are too large");
+        return NULL;
+    }
+    queue->head->size = CHUNK_BYTES;
+    memcpy(queue->node_hash, node_hash, NODE_HASH_BYTES);
+    queue->written_lsn = queue->durable_lsn = queue->next_lsn - 1;
+    queue->last_physical = queue->last_logical = -1;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&queue->changed, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&queue->lock, NULL);
+    queue->node_id = Py_NewRef(node_id);
+    return (PyObject *)queue;
+}
+
+#define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, name##_doc}
+
+static PyMethodDef queue_methods[] = {
+    METHOD(append, append, METH_FASTCALL),
+    METHOD(append_all, append_all, METH_O),
+    METHOD(write_batches, write_batches, METH_VARARGS),
+    METHOD(heard, heard, METH_NOARGS),
+    METHOD(stand, stand, METH_NOARGS),
+    METHOD(close, close_queue, METH_NOARGS),
+    METHOD(drop, drop, METH_NOARGS),
     {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef queue_values[] = {
+    {"next_lsn", (getter)lsn_of, NULL, NULL, (void *)offsetof(Queue, next_lsn)},
+    {"written_lsn", (getter)lsn_of, NULL, NULL, (void *)offsetof(Queue, written_lsn)},
+    {"durable_lsn", (getter)lsn_of, NULL, NULL, (void *)offsetof(Queue, durable_lsn)},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject queue_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "wal._native.Queue",
+    .tp_doc = "Records on their way to the disk.",
+    .tp_basicsize = sizeof(Queue),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = queue_new,
+    .tp_dealloc = (destructor)queue_dealloc,
+    .tp_methods = queue_methods,
+    .tp_getset = queue_values,
 };
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "wal._native",
-    .m_doc = "Batches of the WAL in C.",
+    .m_doc = "The queue of the WAL in C.",
     .m_size = -1,
-    .m_methods = methods,
 };
 
 PyMODINIT_FUNC PyInit__native(void)
 {
     static const char *const zlib[] = {"libz.so.1", NULL};
     *(void **)&zlib_crc32 = symbol_of(zlib, "crc32");
-    return zlib_crc32 == NULL ? NULL : PyModule_Create(&definition);
+    if (zlib_crc32 == NULL || PyType_Ready(&queue_type) < 0)
+        return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddObjectRef(module, "Queue", (PyObject *)&queue_type) < 0)
+        Py_CLEAR(module);
+    return module;
 }

@@ -56,11 +56,11 @@ class FolderGuard:
                 del self._segments[name]
                 self._retired.discard(name)
             elif found.get(name) != inode:
-                raise _gone(self._folder / name)
+                raise gone(self._folder / name)
         if self._lock_inode is not None and found.get(LOCK_NAME) != self._lock_inode:
-            raise _gone(self._folder / LOCK_NAME)
+            raise gone(self._folder / LOCK_NAME)
         if self._has_control and CONTROL_NAME not in found:
-            raise _gone(self._folder / CONTROL_NAME)
+            raise gone(self._folder / CONTROL_NAME)
         self._has_control = CONTROL_NAME in found
 
 
@@ -75,10 +75,10 @@ def check_named(path: Path, inode: int) -> None:
     except OSError:
         is_named = False
     if not is_named:
-        raise _gone(path)
+        raise gone(path)
 
 
-def _gone(path: Path) -> WalError:
+def gone(path: Path) -> WalError:
     """What is said of a file that is not where the writer has it."""
     return WalError(f"{path} was removed, renamed or replaced under the writer; put it back before the next start")
 

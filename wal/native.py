@@ -1,11 +1,19 @@
-"""Batches of the WAL in C where that is built; where it is not, each is left to Python, as ``ledger.native`` says."""
+"""The queue of the WAL in C where that is built, and in Python where it is not, as ``ledger.native`` says."""
 
 from __future__ import annotations
 
-import zlib  # noqa: F401 - it loads the library that the function in C sums with
+import os
+import zlib  # noqa: F401 - it loads the library that the queue in C sums with
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
+from typing import Any
+
+from ledger.hlc import node_hash
+from wal.guard import gone
+from wal.log import Log
+from wal.queue import Bounds, PythonQueue, Queue
+from wal.replication.proposer import Written
 
 _module: ModuleType | None
 try:
@@ -13,4 +21,37 @@ try:
 except ImportError:
     _module = None
 
-commit_records: Callable[..., tuple[float, bool] | None] = getattr(_module, "commit_records", lambda *_args: None)
+_Queue: Any = getattr(_module, "Queue", object)
+
+
+class NativeQueue(_Queue):  # type: ignore[misc]
+    """The queue in C, and what of its writer's loop is Python's: which segment, and space ahead."""
+
+    def __new__(cls, bounds: Bounds, log: Log, bell: int) -> NativeQueue:
+        """A queue over this log."""
+        hashed = node_hash(bounds.node_id)
+        queue: NativeQueue = super().__new__(cls, bounds.node_id, hashed, log.next_lsn, *bounds[1:], bell)
+        return queue
+
+    def __init__(self, bounds: Bounds, log: Log, bell: int) -> None:
+        self._size = 0
+        """Of the batch that found no room, with its BATCH record."""
+
+    def write(self, log: Log, until_s: float) -> bool:
+        """As ``wal.queue.Queue`` says: batch after batch, without the interpreter's lock."""
+        room = log.room(self._size)
+        place = room.descriptor, room.offset, os.fsencode(room.path), room.inode
+        offset, self._size, is_named, is_open = self.write_batches(*place, *room[4:], until_s)
+        if not is_named:
+            raise gone(room.path)
+        if offset > room.offset:
+            log.wrote(offset, self.durable_lsn)
+        return bool(is_open)
+
+
+def make_queue(bounds: Bounds, log: Log, bell: int, ship: Callable[[Written], None] | None = None) -> Queue:
+    """A queue over this log, whose next record is the first that it takes. One whose batches are shipped as they are
+    written is in Python, as whoever ships is."""
+    if _module is None or ship is not None:
+        return PythonQueue(bounds, log, bell, ship)
+    return NativeQueue(bounds, log, bell)

@@ -25,7 +25,6 @@ from wal.format import (
     encode_segment_header,
 )
 
-SPARE_NAME = "spare"
 UNNAMED_SUFFIX = ".tmp"
 FILE_MODE = 0o600
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -96,10 +95,8 @@ def misplaced(
     return None
 
 
-def create_segment(folder: Path, header: SegmentHeader, *, prepared: bool = False) -> int:
+def create_segment(folder: Path, header: SegmentHeader) -> int:
     """Make a segment, its header and name synced, and return its descriptor, open for writing.
-
-    With ``prepared`` the file ``spare`` is taken as it is: zeros, written ahead.
 
     Raises:
         WalError: a segment of this name is there already.
@@ -108,9 +105,8 @@ def create_segment(folder: Path, header: SegmentHeader, *, prepared: bool = Fals
     path = folder / segment_name(header.base_lsn, header.epoch)
     if path.exists():
         raise WalError(f"WAL segment {path} is there already; a start must take a higher epoch")
-    unnamed = folder / SPARE_NAME if prepared else path.with_name(path.name + UNNAMED_SUFFIX)
-    flags = os.O_RDWR | os.O_CLOEXEC | (0 if prepared else os.O_CREAT | os.O_TRUNC)
-    descriptor = os.open(unnamed, flags, FILE_MODE)
+    unnamed = path.with_name(path.name + UNNAMED_SUFFIX)
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_TRUNC, FILE_MODE)
     try:
         write_fully(descriptor, (encode_segment_header(header),), 0)
         os.fsync(descriptor)
@@ -124,7 +120,6 @@ def create_segment(folder: Path, header: SegmentHeader, *, prepared: bool = Fals
 
 def remove_unnamed(folder: Path) -> None:
     """Remove segments that a crash left without their name; nothing was ever written to them."""
-    (folder / SPARE_NAME).unlink(missing_ok=True)
     for path in folder.glob(f"*.wal{UNNAMED_SUFFIX}"):
         path.unlink()
 

@@ -40,7 +40,6 @@ def write_log(folder: Path, events: list[EventRecord], *, chained_lsn: int = 0) 
     writer = GroupCommit(
         Log(folder, node_id=NODE, wal_id=wal_id, epoch=1, next_lsn=1),
         batch_max_entries=100,
-        on_durable=lambda lsn: None,
         on_failure=lambda error: None,
     )
     for n, event in enumerate(events):

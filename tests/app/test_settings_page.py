@@ -81,7 +81,6 @@ def test_the_wal_takes_every_setting_at_both_ends_of_what_it_may_be(end: int, tm
     wal = Settings.model_validate({"wal": ends}).wal
     writer = GroupCommit(
         Log(tmp_path, node_id="node-a", wal_id="00" * 16, epoch=1, next_lsn=1, segment_bytes=wal.segment_bytes),
-        on_durable=lambda _lsn: None,
         on_failure=lambda error: pytest.fail(str(error)),
         batch_timeout_us=wal.batch_timeout_microseconds,
         batch_max_entries=wal.batch_max_entries,

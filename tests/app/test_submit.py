@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable
 
 import asyncpg
 import pytest
@@ -368,13 +367,14 @@ async def test_what_an_answer_survives_is_what_the_operator_said_of_postgres(
     assert chained.achieved is Durability.REGIONAL
 
 
-def python_syncs(patch: pytest.MonkeyPatch, sync: Callable[[int], None]) -> None:
-    """Have the log written by Python and synced by ``sync``. Faults below the functions in C are those of strace, in
+@pytest.fixture
+def _wal_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs are written by Python, whose calls a test can hold. Faults below the queue in C are those of strace, in
     ``tests/wal/test_faults.py`` and ``tests/crash``."""
-    patch.setattr("wal.native.commit_records", lambda *_: None)
-    patch.setattr("wal.log.os.fdatasync", sync)
+    monkeypatch.setattr("wal.native._module", None)
 
 
+@pytest.mark.usefixtures("_wal_in_python")
 async def test_nothing_is_answered_or_chained_while_the_fsync_is_under_way(
     service: Service, chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,7 +387,7 @@ async def test_nothing_is_answered_or_chained_while_the_fsync_is_under_way(
             assert may_sync.wait(UNTIL_S)
         sync(descriptor)
 
-    python_syncs(monkeypatch, slow_sync)
+    monkeypatch.setattr("wal.log.os.fdatasync", slow_sync)
     try:
         answers = [
             asyncio.create_task(service.submitter.submit(created("acme", n, durability=level), key=None))
@@ -408,6 +408,7 @@ async def test_nothing_is_answered_or_chained_while_the_fsync_is_under_way(
     assert numbers(await chains.sound("acme")) == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("_wal_in_python")
 async def test_after_a_failed_fsync_nothing_is_acknowledged_any_more_and_a_restart_recovers(
     run_node: RunNode, chains: Chains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,7 +420,7 @@ async def test_after_a_failed_fsync_nothing_is_acknowledged_any_more_and_a_resta
             raise OSError(errno.EIO, "the disk is gone")
 
         with monkeypatch.context() as broken:
-            python_syncs(broken, failing_sync)
+            broken.setattr("wal.log.os.fdatasync", failing_sync)
             results = await asyncio.gather(
                 *(
                     service.submitter.submit(created("acme", n, durability=level), key=None)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from zlib import crc32
 
 from ledger.errors import WalPoisonedError
 from ledger.hlc import Hlc
+from ledger.positions import Epoch, Lsn
 from wal.format import (
     BatchRecord,
     SegmentHeader,
@@ -19,12 +24,15 @@ from wal.format import (
 )
 from wal.group_commit import GroupCommit
 from wal.log import Log
+from wal.queue import HeardBatch
 from wal.reader import read
 from wal.segment import segment_name
 
 NODE = "node-a"
 WAL_ID = "0123456789abcdef0123456789abcdef"
 WAIT_S = 120.0
+FULL = 2**64 - 2
+"""The most that an eventfd holds: a writer of more waits until it is read."""
 
 
 def hlc_of(lsn: int) -> Hlc:
@@ -37,7 +45,8 @@ def payload_of(lsn: int) -> bytes:
 
 
 class LogWriter:
-    """A writer that can be waited for. ``told`` are the LSNs that it reported durable, in order."""
+    """A writer that can be waited for, and held in its reports: while its bell is one that is full, it stands in the
+    next until somebody makes room for that."""
 
     def __init__(
         self,
@@ -49,76 +58,91 @@ class LogWriter:
         segment_bytes: int = 64 << 20,
         **settings: object,
     ) -> None:
-        self.told: list[int] = []
+        self.heard: list[HeardBatch] = []
         self.failures: list[WalPoisonedError] = []
-        self._changed = threading.Condition()
-        self._gate = threading.Event()
-        self._gate.set()
+        self._failed = threading.Event()
+        self._hearing = threading.Lock()
+        self._free = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._full: list[int] = []
+        self._bell = os.dup(self._free)
+        log = Log(
+            folder,
+            node_id=NODE,
+            wal_id=WAL_ID,
+            epoch=Epoch(epoch),
+            next_lsn=Lsn(next_lsn),
+            previous_lsn=None if previous_lsn is None else Lsn(previous_lsn),
+            segment_bytes=segment_bytes,
+        )
         self.writer = GroupCommit(
-            Log(
-                folder,
-                node_id=NODE,
-                wal_id=WAL_ID,
-                epoch=epoch,
-                next_lsn=next_lsn,
-                previous_lsn=previous_lsn,
-                segment_bytes=segment_bytes,
-            ),
-            on_durable=self._durable,
-            on_failure=self._failed,
+            log,
+            bell=self._bell,
+            on_failure=self._fail,
             **settings,  # type: ignore[arg-type]
         )
 
-    def _durable(self, lsn: int) -> None:
-        with self._changed:
-            self.told.append(lsn)
-            gate = self._gate
-            self._changed.notify_all()
-        gate.wait(WAIT_S)
+    def __del__(self) -> None:
+        if not hasattr(self, "writer") or self.writer.has_ended:
+            for descriptor in (self._free, self._bell, *self._full):
+                os.close(descriptor)
 
-    def _failed(self, error: WalPoisonedError) -> None:
-        with self._changed:
-            self.failures.append(error)
-            self._changed.notify_all()
+    def _fail(self, error: WalPoisonedError) -> None:
+        self.failures.append(error)
+        self._failed.set()
+
+    @property
+    def told(self) -> list[int]:
+        """The LSNs up to which it reported the log durable, in order."""
+        with self._hearing:
+            self.heard += self.writer.heard()
+        return [batch.lsn for batch in self.heard]
 
     def append(self, payload: bytes | None = None) -> int:
         lsn = self.writer.next_lsn
         return self.writer.append(hlc_of(lsn), 1, payload_of(lsn) if payload is None else payload)
 
     def becomes_durable(self, lsn: int, within_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: bool(self.told) and self.told[-1] >= lsn, within_s)
+        until_s = time.monotonic() + within_s
+        while (is_missing := self.writer.durable_lsn < lsn) and time.monotonic() < until_s:
+            # Of a report in which it is held, nobody is told: looked for each millisecond.
+            if select.select([self._free], [], [], 0.001)[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._free)
+        return not is_missing
 
     def wait_durable(self, lsn: int) -> None:
         assert self.becomes_durable(lsn, WAIT_S)
 
     def wait_failure(self) -> WalPoisonedError:
-        with self._changed:
-            assert self._changed.wait_for(lambda: bool(self.failures), WAIT_S)
+        assert self._failed.wait(WAIT_S)
         return self.failures[0]
 
     def batches(self, sizes: Sequence[int]) -> None:
         """Write batches of exactly these numbers of records; the first of them must be 1."""
         assert sizes[0] == 1
-        self._gate = threading.Event()
+        release = self.hold_reports()
         self.wait_durable(self.append())
         for size in sizes[1:]:
             # The writer stands in the report of the batch before: what it takes next is all of this one.
             for _ in range(size):
                 last = self.append()
-            with self._changed:
-                gate, self._gate = self._gate, threading.Event()
-            gate.set()
+            os.eventfd_read(self._full[-1])
             self.wait_durable(last)
-        self._gate.set()
+        release()
 
-    def hold_reports(self) -> threading.Event:
-        """Let the writer thread stand in its next report until the event is set."""
-        self._gate = threading.Event()
-        return self._gate
+    def hold_reports(self) -> Callable[[], None]:
+        """Let the writer thread stand in its next report until what is returned is called."""
+        full = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+        os.eventfd_write(full, FULL)
+        self._full.append(full)
+        os.dup2(full, self._bell, inheritable=False)
+        return self._release
+
+    def _release(self) -> None:
+        os.dup2(self._free, self._bell, inheritable=False)
+        os.eventfd_read(self._full[-1])
 
     def close(self) -> None:
-        self._gate.set()
         self.writer.close(WAIT_S)
 
     def __enter__(self) -> LogWriter:

@@ -28,7 +28,6 @@ def documented_segment() -> bytes:
 def test_the_documented_segment_is_what_the_writer_writes(tmp_path: Path) -> None:
     writer = GroupCommit(
         Log(tmp_path, node_id="a", wal_id="00112233445566778899aabbccddeeff", epoch=1, next_lsn=1),
-        on_durable=lambda lsn: None,
         on_failure=lambda error: None,
     )
     writer.append(Hlc(5, 0, "a"), 1, b"{}")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger.machines.events import BATCH_RECORD_TYPE
 from tests.wal.logs import NODE, LogWriter, lsns_in, naive_segment
 from wal.inspect import dump
 from wal.recovery import recover
@@ -27,6 +28,8 @@ CHILD = str(Path(__file__).with_name("writer_process.py"))
 WITHOUT_C = f"import runpy, sys; sys.modules['wal._native'] = None; runpy.run_path({CHILD!r}, run_name='__main__')"
 PROGRAMS = {"c": [sys.executable, CHILD], "python": [sys.executable, "-c", WITHOUT_C]}
 WRITE = "pwritev,pwritev2"
+RING = r'"\1\0\0\0\0\0\0\0"'
+"""What is written to the bell, as strace shows it."""
 CALLS = (WRITE, "fdatasync", "fsync", "rename")
 
 
@@ -45,11 +48,15 @@ def durable_of(said: list[str]) -> int:
     return max((int(line.split()[1]) for line in said if line.startswith("durable ")), default=0)
 
 
+def trace_of(trace: Path) -> list[tuple[str, str]]:
+    """The lines of an strace log: thread and call."""
+    return [(thread, call) for thread, call in (line.split(maxsplit=1) for line in trace.read_text().splitlines())]
+
+
 def by_thread(trace: Path) -> dict[str, list[str]]:
     """The lines of an strace log, thread by thread."""
     lines: dict[str, list[str]] = {}
-    for line in trace.read_text().splitlines():
-        thread, call = line.split(maxsplit=1)
+    for thread, call in trace_of(trace):
         lines.setdefault(thread, []).append(call)
     return lines
 
@@ -138,7 +145,7 @@ def test_a_failed_fsync_is_never_followed_by_another_batch(tmp_path: Path, strac
 
 
 def test_nothing_is_reported_durable_before_its_fsync_has_returned(tmp_path: Path, strace: str, core: str) -> None:
-    # The writer thread's own calls, in their order, with every fsync made slow.
+    # All calls in their order, with every fsync made slow.
     folder = tmp_path / "log"
     folder.mkdir()
     trace = tmp_path / "trace"
@@ -148,20 +155,58 @@ def test_nothing_is_reported_durable_before_its_fsync_has_returned(tmp_path: Pat
         records=300, core=core,
     )  # fmt: skip
     assert said[-1] == "closed"
-    (writer,) = [lines for lines in by_thread(trace).values() if any('"durable ' in line for line in lines)]
-    unsynced = synced = reports = 0
-    for line in writer:
+    calls = by_thread(trace)
+    (writer,) = [thread for thread, lines in calls.items() if any("iov_len=58" in line for line in lines)]
+    unsynced = synced = rings = 0
+    for line in calls[writer]:
         if "pwritev" in line and "resumed" not in line:
             assert unsynced == 0, "two unsynced batches"
             unsynced = 1 if "iov_len=58" in line else 0
         elif re.search(r"fdatasync.*= 0( |$)", line):
             synced += unsynced
             unsynced = 0
-        elif '"durable ' in line:
+        elif RING in line:
+            rings += 1
+            assert unsynced == 0, "rung before the fsync returned"
+            assert rings == synced
+    assert rings > 10
+
+    # Nor does whoever does not wait for the bell, but asks, hear of a batch before.
+    ends = [int(str(item["last_lsn"])) for item in dump(folder) if item["type"] == BATCH_RECORD_TYPE]
+    assert len(ends) == rings
+    synced = reports = 0
+    for thread, call in trace_of(trace):
+        synced += thread == writer and bool(re.search(r"fdatasync.*= 0( |$)", call))
+        if report := re.search(r'"durable (\d+)', call):
             reports += 1
-            assert unsynced == 0, "reported before the fsync returned"
-            assert reports == synced
-    assert reports > 10
+            assert int(report[1]) <= ends[synced - 1]
+    assert reports == rings
+
+
+def test_what_is_written_is_not_durable_while_it_is_synced(tmp_path: Path, strace: str, core: str) -> None:
+    # The second fsync of the writer's thread begins a second late.
+    program = f"""
+import os, sys
+from pathlib import Path
+if {core!r} == "python":
+    sys.modules["wal._native"] = None
+from tests.wal.logs import LogWriter
+log = LogWriter(Path(sys.argv[1]))
+log.wait_durable(log.append())
+lsn = log.append()
+while log.writer.written_lsn < lsn:
+    os.sched_yield()
+print(log.writer.durable_lsn, log.told)
+log.wait_durable(lsn)
+print(log.writer.durable_lsn, log.told)
+log.close()
+"""
+    done = subprocess.run(
+        [strace, "-f", "-qq", "-o", os.devnull, "-e", "trace=fdatasync",
+         "-e", "inject=fdatasync:delay_enter=1000000:when=2", sys.executable, "-c", program, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, timeout=100,
+    )  # fmt: skip
+    assert done.stdout == b"1 [1]\n2 [1, 2]\n"
 
 
 def test_a_write_that_falls_short_is_finished(tmp_path: Path, strace: str) -> None:

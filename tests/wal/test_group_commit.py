@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,14 +20,18 @@ from ledger.errors import (
 )
 from ledger.hlc import Clock, Hlc
 from ledger.machines.events import BATCH_RECORD_TYPE
-from tests.wal.logs import NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, lsns_in, payload_of
+from tests.wal.logs import FULL, NODE, WAIT_S, WAL_ID, LogWriter, hlc_of, lsns_in, payload_of, snapshot
 from wal.format import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from wal.group_commit import GroupCommit
+from wal.guard import CHECK_INTERVAL_S
 from wal.inspect import dump
 from wal.log import Log
+from wal.queue import HEARD_MAX
 from wal.reader import read
 from wal.recovery import recover
 from wal.segment import list_segments
+
+pytestmark = pytest.mark.usefixtures("core")
 
 
 def batch_ranges(folder: Path) -> list[tuple[object, object]]:
@@ -39,6 +45,15 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
         log.wait_durable(last)
         assert log.writer.durable_lsn == log.writer.written_lsn == last == log.writer.next_lsn - 1
     assert lsns_in(tmp_path) == list(range(1, 101))
+
+
+def test_whoever_appends_wakes_the_writer(tmp_path: Path) -> None:
+    # One that only looked each time that it looks at the folder would take a hundred seconds.
+    with LogWriter(tmp_path) as log:
+        began_s = time.monotonic()
+        for _ in range(200):
+            log.wait_durable(log.append())
+        assert time.monotonic() - began_s < 200 * CHECK_INTERVAL_S / 4
 
 
 def test_one_record_alone_is_written_at_once(tmp_path: Path) -> None:
@@ -69,22 +84,22 @@ def test_behind_a_batch_of_several_the_next_is_held_open_until_as_many_are_back(
 def test_what_came_while_a_batch_was_written_does_not_wait_for_its_writers(tmp_path: Path) -> None:
     # Of six, two stay behind while four are written; held open for two more, they would be written after an hour.
     with LogWriter(tmp_path, batch_timeout_us=3_600_000_000, batch_max_entries=4) as log:
-        blocked = log.hold_reports()
+        release = log.hold_reports()
         log.wait_durable(log.append())
         for _ in range(6):
             last = log.append()
-        blocked.set()
+        release()
         log.wait_durable(last)
     assert batch_ranges(tmp_path) == [(1, 1), (2, 5), (6, 7)]
 
 
 def test_a_few_that_came_while_a_batch_was_written_wait_for_its_writers(tmp_path: Path) -> None:
     with LogWriter(tmp_path, batch_timeout_us=3_600_000_000, batch_max_entries=4) as log:
-        blocked = log.hold_reports()
+        release = log.hold_reports()
         log.wait_durable(log.append())
         for _ in range(5):
             log.append()
-        blocked.set()
+        release()
         log.wait_durable(5)
         assert not log.becomes_durable(6, within_s=0.1)
         for _ in range(3):
@@ -194,14 +209,14 @@ def test_a_segment_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
 def test_a_full_queue_rejects_and_queues_nothing(tmp_path: Path) -> None:
     with LogWriter(tmp_path, queue_max_entries=10, batch_timeout_us=0) as log:
         log.batches([1])
-        blocked = log.hold_reports()
+        release = log.hold_reports()
         log.wait_durable(log.append())
         for _ in range(10):
             log.append()
         with pytest.raises(WalFullError, match="10 records wait"):
             log.append()
         assert log.writer.next_lsn == 13
-        blocked.set()
+        release()
         log.wait_durable(12)
         log.wait_durable(log.append())
     assert lsns_in(tmp_path) == list(range(1, 14))
@@ -209,12 +224,12 @@ def test_a_full_queue_rejects_and_queues_nothing(tmp_path: Path) -> None:
 
 def test_the_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
     with LogWriter(tmp_path, queue_max_bytes=1500, record_bytes_max=1000, batch_timeout_us=0) as log:
-        blocked = log.hold_reports()
+        release = log.hold_reports()
         log.wait_durable(log.append())
         log.append(bytes(900))
         with pytest.raises(WalFullError, match="bytes wait"):
             log.append(bytes(900))
-        blocked.set()
+        release()
         log.wait_durable(2)
         log.wait_durable(log.append(bytes(900)))
 
@@ -259,21 +274,19 @@ def test_a_closed_writer_takes_nothing_and_closes_twice(tmp_path: Path) -> None:
 
 def test_a_writer_that_cannot_report_fails_loudly(tmp_path: Path) -> None:
     failed = threading.Event()
-
-    def broken(lsn: int) -> None:
-        raise RuntimeError("nobody listens")
-
+    read_only = os.open(os.devnull, os.O_RDONLY)
     writer = GroupCommit(
         Log(tmp_path, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1),
-        on_durable=broken,
+        bell=read_only,
         on_failure=lambda error: failed.set(),
     )
     writer.append(hlc_of(1), 1, b"")
     assert failed.wait(WAIT_S)
-    with pytest.raises(WalPoisonedError, match="nobody listens"):
+    with pytest.raises(WalPoisonedError, match="Bad file descriptor"):
         writer.append(hlc_of(2), 1, b"")
     with pytest.raises(WalPoisonedError):
         writer.close(WAIT_S)
+    os.close(read_only)
 
 
 def test_hlc_and_lsn_rise_together_whatever_threads_append(tmp_path: Path) -> None:
@@ -310,12 +323,49 @@ def test_hlc_and_lsn_rise_together_whatever_threads_append(tmp_path: Path) -> No
     assert all(numbers == list(range(500)) for numbers in by_thread.values())
 
 
-def test_the_observer_hears_of_every_batch(tmp_path: Path) -> None:
-    heard: list[tuple[float, int]] = []
-    with LogWriter(tmp_path, observe=lambda sync_s, entries: heard.append((sync_s, entries))) as log:
+def test_of_every_batch_is_heard_once(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as log:
         log.batches([1, 7, 2])
-    assert [entries for _, entries in heard] == [1, 7, 2]
-    assert all(sync_s > 0 for sync_s, _ in heard)
+        assert log.told == [1, 8, 10]
+        assert log.writer.heard() == []
+    assert [batch.entries for batch in log.heard] == [1, 7, 2]
+    assert all(batch.sync_s > 0 for batch in log.heard)
+
+
+def test_of_batches_that_nobody_asks_for_the_last_are_kept(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, ack_mode="LOCAL_SYNC") as log:
+        for _ in range(HEARD_MAX + 10):
+            last = log.append()
+        log.wait_durable(last)
+        assert log.told == list(range(11, last + 1))
+
+
+def test_a_bell_that_nobody_hears_holds_nothing_up(tmp_path: Path) -> None:
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    os.eventfd_write(bell, FULL)
+    writer = GroupCommit(
+        Log(tmp_path, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1), bell=bell, on_failure=pytest.fail
+    )
+    for lsn in range(1, 10):
+        writer.append(hlc_of(lsn), 1, b"")
+    writer.close(WAIT_S)
+    assert (writer.durable_lsn, os.eventfd_read(bell), writer.has_ended) == (9, FULL, True)
+    os.close(bell)
+
+
+def test_a_child_of_the_process_writes_nothing(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as log:
+        log.batches([1, 3])
+        before = snapshot(tmp_path)
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                log.append()
+                log.writer.close(0.0)
+            os._exit(0 if snapshot(tmp_path) == before else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        log.wait_durable(log.append())
+    assert lsns_in(tmp_path) == [1, 2, 3, 4, 5]
 
 
 def test_a_writer_never_leaves_descriptors_behind(tmp_path: Path) -> None:

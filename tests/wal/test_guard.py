@@ -14,7 +14,9 @@ from wal.control import CONTROL_NAME
 from wal.guard import CHECK_INTERVAL_S
 from wal.lock import LOCK_NAME, acquire
 from wal.retention import remove_segments
-from wal.segment import SPARE_NAME, list_segments
+from wal.segment import list_segments
+
+pytestmark = pytest.mark.usefixtures("core")
 
 assert CHECK_INTERVAL_S <= 0.5, "noticed within a second, the time of one check included"
 
@@ -60,11 +62,11 @@ def test_an_idle_writer_misses_a_file(
 
 def test_nothing_that_was_synced_into_a_removed_file_is_reported_durable(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
-    held = log.hold_reports()
+    release = log.hold_reports()
     log.wait_durable(log.append())
     newest(tmp_path).unlink()
     lsn = log.append()
-    held.set()
+    release()
     log.wait_failure()
     assert log.writer.durable_lsn < lsn
     assert log.told == [1]
@@ -75,12 +77,12 @@ def test_a_writer_misses_its_folder(tmp_path: Path) -> None:
     folder.mkdir()
     log = LogWriter(folder)
     # It looks when the other one is there, not when there is none.
-    held = log.hold_reports()
+    release = log.hold_reports()
     log.wait_durable(log.append())
     shutil.copytree(folder, tmp_path / "copy")
     folder.rename(tmp_path / "away")
     (tmp_path / "copy").rename(folder)
-    held.set()
+    release()
     assert "in the place of the WAL folder" in str(log.wait_failure())
 
 
@@ -91,15 +93,6 @@ def test_a_writer_misses_its_control_file_but_not_when_it_is_replaced(tmp_path: 
     log.writer._log.check()
     (tmp_path / CONTROL_NAME).unlink()
     assert CONTROL_NAME in str(log.wait_failure())
-
-
-def test_a_writer_misses_its_spare(tmp_path: Path) -> None:
-    log = LogWriter(tmp_path, segment_bytes=100_000)
-    while (thread := log.writer._log._spare._thread) is None:
-        log.wait_durable(log.append(bytes(500)))
-    thread.join()
-    (tmp_path / SPARE_NAME).unlink()
-    assert SPARE_NAME in str(log.wait_failure())
 
 
 def test_segments_that_retention_removes_are_not_missed(tmp_path: Path) -> None:

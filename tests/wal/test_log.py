@@ -12,12 +12,10 @@ from ledger.errors import WalError
 from ledger.hlc import node_hash
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID, hlc_of, lsns_in, naive_batch, naive_segment, payload_of, snapshot
-from wal import native
-from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, BatchRecord, encode_records
+from wal.format import BATCH_RECORD_BYTES, BatchRecord, encode_records
 from wal.log import Log
 from wal.recovery import recover
 from wal.segment import list_segments
-from wal.spare import Spare
 
 
 def open_log(folder: Path, *, epoch: int = 1, next_lsn: int = 1, segment_bytes: int = 1 << 20) -> Log:
@@ -64,36 +62,17 @@ def test_what_is_written_is_durable_after_the_sync_and_not_before(tmp_path: Path
     assert lsns_in(tmp_path) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("core", ["c", "python"])
-def test_a_commit_writes_what_append_and_sync_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: str) -> None:
-    if core == "python":
-        monkeypatch.setattr(native, "commit_records", lambda *_: None)
+def test_a_commit_writes_what_append_and_sync_write(tmp_path: Path) -> None:
     for name in ("committed", "naive"):
         (tmp_path / name).mkdir()
     log = open_log(tmp_path / "committed")
     batches = [range(1, 2), range(2, 10), range(10, 12)]
     for lsns in batches:
-        records = [(hlc_of(lsn), 1, payload_of(lsn)) for lsn in lsns]
-        body_bytes = sum(RECORD_HEADER_BYTES + len(payload) for _, _, payload in records)
-        assert log.commit(node_hash(NODE), records, body_bytes) > 0
+        assert log.commit(*batch_of(lsns[0], lsns[-1])) > 0
         assert (log.written_lsn, log.durable_lsn, log.next_lsn) == (lsns[-1], lsns[-1], lsns.stop)
     log.close()
     naive_segment(tmp_path / "naive", batches)
     assert snapshot(tmp_path / "committed") == snapshot(tmp_path / "naive")
-
-
-@pytest.mark.parametrize("core", ["c", "python"])
-def test_a_commit_into_a_segment_that_lost_its_name_is_not_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: str
-) -> None:
-    if core == "python":
-        monkeypatch.setattr(native, "commit_records", lambda *_: None)
-    log = open_log(tmp_path)
-    os.rename(list_segments(tmp_path)[0].path, tmp_path / "elsewhere")
-    with pytest.raises(WalError, match="removed, renamed or replaced"):
-        log.commit(node_hash(NODE), [(hlc_of(1), 1, b"x")], RECORD_HEADER_BYTES + 1)
-    assert log.durable_lsn == 0
-    log.abandon()
 
 
 def test_no_batch_follows_one_that_is_not_synced(tmp_path: Path) -> None:
@@ -128,28 +107,6 @@ def test_a_segment_is_left_when_it_is_full_or_when_that_is_wanted(tmp_path: Path
     log.close()
     assert [segment.base_lsn for segment in list_segments(tmp_path)] == [1, 6, 11, 16]
     assert recover(tmp_path, NODE, Lsn(16)).records == 16
-
-
-def test_a_spare_that_is_ready_only_after_a_segment_was_left_waits_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = open_log(tmp_path, segment_bytes=500)
-    append(log, 1, 5)
-    log.sync()
-    with monkeypatch.context() as not_yet:
-        not_yet.setattr(Spare, "take", lambda _: False)
-        log.rotate()
-    assert log._spare._thread is not None
-    log._spare._thread.join()
-    assert log._spare.ready
-    log.rotate()
-    append(log, 6, 6)
-    log.sync()
-    append(log, 7, 7)
-    log.sync()
-    log.close()
-    assert [segment.base_lsn for segment in list_segments(tmp_path)] == [1, 6, 7]
-    assert recover(tmp_path, NODE, Lsn(7)).records == 7
 
 
 def test_a_log_whose_segment_lost_its_name_is_not_durable(tmp_path: Path) -> None:

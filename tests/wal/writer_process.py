@@ -2,7 +2,7 @@
 
     python writer_process.py FOLDER EPOCH NEXT_LSN RECORDS SEGMENT_BYTES SEED
 
-Prints ``durable N`` whenever the writer reports, straight from the writer thread; at the end ``closed``, or
+Prints for each batch that it hears of ``durable N``, how far the log then is; at the end ``closed``, or
 ``poisoned`` once the writer failed and then refused another record, or ``refused`` when it could not begin.
 RECORDS = 0 writes until killed. Batches vary with SEED.
 """
@@ -26,27 +26,34 @@ def say(text: str) -> None:
 
 
 def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: int, seed: int) -> None:
-    durable = threading.Semaphore(0)
     failed = threading.Event()
-
-    def on_durable(lsn: int) -> None:
-        say(f"durable {lsn}")
-        durable.release()
+    bell = os.eventfd(0)
 
     def on_failure(error: WalPoisonedError) -> None:
         failed.set()
-        durable.release()
+        os.eventfd_write(bell, 1)
 
+    def listen() -> None:
+        """Until the process ends."""
+        while True:
+            os.eventfd_read(bell)
+            for _ in writer.heard():
+                say(f"durable {writer.durable_lsn}")
+            with changed:
+                changed.notify_all()
+
+    changed = threading.Condition()
     try:
         writer = GroupCommit(
             Log(folder, node_id=NODE, wal_id=WAL_ID, epoch=epoch, next_lsn=next_lsn, segment_bytes=segment_bytes),
-            on_durable=on_durable,
+            bell=bell,
             on_failure=on_failure,
             batch_timeout_us=0,
         )
     except (OSError, WalError):
         say("refused")
         return
+    threading.Thread(target=listen, daemon=True).start()
     draw = random.Random(seed)
     end = next_lsn + records if records else 2**62
     try:
@@ -56,8 +63,9 @@ def main(folder: Path, epoch: int, next_lsn: int, records: int, segment_bytes: i
                 writer.append(hlc_of(lsn), 1, payload_of(lsn))
             # Sometimes the log runs idle, sometimes batches follow each other.
             if draw.random() < 0.7:
-                while writer.durable_lsn < lsn and not failed.is_set():
-                    durable.acquire()
+                with changed:
+                    while writer.durable_lsn < lsn and not failed.is_set():
+                        changed.wait()
         writer.close(30)
         say("closed")
     except WalPoisonedError:
