@@ -49,7 +49,6 @@ _ARROW: Final = pa.schema(
         ("conflicts", pa.list_(pa.struct(list(_CONFLICT)))),
     ]
 )
-CONFLICT_SCHEMA: Final = ddl_of(_CONFLICT)
 SCHEMA: Final = ddl_of(_ARROW)
 """What became of some entries that follow one another: those that are placed, as ``decode_placed`` reads them, how many
 were there already, and the conflicts among them. Each placed entry of rank 0 has a row of its own, with what it is
@@ -75,13 +74,6 @@ def decided(taken: DataFrame, partitions: int) -> DataFrame:
     ranges = entries.repartitionByRange(partitions, "tenant_id", "physical_ms", "logical")
     in_order = ranges.sortWithinPartitions(*_ORDER)
     return in_order.select("tenant_id", "physical_ms", "logical", "entry").mapInArrow(_decide, SCHEMA)
-
-
-def conflicts(decided: DataFrame) -> DataFrame:
-    """Every event whose HLC another one has, as ``CONFLICT_SCHEMA``: once for each time it is in a bundle."""
-    from pyspark.sql import functions
-
-    return decided.select(functions.inline("conflicts"))
 
 
 def _decide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

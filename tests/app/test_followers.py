@@ -34,7 +34,7 @@ CREATION = {"tenant_id": "acme", "job_id": "job-1", "spec": {"n": 1}, "durabilit
 
 @asynccontextmanager
 async def halted(database: Database, how: str = HALT) -> AsyncIterator[None]:
-    """Another session keeps the followers where they are."""
+    """Another session holds a lock: by default one that keeps the followers where they are."""
     async with connected_to(database.superuser_url) as connection, connection.transaction():
         await connection.execute(how)
         yield
@@ -383,6 +383,7 @@ ALTER TABLE scheduler.scheduler_log
     ADD CONSTRAINT scheduler_log_prev_chain_link UNIQUE NULLS NOT DISTINCT (tenant_id, prev_chain_link),
     ADD CONSTRAINT scheduler_log_t_hlc UNIQUE NULLS NOT DISTINCT (tenant_id, t_hlc);
 CREATE INDEX scheduler_log_hlc ON scheduler.scheduler_log (tenant_id, hlc_physical, hlc_logical, hlc_node);
+DROP TABLE scheduler.wal_leases;
 ALTER TABLE scheduler.jobs DROP COLUMN created_by;
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;
 ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE json USING '{}';

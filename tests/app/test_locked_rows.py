@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -19,23 +17,17 @@ from tests.app.chains import Chains, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.hurry import hurried
-from tests.conftest import Database, connected_to
+from tests.app.test_followers import halted
+from tests.conftest import Database
 from tests.running_copy import copy_running
 
 HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
+"""What another session holds."""
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-
-
-@asynccontextmanager
-async def locked(database: Database) -> AsyncIterator[None]:
-    """Another session holds the head."""
-    async with connected_to(database.superuser_url) as connection, connection.transaction():
-        await connection.execute(HEAD)
-        yield
 
 
 async def local(service: Service, *ns: int) -> None:
@@ -50,7 +42,7 @@ async def test_one_tenant_waits_in_order_while_all_others_are_chained(
         submit, submit_lines = service.submitter.submit, service.submitter.submit_lines
         await service.key_changes.recorded.wait()
         job_id = (await submit(created("acme", 0), key=None)).job_id
-        async with locked(database):
+        async with halted(database, HEAD):
             await submit(progressed("acme", job_id, 1), key=None)
             await until(lambda: "acme" in service.node.locked, "the lock is met")
             await local(service, 1, 2)
@@ -86,7 +78,7 @@ async def test_readyz_names_the_tenant_and_a_session_waits_for_its_writes(
     async with run_server(make_settings(read={"wait": "300ms"})) as client:
         job = {"tenant_id": "acme", "durability": "GLOBAL"}
         assert (await client.post("/v1/jobs", json=job)).status_code == 201
-        async with locked(database):
+        async with halted(database, HEAD):
             early = (await client.post("/v1/jobs", json=job | {"durability": "LOCAL"})).json()
 
             async def named() -> bool:
@@ -124,7 +116,7 @@ async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
         folder, kept = service._started.folder, tmp_path / "as it was"
         await service.key_changes.recorded.wait()
         await service.submitter.submit(created("acme", 0), key=None)
-        async with locked(database):
+        async with halted(database, HEAD):
             await local(service, 1, 2, 3)
             await until(lambda: "acme" in service.node.locked, "the lock is met")
             await service.submitter.submit(created("beta", 0), key=None)
