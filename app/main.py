@@ -250,9 +250,11 @@ def _parts(
         witnesses=settings.log.witnesses,
         cosignatures=_cosignatures(service, pool),
         timestamper=_timestamper(service, pool, given.authorities),
+        members=service.shipper.reports if service.shipper is not None else tuple,
         readiness_checks={
             "chaining": lambda: service.appender.database_error,
             "backlog": service.backlog_fault,
+            "quorum": service.quorum_fault,
             "checkpoints": lambda: service.notary.checkpoint_fault,
         },
     )

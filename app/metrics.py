@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from app.access.quotas import NAMES as QUOTAS
 from app.node.state import Node
+from wal.replication.leading import Shipper
 
 # A time of creation beside each counter and histogram, which nobody asked for.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -70,6 +71,11 @@ class Metrics:
         )
         self.wal_sync_seconds = self._histogram("wal_sync_seconds", "One fsync of the WAL", _FAST_SECONDS)
         self.wal_batch_entries = self._histogram("wal_batch_entries", "Records a batch", _BATCH_ENTRIES)
+        self.replication_ack_seconds = self._histogram(
+            "wal_replication_ack_latency_seconds",
+            "From a batch's end in this node's log until a member has it durably, of one batch in flight a member",
+            _REQUEST_SECONDS,
+        )
         self.stats_reports = self._counter(
             "stats_reports", "Stats reports that were taken in: well formed, or left out unread"
         )
@@ -114,6 +120,10 @@ class Metrics:
         self.stats_removed_files.inc()
         self.stats_removed_bytes.inc(file_bytes)
 
+    def watch_members(self, shipper: Shipper) -> None:
+        """Report how the members of this node's quorum follow from now on."""
+        self.registry.register(_MemberCollector(shipper))
+
     def watch(self, node: Node, backlog_entries: Callable[[], int]) -> None:
         """Report the clock and positions of ``node`` from now on."""
         self.registry.register(_NodeCollector(node, backlog_entries))
@@ -148,6 +158,24 @@ class Metrics:
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, what, buckets=buckets, registry=self.registry)
+
+
+class _MemberCollector(Collector):
+    def __init__(self, shipper: Shipper) -> None:
+        self._shipper = shipper
+
+    def collect(self) -> Iterator[Metric]:
+        reports = self._shipper.reports()
+        records = CounterMetricFamily("wal_replication_sent_records", "Records sent to a member", labels=["member"])
+        sent_bytes = CounterMetricFamily("wal_replication_sent_bytes", "Bytes of them", labels=["member"])
+        lag = GaugeMetricFamily("wal_replication_lag_lsn", "Records that a member is behind", labels=["member"])
+        for report in reports:
+            records.add_metric([report.address], report.sent_records)
+            sent_bytes.add_metric([report.address], report.sent_bytes)
+            lag.add_metric([report.address], report.lag_lsn)
+        yield from (records, sent_bytes, lag)
+        in_sync = sum(report.is_streaming for report in reports)
+        yield GaugeMetricFamily("wal_replicas_in_sync", "Members that can be spoken to, and follow", in_sync)
 
 
 class _NodeCollector(Collector):

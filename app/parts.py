@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from app.read.verification import ChainVerifier
     from app.stats.intake import StatsIntake
     from signing.cosignature import WitnessKey
+    from wal.replication.leading import MemberReport
 
 ReadinessCheck = Callable[[], str | None]
 """None when all is well, else what is wrong."""
@@ -97,6 +98,8 @@ class Parts:
     """Checks that ``/readyz`` tells of and that do not make the node unready: writes go on without them."""
     readiness_checks: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     """Checks of ``/readyz`` by name, beside those every service has."""
+    members: Callable[[], Sequence[MemberReport]] = field(default=tuple)
+    """How the safekeepers of this node follow."""
     tls: ServerTls | None = None
     """What connections are made with; None where they are plain."""
     accepting: bool = False

@@ -59,6 +59,7 @@ from ledger.errors import (
     ChainDamagedError,
     DurabilityTimeoutError,
     EventRefusedError,
+    FencedError,
     LedgerError,
     WalPoisonedError,
 )
@@ -118,6 +119,8 @@ class Service:
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
         self.shipper = self._make_shipper(started)
+        if self.shipper is not None:
+            self.metrics.watch_members(self.shipper)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
         self._loop.add_reader(self._bell, self._rung)
@@ -247,7 +250,8 @@ class Service:
             started.lead,
             self.settings,
             on_reached=self._from_thread(self._committed),
-            on_over=self._from_thread(self.fail),
+            on_over=self._from_thread(self._lost_lead),
+            metrics=self.metrics,
         )
 
     def _make_stats_writer(self) -> StatsWriter:
@@ -347,6 +351,26 @@ class Service:
                 pending.outcome.set_exception(error)
                 pending.outcome.exception()
         self.stop_requested.set()
+
+    def _lost_lead(self, error: LedgerError) -> None:
+        if isinstance(error, FencedError):
+            self.metrics.fencing_rejects.inc()
+            log.error("wal_fencing_reject", epoch=self.node.epoch, error=str(error))
+        self.fail(error)
+
+    def quorum_fault(self) -> str | None:
+        """Why nothing is committed now, None while members enough follow or none votes."""
+        if self.shipper is None or not self.settings.wal.ack_mode.is_replicated:
+            return None
+        proposer = self.shipper.proposer
+        voters = proposer.configuration.voters
+        needed = len(voters) if self.settings.wal.ack_mode is AckMode.REPLICATED_ALL else len(voters) // 2 + 1
+        if voters and proposer.in_sync() >= needed:
+            return None
+        faults = [f"{report.address}: {report.fault}" for report in self.shipper.reports() if report.fault]
+        return (
+            f"no quorum: {proposer.in_sync()} of {needed} safekeepers needed follow; {'; '.join(faults) or 'none yet'}"
+        )
 
     def backlog_fault(self) -> str | None:
         """Whether writes are refused because too much waits to be chained."""

@@ -86,6 +86,18 @@ class Topology(TypedDict):
     safekeepers: int
 
 
+class MemberAnswer(TypedDict):
+    """A safekeeper of this node: what it holds durably, how many records it lacks, and why it does not follow."""
+
+    address: str
+    region: str
+    member_id: str | None
+    in_sync: bool
+    last_replicated_lsn: Lsn
+    lag_lsn: int
+    fault: str | None
+
+
 class NodeAnswer(TypedDict):
     """This node."""
 
@@ -97,6 +109,7 @@ class NodeAnswer(TypedDict):
     ack_mode: str
     core: str
     topology: Topology
+    members: list[MemberAnswer]
     positions: Positions
     clock: ClockAnswer
     failure: str | None

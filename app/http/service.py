@@ -49,7 +49,22 @@ async def read_node(parts: PartsDep) -> Response:
             "wal_id": node.wal_id,
             "ack_mode": settings.wal.ack_mode,
             "core": native.NAME,
-            "topology": {"postgres_survives": settings.topology.postgres_survives, "safekeepers": 0},
+            "topology": {
+                "postgres_survives": settings.topology.postgres_survives,
+                "safekeepers": len(settings.replication.members),
+            },
+            "members": [
+                {
+                    "address": each.address,
+                    "region": each.region,
+                    "member_id": each.member_id or None,
+                    "in_sync": each.is_streaming,
+                    "last_replicated_lsn": each.replicated_lsn,
+                    "lag_lsn": each.lag_lsn,
+                    "fault": each.fault,
+                }
+                for each in parts.members()
+            ],
             "positions": {
                 "written_lsn": node.written_lsn(),
                 "durable_lsn": durable_lsn,

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import structlog
 
 from app.config import Settings
+from app.metrics import Metrics
 from app.node.etcd_leases import EtcdLeases
 from app.node.lease import Lease, Leases, holder_of
 from app.start.checks import set_aside
@@ -131,6 +132,7 @@ def shipper_of(
     *,
     on_reached: Callable[[Lsn], None],
     on_over: Callable[[LedgerError], None],
+    metrics: Metrics,
 ) -> Shipper:
     """What leads the safekeepers through the epoch of ``control``."""
 
@@ -154,7 +156,33 @@ def shipper_of(
             on_configured=partial(configurations.store, folder),
         )
 
-    return Shipper(lead.members, make, on_reached=on_reached, on_over=on_over)
+    return Shipper(
+        lead.members,
+        make,
+        on_reached=on_reached,
+        on_over=on_over,
+        watcher=_MemberLog(metrics),
+        lag_threshold=settings.replication.lag_threshold,
+        keeps_damaged=settings.replication.corruption_policy == "truncate",
+    )
+
+
+class _MemberLog(NamedTuple):
+    """Tells metrics and log what becomes of members."""
+
+    metrics: Metrics
+
+    def acknowledged(self, address: str, seconds: float) -> None:
+        self.metrics.replication_ack_seconds.observe(seconds)
+
+    def lost(self, address: str, reason: str) -> None:
+        log.warning("wal_replication_member_lost", member=address, error=reason)
+
+    def refused(self, address: str, reason: str) -> None:
+        log.error("wal_replication_append_reject", member=address, error=reason)
+
+    def lags(self, address: str, lag_lsn: int) -> None:
+        log.warning("wal_replication_lag_threshold_exceeded", member=address, lag_lsn=lag_lsn)
 
 
 def lease_of(settings: Settings, database_url: str, folder: Path, node_id: str, run: str) -> Lease:

@@ -389,6 +389,7 @@ def test_metrics_have_their_names_and_never_a_tenant(client: httpx.Client) -> No
         "wal_backlog_entries",
         "wal_fencing_rejects_total",
         "wal_epoch",
+        "wal_replication_ack_latency_seconds_count",
         "http_requests_total",
         "http_request_duration_seconds_count",
     }

@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ledger.errors import FencedError, LedgerError, WalError
 from ledger.positions import Lsn
 from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.following import follow
-from wal.replication.messages import Frame
+from wal.replication.messages import DAMAGED, Frame
 from wal.replication.proposer import Proposer, Written
 from wal.replication.replica_log import ReplicaLog
 from wal.replication.wires import Connected, Lost, Received, Wires
@@ -126,14 +126,34 @@ class _Asking:
 
 
 class MemberReport(NamedTuple):
-    """How one member follows: by its address."""
+    """How one member follows: ``fault`` says why it does not, None when it does. What was sent counts from the start of
+    this process."""
 
     address: str
     region: str
     member_id: str
     is_streaming: bool
     replicated_lsn: Lsn
+    lag_lsn: int
+    sent_records: int
+    sent_bytes: int
     fault: str | None
+
+
+class Watcher(Protocol):
+    """Who is told what becomes of members, on the thread of the shipper; nothing of it may block."""
+
+    def acknowledged(self, address: str, seconds: float) -> None:
+        """So long it took from a batch's end in the own log to the member's word that it is durable there."""
+
+    def lost(self, address: str, reason: str) -> None:
+        """The member cannot be spoken to any more; told once, until it can."""
+
+    def refused(self, address: str, reason: str) -> None:
+        """The member refused what it was sent."""
+
+    def lags(self, address: str, lag_lsn: int) -> None:
+        """The member is so many records behind, more than is in order; told once, until it is not."""
 
 
 class Shipper:
@@ -151,8 +171,18 @@ class Shipper:
         *,
         on_reached: Callable[[Lsn], None],
         on_over: Callable[[LedgerError], None],
+        watcher: Watcher,
+        lag_threshold: int,
+        keeps_damaged: bool,
     ) -> None:
         self._members = members
+        self._watcher = watcher
+        self._lag_threshold = lag_threshold
+        self._keeps_damaged = keeps_damaged
+        self._lagging: set[str] = set()
+        self._timed: dict[str, tuple[Lsn, float]] = {}
+        """By address, a record whose acknowledgement is timed, and since when: one at a time."""
+        self._durable_lsn = Lsn(0)
         self._wires = Wires(members.addresses, members.tls, members.timeout_s)
         self._told: deque[Written | Lsn] = deque()
         """What the node wrote and synced, in order, to be taken in by the thread."""
@@ -184,13 +214,25 @@ class Shipper:
         self._wires.send(address, frame)
 
     def drop(self, address: str, reason: str) -> None:
+        """Speak to the member anew, after a pause; where it was sent what is damaged perhaps never again."""
+        self._watcher.refused(address, reason)
         self._wires.close_one(address, reason)
+        if reason.startswith(DAMAGED) and not self._keeps_damaged:
+            self._wires.give_up(address)
 
     def reports(self) -> list[MemberReport]:
         """How each member follows, as of now; from any thread."""
         return [
             MemberReport(
-                address, link.region, link.member_id, link.is_streaming, link.replicated_lsn, self.faults.get(address)
+                address,
+                link.region,
+                link.member_id,
+                link.is_streaming,
+                link.replicated_lsn,
+                max(0, self._durable_lsn - link.replicated_lsn),
+                link.sent_records,
+                link.sent_bytes,
+                self.faults.get(address),
             )
             for address, link in self.proposer.links.items()
         ]
@@ -213,16 +255,13 @@ class Shipper:
                 for event in wires.wait(min(beat_s, 0.25)):
                     self._take(event)
                 while self._told:
-                    told = self._told.popleft()
-                    if isinstance(told, Written):
-                        proposer.written(told)
-                    else:
-                        proposer.became_durable(told)
+                    self._take_in(self._told.popleft())
                 if proposer.committed_lsn != before:
                     self._on_reached(proposer.committed_lsn)
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + beat_s
                     proposer.tell_committed()
+                    self._look_at_lag()
         except Exception as error:
             self._on_over(error if isinstance(error, LedgerError) else WalError(f"shipping failed: {error!r}"))
         finally:
@@ -231,12 +270,40 @@ class Shipper:
     def _take(self, event: object) -> None:
         match event:
             case Connected(address):
-                self.faults.pop(address, None)
                 self.proposer.connected(address)
             case Lost(address, reason):
+                if address not in self.faults:
+                    self._watcher.lost(address, reason)
                 self.faults[address] = reason
+                self._timed.pop(address, None)
                 self.proposer.lost(address)
             case Received(address, frame):
                 self.proposer.received(address, frame.message)
+                self._look_at_time(address)
                 if self.proposer.links[address].is_streaming:
+                    self.faults.pop(address, None)
                     self._wires.settled(address)
+
+    def _take_in(self, told: Written | Lsn) -> None:
+        if not isinstance(told, Written):
+            self._durable_lsn = told
+            self.proposer.became_durable(told)
+            return
+        self.proposer.written(told)
+        for address, link in self.proposer.links.items():
+            if link.is_streaming and address not in self._timed:
+                self._timed[address] = told.last_lsn, time.perf_counter()
+
+    def _look_at_time(self, address: str) -> None:
+        lsn, since_s = self._timed.get(address, (None, 0.0))
+        if lsn is not None and self.proposer.links[address].replicated_lsn >= lsn:
+            del self._timed[address]
+            self._watcher.acknowledged(address, time.perf_counter() - since_s)
+
+    def _look_at_lag(self) -> None:
+        for report in self.reports():
+            if report.lag_lsn <= self._lag_threshold:
+                self._lagging.discard(report.address)
+            elif report.address not in self._lagging:
+                self._lagging.add(report.address)
+                self._watcher.lags(report.address, report.lag_lsn)

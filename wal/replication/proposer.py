@@ -72,6 +72,9 @@ class Link:
     under_way: int = 0
     """Bytes sent and not acknowledged."""
     under_way_ends: deque[tuple[Lsn, int]] | None = None
+    sent_records: int = 0
+    sent_bytes: int = 0
+    """Of records, over all connections."""
 
 
 class Proposer:
@@ -129,6 +132,11 @@ class Proposer:
         self._durable_lsn = self._written_lsn
         self.committed_lsn = committed_lsn
         self.is_fenced = False
+
+    def in_sync(self) -> int:
+        """How many of the members that vote can be spoken to, and follow."""
+        voters = self.configuration.voters
+        return sum(link.is_streaming and link.member_id in voters for link in self.links.values())
 
     # --- what happens here ------------------------------------------------------------------------
 
@@ -246,6 +254,8 @@ class Proposer:
             if not chunk.batches:
                 return
             append = Append(self._epoch, link.sent, chunk.written_in, self.committed_lsn)
+            link.sent_records += chunk.last_lsn - link.sent.lsn
+            link.sent_bytes += len(chunk.batches)
             link.sent = Position(chunk.written_in, chunk.last_lsn)
             link.under_way += len(chunk.batches)
             ends.append((chunk.last_lsn, len(chunk.batches)))

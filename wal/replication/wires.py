@@ -7,6 +7,7 @@ slow name server or handshake holds up nobody else.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
@@ -103,6 +104,10 @@ class Wires:
         """Give a connection up: it will be tried again after a pause."""
         self._lose(self._wires[address], reason)
 
+    def give_up(self, address: str) -> None:
+        """Do not connect to the member again."""
+        self._wires[address].next_try_s = math.inf
+
     def settled(self, address: str) -> None:
         """The member does what it should: should it be lost, it is tried again at once."""
         self._wires[address].pause_s = PAUSE_FIRST_S
@@ -155,7 +160,7 @@ class Wires:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(wire.descriptor)
             wire.close()
-        wire.next_try_s = time.monotonic() + wire.pause_s
+        wire.next_try_s = max(wire.next_try_s, time.monotonic() + wire.pause_s)
         wire.pause_s = min(2 * wire.pause_s, PAUSE_MAX_S)
         self._events.append(Lost(wire.address, reason))
 

@@ -54,15 +54,21 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 class Keeper:
     """A safekeeper in this process. ``events`` is what it told."""
 
-    def __init__(self, folder: Path, *, tls: PeerTls | None = None, region: str = "use1", **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, tls: PeerTls | None = None, region: str = "use1", port: int = 0, **settings: Any
+    ) -> None:
         self.folder = folder
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.safekeeper = Safekeeper(folder, region, self._told, **settings)
-        listener = server.listen("127.0.0.1", 0, is_secured=tls is not None)
+        listener = server.listen("127.0.0.1", port, is_secured=tls is not None)
         self.port = int(listener.getsockname()[1])
         self._server = server.Server(self.safekeeper, listener, tls)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     def _told(self, event: str, facts: Any) -> None:
         self.events.append((event, dict(facts)))

@@ -1,0 +1,263 @@
+"""A node whose log safekeepers keep, on real sockets: what is answered when, and what outlives the node's disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.config import Settings
+from ledger.errors import StartRefusedError
+from tests.app.chains import Chains, until
+from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.wal.replication.keepers import Keeper
+
+JOB = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["use1"]}
+NODE = "node-a"
+MakeReplicated = Callable[..., Settings]
+
+
+class Keepers:
+    """Safekeepers that are stopped and started again on the same address."""
+
+    def __init__(self, folder: Path, count: int = 3, regions: dict[int, str] | None = None) -> None:
+        self._folder = folder
+        self._regions = [(regions or {}).get(number, "local") for number in range(count)]
+        self._ports = [0] * count
+        self.running: dict[int, Keeper] = {}
+        for number in range(count):
+            self.start(number)
+
+    @property
+    def addresses(self) -> list[dict[str, str]]:
+        pairs = zip(self._ports, self._regions, strict=True)
+        return [{"address": f"127.0.0.1:{port}", "region": region} for port, region in pairs]
+
+    def start(self, *numbers: int) -> None:
+        for number in numbers:
+            keeper = Keeper(self._folder / f"keeper-{number}", region=self._regions[number], port=self._ports[number])
+            self._ports[number] = keeper.port
+            self.running[number] = keeper
+
+    def stop(self, *numbers: int) -> None:
+        for number in numbers:
+            self.running.pop(number).close()
+
+
+@pytest.fixture
+def keepers(tmp_path: Path) -> AsyncIterator[Keepers]:
+    kept = Keepers(tmp_path)
+    yield kept  # type: ignore[misc]
+    kept.stop(*kept.running)
+
+
+@pytest.fixture
+def replicated(keepers: Keepers, make_settings: MakeSettings) -> MakeReplicated:
+    """Settings of the node ``node-a`` on a disk of this name."""
+
+    def make(disk: str = "disk", ack_mode: str = "REPLICATED_QUORUM", **given: Any) -> Settings:
+        given.setdefault("replication", {"members": keepers.addresses, "timeout": "2s"})
+        given.setdefault("lease", {"ttl": "2s"})
+        return make_settings(disk, node_id=NODE, wal={"ack_mode": ack_mode}, **given)
+
+    return make
+
+
+async def submit(
+    client: httpx.AsyncClient, level: str, key: str | None = None, tenant_id: str = "acme"
+) -> dict[str, Any]:
+    answer = await client.post(
+        "/v1/jobs",
+        json=JOB | {"durability": level, "tenant_id": tenant_id},
+        headers={} if key is None else {"Idempotency-Key": key},
+    )
+    assert answer.status_code == 201, answer.text
+    created: dict[str, Any] = answer.json()
+    return created
+
+
+@asynccontextmanager
+async def short_of_members(keepers: Keepers, *numbers: int) -> AsyncIterator[None]:
+    keepers.stop(*numbers)
+    try:
+        yield
+    finally:
+        keepers.start(*numbers)
+
+
+async def in_sync(client: httpx.AsyncClient) -> int:
+    node = (await client.get("/v1/node")).json()
+    return sum(member["in_sync"] for member in node["members"])
+
+
+async def test_each_level_says_what_holds_the_event(replicated: MakeReplicated, run_server: RunServer) -> None:
+    async with run_server(replicated()) as client:
+        for level, has_chain in (("LOCAL", False), ("REGIONAL", False), ("GLOBAL", True)):
+            created = await submit(client, level)
+            assert created["durability"] == {"requested": level, "achieved": level, "survives": ["process"]}
+            assert (created["chain"] is not None) == has_chain
+        keyed = await submit(client, "REGIONAL", key="one")
+        assert keyed["chain"] is not None, "whether it was the first is known once it is chained"
+        node = (await client.get("/v1/node")).json()
+        assert node["topology"]["safekeepers"] == 3
+        assert node["positions"]["commit_lsn"] >= 5
+        assert await until(lambda: in_sync(client), "all follow") == 3
+        metrics = (await client.get("/metrics")).text
+        assert "wal_replicas_in_sync 3.0" in metrics
+        assert 'wal_replication_lag_lsn{member="127.0.0.1:' in metrics
+        verdict = (await client.get("/v1/chain/verify?tenant_id=_system")).json()
+        assert verdict["valid"]
+
+
+async def test_a_majority_is_enough_and_a_minority_answers_local_alone(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer
+) -> None:
+    async with run_server(replicated(write={"timeout": "1s"})) as client:
+        await submit(client, "GLOBAL")
+        async with short_of_members(keepers, 0):
+            await submit(client, "GLOBAL")
+            async with short_of_members(keepers, 1):
+                await submit(client, "LOCAL")
+                for level in ("REGIONAL", "GLOBAL"):
+                    late = await client.post("/v1/jobs", json=JOB | {"durability": level})
+                    assert (late.status_code, late.json()["achieved"]) == (503, "LOCAL")
+
+                async def says_so() -> bool:
+                    ready = await client.get("/readyz")
+                    return ready.status_code == 503 and "no quorum: 1 of 2" in ready.text
+
+                await until(says_so, "readiness says that there is no quorum")
+
+        async def goes_on() -> bool:
+            return (await client.post("/v1/jobs", json=JOB | {"durability": "GLOBAL"})).status_code == 201
+
+        await until(goes_on, "a majority is back")
+
+
+async def test_a_node_on_an_empty_disk_has_all_that_was_committed(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, chains: Chains
+) -> None:
+    async with run_server(replicated()) as client:
+        first = [(await submit(client, level))["job_id"] for level in ("REGIONAL", "GLOBAL", "REGIONAL")]
+    keepers.stop(0)
+    async with run_server(replicated("another")) as client:
+        created = await submit(client, "GLOBAL")
+        for job_id in first:
+            assert (await client.get(f"/v1/jobs/{job_id}?tenant_id=acme")).status_code == 200
+    keepers.start(0)
+    entries = await chains.entries("acme")
+    assert [entry["job_id"] for entry in entries] == [*first, created["job_id"]]
+    epochs = [entry["payload"] for entry in await chains.entries("_system") if entry["action"] == "EPOCH_START"]
+    assert [f'"epoch":{epoch},' in payload for epoch, payload in enumerate(epochs, 1)] == [True, True]
+
+
+async def test_what_lost_against_another_writer_is_appended_again(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, chains: Chains
+) -> None:
+    async with run_server(replicated(shutdown_grace="2s")) as client:
+        await submit(client, "GLOBAL")
+        keepers.stop(0, 1, 2)
+        lost = await submit(client, "LOCAL", key="one")
+        elsewhere = await submit(client, "LOCAL", tenant_id="other")
+    keepers.start(0, 1, 2)
+    async with run_server(replicated("another")) as client:
+        await submit(client, "GLOBAL")
+    async with run_server(replicated()) as client:
+
+        async def is_there(job: dict[str, Any]) -> bool:
+            path = f"/v1/jobs/{job['job_id']}?tenant_id={job['tenant_id']}"
+            return (await client.get(path)).status_code == 200
+
+        await until(lambda: is_there(lost), "it is appended again")
+        await until(lambda: is_there(elsewhere), "and that of a tenant that began with it")
+        again = await submit(client, "LOCAL", key="one")
+        assert (again["job_id"], again["hlc"]) == (lost["job_id"], lost["hlc"])
+    entries = [*await chains.entries("acme"), *await chains.entries("other")]
+    assert len(entries) == 4
+    assert {lost["hlc"], elsewhere["hlc"]} <= {entry["t_hlc"] for entry in entries}
+
+
+async def test_without_a_quorum_the_start_is_refused_at_once(
+    keepers: Keepers, replicated: MakeReplicated, run_node: RunNode
+) -> None:
+    async with run_node(replicated()):
+        pass
+    async with short_of_members(keepers, 1, 2):
+        with pytest.raises(StartRefusedError, match="no quorum: 1 of 3 members that vote answer, 2 are needed"):
+            async with run_node(replicated()):
+                pass
+    async with run_node(replicated()):
+        pass
+
+
+async def test_from_copies_nobody_takes_over_and_nothing_waits_for_them(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, run_node: RunNode
+) -> None:
+    async with run_server(replicated(ack_mode="LOCAL_GROUP_SYNC")) as client:
+        await until(lambda: in_sync(client), "copies are shipped")
+        keepers.stop(0, 1, 2)
+        created = await submit(client, "REGIONAL")
+        assert created["chain"] is not None
+    keepers.start(0, 1, 2)
+    with pytest.raises(StartRefusedError, match="the disk was lost or swapped"):
+        async with run_node(replicated("another", ack_mode="LOCAL_GROUP_SYNC")):
+            pass
+
+
+async def test_from_observing_to_a_quorum_and_back(replicated: MakeReplicated, run_server: RunServer) -> None:
+    for ack_mode in ("LOCAL_GROUP_SYNC", "REPLICATED_QUORUM", "REPLICATED_ALL", "LOCAL_GROUP_SYNC"):
+        async with run_server(replicated(ack_mode=ack_mode)) as client:
+            created = await submit(client, "GLOBAL")
+            assert created["chain"] is not None, ack_mode
+
+
+async def test_a_standby_waits_and_goes_on_where_the_other_stopped(
+    replicated: MakeReplicated, run_server: RunServer
+) -> None:
+    async with AsyncExitStack() as first:
+        client = await first.enter_async_context(run_server(replicated()))
+        created = await submit(client, "REGIONAL")
+
+        async def stand_by() -> dict[str, Any]:
+            async with run_server(replicated("another")) as second:
+                found = await second.get(f"/v1/jobs/{created['job_id']}?tenant_id=acme")
+                assert found.status_code == 200
+                return await submit(second, "GLOBAL")
+
+        standby = asyncio.create_task(stand_by())
+        _, waiting = await asyncio.wait((standby,), timeout=3)
+        assert waiting, "the lease is held"
+        await first.aclose()
+        assert (await standby)["epoch"] > created["epoch"]
+
+
+async def test_regions_that_do_not_hold_it_keep_global_waiting(
+    tmp_path: Path, make_settings: MakeSettings, run_server: RunServer
+) -> None:
+    keepers = Keepers(tmp_path / "regions", 5, {3: "eu1", 4: "ap1"})
+    members = {"members": keepers.addresses, "timeout": "2s"}
+    settings = make_settings(
+        node_id=NODE, wal={"ack_mode": "REPLICATED_QUORUM"}, replication=members, write={"timeout": "2s"}
+    )
+    try:
+        async with run_server(settings) as client:
+
+            async def is_global() -> bool:
+                answer = await client.post("/v1/jobs", json=JOB | {"durability": "GLOBAL"})
+                return answer.status_code == 201 and answer.json()["durability"]["survives"][-1] == "region"
+
+            await until(is_global, "two of three regions hold it")
+            async with short_of_members(keepers, 3):
+                await until(is_global, "the home region and another one are two of three")
+                async with short_of_members(keepers, 4):
+                    late = await client.post("/v1/jobs", json=JOB | {"durability": "GLOBAL"})
+                    assert (late.status_code, late.json()["achieved"]) == (503, "REGIONAL")
+                    await submit(client, "REGIONAL")
+            await until(is_global, "it is back")
+    finally:
+        keepers.stop(*keepers.running)
