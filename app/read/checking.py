@@ -29,8 +29,9 @@ from ledger.verification.verdict import Break, Verdict
 PROCESSES_MAX: Final = 2
 REQUESTS_AHEAD: Final = 2
 """Ranges for each process that are made ready at a time, so that none waits for the next."""
-JOBS_A_REQUEST: Final = 5000
-COMPARISONS_AT_ONCE: Final = 16
+JOBS_A_REQUEST: Final = 1000
+"""Few enough that PostgreSQL sorts their entries in memory, and that no process has much to do when others are done."""
+COMPARISONS_AT_ONCE: Final = 64
 """Requests whose answers are held at a time."""
 LONG_ENTRIES: Final = 50_000
 """Entries of a chain for which it is worth starting processes."""

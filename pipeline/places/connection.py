@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import adbc_driver_manager
 import pyarrow as pa
-from adbc_driver_postgresql import StatementOptions, dbapi
+from adbc_driver_postgresql import StatementOptions
 
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError
 from pipeline.arrow import Row, rows_of
 from pipeline.places import statements
 from pipeline.places.dsn import Dsn
 from pipeline.places.protocol import BATCH_BYTES_HINT, BATCH_ROWS_MAX
+
+if TYPE_CHECKING:
+    from adbc_driver_postgresql import dbapi
 
 _SNAPSHOT_GONE: Final = ("42704", "22023")
 _NOT_ALLOWED: Final = ("28", "42501", "3D", "3F", "42P01", "0LP01")
@@ -93,6 +96,9 @@ def connected(dsn: Dsn) -> Iterator[Connection]:
         DatabaseUnavailableError: PostgreSQL does not answer.
         ConfigurationError: it refuses the login.
     """
+    # Imported here: it loads pandas, which takes as long as all else that a task imports.
+    from adbc_driver_postgresql import dbapi
+
     try:
         raw = dbapi.connect(dsn.url, autocommit=True)
     except _DATABASE_ERROR as error:

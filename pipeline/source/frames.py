@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -19,6 +21,8 @@ ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
 """An entry as a row of a DataFrame; every column may be NULL, for somebody may have damaged it."""
 PIECES_A_TASK_MAX: Final = 256
 """Pieces that share one task, however few rows they have; each costs its task a statement or a file to open."""
+TASKS_A_CORE: Final = 8
+"""Tasks beyond these balance no better; each costs Spark some 40 ms of a core."""
 Read = Callable[[Piece, PieceReader], Iterable[pa.RecordBatch]]
 """What a task does with a piece; it travels to the workers, so it must hold plain values only."""
 
@@ -93,11 +97,19 @@ def over_numbers(
     """What ``work`` gives of each number below ``count``, each in a task of its own, as a DataFrame of ``schema``."""
 
     def of_numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        _spare_the_collector()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from work(number)
 
     return spark.range(0, count, 1, max(1, count)).mapInArrow(of_numbers, schema)
+
+
+@cache
+def _spare_the_collector() -> None:
+    """Take what this process has loaded for what stays. Once a process: a worker of Spark has the collector go through
+    everything after each task, which took as long as reading fifty thousand rows."""
+    gc.freeze()
 
 
 def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[list[Piece]]:
@@ -111,6 +123,11 @@ def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[l
         groups[-1].append(piece)
         rows += piece.rows
     return groups
+
+
+def rows_a_task(pieces: Iterable[Piece], cores: int) -> int:
+    """How many rows small pieces may have together, so that there are few more tasks than these cores balance by."""
+    return max(ROWS_A_PIECE, sum(piece.rows for piece in pieces) // (TASKS_A_CORE * cores))
 
 
 def open_pieces(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, PieceReader]]:

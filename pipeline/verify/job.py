@@ -23,6 +23,7 @@ from pipeline.keys import sent
 from pipeline.places import OpenPlace, Piece
 from pipeline.places.protocol import ROWS_A_PIECE
 from pipeline.source import over_pieces
+from pipeline.source.frames import rows_a_task
 from pipeline.spark import SHUFFLE_PARTITIONS_A_CORE
 from pipeline.verify.task_rows import AGAIN, BREAK, CANDIDATE, DDL, REFUSED, VERDICT, Refusal, decode_break, rows_in
 from pipeline.verify.tasks import (
@@ -192,7 +193,8 @@ def check_chains(
     chains = _planned(pieces, ends)
     keys = sent(keyring)
     # 1. The ranges. 2. The jobs.
-    found = over_pieces(spark, pieces, CheckRanges(_by_piece(pieces, chains), keys, with_jobs, passed), DDL)
+    check = CheckRanges(_by_piece(pieces, chains), keys, with_jobs, passed)
+    found = over_pieces(spark, pieces, check, DDL, rows_a_task(pieces, spark.sparkContext.defaultParallelism))
     if with_jobs:
         stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
         tasks_min = SHUFFLE_PARTITIONS_A_CORE * spark.sparkContext.defaultParallelism
