@@ -23,11 +23,11 @@ from ledger.chain import LINK_VERSION, Linker
 from ledger.machines.events import JOB_EVENTS
 from ledger.merkle import Frontier
 from ledger.verification.snapshot import SnapshotClaim
+from objects.store import ArchiveStore
 from pipeline.archive import manifest as manifests
 from pipeline.archive.layout import FILE_ROWS_MAX, FileName, manifest_path, month_of
 from pipeline.archive.manifest import ArchivedFile, Manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
-from pipeline.archive.store import ArchiveStore
 from pipeline.arrow import batch_of_columns
 from signing import key_file
 from signing.checkpoint import Checkpoint, sign_checkpoint

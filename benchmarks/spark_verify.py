@@ -20,9 +20,9 @@ from benchmarks.bench import Bench, execute, wait_for
 from benchmarks.chains import build_chain
 from benchmarks.row import Outcome, Row, interleave
 from benchmarks.spark_command import SparkRun, expect_whole, verify_on_spark
+from objects.store import ArchiveStore
 from pipeline.archive.judging import verify_tenant
 from pipeline.archive.reader import tenants_of
-from pipeline.archive.store import ArchiveStore
 from signing import key_file
 from signing.keys import Keyring
 

@@ -20,7 +20,7 @@ from app.keys.node_keys import uri_in_use
 from console.outcome import err, fail
 from ledger.errors import LedgerError
 
-PACKAGES: Final = ("adbc_driver_postgresql", "jinja2", "obstore", "pandas", "pyarrow", "pyspark")
+PACKAGES: Final = ("adbc_driver_postgresql", "jinja2", "pandas", "pyarrow", "pyspark")
 _CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
 

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import structlog
 import typer
@@ -22,6 +22,9 @@ from wal.replication.inquiry import Keeper, status
 from wal.replication.messages import WalStatus
 from wal.replication.safekeeper import Safekeeper
 from wal.replication.tls import PeerTls, TlsFiles
+
+if TYPE_CHECKING:
+    from objects.store import ArchiveStore
 
 STATUS_TIMEOUT_S: Final = 5.0
 
@@ -43,6 +46,12 @@ def serve(
     folder: Annotated[Path, typer.Option("--dir", file_okay=False, help="Where the logs are kept.")],
     listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen.")],
     region: Annotated[str, typer.Option("--region", help="The region in which this safekeeper stands.")] = "local",
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive", metavar="URL", help="Where committed segments go before they are removed: a folder, s3://, ..."
+        ),
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -57,6 +66,7 @@ def serve(
     Examples:
       tally safekeeper serve --dir var/keeper-1 --listen 127.0.0.1:7101
       tally safekeeper serve --dir /srv/keeper --listen 0.0.0.0:7100 --region use1 \\
+        --archive s3://wal-archive/use1 \\
         --tls-cert keeper.pem --tls-key keeper.key --tls-ca ca.pem
     """
     if not re.fullmatch(GATE, region):
@@ -70,7 +80,7 @@ def serve(
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
     host, port = _address(listen)
     listener = server.listen(host, port, is_secured=tls is not None)
-    keeper = Safekeeper(folder, region, tell_event)
+    keeper = Safekeeper(folder, region, tell_event, _store(archive))
     try:
         served = server.Server(keeper, listener, tls)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -159,6 +169,17 @@ def _line_of(wal: WalStatus) -> str:
         f"archived {wal.archived_lsn}, {len(wal.configuration.members)} members "
         f"(generation {wal.configuration.generation}), {wal.disk_bytes:,} bytes"
     )
+
+
+def _store(url: str | None) -> ArchiveStore | None:
+    """The archive at ``url``, ready to be written to."""
+    if url is None:
+        return None
+    from objects.store import ArchiveStore
+
+    store = ArchiveStore(url)
+    store.prepare()
+    return store
 
 
 def _tls(cert: Path | None, key: Path | None, ca: Path | None, *, server_side: bool) -> PeerTls | None:

@@ -26,9 +26,9 @@ from ledger.verification.rows_alone import RowsAlone
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.tree_check import StoredTree, TreeHead
 from ledger.verification.verdict import ASPECTS, Head
+from objects.store import ArchiveStore
 from pipeline.archive.manifest import FORM, Manifest
 from pipeline.archive.reader import TenantArchive
-from pipeline.archive.store import ArchiveStore
 from pipeline.arrow import Row
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from ledger.errors import ArchiveInvalidError, TenantNotFoundError, UnknownKeyError
 from ledger.names import is_readable_tenant
 from ledger.verification.verdict import Head
+from objects.store import ArchiveStore
 from pipeline.archive.layout import (
     MANIFEST_BYTES_MAX,
     MANIFESTS,
@@ -28,7 +29,6 @@ from pipeline.archive.layout import (
 )
 from pipeline.archive.manifest import FORM, ArchivedFile, Manifest, SealedManifest, open_manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
-from pipeline.archive.store import ArchiveStore
 from pipeline.arrow import Row, rows_of
 from signing.keys import Keyring
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ledger.errors import ArchiveInvalidError, UnknownKeyError
+from objects.store import ArchiveStore
 from pipeline.archive.judging import verify_tenant
 from pipeline.archive.reader import TenantArchive
-from pipeline.archive.store import ArchiveStore
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.files import whole_file
 from signing.keys import Keyring, Signer

@@ -36,11 +36,11 @@ from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.range_check import RangeChecker
 from ledger.verification.range_summary import RangeSummary, RangeTask
 from ledger.verification.verdict import Break, Findings
+from objects.store import ArchiveStore
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName
 from pipeline.archive.manifest import ArchivedFile
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter, WrittenFile
-from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger
 from pipeline.arrow import lists_of
 

@@ -26,6 +26,7 @@ from ledger.errors import (
     UnknownKeyError,
 )
 from ledger.verification.verdict import Break, is_number
+from objects.store import ArchiveStore
 from pipeline.archive.layout import (
     FILE_ROWS_MAX,
     FILE_STORED_BYTES,
@@ -41,7 +42,6 @@ from pipeline.archive.layout import (
 )
 from pipeline.archive.manifest import Manifest, SealedManifest
 from pipeline.archive.parquet import SNAPSHOT_FILE_SCHEMA, batches, opened
-from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.filing import UnjudgedBreak
 from pipeline.archiving.postgres import Ledger, SignedEnd, Stretch
 from signing import checkpoint as checkpoints

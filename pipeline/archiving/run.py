@@ -34,10 +34,10 @@ from ledger.errors import (
     UnknownKeyError,
 )
 from ledger.verification.verdict import Break
+from objects.store import ArchiveStore
 from pipeline.archive.layout import MANIFEST_BYTES_MAX, manifest_path
 from pipeline.archive.manifest import FORM, Manifest, SealedManifest, open_manifest
 from pipeline.archive.reader import newest_manifest, tenants_of
-from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.filing import (
     FileAll,
     FiledEntries,

@@ -13,9 +13,9 @@ from ledger.merkle import Frontier, tiles, verify_consistency
 from ledger.verification.range_fold import Ends, Fold
 from ledger.verification.snapshot_check import open_row
 from ledger.verification.verdict import Break, Findings, Head
+from objects.store import ArchiveStore
 from pipeline.archive.layout import month_of
 from pipeline.archive.manifest import Manifest, SealedManifest
-from pipeline.archive.store import ArchiveStore
 from pipeline.archiving.filing import FiledEntries, UnjudgedBreak, file_snapshots
 from pipeline.archiving.plan import Plan, checkpoint_of, last_snapshot
 from pipeline.archiving.postgres import Ledger

@@ -79,7 +79,7 @@ def archive(
         raise InvalidInputError("name the place of the archive: --dest URL, or the setting archive.url")
     if not dsn:
         raise no_dsn("name the ledger: --dsn postgresql://...")
-    from pipeline.archive.store import ArchiveStore
+    from objects.store import ArchiveStore
     from pipeline.archiving.filing import file_on
     from pipeline.archiving.postgres import Ledger
     from pipeline.archiving.run import Run

@@ -44,8 +44,8 @@ def unpack(
     """
     if not url:
         raise InvalidInputError("name the place of the archive: --archive URL, or the setting archive.url")
+    from objects.store import ArchiveStore
     from pipeline.archive.reader import tenants_of
-    from pipeline.archive.store import ArchiveStore
     from pipeline.archive.unpack import unpack as unpack_tenant
 
     signer, store = open_signer(signing_key), ArchiveStore(url)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ledger.errors import ConfigurationError
-from pipeline.archive.store import BUCKET_SCHEMES
+from objects.store import BUCKET_SCHEMES
 from pipeline.places.archive import ArchivePlace
 from pipeline.places.bundle import BundlePlace
 from pipeline.places.dsn import SCHEMES, Dsn

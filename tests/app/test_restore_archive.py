@@ -14,7 +14,7 @@ from app.config import Settings
 from app.dev.embedded import EmbeddedPostgres
 from app.start.restore import restore_from_wal
 from ledger.exit_code import ExitCode
-from pipeline.archive.store import ArchiveStore
+from objects.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger
 from pipeline.archiving.run import Archived, Run
 from signing import key_file

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pipeline.archive.store import ArchiveStore
+from objects.store import ArchiveStore
 from pipeline.archiving.filing import FileTask, Outcome, file_each
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Archived, FileAll, Run

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pipeline.archive.store import ArchiveStore
+from objects.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger
 from pipeline.archiving.run import Run
 from signing.keys import Keyring

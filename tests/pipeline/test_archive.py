@@ -22,11 +22,11 @@ from ledger import merkle
 from ledger.errors import ArchiveUnavailableError, ConfigurationError
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
+from objects.store import ArchiveStore
 from pipeline.archive import parquet
 from pipeline.archive.layout import FileName, month_after, month_of
 from pipeline.archive.manifest import Manifest, open_manifest
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
-from pipeline.archive.store import ArchiveStore
 from pipeline.archiving import plan
 from pipeline.archiving.filing import FileTask, Outcome, UnjudgedBreak, file_each
 from pipeline.archiving.plan import Stretch, cut

@@ -20,10 +20,10 @@ from ledger.errors import ConfigurationError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.verdict import Head
+from objects.store import ArchiveStore
 from pipeline.archive.judging import verify_tenant
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.reader import tenants_of
-from pipeline.archive.store import ArchiveStore
 from pipeline.places.naming import parse_place
 from pipeline.places.protocol import Times
 from pipeline.source.frames import open_pieces

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pipeline.archive.store import ArchiveStore
+from objects.store import ArchiveStore
 from pipeline.archiving.filing import file_on
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Run

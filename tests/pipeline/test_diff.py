@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_error
-from pipeline.archive.store import ArchiveStore
+from objects.store import ArchiveStore
 from pipeline.archiving.postgres import Ledger as PostgresLedger
 from pipeline.archiving.run import Run
 from pipeline.diff.job import Diff, diff

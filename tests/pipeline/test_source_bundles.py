@@ -10,7 +10,7 @@ import pytest
 
 from ledger.errors import BundleInvalidError, ConfigurationError, TenantNotFoundError
 from ledger.verification import ENTRY_COLUMNS
-from pipeline.archive.store import ArchiveStore
+from objects.store import ArchiveStore
 from pipeline.places import Times, parse_place
 from pipeline.source import open_pieces
 from pipeline.source.options import places_of

@@ -39,13 +39,13 @@ class KeptLog:
     """The log of one node. Whoever calls a method but ``status`` MUST hold ``lock``, and holds it for no longer than
     files take: never while waiting for a peer."""
 
-    def __init__(self, folder: Path, region: str, tell: Tell) -> None:
+    def __init__(self, folder: Path, region: str, tell: Tell, is_archived: bool) -> None:
         self.node_id = folder.name
         self.lock = threading.Lock()
         self.users = 0
         """Conversations about it; counted by ``KeptLogs``."""
-        self.archived_lsn = BEFORE_FIRST
-        """All that is held here up to this is in the archive."""
+        self.archived_lsn = BEFORE_FIRST if is_archived else None
+        """All that is held here up to this is in the archive; None where there is none."""
         self.folder = folder
         self._region = region
         self._tell = tell
@@ -77,6 +77,8 @@ class KeptLog:
             self._failed("wal_recovery_failed", error)
             raise
         self._failure = ""
+        if self.archived_lsn is not None:
+            self.archived_lsn = BEFORE_FIRST
         self._acceptor = Acceptor(self._log, self._region)
         if self._log.cut is not None:
             self._told("wal_recovery_cut_torn_tail", asdict(self._log.cut))
@@ -100,7 +102,9 @@ class KeptLog:
         try:
             if (control.durable_lsn, control.committed_lsn) != (log.durable_lsn, committed_lsn):
                 log.store(control._replace(committed_lsn=committed_lsn))
-            if removed := log.remove_upto(self._acceptor.settled_lsn):
+            settled_lsn = self._acceptor.settled_lsn
+            needless_lsn = settled_lsn if self.archived_lsn is None else min(settled_lsn, self.archived_lsn)
+            if removed := log.remove_upto(needless_lsn):
                 self._told("wal_segments_removed", {"segments": removed})
         except (OSError, WalError) as error:
             self.fail(error)
@@ -138,7 +142,7 @@ class KeptLog:
             durable_lsn=log.durable_lsn,
             committed_lsn=acceptor.committed_lsn,
             settled_lsn=acceptor.settled_lsn,
-            archived_lsn=self.archived_lsn,
+            archived_lsn=self.archived_lsn or BEFORE_FIRST,
             disk_bytes=_bytes_in(self.folder),
             configuration=log.configuration,
         )
@@ -184,15 +188,15 @@ class KeptLog:
 class KeptLogs:
     """All logs below ``folder``; any thread may ask."""
 
-    def __init__(self, folder: Path, region: str, tell: Tell) -> None:
-        self._folder, self._region, self._tell = folder, region, tell
+    def __init__(self, folder: Path, region: str, tell: Tell, *, is_archived: bool) -> None:
+        self._folder, self._region, self._tell, self._is_archived = folder, region, tell, is_archived
         self._lock = threading.Lock()
         """Of what follows. Nobody who holds it waits for the lock of a log."""
         self._logs: dict[str, KeptLog] = {}
         """By node, the one that was used the longest time ago first."""
         for found in sorted(folder.iterdir()):
             if _is_node_id(found.name) and found.is_dir():
-                self._logs[found.name] = KeptLog(found, region, tell)
+                self._logs[found.name] = KeptLog(found, region, tell, is_archived)
 
     def of_node(self, node_id: str) -> KeptLog:
         """The log of a node, which the caller uses until he gives it to ``release``. It need not be open.
@@ -208,7 +212,7 @@ class KeptLogs:
             if kept is None:
                 if len(self._logs) >= LOGS_MAX:
                     raise WalError(f"{LOGS_MAX} logs are kept here, and there is no room for another")
-                kept = KeptLog(self._folder / node_id, self._region, self._tell)
+                kept = KeptLog(self._folder / node_id, self._region, self._tell, self._is_archived)
             self._logs[node_id] = kept
             kept.users += 1
         self._close_unused()

@@ -131,6 +131,7 @@ class Proposer:
         self._written_lsn = before(self._epoch_start_lsn)
         self._durable_lsn = self._written_lsn
         self.committed_lsn = committed_lsn
+        self._settled_lsn = BEFORE_FIRST
         self.is_fenced = False
 
     def in_sync(self) -> int:
@@ -158,10 +159,12 @@ class Proposer:
         self._commit()
 
     def tell_committed(self) -> None:
-        """Tell the members what is committed, and hear whether they are there: called now and then."""
+        """Tell the members what is committed, and what is not kept here any more, as it was chained, signed and is old;
+        and hear whether they are there: called now and then."""
+        self._settled_lsn = before(self._oldest_lsn())
         for address, link in self.links.items():
             if link.is_streaming:
-                self._say(address, Append(self._epoch, link.sent, self._epoch, self.committed_lsn))
+                self._say(address, Append(self._epoch, link.sent, self._epoch, self.committed_lsn, self._settled_lsn))
 
     # --- what members say -------------------------------------------------------------------------
 
@@ -253,7 +256,7 @@ class Proposer:
                 return
             if not chunk.batches:
                 return
-            append = Append(self._epoch, link.sent, chunk.written_in, self.committed_lsn)
+            append = Append(self._epoch, link.sent, chunk.written_in, self.committed_lsn, self._settled_lsn)
             link.sent_records += chunk.last_lsn - link.sent.lsn
             link.sent_bytes += len(chunk.batches)
             link.sent = Position(chunk.written_in, chunk.last_lsn)

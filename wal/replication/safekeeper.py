@@ -18,6 +18,7 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch
 from wal import lock as wal_lock
 from wal.replication import messages
 from wal.replication.acceptor import Acceptor
+from wal.replication.archiving import Archiver, Store
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, Tell
 from wal.replication.messages import (
@@ -43,20 +44,24 @@ REPORT_WALS_MAX = 16
 class Safekeeper:
     """Keeps the logs below ``folder``, which is made where it is missing, is locked, and MUST be closed again.
 
-    A thread of its own recovers them all, and tends them from then on.
+    A thread of its own recovers them all, and tends them from then on. Another one archives them, where there is an
+    ``archive``.
 
     Raises:
         WalLockedError: another safekeeper is at work there.
     """
 
-    def __init__(self, folder: Path, region: str, tell: Tell) -> None:
+    def __init__(self, folder: Path, region: str, tell: Tell, archive: Store | None = None) -> None:
         self.region = region
         self.tell = tell
         self._lock = wal_lock.acquire(folder)
-        self.logs = KeptLogs(folder, region, tell)
+        self.logs = KeptLogs(folder, region, tell, is_archived=archive is not None)
         self._closing = threading.Event()
         self._tending = threading.Thread(target=self._open_and_tend, name="upkeep", daemon=True)
         self._tending.start()
+        if archive is not None:
+            archiver = Archiver(self.logs, archive, tell)
+            threading.Thread(target=archiver.run, args=(self._closing,), name="archive", daemon=True).start()
 
     def close(self) -> None:
         """Sync and close all logs."""

@@ -19,6 +19,7 @@ from tests.wal.replication.quorums import batch
 from wal import history as histories
 from wal.history import History
 from wal.replication import server
+from wal.replication.archiving import Store
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.frames import FrameSocket
 from wal.replication.inquiry import connect
@@ -55,11 +56,17 @@ class Keeper:
     """A safekeeper in this process. ``events`` is what it told."""
 
     def __init__(
-        self, folder: Path, *, tls: PeerTls | None = None, region: str = "use1", port: int = 0, **settings: Any
+        self,
+        folder: Path,
+        *,
+        tls: PeerTls | None = None,
+        region: str = "use1",
+        port: int = 0,
+        archive: Store | None = None,
     ) -> None:
         self.folder = folder
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.safekeeper = Safekeeper(folder, region, self._told, **settings)
+        self.safekeeper = Safekeeper(folder, region, self._told, archive)
         listener = server.listen("127.0.0.1", port, is_secured=tls is not None)
         self.port = int(listener.getsockname()[1])
         self._server = server.Server(self.safekeeper, listener, tls)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.positions import Epoch
+from ledger.positions import Epoch, Lsn
 from tests.wal.replication.quorums import HOME, Quorum, Writer, logs, lsns_of
 from wal.replication.ack_mode import AckMode
 from wal.replication.election import Plan
@@ -194,6 +194,31 @@ def test_from_copies_to_a_quorum_and_back(quorum: Quorum, held: ExitStack) -> No
             assert present.begin().epoch == Epoch(run)
             assert present.write(1) == present.proposer.committed_lsn == 2 * run
             assert present.proposer.configuration.is_quorum == (mode == "REPLICATED_QUORUM")
+
+
+def test_members_may_remove_what_the_node_does_not_keep_any_more(quorum: Quorum, held: ExitStack) -> None:
+    with ExitStack() as before:
+        first = writer(quorum, before, "run-1")
+        first.begin()
+        first.write(4)
+    second = writer(quorum, held, "run-2")
+    second.begin()
+    second.write(2)
+    second.proposer.tell_committed()
+    second.deliver()
+    assert {quorum.members[name].settled_lsn for name in "abc"} == {0}
+    assert second.log.remove_upto(Lsn(8))
+    second.proposer.tell_committed()
+    second.deliver()
+    assert {quorum.members[name].settled_lsn for name in "abc"} == {5}
+    for name in "abc":
+        assert quorum.log_of(name).remove_upto(quorum.members[name].settled_lsn)
+        assert (quorum.log_of(name).first_lsn, quorum.log_of(name).tail.lsn) == (6, 8)
+    # A member that comes back without anything gets what there is.
+    quorum.wipe("c")
+    second.proposer.lost("c")
+    second.connect("c")
+    assert lsns_of(quorum.log_of("c")) == [(2, 6), (2, 7), (2, 8)]
 
 
 def test_all_means_every_member(quorum: Quorum, held: ExitStack) -> None:

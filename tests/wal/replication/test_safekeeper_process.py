@@ -14,7 +14,7 @@ import pytest
 from ledger.errors import LedgerError
 from tests.tally import run_tally
 from tests.wal.logs import NODE
-from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking
+from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking, until
 from wal.inspect import verify
 from wal.replication import messages
 from wal.replication.messages import Ack, Refusal
@@ -144,6 +144,16 @@ def test_status_of_several_in_text_and_json(tmp_path: Path, start: Start) -> Non
     )
     assert away["wals"] == []
     assert "refused" in away["error"]
+
+
+def test_committed_segments_go_to_the_archive_of_the_command(tmp_path: Path, start: Start) -> None:
+    keeper = start(tmp_path / "keeper", "--archive", tmp_path / "archive")
+    for epoch in (1, 2):
+        with talking(keeper.port, epoch) as peer:
+            peer.elect(epoch)
+            peer.tell(peer.append(3))
+    told = until(lambda: keeper.events_of("wal_segment_archived"), "a segment is archived")
+    assert (tmp_path / "archive" / told[0]["object"]).read_bytes()
 
 
 @pytest.mark.parametrize(
