@@ -1,7 +1,8 @@
 """The history of a log: with which LSN each epoch that wrote into it began.
 
 Epochs and LSNs rise; an epoch reaches up to the next one's first LSN, the last one to the end of the log. An epoch that
-left no record is not in it. It is as short as the log: what ended before the oldest record is forgotten at a start.
+left no record is not in it. It is as short as the log: what ended before the record in front of the oldest is forgotten
+at a start.
 
 Two logs of one WAL that agree on an epoch's first LSN agree on all of its records that both hold: where two histories
 part, the logs do.

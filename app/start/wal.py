@@ -68,7 +68,7 @@ class FoundWal:
         an earlier version, or gone."""
         found = self.recovered
         whole = self.known.history if self.known and self.known.history else found.history
-        return histories.up_to(histories.since(whole, found.first_lsn), found.last_lsn)
+        return histories.up_to(histories.since(whole, before(found.first_lsn)), found.last_lsn)
 
     def unchained(self) -> Iterator[Pending]:
         """Every record that is not chained, in LSN order: those held back, then those beyond ``chained_lsn``.

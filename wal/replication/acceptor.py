@@ -13,7 +13,7 @@ Always true::
 from __future__ import annotations
 
 from ledger.errors import InvalidInputError, WalCorruptError, WalError
-from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after
+from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal import history as histories
 from wal.format import LSN_LIMIT
 from wal.history import History
@@ -168,9 +168,9 @@ class Acceptor:
                 f"LSN {self._committed_lsn} is committed here, but the history parts from this log behind {common}",
             )
         self._sync()
-        is_behind = after(common) < message.first_lsn
+        is_behind = after(common) < max(message.first_lsn, log.first_lsn)
         if is_behind or (not log.history and log.first_lsn != message.first_lsn):
-            log.begin_at(message.first_lsn)
+            log.begin_at(message.first_lsn, histories.up_to(message.history, before(message.first_lsn)))
         elif log.history and common < log.tail.lsn:
             log.truncate(common)
         self._elected = message.epoch
@@ -215,8 +215,10 @@ class Acceptor:
         return Frame(Batches(chunk.previous, chunk.written_in), chunk.batches)
 
     def _configure(self, run: str, message: Configure) -> Message:
-        if not self._is_promised_to(run, message.epoch) or self._elected != message.epoch:
+        if not self._is_promised_to(run, message.epoch):
             return self._fenced()
+        if self._elected != message.epoch:
+            return self._refuse(messages.NOT_ELECTED, f"the history of epoch {message.epoch} was not applied here")
         if not message.configuration.is_sound:
             return self._refuse(messages.UNREADABLE, "the list of members is not one")
         if message.configuration.order < self._log.configuration.order:

@@ -87,7 +87,7 @@ class Election:
         self._greet = Greet(node_id, wal_id, run)
         self._wal_id = wal_id
         self._own = own
-        self._configuration = configuration
+        self._own_configuration = self._newest = configuration
         self._above = above
         self._wants_quorum = wants_quorum
         self._loss_in = accept_loss_in
@@ -131,8 +131,9 @@ class Election:
                 self._promises[address] = message
                 self._learn(message.configuration)
                 return self._go_on()
-            case Refusal() if message.reason == FENCED and message.promised_epoch >= self._epoch:
-                return self._prepare(message.promised_epoch)
+            case Refusal() if message.reason == FENCED:
+                # of a lower epoch: the answer to an attempt before this one
+                return self._prepare(message.promised_epoch) if message.promised_epoch >= self._epoch else []
             case Refusal():
                 return self.lost(address)
             case _:
@@ -151,8 +152,19 @@ class Election:
         return self._go_on()
 
     def _learn(self, configuration: Configuration) -> None:
-        if configuration.order > self._configuration.order:
-            self._configuration = configuration
+        if configuration.order > self._newest.order:
+            self._newest = configuration
+
+    @property
+    def _configuration(self) -> Configuration:
+        """The list that says who votes: the newest.
+
+        Where it lets nobody vote, and the own copy was not told that it counts, it may never have counted: those in it
+        vote still.
+        """
+        if self._newest.copies and self._own_configuration.is_quorum:
+            return self._newest._replace(copies=False)
+        return self._newest
 
     def _go_on(self) -> Said:
         """The next step, if it is time for it."""
@@ -161,6 +173,9 @@ class Election:
         configuration = self._configuration
         if self._loss_in is not None:
             return self._go_on_with_loss()
+        if configuration.copies != self._newest.copies and configuration.epoch != self._own_configuration.epoch:
+            self.outcome = "what the members hold are copies: only where the log itself is may it be written"
+            return []
         if not self._epoch:
             has_quorum = configuration.has_majority(self._members_of(self._greetings))
             if not has_quorum and self._waiting:

@@ -142,7 +142,7 @@ class FileLog:
         return self._history
 
     def store(self, control: Control) -> None:
-        durable_lsn = self.durable_lsn
+        durable_lsn = self.durable_lsn if self._gathered_from > self._first_lsn else BEFORE_FIRST
         control = control._replace(
             durable_lsn=durable_lsn,
             committed_lsn=min(control.committed_lsn, durable_lsn),
@@ -187,14 +187,14 @@ class FileLog:
         self._control = self._control._replace(durable_lsn=last_lsn)
         self._reopen()
 
-    def begin_at(self, first_lsn: Lsn) -> None:
+    def begin_at(self, first_lsn: Lsn, history: History) -> None:
         self._let_go()
-        self._history, self._last_lsn, self._gathered_from = (), BEFORE_FIRST, Lsn(1)
+        self._history, self._first_lsn, self._last_lsn, self._gathered_from = (), Lsn(1), BEFORE_FIRST, Lsn(1)
         self.store(self._control)
         for segment in reversed(list_segments(self._folder)):
             set_aside(self._folder, segment, CUT_PREFIX)
         self._first_lsn = self._gathered_from = first_lsn
-        self._last_lsn = before(first_lsn)
+        self._history, self._last_lsn = history, before(first_lsn)
 
     def remove_upto(self, lsn: Lsn) -> list[str]:
         """Remove segments that end at or below ``lsn``, which MUST be committed, durable, and needed by nobody; their
@@ -223,7 +223,7 @@ class FileLog:
         found = recover(self._folder, control.node_id, control.durable_lsn)
         self.cut = found.cut
         known = control.history or found.history
-        self._history = histories.up_to(histories.since(known, found.first_lsn), found.last_lsn)
+        self._history = histories.up_to(histories.since(known, before(found.first_lsn)), found.last_lsn)
         if found.history and (not self._history or found.history[-1].epoch != self._history[-1].epoch):
             self._history = histories.begin(self._history, *found.history[-1])
         self._first_lsn, self._last_lsn = found.first_lsn, found.last_lsn
@@ -236,6 +236,7 @@ class FileLog:
         self._let_go()
         if not self._history or self._history[-1].epoch < written_in:
             self._history = histories.begin(self._history, written_in, self._gathered_from)
+        if self._history != self._control.history:
             self.store(self._control)
         for segment in list_segments(self._folder):
             if segment.base_lsn >= self._gathered_from:

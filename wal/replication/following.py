@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from ledger.errors import InvalidInputError, WalError
-from ledger.positions import after
+from ledger.positions import after, before
 from wal import history as histories
 from wal.replication.checking import check_batches
 from wal.replication.election import Plan
@@ -27,8 +27,8 @@ def follow(plan: Plan, log: ReplicaLog) -> Generator[Fetch, Frame, None]:
         OSError: the own copy cannot be written.
     """
     if plan.donor is not None:
-        if after(plan.keep_lsn) < plan.donor_first_lsn:
-            log.begin_at(plan.donor_first_lsn)
+        if after(plan.keep_lsn) < max(plan.donor_first_lsn, log.first_lsn):
+            log.begin_at(plan.donor_first_lsn, histories.up_to(plan.history, before(plan.donor_first_lsn)))
         elif plan.keep_lsn < log.tail.lsn:
             log.truncate(plan.keep_lsn)
         while log.tail.lsn < plan.tail.lsn:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,10 +114,13 @@ class Proposer:
         self._history = history
         self._epoch_start_lsn = history[-1].first_lsn
         self.configuration = configuration
-        self._pending: Configuration | None = None
-        """A list that is being stored, and by whom it is."""
-        self._stored_by: set[str] = set()
         self._home = home
+        self._pending: Configuration | None = None
+        """A list that is being stored, and by whom it is. The first of an epoch is the one before with another epoch:
+        so one which a proposer before could not have stored by a majority never counts."""
+        self._stored_by: set[str] = set()
+        if configuration.members:
+            self._pending = self._following(configuration.members, copies=configuration.copies)
         self._ack_mode = ack_mode
         self._read = read
         self._oldest_lsn = oldest_lsn
@@ -202,7 +206,7 @@ class Proposer:
                 if message.configuration == self._pending:
                     self._stored_by.add(link.member_id)
                 self._reconfigure()
-            case Refusal() if message.reason == FENCED and message.promised_epoch > self._epoch:
+            case Refusal() if message.reason == FENCED and message.promised_epoch >= self._epoch:
                 self._fence(f"{link.member_id or address} follows epoch {message.promised_epoch}: {message.detail}")
             case Refusal():
                 self._drop(address, f"{message.reason}: {message.detail}")
@@ -210,18 +214,17 @@ class Proposer:
                 self._drop(address, f"an answer that was not asked for: {type(message).__name__}")
 
     def _greeted(self, address: str, link: Link, greeting: Greeting) -> None:
-        theirs = greeting.configuration
+        theirs, newest = greeting.configuration, self._pending or self.configuration
         if greeting.promised_epoch > self._epoch or theirs.epoch > self._epoch:
             self._fence(f"{greeting.member_id} follows epoch {max(greeting.promised_epoch, theirs.epoch)}")
-        elif theirs.order > self.configuration.order and theirs != self._pending:
+        elif theirs.order > newest.order:
             self._drop(address, "it holds a list of members that never counted, and waits for the next")
         elif any(other.member_id == greeting.member_id for name, other in self.links.items() if name != address):
             self._drop(address, f"member {greeting.member_id} answers at another address, too")
         else:
             if link.member_id != greeting.member_id:
                 link.member_id, link.replicated_lsn = greeting.member_id, BEFORE_FIRST
-            known = theirs if theirs == self._pending else self.configuration
-            self._say(address, Prepare(self._epoch, self._wal_id, known))
+            self._say(address, Prepare(self._epoch, self._wal_id, newest))
 
     def _acknowledged(self, address: str, link: Link, lsn: Lsn) -> None:
         link.replicated_lsn = max(link.replicated_lsn, lsn)
@@ -288,9 +291,10 @@ class Proposer:
             return self._durable_lsn
         if not voters:
             return BEFORE_FIRST
+        held = min(self._durable_lsn, self._majority_lsn(voters))
         if self._ack_mode is AckMode.REPLICATED_ALL:
-            return min([self._durable_lsn, *(link.replicated_lsn for link in self.links.values())])
-        return min(self._durable_lsn, self._majority_lsn(voters))
+            return min([held, *(link.replicated_lsn for link in self.links.values())])
+        return held
 
     def _majority_lsn(self, member_ids: frozenset[str]) -> Lsn:
         """What more than half of these members hold."""
@@ -308,7 +312,11 @@ class Proposer:
 
     def _reconfigure(self) -> None:
         """Go on with a change of the members, or begin the next: one voter at a time, and only once a record of this
-        epoch is committed, so that no proposer before can still have one under way."""
+        epoch is committed.
+
+        A list that lets members vote is stored here before any member has it, where the one before did not: whoever
+        starts from this copy must ask them from then on. One that ends it is stored here once it counts.
+        """
         if self._pending is not None:
             if self._is_stored(self._pending):
                 self.configuration, self._pending = self._pending, None
@@ -318,17 +326,16 @@ class Proposer:
                 return
         following = self._next_configuration()
         if following is not None and self._stays_committed(following):
-            self._pending = following
-            self._stored_by = set()
+            if following.is_quorum and not self.configuration.is_quorum:
+                self._on_configured(following)
+            self._pending, self._stored_by = following, set()
             for address, link in self.links.items():
                 if link.is_streaming:
                     self._say(address, Configure(self._epoch, following))
 
     def _is_stored(self, following: Configuration) -> bool:
         stored = frozenset(self._stored_by)
-        if not self.configuration.is_quorum:
-            return following.voters <= stored
-        return self.configuration.has_majority(stored) and (following.has_majority(stored) or not following.is_quorum)
+        return all(each.has_majority(stored) for each in (self.configuration, following) if each.is_quorum)
 
     def _stays_committed(self, following: Configuration) -> bool:
         """Whether a majority of that list, too, holds what is committed.
@@ -341,16 +348,10 @@ class Proposer:
         return self._majority_lsn(following.voters) >= self.committed_lsn
 
     def _next_configuration(self) -> Configuration | None:
-        """The list that the present one is to be followed by; None where it is as it should be, or must wait.
-
-        The first of an epoch is the one before with another epoch: so that one which a proposer before could not have
-        stored by a majority never counts again.
-        """
+        """The list that the present one is to be followed by; None where it is as it should be, or must wait."""
         now = self.configuration
         if now.is_quorum and self.committed_lsn < self._epoch_start_lsn:
             return None
-        if now.is_quorum and now.epoch < self._epoch:
-            return self._following(now.members)
         links = self.links.values()
         caught_up_lsn = max(self._epoch_start_lsn, self.committed_lsn if now.is_quorum else BEFORE_FIRST)
         ready = {
@@ -359,30 +360,30 @@ class Proposer:
             if link.is_streaming and link.replicated_lsn >= caught_up_lsn
         }
         everybody = all(link.member_id for link in links)
+        shown = {link.member_id for link in links}
+        gone = {member for member in now.members if everybody and member.member_id not in shown}
         if not self._ack_mode.is_replicated:
-            return self._as_copies(now, ready)
+            return self._as_copies(now, ready, gone)
         if not now.is_quorum:
             is_whole = all(link.is_streaming and link.member_id in ready for link in links if link.region == self._home)
             return self._following(tuple(sorted(ready.values()))) if is_whole else None
-        kept = {member.member_id: member for member in now.members}
-        shown = {link.member_id for link in links}
-        for member_id, member in sorted(ready.items()):
-            if member_id not in kept:
-                return self._following((*now.members, member))
-        for member in now.members:
-            if everybody and member.member_id not in shown:
-                return self._following(tuple(each for each in now.members if each != member))
+        for member in sorted(gone):
+            return self._following(tuple(each for each in now.members if each != member))
+        for member in sorted(set(ready.values()) - set(now.members)):
+            return self._following((*now.members, member))
         return None
 
-    def _as_copies(self, now: Configuration, ready: Mapping[str, Member]) -> Configuration | None:
-        kept = {member.member_id: member for member in now.members}
-        if now.copies and ready.keys() <= kept.keys():
-            return None
-        return self._following(tuple(sorted({**kept, **ready}.values())), copies=True)
+    def _as_copies(
+        self, now: Configuration, ready: Mapping[str, Member], gone: AbstractSet[Member]
+    ) -> Configuration | None:
+        """Those who voted, at first; then all who are there."""
+        members = now.members if now.is_quorum else tuple(sorted({*now.members, *ready.values()} - gone))
+        return None if now.copies and members == now.members else self._following(members, copies=True)
 
     def _following(self, members: tuple[Member, ...], *, copies: bool = False) -> Configuration:
         now = self.configuration
-        following = Configuration(now.generation + 1, self._epoch, self._home, copies, members)
+        home = now.home if now.is_quorum else self._home
+        following = Configuration(now.generation + 1, self._epoch, home, copies, members)
         assert not now.is_quorum or copies or differ_by_one(now, following)
         return following
 

@@ -61,8 +61,9 @@ class ReplicaLog(Protocol):
     def truncate(self, last_lsn: Lsn) -> None:
         """End with ``last_lsn``, durably; what stood above is kept aside."""
 
-    def begin_at(self, first_lsn: Lsn) -> None:
-        """Set all records aside; the next to come is ``first_lsn``. Durable when this returns."""
+    def begin_at(self, first_lsn: Lsn, history: History) -> None:
+        """Set all records aside, durably; the next to come is ``first_lsn``. ``history`` is that of the records before
+        it, which are nowhere any more; it is forgotten by a log that is opened again before one has come."""
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         """Records from ``from_lsn`` on up to ``upto_lsn``, which are durable: at least one where there is one, and no
