@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -74,16 +77,32 @@ def tamper(as_json: Json = False) -> None:
       tally demo tamper --json
     """
     err.print("starting a scratch ledger ...")
-    with scratch_folder() as folder, scratch_service(folder) as url, LedgerClient(url) as client:
+    with (
+        scratch_folder() as folder,
+        scratch_service(folder) as url,
+        _kept_database(folder) as superuser_url,
+        LedgerClient(url) as client,
+    ):
         _submit(client)
         before = _verify(client)
-        found = asyncio.run(_falsify(client, embedded_postgres(folder).superuser_url()))
+        found = asyncio.run(_falsify(client, superuser_url))
     is_all_found = before["valid"] and all(item.is_named for item in found)
     if as_json:
         print_json({"before": before, "edits": [item.to_json() for item in found], "all_found": is_all_found})
     else:
         _print(before, found, is_all_found)
     raise CommandExit(ExitCode.FINE if is_all_found else ExitCode.COULD_NOT_RUN)
+
+
+@contextmanager
+def _kept_database(folder: Path) -> Iterator[str]:
+    """The superuser's URL of the scratch PostgreSQL, which stays though the node that sees the cut ends."""
+    postgres = embedded_postgres(folder)
+    postgres.start()
+    try:
+        yield postgres.superuser_url()
+    finally:
+        postgres.stop()
 
 
 def _submit(client: LedgerClient) -> None:
