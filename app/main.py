@@ -62,6 +62,7 @@ from app.service import Service
 from app.start.procedure import StartedNode, start_node, went_away
 from app.start.quorum import Takeover
 from app.store.faults import DATABASE_FAULTS
+from app.store.known_types import TypesKnown
 from app.store.privacy_chain import PrivacyEntry
 from ledger.errors import DatabaseUnavailableError
 from ledger.machines.events import ACTIONS, SystemAction
@@ -98,7 +99,12 @@ async def running(
         held.callback(started.lock.release)
         try:
             pool = await asyncpg.create_pool(
-                database_url, min_size=1, max_size=POOL_CONNECTIONS_MAX, timeout=5, command_timeout=STATEMENT_TIMEOUT_S
+                database_url,
+                min_size=1,
+                max_size=POOL_CONNECTIONS_MAX,
+                timeout=5,
+                command_timeout=STATEMENT_TIMEOUT_S,
+                connection_class=TypesKnown,
             )
             held.callback(pool.terminate)
             knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started)

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from app.dev.cluster import DATABASE, OWNER
 from app.dev.embedded import EmbeddedPostgres
+from app.store.known_types import TypesKnown
 from app.store.migrate import migrate
 
 MEMORY = Path("/dev/shm")
@@ -143,7 +144,7 @@ async def superuser(database: Database) -> AsyncIterator[asyncpg.Connection]:
 @pytest.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
     """A pool of connections to ``database`` as the service has them."""
-    async with asyncpg.create_pool(database.service_url, min_size=1, max_size=10) as pool:
+    async with asyncpg.create_pool(database.service_url, min_size=1, max_size=10, connection_class=TypesKnown) as pool:
         yield pool
 
 

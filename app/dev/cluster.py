@@ -49,9 +49,9 @@ class Credentials(msgspec.Struct, frozen=True):
     port: int
 
     def url(self, login: str, database: str) -> str:
-        """URL by which ``login`` connects to ``database``."""
+        """URL by which ``login`` connects to ``database``: on loopback, so nobody asks for TLS first."""
         password = {SUPERUSER: self.superuser, OWNER: self.owner, SERVICE: self.service}[login]
-        return f"postgresql://{login}:{password}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://{login}:{password}@127.0.0.1:{self.port}/{database}?sslmode=disable"
 
 
 class Cluster(NamedTuple):

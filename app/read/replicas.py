@@ -25,6 +25,7 @@ from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, UnfitErr
 from app.read.heartbeat import INTERVAL_S, Heartbeat
 from app.store import node as node_store
 from app.store.faults import DATABASE_FAULTS
+from app.store.known_types import TypesKnown
 from app.store.reading import READ_TIMEOUT_S, reading
 from ledger.errors import DatabaseUnavailableError
 
@@ -71,7 +72,10 @@ async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) ->
         return
     # The beat has a connection of its own, so that it never waits behind reads.
     to_primary = await asyncpg.create_pool(primary_url, min_size=0, max_size=1, timeout=READ_TIMEOUT_S)
-    pools = [await asyncpg.create_pool(url, min_size=0, max_size=CONNECTIONS_MAX) for url in urls]
+    pools = [
+        await asyncpg.create_pool(url, min_size=0, max_size=CONNECTIONS_MAX, connection_class=TypesKnown)
+        for url in urls
+    ]
     try:
         yield Replicas(pools, Heartbeat(to_primary), log_origin)
     finally:

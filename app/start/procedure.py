@@ -58,6 +58,7 @@ from app.store import chaining
 from app.store import node as node_store
 from app.store.chaining import ChainHead, WalPosition
 from app.store.faults import DATABASE_FAULTS
+from app.store.known_types import TypesKnown
 from app.store.schema import check_schema
 from ledger.errors import ClockSkewError, InvalidInputError, StartRefusedError
 from ledger.hlc import Clock, Hlc
@@ -156,7 +157,7 @@ async def _connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
     deadline_s = loop.time() + CONNECT_WAIT_S
     while True:
         try:
-            return await asyncpg.connect(url, timeout=5)
+            return await asyncpg.connect(url, timeout=5, connection_class=TypesKnown)
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncpg
 
+from app.store.known_types import TypesKnown
 from app.store.rows import fetch_one_as
 from ledger import native
 from ledger.errors import ChainDamagedError
@@ -126,7 +127,7 @@ async def connect(
 ) -> asyncpg.Connection[asyncpg.Record]:
     """A connection to chain with; Postgres ends it when it has been idle inside a transaction for so long."""
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
-        url, timeout=5, command_timeout=statement_timeout_s
+        url, timeout=5, command_timeout=statement_timeout_s, connection_class=TypesKnown
     )
     await connection.execute(f"SET idle_in_transaction_session_timeout = '{idle_in_transaction_max_s:g}s'")
     await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S:g}s'")

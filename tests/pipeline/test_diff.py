@@ -32,7 +32,7 @@ from tests.app.chains import until
 from tests.app.importing import fresh, import_all, states
 from tests.app.service_thread import serving
 from tests.app.test_bundle_merge import forked
-from tests.conftest import connected_to, execute
+from tests.conftest import connected_to, execute, fresh_database
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build, signer_of
 from tests.pipeline.archived_ledgers import file_here
 from tests.pipeline.conftest import RunCommand
@@ -54,8 +54,8 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def stored(postgres: EmbeddedPostgres, *ledgers: Ledger) -> Iterator[tuple[str, Callable[[str], None]]]:
     """URL of a database that holds ``ledgers``, each with a checkpoint; and how to run a statement in it, unguarded."""
-    with fresh(postgres) as (url, _):
-        superuser = postgres.superuser_url(url.rpartition("/")[2])
+    with fresh_database(postgres) as database:
+        superuser = database.superuser_url
 
         async def fill() -> None:
             connection = await asyncpg.connect(superuser)
@@ -69,7 +69,10 @@ def stored(postgres: EmbeddedPostgres, *ledgers: Ledger) -> Iterator[tuple[str, 
             await connection.close()
 
         asyncio.run(fill())
-        yield url, lambda each: asyncio.run(execute(superuser, f"SET session_replication_role = replica; {each}"))
+        yield (
+            database.service_url,
+            lambda each: asyncio.run(execute(superuser, f"SET session_replication_role = replica; {each}")),
+        )
 
 
 def compared(spark: SparkSession, a: str | Path, b: str | Path, **more: Any) -> Diff:

@@ -1,0 +1,50 @@
+"""A connection that asks what the arrays of built-in types are once a process, and not once a connection.
+
+asyncpg must know the form of each type before it sends or reads a value. It knows single values of built-in types by
+itself, but asks the server for their arrays, three statements for each kind on each connection. The numbers of built-in
+types are the same in every database of every version (``FirstNormalObjectId`` in PostgreSQL's ``access/transam.h``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import asyncpg
+
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
+
+OID_OF_A_DATABASE_MIN: Final = 16384
+"""Numbers from here on are given by a database itself, so in each they mean something else."""
+
+
+class _NothingRan(NamedTuple):
+    """In the place of the statement that asked: with a name, so what was prepared before it still is."""
+
+    name: str = "known"
+
+
+_known: dict[tuple[int, ...], Any] = {}
+"""By numbers of types: the rows that describe them."""
+
+
+class TypesKnown(Connection):
+    """For ``connection_class`` of asyncpg."""
+
+    __slots__ = ()
+
+    async def _introspect_types(
+        self,
+        typeoids: Collection[int],
+        timeout: float | None,  # noqa: ASYNC109 (asyncpg's own)
+    ) -> tuple[Any, Any]:
+        wanted = tuple(sorted(typeoids))
+        if wanted in _known:
+            return _known[wanted], _NothingRan()
+        rows, statement = await super()._introspect_types(typeoids, timeout)  # type: ignore[misc]
+        if wanted[-1] < OID_OF_A_DATABASE_MIN:
+            _known[wanted] = rows
+        return rows, statement
