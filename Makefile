@@ -31,10 +31,10 @@ run: $(RUNTIME)
 
 pipeline: $(CLASSES)
 
-# Four at once on two cores: much of a test is waiting for a disk, a process or a deadline. Files go out in the order
-# that tests/conftest.py gives them, so that none of the long ones is left to run alone at the end.
+# Five at once on two cores: much of a test is waiting for a disk, a process or a deadline. Files go out as
+# tests/conftest.py says, so that none of the long ones is left to run alone at the end.
 test: $(DEV) $(CLASSES) debian-tools
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # What needs neither Spark nor strace. Any one of them: .venv/bin/python -m pytest tests/ledger/test_hlc.py
 test-fast: $(FAST)

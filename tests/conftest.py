@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from app.dev.cluster import DATABASE, OWNER
 from app.dev.embedded import EmbeddedPostgres
@@ -35,8 +37,14 @@ EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 25)
 settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-LONG_FIRST = ("crash", "pipeline", "app")
+LONG_FIRST = ("pipeline", "crash", "app", "wal")
 """Folders whose files take longest, in the order in which they are handed to workers; the others follow."""
+ONE_JAVA = (
+    ("test_archive_spark", "test_report_", "test_source_", "test_spark"),
+    ("test_class_archive", "test_diff", "test_merge", "test_stats", "test_verify_"),
+)
+"""How the names of files of ``tests/pipeline`` begin that have a Spark session: those of a row go to one worker, for
+each Java takes seconds to start, and as long again until it is fast."""
 
 _numbers = itertools.count(1)
 
@@ -46,9 +54,23 @@ _administering: dict[str, tuple[asyncio.Runner, asyncpg.Connection]] = {}
 gc.disable()  # until all tests are collected
 
 
+class FewJavas(LoadFileScheduling):
+    """Files are handed out one by one, but for those that share a Java."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        row = _row_of_java(Path(file))
+        return file if row is None else f"tests/pipeline {row}"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FewJavas | None:
+    """What distributes tests among workers under ``--dist loadfile``."""
+    return FewJavas(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: whoever takes the last file should not keep the others waiting."""
-    items.sort(key=_rank_of_folder)
+    items.sort(key=_rank)
 
 
 def pytest_collection_finish() -> None:
@@ -57,9 +79,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _rank_of_folder(item: pytest.Item) -> int:
-    folder = item.path.parent.name
-    return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
+def _rank(item: pytest.Item) -> tuple[int, int]:
+    folder, row = item.path.relative_to(Path(__file__).parent).parts[0], _row_of_java(item.path)
+    rank = LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
+    return rank, len(ONE_JAVA) if row is None else row
+
+
+def _row_of_java(file: Path) -> int | None:
+    """The row of ``ONE_JAVA`` that ``file`` is in, if any."""
+    rows = (row for row, names in enumerate(ONE_JAVA) if file.name.startswith(names))
+    return next(rows, None) if file.parent.name == "pipeline" else None
 
 
 @pytest.fixture(autouse=True)
