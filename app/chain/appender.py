@@ -148,7 +148,7 @@ class Appender:
                 await self._work.wait()
                 self._work.clear()
                 await self._try_locked()
-                if batch := self._peek():
+                if batch := self._next():
                     await self._chain(batch)
                     self.wake()
                 if not self._has_committed():
@@ -177,13 +177,17 @@ class Appender:
         Raises:
             LedgerError: the node cannot go on.
         """
-        while batch := self._peek():
+        while batch := self._next():
             await self._chain(batch)
 
     def _has_committed(self) -> bool:
         return self._backlog.has_committed(self._node.committed.lsn)
 
-    def _peek(self) -> list[Pending]:
+    def _next(self) -> list[Pending]:
+        """The next batch; what was linked ahead of it is not looked at once more."""
+        linked = self._ahead.batch
+        if self._backlog.begins_with(linked):
+            return [*linked, *self._peek_following(0, len(linked), self._ahead.payload_bytes)]
         return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
 
     # --- one batch --------------------------------------------------------------------------------
@@ -287,7 +291,8 @@ class Appender:
             self._heads[tenant] = head_of(links)
         self._metrics.chain_entries.inc(len(linked.log_rows))
         self._on_chained(linked)
-        for pending, outcome in zip(batch, linked.outcomes, strict=True):
+        is_plain = linked.outcomes.count(None) == len(batch)
+        for pending, outcome in () if is_plain else zip(batch, linked.outcomes, strict=True):
             future = pending.outcome
             if (outcome is None and future is None) or pending.tenant_id in self._quarantine.locked:
                 continue
@@ -396,8 +401,7 @@ class Appender:
             tenant_ids=sorted(tenants | begun),
         )
         if heads is None:
-            position = await chaining.read_position(connection, self._node.node_id)
-            is_moved(position, self._node, new_lsn, self._metrics)
+            is_moved(await chaining.read_position(connection, self._node.node_id), self._node, new_lsn, self._metrics)
             raise asyncpg.InterfaceError("the fence refused once and then held; trying again")
 
         # 2. what the batch meets: tenants, keys
@@ -415,9 +419,8 @@ class Appender:
         await self._learn_time(connection, heads)
 
         # 3. decide and link, unless that was done ahead
-        linked = None
-        if refused_sqlstate is None and not new_tenants and not self._quarantine:
-            linked = await self._ahead.take(connection, batch, heads)
+        is_usual = refused_sqlstate is None and not new_tenants and not self._quarantine
+        linked = await self._ahead.take(connection, batch, heads) if is_usual else None
         if linked is None:
             self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
             chained = await previous.standing(connection, batch) if self._is_returning else None
@@ -436,7 +439,8 @@ class Appender:
 
         # 4. store
         if linked.log_rows:
-            await chaining.copy_entries(connection, linked.log_rows, partial(self._link_ahead, batch, linked))
+            on_sent = partial(self._link_ahead, batch, linked)
+            await chaining.copy_entries(connection, linked.log_rows, on_sent, linked.encoded)
         if linked.idempotency_rows:
             await idempotency.store_lines(connection, linked.idempotency_rows)
         if linked.links:

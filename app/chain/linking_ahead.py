@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, groupby
 from operator import itemgetter
 
 from app.chain import previous
 from app.pending.backlog import Pending
 from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenants_begun_by
-from app.store import Connection
+from app.store import Connection, chaining
 from app.store.chaining import LOG_COLUMNS, ChainHead
 from app.store.growth import head_of
 from app.store.reading import Pool, reading
@@ -39,6 +40,8 @@ class _Ahead:
         self.linked = LinkedBatch()
         self.met: dict[str, ChainHead] = {}
         """By tenant, the head that its first record meets."""
+        self._encoded: dict[str, list[bytes]] | None = {}
+        """By tenant, the rows in pieces as COPY takes them; None where the driver must make that."""
 
     def heads_for(self, piece: Sequence[Pending]) -> dict[str, ChainHead] | None:
         """The heads that these records meet; None when one cannot be known without its lock."""
@@ -61,6 +64,17 @@ class _Ahead:
         self.batch += piece
         self.payload_bytes += sum(len(pending.payload) for pending in piece)
         self.linked.extend(linked)
+        for tenant_id, rows in groupby(linked.log_rows, _TENANT):
+            encoded = chaining.encoded(list(rows))
+            if self._encoded is not None:
+                if encoded is None:
+                    self._encoded = None
+                else:
+                    self._encoded.setdefault(tenant_id, []).append(encoded)
+
+    def encoded(self) -> bytes | None:
+        """All rows as COPY takes them, those of a tenant behind each other: they go into one partition."""
+        return None if self._encoded is None else chaining.joined(chain.from_iterable(self._encoded.values()))
 
 
 class LinkingAhead:
@@ -80,6 +94,16 @@ class LinkingAhead:
         self._ahead = _Ahead(before, known, self._linkers)
         self._more.set()
         self._task = asyncio.get_running_loop().create_task(self._link(self._ahead, peek))
+
+    @property
+    def batch(self) -> Sequence[Pending]:
+        """What is linked."""
+        return () if self._ahead is None else self._ahead.batch
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of all that is linked."""
+        return 0 if self._ahead is None else self._ahead.payload_bytes
 
     def more(self) -> None:
         """More may be committed."""
@@ -104,7 +128,7 @@ class LinkingAhead:
         if rest := batch[len(ahead.batch) :]:
             ends = {tenant_id: head_of(links) for tenant_id, links in ahead.linked.links.items()}
             ahead.link(rest, {**heads, **ends}, await previous.chained_keys(connection, rest))
-        ahead.linked.log_rows.sort(key=_TENANT)  # COPY is faster where rows of one partition follow each other
+        ahead.linked.encoded = ahead.encoded()
         return ahead.linked
 
     def cancel(self) -> None:

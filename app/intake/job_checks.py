@@ -143,8 +143,9 @@ class JobChecks:
 
     def _check_creations(self, lines: EventLines, created: Created, *, in_lines: bool) -> None:
         """Refuse, now that the chain was asked, what was created otherwise or has ended."""
-        for number, (tenant_id, job_id) in enumerate(lines.jobs):
-            if lines.types[number] != CREATED or job_id is None:
+        for number in [at for at, kind in enumerate(lines.types) if kind == CREATED]:
+            tenant_id, job_id = lines.jobs[number]
+            if job_id is None:
                 continue
             job = (tenant_id, job_id)
             if (known := self._jobs.get(*job)) is None:

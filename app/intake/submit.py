@@ -19,6 +19,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TypeVar
 
 from app.background.turns import LINES_PER_TURN, FairTurns, Turn
@@ -215,7 +216,7 @@ class Submitter:
         """Forget the jobs of events that were refused; doubt what is known of those that may have ended."""
         for tenant_id, job_id in linked.refused_jobs:
             self.job_index.forget(tenant_id, job_id)
-        self.job_index.mark_doubtful((row[_TENANT], row[_JOB]) for row in linked.log_rows if row[_ACTION] in ENDING)
+        self.job_index.mark_doubtful([(row[_TENANT], row[_JOB]) for row in linked.log_rows if row[_ACTION] in ENDING])
 
     def imported(self, growth: Growth) -> None:
         """Doubt what is known of the jobs that something was imported of."""
@@ -322,11 +323,11 @@ class Submitter:
                     fence = of_jobs[job] = self._fence_of(job)
             elif job[1] is not None:
                 of_jobs[job] = max(fence, self._fence_of(job))
-            payload = lines.payload(number, fence, None if key is None else _line_key(key, number))
-            if (reason := self._too_large(payload)) is not None:
-                raise InvalidEventError(reason, number + 1)
             fences.append(fence)
-            payloads.append(payload)
+            payloads.append(lines.payload(number, fence, None if key is None else _line_key(key, number)))
+        for number, payload in enumerate(payloads, 1) if self._too_large(max(payloads, key=len)) else ():
+            if (reason := self._too_large(payload)) is not None:
+                raise InvalidEventError(reason, number)
         return fences, payloads
 
     def _fence_of(self, job: JobOfLine) -> int:
@@ -356,13 +357,10 @@ class Submitter:
         keys: Sequence[record.IdempotencyKey | None] = events.keys or [None] * len(hlcs)
         for at, draft in events.sealed.items():
             events.payloads[at] = payload_of(draft, events.fences[at], keys[at], hlcs[at].text())
-        lsns = lsns_from(Lsn(first_lsn + len(begun)))
-        entered = [
-            Pending(next(lsns), node.epoch, hlc, kind, tenant_id, job_id, payload, key, None, answered_early)
-            for hlc, kind, tenant_id, job_id, payload, key in zip(
-                hlcs, events.types, tenant_ids, job_ids, events.payloads, keys, strict=True
-            )
-        ]
+        lsns, epochs, early = lsns_from(Lsn(first_lsn + len(begun))), repeat(node.epoch), repeat(answered_early)
+        columns = (hlcs, events.types, tenant_ids, job_ids, events.payloads, keys)
+        entered = list(map(Pending, lsns, epochs, *columns, repeat(None), early))
+        assert len(entered) == len(hlcs)
         if events.keys is None:
             encoded = record.encode_plain(tenant_ids, job_ids, events.payloads)
         else:

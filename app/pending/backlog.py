@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import attrgetter
 
 from app.store.growth import ChainPosition
 from ledger.chain.record import IdempotencyKey
@@ -65,6 +66,7 @@ class Pending:
 
 
 _NOTHING = (0, 0)
+_PAYLOAD = attrgetter("payload")
 
 
 class Backlog:
@@ -171,6 +173,10 @@ class Backlog:
         """The committed events after the first ``skip``, in LSN order, within both bounds; one if any is left."""
         return _within(islice(self._queue, skip, None), entries_max, bytes_max, committed_lsn)
 
+    def begins_with(self, events: Sequence[Pending]) -> bool:
+        """Whether these, which came one behind the other, are the next that ``peek`` finds."""
+        return bool(self._queue) and bool(events) and self._queue[0] is events[0]
+
     def has_committed(self, committed_lsn: Lsn) -> bool:
         """Whether ``peek`` finds any."""
         return bool(self._queue) and self._queue[0].lsn <= committed_lsn
@@ -233,9 +239,13 @@ def _by_tenant(events: Sequence[Pending]) -> dict[str, tuple[int, int]]:
 def _within(
     events: Iterable[Pending], entries_max: int, bytes_max: int, committed_lsn: Lsn | None = None
 ) -> list[Pending]:
+    first = list(islice(events, entries_max))
+    is_committed = committed_lsn is None or (first and first[-1].lsn <= committed_lsn)
+    if is_committed and sum(map(len, map(_PAYLOAD, first))) <= bytes_max:
+        return first
     batch: list[Pending] = []
     size = 0
-    for pending in islice(events, entries_max):
+    for pending in first:
         size += len(pending.payload)
         if (batch and size > bytes_max) or (committed_lsn is not None and pending.lsn > committed_lsn):
             break

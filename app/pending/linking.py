@@ -15,7 +15,7 @@ from typing import NamedTuple
 from app.pending.backlog import Pending
 from app.pending.requests import RequestName
 from app.store.chaining import ChainHead
-from app.store.growth import ChainPosition, Grower, Growth
+from app.store.growth import ChainPosition, Entry, Grower, Growth
 from app.store.standing import Chained
 from ledger import canonical
 from ledger.chain import Linker
@@ -64,6 +64,9 @@ class LinkedBatch(Growth):
     """LSN of the last event of the batch."""
     conflicts: list[tuple[str, str, int]] = field(default_factory=list)
     """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
+
+    encoded: bytes | None = None
+    """``log_rows`` as COPY takes them, where that was made already."""
 
     def extend(self, following: LinkedBatch) -> None:
         """Take what was linked onto the end of this."""
@@ -142,15 +145,14 @@ def link_batch(
     grower = Grower(linked, heads, linkers)
     events_there = events_of(chained or {})
     is_usual = refused_sqlstate is None and held_back is None and not chained
+    if is_usual and (entries := _plain_entries(batch)) is not None:
+        for tenant_id, of_tenant in entries.items():
+            grower.extend(tenant_id, of_tenant)
+        grower.finish()
+        linked.outcomes = [None] * len(batch)
+        return linked
     for pending in batch:
         tenant_id = pending.tenant_id
-        if is_usual and pending.idempotency is None and pending.record_type != _TENANT_CREATED:
-            action = ACTIONS[pending.record_type]
-            seq = grower.append(tenant_id, pending.hlc, pending.job_id, action, pending.payload)
-            if pending.outcome is not None:
-                awaited.append((len(linked.outcomes), tenant_id, seq))
-            linked.outcomes.append(None)
-            continue
         if held_back is not None and tenant_id not in heads:
             linked.outcomes.append(held_back(pending))
             continue
@@ -215,6 +217,22 @@ def link_batch(
     for number, tenant_id, seq in awaited:
         linked.outcomes[number] = linked.outcomes[number] or grower.place(tenant_id, seq)
     return linked
+
+
+def _plain_entries(batch: Sequence[Pending]) -> dict[str, list[Entry]] | None:
+    """The entries of a batch by tenant, where nobody waits for one of them and nothing of it is to be decided; else
+    None."""
+    entries: dict[str, list[Entry]] = {}
+    for pending in batch:
+        kind, tenant_id = pending.record_type, pending.tenant_id
+        if pending.outcome is not None or pending.idempotency is not None or kind == _TENANT_CREATED:
+            return None
+        entry = (pending.hlc, pending.job_id, ACTIONS[kind], pending.payload, None)
+        if (of_tenant := entries.get(tenant_id)) is None:
+            entries[tenant_id] = [entry]
+        else:
+            of_tenant.append(entry)
+    return entries
 
 
 def events_of(chained: Mapping[str, Chained]) -> dict[str, Standing]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncpg
@@ -24,6 +24,8 @@ LOG_COLUMNS = ("tenant_id", *ENTRY_COLUMNS)
 _INTEGERS = {"seq": 8, "hlc_physical": 8, "hlc_logical": 8, "link_version": 2}
 _WIDTHS = bytes(_INTEGERS.get(name, 0) for name in LOG_COLUMNS)
 """Of each column, the bytes of an integer, or 0 of a text."""
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_COPY_TRAILER = b"\xff\xff"
 
 LOCK_TIMEOUT_S = 2.0
 """Longest that a chaining transaction waits for a row: nodes and imports hold one for a fraction of that."""
@@ -204,16 +206,31 @@ def dropped(tenant_id: str, what: str, sent: int, stored: int) -> ChainDamagedEr
     )
 
 
+def encoded(rows: Sequence[tuple[Any, ...]]) -> bytes | None:
+    """Rows of ``LOG_COLUMNS`` in the binary form of COPY, to be ``joined``; None where that is left to the driver."""
+    whole = native.copy_rows(_WIDTHS, rows)
+    return None if whole is None else whole[len(_COPY_HEADER) : -len(_COPY_TRAILER)]
+
+
+def joined(pieces: Iterable[bytes]) -> bytes:
+    """What COPY takes, of rows that were ``encoded`` apart."""
+    return b"".join((_COPY_HEADER, *pieces, _COPY_TRAILER))
+
+
 async def copy_entries(
-    connection: Connection, rows: Sequence[tuple[Any, ...]], on_sent: Callable[[], object] = lambda: None
+    connection: Connection,
+    rows: Sequence[tuple[Any, ...]],
+    on_sent: Callable[[], object] = lambda: None,
+    encoded: bytes | None = None,
 ) -> None:
     """Add rows of ``LOG_COLUMNS`` to the log, those of one tenant in seq order. ``on_sent`` is called when the last of
-    them is on its way and PostgreSQL has still to store most.
+    them is on its way and PostgreSQL has still to store most. ``encoded`` are the same rows, ``joined``, where that was
+    made already.
 
     Raises:
         ChainDamagedError: not all were stored; names a tenant that lacks some. The transaction MUST be rolled back.
     """
-    encoded = native.copy_rows(_WIDTHS, rows)
+    encoded = encoded or native.copy_rows(_WIDTHS, rows)
     if encoded is None:
         status = await connection.copy_records_to_table(
             "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, records=_then(rows, on_sent)

@@ -85,6 +85,10 @@ class Grower:
         end.entries.append((hlc, job_id, action, payload, origin))
         return end.head.seq + len(end.entries)
 
+    def extend(self, tenant_id: str, entries: Sequence[Entry]) -> None:
+        """Chain several entries of one tenant, as ``append``."""
+        self._ends[tenant_id].entries += entries
+
     def keep(
         self,
         tenant_id: str,

@@ -56,6 +56,32 @@ def test_one_tenant_fills_what_may_wait_and_each_other_has_a_part_of_what_is_kep
     assert filled.fill("one") == 1600
 
 
+def test_the_next_batch_ends_with_what_is_committed_and_within_its_bounds() -> None:
+    filled = Filled(100)
+    for payload in (b"1", b"22", b"333", b"4444"):
+        assert filled.add("acme", payload)
+
+    def peeked(*bounds: int, skip: int = 0) -> list[int]:
+        return [each.lsn for each in filled.backlog.peek(*bounds, skip=skip)]
+
+    assert peeked(4, 9, 10) == [1, 2, 3, 4]
+    assert peeked(3, 9, 10) == [1, 2, 3]
+    assert peeked(0, 9, 10) == []
+    assert peeked(4, 2, 10) == [1, 2]
+    assert peeked(4, 9, 9) == peeked(4, 9, 6) == [1, 2, 3]
+    assert peeked(4, 9, 5) == [1, 2]
+    assert peeked(4, 9, 0) == [1], "one at least, however large"
+    assert peeked(4, 9, 7, skip=2) == [3, 4]
+    assert peeked(4, 9, 6, skip=2) == [3]
+    assert peeked(4, 9, 10, skip=4) == []
+    queued = filled.backlog.peek(4, 9, 10)
+    assert filled.backlog.begins_with(queued[:2])
+    assert not filled.backlog.begins_with(queued[1:])
+    assert not filled.backlog.begins_with([])
+    filled.chain(4)
+    assert not filled.backlog.begins_with(queued)
+
+
 def test_bytes_are_kept_for_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog_module, "BYTES_MAX_MIN", 1_600_000)
     filled = Filled(1600)

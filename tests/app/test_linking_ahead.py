@@ -12,7 +12,8 @@ import pytest
 from app.chain.linking_ahead import LinkingAhead
 from app.pending.backlog import Pending
 from app.pending.linking import _TENANT_CREATED, LinkedBatch, link_batch
-from app.store.chaining import LOG_COLUMNS, ChainHead
+from app.store.chaining import _WIDTHS, LOG_COLUMNS, ChainHead
+from ledger import native
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError
 from ledger.hlc import Hlc
@@ -24,6 +25,7 @@ from tests.conftest import Database
 KNOWN = {"acme": ChainHead(3, "ab" * 32, "1:0:n"), "beta": ChainHead(0, None, None), "gamma": ChainHead(0, None, None)}
 TENANTS = tuple(KNOWN)
 CREATED = JOB_EVENTS["JobCreated"].record_type
+KEY = IdempotencyKey(1, "k", 0, b"a" * 32)
 TENANT = LOG_COLUMNS.index("tenant_id")
 
 
@@ -96,7 +98,8 @@ async def test_pieces_linked_ahead_make_the_batch_that_is_linked_whole(
     found = await linking.take(superuser, batch, heads_of(batch, before))
     assert found is not None
     assert facts(found) == facts(whole(batch, before))
-    assert [row[TENANT] for row in found.log_rows] == sorted(row[TENANT] for row in found.log_rows)
+    by_tenant = sorted(found.log_rows, key=lambda row: list(found.links).index(row[TENANT]))
+    assert found.encoded == native.copy_rows(_WIDTHS, by_tenant)
     assert await linking.take(superuser, batch, heads_of(batch, before)) is None, "it is good once"
 
 
@@ -160,3 +163,17 @@ async def test_nothing_more_is_linked_once_the_backlog_moves(
     found = await linking.take(superuser, [*linking._ahead.batch, event(2, "acme")], KNOWN)
     assert found is not None
     assert len(found.outcomes) == 2
+
+
+async def test_a_batch_of_which_nothing_is_to_be_decided_is_linked_as_any_other() -> None:
+    events = [event(number, TENANTS[number % 3]) for number in range(1, 20)]
+    waited_for = event(20, "beta")
+    waited_for.outcome = asyncio.get_running_loop().create_future()
+    begun_before = event(20, "acme", kind=_TENANT_CREATED)
+    for batch in (events, [*events, waited_for], [*events, begun_before], [*events, event(20, "acme", KEY)]):
+        linked = [
+            link_batch(batch, heads=KNOWN, new_tenants=set(), chained_keys={}, linkers={}, held_back=held_back)
+            for held_back in (None, lambda _: None)
+        ]
+        assert facts(linked[0]) == facts(linked[1])
+    assert len(linked[0].log_rows) == 20
