@@ -1,7 +1,8 @@
 /*
- * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037).
+ * The queue of the WAL, and the writer's loop over it, without the interpreter's lock (docs/decisions/0037); and batches
+ * that came over the wire, checked.
  *
- * Its twin in Python, which is the specification, is wal.queue.PythonQueue. CRC-32 is zlib's, found in the library that
+ * Their twins in Python, which are the specification, are wal.queue.PythonQueue and wal.replication.checking. CRC-32 is zlib's, found in the library that
  * Python has loaded for zlib. Without it the module cannot be imported.
  *
  * A record is framed when it is appended, into chunks of memory that are queued one behind the other; nothing of Python's
@@ -26,9 +27,13 @@
 #define BATCH_RECORD_BYTES 58
 #define BATCH_BODY_BYTES_MAX (64LL << 20)
 #define BATCH_RECORD_TYPE 16
+#define RECORD_BYTES_MAX (16 << 20)
 #define LENGTH_AT 4
+#define LSN_AT 8
 #define HLC_AT 16
 #define HLC_BYTES 16
+#define STATE_AT 32
+#define TYPE_AT 33
 #define NODE_HASH_BYTES 4
 #define LINGER_ENTRIES_MIN 2 /* as in wal.queue */
 #define LINGER_PART 3        /* as in wal.queue */
@@ -737,6 +742,87 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     return (PyObject *)queue;
 }
 
+/* --- batches from elsewhere: without the interpreter's lock -------------------------------------------------------- */
+
+static uint64_t u64_at(const unsigned char *at)
+{
+    return (uint64_t)u32_at(at) << 32 | u32_at(at + 4);
+}
+
+static int is_summed(const unsigned char *record, size_t length)
+{
+    return u32_at(record) == (uint32_t)zlib_crc32(0, record + LENGTH_AT, (unsigned int)(length - LENGTH_AT));
+}
+
+/* The records of a batch from first to last, which fill the body; where the last begins, NULL when they are not sound. */
+static const unsigned char *last_of(const unsigned char *at, size_t bytes, uint64_t first, uint64_t last,
+                                    const unsigned char *node_hash)
+{
+    const unsigned char *found = NULL;
+    for (uint64_t lsn = first; lsn <= last; lsn++) {
+        if (bytes < RECORD_HEADER_BYTES)
+            return NULL;
+        const size_t length = u32_at(at + LENGTH_AT);
+        if (length < RECORD_HEADER_BYTES || length > RECORD_BYTES_MAX || length > bytes || u64_at(at + LSN_AT) != lsn
+            || at[STATE_AT] != 0 || at[TYPE_AT] == BATCH_RECORD_TYPE
+            || memcmp(at + HLC_AT + HLC_BYTES - NODE_HASH_BYTES, node_hash, NODE_HASH_BYTES) != 0
+            || !is_summed(at, length))
+            return NULL;
+        found = at;
+        at += length;
+        bytes -= length;
+    }
+    return bytes == 0 ? found : NULL;
+}
+
+/* The last LSN of these batches, which begin with lsn; 0 when they are not all sound. */
+static uint64_t last_lsn_of(const unsigned char *at, size_t bytes, uint64_t lsn, const unsigned char *node_hash)
+{
+    while (bytes > 0) {
+        if (bytes < BATCH_RECORD_BYTES || u32_at(at + LENGTH_AT) != BATCH_RECORD_BYTES || u64_at(at + LSN_AT) != lsn
+            || at[STATE_AT] != 0 || at[TYPE_AT] != BATCH_RECORD_TYPE || !is_summed(at, BATCH_RECORD_BYTES))
+            return 0;
+        const unsigned char *announced = at + RECORD_HEADER_BYTES, *body = at + BATCH_RECORD_BYTES;
+        const uint64_t first = u64_at(announced), last = u64_at(announced + 8);
+        const size_t body_bytes = u32_at(announced + 16);
+        if (first != lsn || last < first || last > INT64_MAX || body_bytes > BATCH_BODY_BYTES_MAX
+            || body_bytes > bytes - BATCH_RECORD_BYTES || last - first >= body_bytes / RECORD_HEADER_BYTES
+            || u32_at(announced + 20) != (uint32_t)zlib_crc32(0, body, (unsigned int)body_bytes))
+            return 0;
+        const unsigned char *found = last_of(body, body_bytes, first, last, node_hash);
+        if (found == NULL || memcmp(found + HLC_AT, at + HLC_AT, HLC_BYTES) != 0)
+            return 0;
+        lsn = last + 1;
+        at = body + body_bytes;
+        bytes -= BATCH_RECORD_BYTES + body_bytes;
+    }
+    return lsn - 1;
+}
+
+PyDoc_STRVAR(check_batches_doc,
+    "check_batches(data, first_lsn, node_hash)\n--\n\n"
+    "The last LSN of the batches that data is; None where its twin must be asked. Other threads run meanwhile.");
+
+static PyObject *check_batches(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer data;
+    long long first_lsn;
+    const char *node_hash;
+    Py_ssize_t node_hash_bytes;
+    uint64_t last_lsn = 0;
+    if (!PyArg_ParseTuple(args, "y*Ly#", &data, &first_lsn, &node_hash, &node_hash_bytes))
+        return NULL;
+    if (first_lsn > 0 && node_hash_bytes == NODE_HASH_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        last_lsn = last_lsn_of(data.buf, (size_t)data.len, (uint64_t)first_lsn, (const unsigned char *)node_hash);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&data);
+    return answer_of(last_lsn > 0 ? PyLong_FromUnsignedLongLong(last_lsn) : NULL, last_lsn > 0);
+}
+
+/* --- the module --------------------------------------------------------------------------------------------------- */
+
 #define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, name##_doc}
 
 static PyMethodDef queue_methods[] = {
@@ -769,11 +855,17 @@ static PyTypeObject queue_type = {
     .tp_getset = queue_values,
 };
 
+static PyMethodDef functions[] = {
+    METHOD(check_batches, check_batches, METH_VARARGS),
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "wal._native",
-    .m_doc = "The queue of the WAL in C.",
+    .m_doc = "The queue of the WAL, and checking batches, in C.",
     .m_size = -1,
+    .m_methods = functions,
 };
 
 PyMODINIT_FUNC PyInit__native(void)

@@ -1,4 +1,5 @@
-"""The queue of the WAL in C where that is built, and in Python where it is not, as ``ledger.native`` says."""
+"""The queue of the WAL, and checking batches, in C where that is built, and in Python where it is not, as
+``ledger.native`` says."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ try:
 except ImportError:
     _module = None
 
+check_batches: Callable[..., int | None] = getattr(_module, "check_batches", lambda *_: None)
+"""As ``wal.replication.checking.check_batches``, of a node with this hash; None where that has to be asked."""
 _Queue: Any = getattr(_module, "Queue", object)
 
 
