@@ -63,10 +63,12 @@ _LOCK_TREES = """
 SELECT tenant_id, tree_size, root_hash, checkpoint FROM scheduler.merkle_head
  WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
 """
+# Arrays of texts and bigints alone: of all others the driver asks what they are, which takes longer than this does.
 _STORE_TILES = """
 WITH stored AS (
     INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes)
-    SELECT * FROM unnest($1::text[], $2::smallint[], $3::bigint[], $4::bytea[])
+    SELECT tenant_id, level, tile_index, decode(hashes, 'hex')
+      FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[]) AS n(tenant_id, level, tile_index, hashes)
         ON CONFLICT (tenant_id, level, tile_index) DO UPDATE SET hashes = excluded.hashes
     RETURNING tenant_id
 )
@@ -81,7 +83,7 @@ RETURNING m.tenant_id
 """
 _TILES = """
 SELECT w.tenant_id, w.level, w.tile_index, t.hashes
-  FROM unnest($1::text[], $2::smallint[], $3::bigint[]) AS w(tenant_id, level, tile_index)
+  FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS w(tenant_id, level, tile_index)
  CROSS JOIN LATERAL (SELECT hashes FROM scheduler.merkle_tile
                       WHERE tenant_id = w.tenant_id AND level = w.level AND tile_index = w.tile_index LIMIT 1) AS t
 """
@@ -193,7 +195,7 @@ async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> set
     Returns:
         Tenants of which Postgres did not store all that was sent, without an error.
     """
-    tiles = [(tree.tenant_id, *at, hashes) for tree in grown for at, hashes in tree.tree.changed.items()]
+    tiles = [(tree.tenant_id, *at, hashes.hex()) for tree in grown for at, hashes in tree.tree.changed.items()]
     heads = [(tree.tenant_id, tree.tree.size, tree.tree.root().hex(), tree.checkpoint) for tree in grown]
     unstored = Counter(tile[0] for tile in tiles)
     if tiles:
