@@ -4,7 +4,7 @@ A node proposes (``proposer``), safekeepers accept (``acceptor``); both are pure
 and answer with messages (``messages``), over a log that is passed in (``replica_log``). Sockets, threads and clocks are
 with those who drive them.
 
-Rules, each with a test and a mutant of the model that fail when it is taken out::
+Rules, each with a test and a mutant of the model (``docs/model``) that fail when it is taken out::
 
     promise     only an epoch higher than any promised before, or the same one again to the same run of a proposer;
                 the log is synced and the promise durable before it is answered
