@@ -1,0 +1,199 @@
+"""``quorum_*``: appends committed by a quorum of three safekeepers on this machine, against durable in one's own log.
+
+Both sides: each writer is an asyncio task that appends a record and awaits it before the next. Ours waits until a
+majority of three ``tally safekeeper serve``, each a process, has synced it, and the own log; the other until the own log
+has. What a writer waits in the median is printed for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+
+from app.node.state import Watermark
+from benchmarks.bench import Bench
+from benchmarks.row import Outcome, Row, expect, interleave
+from benchmarks.service_process import as_in_the_service
+from benchmarks.wal_append import CLOSE_TIMEOUT_S, NODE_ID, PAYLOAD, PHYSICAL_MS, RECORD_BYTES, RECORD_TYPE, WAL_ID
+from ledger.errors import LedgerError
+from ledger.hlc import Hlc
+from ledger.positions import BEFORE_FIRST, Epoch, Lsn
+from wal import reader
+from wal.group_commit import GroupCommit
+from wal.history import EpochStart
+from wal.log import Log
+from wal.replication.ack_mode import AckMode
+from wal.replication.configuration import NO_MEMBERS
+from wal.replication.file_log import read_chunk
+from wal.replication.leading import Members, Shipper
+from wal.replication.proposer import Proposer
+
+MEMBERS = 3
+WAIT_TIMEOUT_S = 30.0
+RUN = "ab" * 16
+
+
+class Ran(NamedTuple):
+    """One run: records a second, and the median of what a writer waited for one."""
+
+    rate: float
+    p50_s: float
+
+
+class _Unwatched:
+    """Wants to know nothing of the members."""
+
+    def acknowledged(self, address: str, seconds: float) -> None: ...
+    def lost(self, address: str, reason: str) -> None: ...
+    def refused(self, address: str, reason: str) -> None: ...
+    def lags(self, address: str, lag_lsn: int) -> None: ...
+
+
+def measure(bench: Bench, writers: int, records: int) -> Outcome:
+    """``writers`` concurrent writers with ``records`` records between them."""
+    waited: dict[bool, list[float]] = {True: [], False: []}
+
+    def run(is_replicated: bool) -> float:
+        with bench.fresh_folder() as folder, ExitStack() as stack:
+            addresses = stack.enter_context(safekeepers(folder)) if is_replicated else []
+            ran = uvloop.run(_append(folder / "own", writers, records, addresses))
+            expect(sum(1 for _ in reader.read(folder / "own", Lsn(1), NODE_ID)) >= records, "a record cannot be read")
+        waited[is_replicated].append(ran.p50_s)
+        return ran.rate
+
+    with as_in_the_service():
+        rates = interleave(bench, partial(run, True), partial(run, False))
+    ours, against = (statistics.median(waited[side]) for side in (True, False))
+    return rates.outcome(f"median wait {ours * 1e6:.0f} us against {against * 1e6:.0f} us, {ours / against:.2f} times")
+
+
+@contextmanager
+def safekeepers(folder: Path) -> Iterator[list[str]]:
+    """The addresses of three, each a process."""
+    with ExitStack() as stack:
+        addresses = []
+        for number in range(MEMBERS):
+            command = [Path(sys.executable).parent / "tally", "safekeeper", "serve", "--listen", "127.0.0.1:0"]
+            process = stack.enter_context(
+                subprocess.Popen([*command, "--dir", folder / f"keeper-{number}"], stderr=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.terminate)
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "safekeeper_ready" in line)
+            addresses.append(next(word for word in line.replace('"', " ").split() if word.startswith("127.0.0.1:")))
+        yield addresses
+
+
+async def _append(folder: Path, writers: int, records: int, addresses: list[str]) -> Ran:
+    loop = asyncio.get_running_loop()
+    folder.mkdir()
+    durable, committed = Watermark("durable"), Watermark("committed")
+    failures: list[LedgerError] = []
+    shipper = _shipper(folder, addresses, loop, committed, failures) if addresses else None
+
+    def rung() -> None:
+        os.eventfd_read(bell)
+        hear()
+
+    def hear() -> None:
+        for _ in writer.heard():
+            pass
+        durable.advance(writer.durable_lsn)
+        if shipper is not None:
+            shipper.became_durable(writer.durable_lsn)
+
+    bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    log = Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1))
+    writer = GroupCommit(log, bell=bell, on_failure=failures.append, ship=shipper.written if shipper else None)
+    loop.add_reader(bell, rung)
+    reached = durable if shipper is None else committed
+    hlcs = iter([Hlc(PHYSICAL_MS, lsn, NODE_ID) for lsn in range(records + 1)])
+    if shipper is not None:
+        shipper.start()
+        await reached.reached(writer.append(next(hlcs), RECORD_TYPE, PAYLOAD), WAIT_TIMEOUT_S)
+    waits: list[float] = []
+
+    async def write(count: int) -> None:
+        for _ in range(count):
+            began_s = time.perf_counter()
+            await reached.reached(writer.append(next(hlcs), RECORD_TYPE, PAYLOAD), WAIT_TIMEOUT_S)
+            waits.append(time.perf_counter() - began_s)
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*(write(records // writers) for _ in range(writers)))
+    took_s = time.perf_counter() - began_s
+    await asyncio.to_thread(writer.close, CLOSE_TIMEOUT_S)
+    hear()
+    loop.remove_reader(bell)
+    if shipper is not None:
+        await asyncio.to_thread(shipper.close, CLOSE_TIMEOUT_S)
+    os.close(bell)
+    expect(not failures, f"it failed: {failures}")
+    return Ran(records / took_s, statistics.median(waits))
+
+
+def _shipper(
+    folder: Path,
+    addresses: list[str],
+    loop: asyncio.AbstractEventLoop,
+    committed: Watermark,
+    failures: list[LedgerError],
+) -> Shipper:
+    members = Members(dict.fromkeys(addresses, "local"), RUN)
+
+    def make(shipper: Shipper) -> Proposer:
+        history = (EpochStart(Epoch(1), Lsn(1)),)
+        return Proposer(
+            node_id=NODE_ID,
+            run=RUN,
+            wal_id=WAL_ID,
+            epoch=Epoch(1),
+            history=history,
+            configuration=NO_MEMBERS,
+            home="local",
+            ack_mode=AckMode.REPLICATED_QUORUM,
+            addresses=members.addresses,
+            committed_lsn=BEFORE_FIRST,
+            read=partial(read_chunk, folder, NODE_ID, history),
+            oldest_lsn=lambda: Lsn(1),
+            send=shipper.send,
+            drop=shipper.drop,
+            on_fenced=shipper.on_fenced,
+            on_configured=lambda _: None,
+        )
+
+    return Shipper(
+        members,
+        make,
+        on_reached=lambda lsn: loop.call_soon_threadsafe(committed.advance, lsn) and None,
+        on_over=failures.append,
+        watcher=_Unwatched(),
+        lag_threshold=1 << 60,
+        keeps_damaged=False,
+    )
+
+
+def _row(writers: int, records: int) -> Row:
+    return Row(
+        f"quorum_{writers}",
+        "records/s",
+        0.5,
+        f"appends of {RECORD_BYTES}-byte records by {writers} concurrent writers, committed by a majority of three "
+        "safekeepers on this machine, against durable in the node's own log alone",
+        partial(measure, writers=writers, records=records),
+    )
+
+
+WITH_64 = _row(64, 64_000)
+WITH_1000 = _row(1000, 150_000)
