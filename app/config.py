@@ -37,6 +37,7 @@ from pydantic_settings import (
 )
 
 from app.access.auth_settings import AuthSettings
+from app.exchange_settings import ExchangeSettings
 from app.replication_settings import LeaseSettings, ReplicationSettings
 from app.setting_names import ENV_PREFIX, explain, unknown_variables
 from app.setting_types import (
@@ -350,6 +351,7 @@ class Settings(BaseSettings):
     topology: TopologySettings = TopologySettings()
     replication: ReplicationSettings = ReplicationSettings()
     lease: LeaseSettings = LeaseSettings()
+    exchange: ExchangeSettings = ExchangeSettings()
 
     @model_validator(mode="after")
     def _closed_by_default(self) -> Settings:
@@ -370,6 +372,14 @@ class Settings(BaseSettings):
     def _has_who_replicates(self) -> Settings:
         if self.wal.ack_mode.is_replicated and not self.replication.members:
             raise ValueError(f"wal.ack_mode is {self.wal.ack_mode}: set replication.members to the safekeepers")
+        return self
+
+    @model_validator(mode="after")
+    def _imports_from_whom_it_trusts(self) -> Settings:
+        if self.exchange.peers and self.bundle.trusted_keys is None:
+            raise ValueError("exchange.peers needs bundle.trusted_keys: the keys with which the peers sign")
+        if self.region in {peer.region for peer in self.exchange.peers}:
+            raise ValueError(f"exchange.peers has a ledger of region {self.region}, which is this one's")
         return self
 
     @model_validator(mode="after")

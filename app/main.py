@@ -38,6 +38,8 @@ from app.chain.cosignatures import CosignatureInbox
 from app.chain.ledger_watch import LedgerWatch
 from app.chain.timestamps import Authority, Timestamper
 from app.config import Settings
+from app.exchange.peer import Peer
+from app.exchange.regions import Regions
 from app.http.listener import listening as listening
 from app.intake.privacy_changes import PrivacyChanges
 from app.intake.sealing import Sealing
@@ -140,6 +142,8 @@ async def running(
         verifying = partial(parts.verifier.run, verify.interval.total_seconds(), on_start=verify.on_start)
         service.spawn(kept_running(verifying))
         service.spawn(kept_running(parts.full_walk.run))
+        for peer in parts.regions.peers:
+            service.spawn(kept_running(peer.run))
         service.spawn(kept_running(parts.importer.log_unfinished))
         if replicas is not None:
             service.spawn(kept_running(replicas.run))
@@ -220,6 +224,9 @@ def _parts(
     breaks = FoundBreaks(started.folder)
     service.metrics.watch_breaks(lambda: len(breaks.open()))
     verifier = _verifier(service, started, pool, given.authorities, breaks)
+    importer = _importer(service, pool)
+    staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
+    regions = _regions(service, started, pool, importer, staging)
 
     return Parts(
         settings=settings,
@@ -235,8 +242,9 @@ def _parts(
         access_records=service.access_records,
         ledger_watch=_ledger_watch(service, started, pool),
         exporter=_exporter(service, started, pool),
-        importer=_importer(service, pool),
-        staging=Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes),
+        importer=importer,
+        staging=staging,
+        regions=regions,
         job_reader=JobReader(Copies(node, pool, consistency, replicas), revealing, service.job_table.hurry),
         sealing=Sealing(knowledge),
         revealing=revealing,
@@ -252,7 +260,7 @@ def _parts(
         callers=_callers(service, given),
         tls=given.tls,
         trust=service.trust,
-        reported_checks=_reported_checks(service, started, knowledge, breaks, given),
+        reported_checks=_reported_checks(service, started, knowledge, breaks, given, regions),
         witnesses=settings.log.witnesses,
         cosignatures=_cosignatures(service, pool),
         timestamper=_timestamper(service, pool, given.authorities),
@@ -264,6 +272,52 @@ def _parts(
             "checkpoints": lambda: service.notary.checkpoint_fault,
         },
     )
+
+
+def _regions(
+    service: Service,
+    started: StartedNode,
+    pool: asyncpg.Pool[asyncpg.Record],
+    importer: BundleImporter,
+    staging: Staging,
+) -> Regions:
+    """The peers of this ledger, each to be asked by a task."""
+    settings = service.settings
+    trusted = settings.bundle.trusted_keys
+
+    async def take(name: str, pieces: AsyncIterator[bytes]) -> None:
+        async with staging.upload() as upload:
+            upload.begin_file(name)
+            async for piece in pieces:
+                await asyncio.to_thread(upload.write, piece)
+            upload.end_file()
+            await importer.run(upload.files, dry_run=False)
+
+    regions = Regions(
+        [
+            Peer(
+                peer,
+                started.log_origin,
+                pool,
+                partial(Keyring.load, trusted),
+                take,
+                settings.exchange.range_entries,
+                settings.exchange.interval.total_seconds(),
+            )
+            for peer in settings.exchange.peers
+            if trusted is not None
+        ]
+    )
+    if regions.peers and settings.exchange.is_global:
+        service.submitter.answers.in_regions = regions.spread
+        service.submitter.answers.head_seq = service.appender.head_seq
+    service.metrics.watch_peers(
+        lambda: [
+            (peer.settings.url, peer.imported_entries, peer.lag_entries, peer.fault is not None)
+            for peer in regions.peers
+        ]
+    )
+    return regions
 
 
 def _callers(service: Service, given: _Given) -> CallerSource:
@@ -376,7 +430,12 @@ def _ledger_watch(service: Service, started: StartedNode, pool: asyncpg.Pool[asy
 
 
 def _reported_checks(
-    service: Service, started: StartedNode, knowledge: PrivacyKnowledge, breaks: FoundBreaks, given: _Given
+    service: Service,
+    started: StartedNode,
+    knowledge: PrivacyKnowledge,
+    breaks: FoundBreaks,
+    given: _Given,
+    regions: Regions,
 ) -> Mapping[str, ReadinessCheck]:
     """What ``/readyz`` tells of, and takes writes all the same."""
     issuer = given.issuer
@@ -395,6 +454,7 @@ def _reported_checks(
             or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
         ),
         "job_table": lambda: service.job_table.last_error,
+        "exchange": regions.fault,
         "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
         "watch": lambda: _named(
             "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "

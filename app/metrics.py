@@ -6,7 +6,7 @@ the write path nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -120,6 +120,10 @@ class Metrics:
         self.stats_removed_files.inc()
         self.stats_removed_bytes.inc(file_bytes)
 
+    def watch_peers(self, peers: Callable[[], Sequence[tuple[str, int, int, bool]]]) -> None:
+        """Report the ledgers that are imported from: address, entries imported, entries lacking, whether it fails."""
+        self.registry.register(_PeerCollector(peers))
+
     def watch_members(self, shipper: Shipper) -> None:
         """Report how the members of this node's quorum follow from now on."""
         self.registry.register(_MemberCollector(shipper))
@@ -158,6 +162,21 @@ class Metrics:
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, what, buckets=buckets, registry=self.registry)
+
+
+class _PeerCollector(Collector):
+    def __init__(self, peers: Callable[[], Sequence[tuple[str, int, int, bool]]]) -> None:
+        self._peers = peers
+
+    def collect(self) -> Iterator[Metric]:
+        imported = CounterMetricFamily("exchange_imported_entries", "Entries of a peer imported", labels=["peer"])
+        lag = GaugeMetricFamily("exchange_lag_entries", "Entries of a peer that are not imported", labels=["peer"])
+        failing = GaugeMetricFamily("exchange_failing", "Whether a peer cannot be imported from", labels=["peer"])
+        for url, entries, lacking, is_failing in self._peers():
+            imported.add_metric([url], entries)
+            lag.add_metric([url], lacking)
+            failing.add_metric([url], is_failing)
+        yield from (imported, lag, failing)
 
 
 class _MemberCollector(Collector):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
+from app.exchange.regions import Regions
 from ledger.errors import ChainDamagedError, FencedError, NotReadyError
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ class Parts:
     """Checks of ``/readyz`` by name, beside those every service has."""
     members: Callable[[], Sequence[MemberReport]] = field(default=tuple)
     """How the safekeepers of this node follow."""
+    regions: Regions = field(default_factory=lambda: Regions(()))
+    """The ledgers that this one exchanges with."""
     tls: ServerTls | None = None
     """What connections are made with; None where they are plain."""
     accepting: bool = False

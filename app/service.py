@@ -195,6 +195,7 @@ class Service:
             ),
             record_bytes_max=settings.wal.record_bytes_max,
             line_turns=self.line_turns,
+            homes={peer.region: str(peer.url) for peer in settings.exchange.peers},
         )
         self.job_table = TableFollower(
             JobTable(self.submitter.followed), self._connect_follower, lambda: self.node.chained.lsn

@@ -1,8 +1,8 @@
 """``quorum_*``: appends committed by a quorum of three safekeepers on this machine, against durable in one's own log.
 
 Both sides: each writer is an asyncio task that appends a record and awaits it before the next. Ours waits until a
-majority of three ``tally safekeeper serve``, each a process, has synced it, and the own log; the other until the own log
-has. What a writer waits in the median is printed for both.
+majority of three ``tally safekeeper serve``, each a process, has synced it, and the own log; the other until the own
+log has. What a writer waits in the median is printed for both.
 """
 
 from __future__ import annotations
@@ -84,9 +84,11 @@ def safekeepers(folder: Path) -> Iterator[list[str]]:
     with ExitStack() as stack:
         addresses = []
         for number in range(MEMBERS):
-            command = [Path(sys.executable).parent / "tally", "safekeeper", "serve", "--listen", "127.0.0.1:0"]
+            command = [str(Path(sys.executable).parent / "tally"), "safekeeper", "serve", "--listen", "127.0.0.1:0"]
             process = stack.enter_context(
-                subprocess.Popen([*command, "--dir", folder / f"keeper-{number}"], stderr=subprocess.PIPE, text=True)
+                subprocess.Popen(
+                    [*command, "--dir", str(folder / f"keeper-{number}")], stderr=subprocess.PIPE, text=True
+                )
             )
             stack.callback(process.terminate)
             assert process.stderr is not None
@@ -152,6 +154,9 @@ def _shipper(
 ) -> Shipper:
     members = Members(dict.fromkeys(addresses, "local"), RUN)
 
+    def told(lsn: Lsn) -> None:
+        loop.call_soon_threadsafe(committed.advance, lsn)
+
     def make(shipper: Shipper) -> Proposer:
         history = (EpochStart(Epoch(1), Lsn(1)),)
         return Proposer(
@@ -176,7 +181,7 @@ def _shipper(
     return Shipper(
         members,
         make,
-        on_reached=lambda lsn: loop.call_soon_threadsafe(committed.advance, lsn) and None,
+        on_reached=told,
         on_over=failures.append,
         watcher=_Unwatched(),
         lag_threshold=1 << 60,

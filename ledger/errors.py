@@ -183,6 +183,15 @@ class JobEndedError(LedgerError):
     """The job is known to have ended; it takes no more events."""
 
 
+class OtherRegionError(LedgerError):
+    """An event is about a job of another region, whose ledger at ``url`` takes it."""
+
+    def __init__(self, job_id: str, region: str, url: str) -> None:
+        super().__init__(f"job {job_id} is of region {region}: send what concerns it to {url}")
+        self.job_id = job_id
+        self.url = url
+
+
 class JobExistsError(LedgerError):
     """The job is known to have been created, and with another spec."""
 

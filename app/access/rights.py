@@ -91,6 +91,8 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     ),
     Rule(Right.AUDIT, Needs.ANY): (
         "GET /v1/tenants",
+        "GET /v1/exchange",
+        "GET /v1/exchange/held",
         "GET /v1/snapshots/{snapshot_id}",
     ),
     Rule(Right.AUDIT, Needs.IN_BODY): ("POST /v1/bundles/export",),

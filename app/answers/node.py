@@ -115,6 +115,35 @@ class NodeAnswer(TypedDict):
     failure: str | None
 
 
+class PeerAnswer(TypedDict):
+    """A ledger that this one imports from: why not now, how much is lacking, and what came since the process began."""
+
+    url: str
+    region: str
+    fault: str | None
+    lag_entries: int
+    imported_entries: int
+
+
+class ExchangeAnswer(TypedDict):
+    """The ledgers that this one imports from."""
+
+    peers: list[PeerAnswer]
+
+
+class HeldTenant(TypedDict):
+    """Up to which seq a tenant's chain of another ledger was imported here."""
+
+    tenant_id: str
+    seq: int
+
+
+class HeldList(TypedDict):
+    """Tenants of another ledger, by name."""
+
+    items: list[HeldTenant]
+
+
 class PrivacyAnswer(TypedDict):
     """A tenant's private fields, and the entry of its chain that says so."""
 

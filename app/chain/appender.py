@@ -127,6 +127,11 @@ class Appender:
         self.database_error: str | None = None
         """Why the last attempt failed, None while all is well."""
 
+    def head_seq(self, tenant_id: str) -> int:
+        """Where the tenant's chain ends, as far as this node has seen; 0 where it has not."""
+        head = self._heads.get(tenant_id)
+        return 0 if head is None else head.seq
+
     def wake(self) -> None:
         """There may be newly committed records, or somebody waits for one: then, or when they fill a batch or half of
         the backlog, they are chained at once, else within ``COLLECT_S``."""

@@ -18,7 +18,7 @@ from app.access.rights import Rule
 from app.answers import chain as chain_answers
 from app.answers import jobs as job_answers
 from app.answers import node as node_answers
-from app.http import access, bundles, chain, docs, events, jobs, keys, log, privacy, service, snapshots, stats
+from app.http import access, bundles, chain, docs, events, exchange, jobs, keys, log, privacy, service, snapshots, stats
 from app.http.body import SCHEMA_REF
 from app.http.middleware import Observed
 from app.http.problems import (
@@ -31,7 +31,7 @@ from app.http.routing import RightedRoute
 from app.parts import Parts
 
 TITLE = "Tallystick"
-ROUTERS = (jobs, events, stats, chain, snapshots, bundles, privacy, keys, access, log, service, docs)
+ROUTERS = (jobs, events, stats, chain, snapshots, bundles, privacy, keys, access, exchange, log, service, docs)
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 
 

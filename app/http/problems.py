@@ -92,6 +92,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     ),
     errors.NotFoundError: NOT_FOUND,
     errors.NotReadyError: NOT_READY,
+    errors.OtherRegionError: ProblemType("other-region", 421, "The job is of another region"),
     errors.PrivacyUnavailableError: ProblemType(
         "privacy-unavailable", 503, "Private fields cannot be encrypted here now"
     ),
@@ -170,6 +171,8 @@ def _headers_of(error: Exception) -> dict[str, str]:
         return {"WWW-Authenticate": AUTHENTICATE}
     if isinstance(error, errors.QuotaExceededError):
         return {"Retry-After": str(error.retry_after_s)}
+    if isinstance(error, errors.OtherRegionError):
+        return {"Location": error.url}
     return {}
 
 

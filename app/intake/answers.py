@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -85,6 +85,11 @@ class Answers:
         self._write_timeout_s = write_timeout_s
         self._acknowledge_before_fsync = acknowledge_before_fsync
         self._is_replicated = quorum_survives is not None
+        self.in_regions: Callable[[Mapping[str, int], float], Awaitable[None]] | None = None
+        """Waits until a majority of regions has imported the chains of tenants up to a seq each; None where GLOBAL does
+        not ask."""
+        self.head_seq: Callable[[str], int] = lambda _: 0
+        """Where the chain of a tenant ends, as this node left it."""
         self._spreads = spreads
         of_quorum = SURVIVES.index(quorum_survives) if quorum_survives is not None else 0
         of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
@@ -120,6 +125,8 @@ class Answers:
                 position = await outcome_within(outcome, self._write_timeout_s)
             if self._spreads and level is Durability.GLOBAL:
                 await node.spread.reached(lsn, self._write_timeout_s)
+            if self.in_regions is not None and level is Durability.GLOBAL and position is not None and pending:
+                await self.in_regions({pending.tenant_id: position.seq}, self._write_timeout_s)
             return position
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), lsn, pending) from None
@@ -134,6 +141,20 @@ class Answers:
         if not await quarantine.unlocked(tenant_ids, self._write_timeout_s):
             lsn = last.lsn if last else self._node.durable.lsn
             raise self.late(Durability.GLOBAL, "another session keeps rows of the tenant locked", lsn, last)
+
+    async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending | None) -> None:
+        """Return once a majority of the regions holds all that is chained of these tenants, where GLOBAL asks that.
+
+        Raises:
+            DurabilityTimeoutError: they do not in time; names ``last``.
+        """
+        if self.in_regions is None or level is not Durability.GLOBAL:
+            return
+        heads = {tenant_id: self.head_seq(tenant_id) for tenant_id in tenant_ids}
+        try:
+            await self.in_regions(heads, self._write_timeout_s)
+        except DurabilityTimeoutError as error:
+            raise self.late(level, str(error), last.lsn if last else self._node.durable.lsn, last) from None
 
     def late(self, level: Durability, why: str, lsn: Lsn, pending: Pending | None) -> DurabilityTimeoutError:
         """The error that says how far an event has come, and how to learn what becomes of it."""
@@ -169,7 +190,7 @@ class Answers:
             lsn = BEFORE_FIRST if self._acknowledge_before_fsync else pending.lsn
             watermark = node.durable if level <= Durability.LOCAL else node.committed
             return watermark.reached(lsn, timeout_s), None  # type: ignore[return-value]
-        if self._spreads and level is Durability.GLOBAL:
+        if (self._spreads or self.in_regions is not None) and level is Durability.GLOBAL:
             return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached)), None
         node.chained.want(pending.lsn)
         return reached, reached.get_loop().call_later(timeout_s, expire, reached, f"not chained within {timeout_s:g} s")
@@ -281,7 +302,9 @@ class Answers:
     def _survives(self, level: Durability) -> tuple[str, ...]:
         if level <= Durability.LOCAL:
             return () if self._acknowledge_before_fsync else ("process",)
-        return self._regional_survives if level is Durability.REGIONAL else self._global_survives
+        if level is Durability.REGIONAL:
+            return self._regional_survives
+        return SURVIVES if self.in_regions is not None else self._global_survives
 
 
 async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float) -> ChainPosition:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from app.background.turns import Turn
@@ -20,8 +20,10 @@ from ledger.errors import (
     JobExistsError,
     JobNotFoundError,
     LedgerError,
+    OtherRegionError,
 )
 from ledger.machines.events import Durability
+from ledger.names import GATE
 
 Created = dict[tuple[str, str], str | None]
 """(tenant, job id) of each job that a request creates: the ``creation_of`` its first creation."""
@@ -35,10 +37,17 @@ class JobLookup(Protocol):
     async def __call__(self, wanted: Sequence[tuple[str, str]], /) -> dict[tuple[str, str], ChainedJob]: ...
 
 
+_MADE_SOMEWHERE = re.compile(rf"(?P<region>{GATE})-[0-9]+-{GATE}-[0-9]+")
+
+
 class JobChecks:
     """Knows jobs by memory and by asking the store."""
 
-    def __init__(self, node: Node, job_index: JobIndex, find_jobs: JobLookup) -> None:
+    def __init__(
+        self, node: Node, job_index: JobIndex, find_jobs: JobLookup, homes: Mapping[str, str] | None = None
+    ) -> None:
+        """``homes`` says by region where another ledger takes what concerns the jobs made there."""
+        self._homes = homes or {}
         self._jobs = job_index
         self._node = node
         self._find_jobs = find_jobs
@@ -119,6 +128,8 @@ class JobChecks:
         is_creation = kind == CREATED
         if is_creation and self._made_here.fullmatch(job_id) is not None:
             raise _taken(job_id, number, in_lines)
+        if self._homes and not is_creation:
+            self._refuse_of_other_region(job_id)
         known = self._jobs.get(*job)
         is_doubtful = known is not None and known.is_doubtful and not is_creation
         if known is not None and known.ended is not None and not is_doubtful:
@@ -129,6 +140,11 @@ class JobChecks:
                     raise _exists(job, number, in_lines)
         elif (known is None or is_doubtful) and job not in created:
             unknown.setdefault(job, number)
+
+    def _refuse_of_other_region(self, job_id: str) -> None:
+        made = _MADE_SOMEWHERE.fullmatch(job_id)
+        if made is not None and made["region"] in self._homes:
+            raise OtherRegionError(job_id, made["region"], self._homes[made["region"]])
 
     def _wanted(self, created: Created, unknown: Unknown, requested: Durability) -> list[tuple[str, str]]:
         """The jobs that the store must be asked for."""

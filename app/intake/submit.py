@@ -78,10 +78,12 @@ class Submitter:
     answers: Answers
     record_bytes_max: int
     line_turns: FairTurns
+    homes: Mapping[str, str]
+    """By region, where another ledger takes what concerns the jobs made there."""
 
     def __post_init__(self) -> None:
         self._tenants = self.system.tenants
-        self._checks = JobChecks(self.node, self.job_index, self.find_jobs)
+        self._checks = JobChecks(self.node, self.job_index, self.find_jobs, self.homes)
         self._watched: tuple[int, float] | None = None
         """LSN and time of one record on its way, a sample of how long they take: watching each would cost more."""
 
@@ -157,6 +159,7 @@ class Submitter:
             await self.answers.wait(entered[-1].lsn, requested, entered[-1])
             if not self.answers.is_early(requested):
                 await self.answers.unlocked(self.quarantine, lines.tenants, entered[-1])
+                await self.answers.spread(lines.tenants, requested, entered[-1])
                 self.quarantine.check_chained(entered)
             raise_refusal(entered)
             return self.answers.of_lines(entered, requested)
@@ -188,6 +191,7 @@ class Submitter:
             if answered_early and request.receipt is not None:
                 return request.receipt._replace(replayed=seen)
             await self.answers.unlocked(self.quarantine, tenants, request.pending)
+            await self.answers.spread(tenants, requested, request.pending)
         chained = await self.keyed.find(tenants, key)
         if len(chained) < len(lines):
             for tenant_id in tenants:

@@ -1,0 +1,45 @@
+"""The regions of ledgers that exchange: which of them holds an entry, and which one a job is at home in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from app.exchange.peer import Peer
+from ledger.errors import DurabilityTimeoutError
+
+
+class Regions:
+    """This ledger and its peers, each of which is a region."""
+
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self.peers = tuple(peers)
+        self._changed = asyncio.Event()
+        for peer in self.peers:
+            peer.on_held = self._learnt
+
+    def _learnt(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def spread(self, seqs: Mapping[str, int], timeout_s: float) -> None:
+        """Return once a majority of the regions has, by tenant, this ledger's chain up to a seq; itself is one.
+
+        Raises:
+            DurabilityTimeoutError: they have not in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not all(self._is_spread(tenant_id, seq) for tenant_id, seq in seqs.items()):
+                    await self._changed.wait()
+        except TimeoutError:
+            raise DurabilityTimeoutError(f"a majority of the regions did not import it in {timeout_s:g} s") from None
+
+    def _is_spread(self, tenant_id: str, seq: int) -> bool:
+        holding = 1 + sum(peer.held.get(tenant_id, 0) >= seq for peer in self.peers)
+        return holding > (1 + len(self.peers)) // 2
+
+    def fault(self) -> str | None:
+        """Which peers are not imported from, and why; None when all are."""
+        faults = [f"{peer.settings.url}: {peer.fault}" for peer in self.peers if peer.fault is not None]
+        return "; ".join(faults) or None

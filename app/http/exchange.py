@@ -1,0 +1,54 @@
+"""``/v1/exchange``: the ledgers that this one exchanges with, and how far each is imported."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from app.access.rights import Right
+from app.answers.node import ExchangeAnswer, HeldList
+from app.http.answers import json_answer
+from app.http.routing import PROBLEM_RESPONSE, CallerDep, StrictRoute, answered
+from app.parts import PartsDep
+from app.store import exchange
+from app.store.reading import reading
+
+router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
+
+ORIGIN_CHARACTERS_MAX = 512
+HELD_MAX = 1000
+
+
+@router.get("/v1/exchange", responses=answered(ExchangeAnswer))
+async def read_exchange(parts: PartsDep) -> Response:
+    """The peers, and how this node finds them."""
+    return json_answer(
+        {
+            "peers": [
+                {
+                    "url": peer.settings.url,
+                    "region": peer.settings.region,
+                    "fault": peer.fault,
+                    "lag_entries": peer.lag_entries,
+                    "imported_entries": peer.imported_entries,
+                }
+                for peer in parts.regions.peers
+            ]
+        }
+    )
+
+
+@router.get("/v1/exchange/held", responses=answered(HeldList))
+async def list_held(
+    parts: PartsDep,
+    caller: CallerDep,
+    origin: Annotated[str, Query(max_length=ORIGIN_CHARACTERS_MAX, description="Log origin of the ledger that asks.")],
+    after: Annotated[str, Query(max_length=64, description="Tenants above this one.")] = "",
+    limit: Annotated[int, Query(ge=1, le=HELD_MAX, description="At most so many tenants.")] = HELD_MAX,
+) -> Response:
+    """By tenant, up to which seq of that ledger this one has imported."""
+    async with reading(parts.pool) as connection:
+        held = await exchange.held_of(connection, origin, after, limit)
+    allowed = [(tenant_id, seq) for tenant_id, seq in held if caller.may(Right.AUDIT, tenant_id)]
+    return json_answer({"items": [{"tenant_id": tenant_id, "seq": seq} for tenant_id, seq in allowed]})
