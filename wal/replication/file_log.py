@@ -44,7 +44,7 @@ from wal.survey import TornTail
 from wal.truncation import CUT_PREFIX, truncate
 
 GATHERED_BYTES_MAX = 8 << 20
-"""More than this is not held before it is written."""
+"""No more comes together in one batch; one that came as a longer one is written as it is."""
 
 
 class FileLog:
@@ -163,12 +163,12 @@ class FileLog:
         if self._log is None or written_in != self._written_in:
             self._begin(written_in)
         for batch, body in _bodies(bytes(batches)):
+            if self._gathered_bytes + len(body) > GATHERED_BYTES_MAX:
+                self.sync()
             self._gathered.append(body)
             self._gathered_bytes += len(body)
             self._gathered_hlc = batch.hlc
             self._last_lsn = batch.last_lsn
-        if self._gathered_bytes >= GATHERED_BYTES_MAX:
-            self.sync()
 
     def sync(self) -> None:
         if not self._gathered:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch, lsns_of
 from wal import history as histories
+from wal.history import EpochStart
+from wal.replication.configuration import Configuration, Member
 from wal.replication.file_log import FileLog
 
 ROOT = Path(__file__).parents[3]
@@ -86,3 +89,107 @@ def test_what_was_cut_away_is_not_in_the_history_of_what_comes_next(tmp_path: Pa
         write(log, 2, 5, 8)
     with opened(tmp_path) as log:
         check(log, [*WRITTEN[:4], (2, 5), (2, 6), (2, 7), (2, 8)])
+
+
+def test_what_comes_together_is_never_more_than_a_batch_may_hold(tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        log.append(Epoch(1), batch(1, 1, payload_bytes=7 << 20))
+        log.append(Epoch(1), batch(2, 5, payload_bytes=15 << 20))
+    with opened(tmp_path) as log:
+        check(log, [(1, lsn) for lsn in range(1, 6)])
+
+
+class Killed(BaseException):
+    """The process is killed, in a test: nothing catches it but the test."""
+
+
+CHANGING = ("rename", "unlink", "fsync", "fdatasync", "pwrite", "pwritev", "ftruncate", "mkdir")
+"""System calls that change files, by which a process that is killed has come so far and no further."""
+
+
+@contextmanager
+def killed_before(number: int) -> Iterator[list[int]]:
+    """Nothing is changed from the call of this number on; how many calls there were is in the list."""
+    made = [0]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CHANGING:
+            patch.setattr(os, name, _counted(getattr(os, name), made, number))
+        yield made
+
+
+def _counted(call: Callable[..., Any], made: list[int], number: int) -> Callable[..., Any]:
+    def counted(*arguments: Any, **named: Any) -> Any:
+        made[0] += 1
+        if made[0] >= number:
+            raise Killed
+        return call(*arguments, **named)
+
+    return counted
+
+
+Held = list[tuple[int, int]]
+MEMBERS = Configuration(1, Epoch(1), "use1", False, (Member("a" * 32, "use1"),))
+
+
+def held_in(log: FileLog) -> Held:
+    return lsns_of(log) if log.tail.lsn >= log.first_lsn else []
+
+
+def write_upto(log: FileLog, epoch: int, last_lsn: int) -> None:
+    if log.tail.lsn < last_lsn:
+        write(log, epoch, log.tail.lsn + 1, last_lsn)
+
+
+STEPS: list[tuple[Callable[[FileLog], object], Held]] = [
+    (lambda log: write_upto(log, 1, 2), [(1, 1), (1, 2)]),
+    (lambda log: log.configure(MEMBERS), [(1, 1), (1, 2)]),
+    (lambda log: write_upto(log, 2, 4), [(1, 1), (1, 2), (2, 3), (2, 4)]),
+    (lambda log: log.truncate(Lsn(3)), [(1, 1), (1, 2), (2, 3)]),
+    # What was cut is written again in an earlier epoch than that of the segment which is left there, empty.
+    (lambda log: log.truncate(Lsn(2)), [(1, 1), (1, 2)]),
+    (lambda log: write_upto(log, 1, 4), [(1, 1), (1, 2), (1, 3), (1, 4)]),
+    (lambda log: write_upto(log, 3, 6), [(1, 1), (1, 2), (1, 3), (1, 4), (3, 5), (3, 6)]),
+    (lambda log: log.begin_at(Lsn(9), (EpochStart(Epoch(3), Lsn(5)),)), []),
+    (lambda log: write_upto(log, 4, 10), [(4, 9), (4, 10)]),
+    (lambda log: write_upto(log, 5, 12), [(4, 9), (4, 10), (5, 11), (5, 12)]),
+    (lambda log: log.remove_upto(Lsn(11)), [(5, 11), (5, 12)]),
+]
+"""What is done to a copy, and what it holds then: ``(epoch, LSN)`` of each record. Doing it again changes nothing."""
+BEGIN_AT = 7
+"""The step that a log which was opened anew has forgotten as long as nothing is written: it is told of it again."""
+
+
+@pytest.mark.parametrize("index", range(len(STEPS)))
+def test_a_kill_before_any_call_leaves_a_sound_log_and_doing_it_again_goes_on(tmp_path: Path, index: int) -> None:
+    was = STEPS[index - 1][1] if index else []
+    act, to_be = STEPS[index]
+    was_killed, number = True, 0
+    while was_killed:
+        number += 1
+        log = FileLog(tmp_path / str(number), NODE, WAL_ID)
+        for earlier, _ in STEPS[:index]:
+            earlier(log)
+        member_id = log.control.member_id
+        try:
+            with killed_before(number):
+                act(log)
+            was_killed = False
+        except Killed:
+            log._unlock()
+        else:
+            log.close()
+        with opened(tmp_path / str(number)) as log:
+            found = held_in(log)
+            assert any(found == whole[: len(found)] or found == whole[-len(found) :] for whole in (was, to_be))
+            assert [lsn for lsn in was if lsn in to_be] == [lsn for lsn in was if lsn in to_be and lsn in found]
+            assert log.control.member_id == member_id
+            again = BEGIN_AT if index >= BEGIN_AT and not found else index
+            for step, held in STEPS[again:]:
+                step(log)
+                assert held_in(log) == held
+            assert log.configuration == (MEMBERS if again else log.configuration)
+        with opened(tmp_path / str(number)) as log:
+            held = held_in(log)
+            assert held == STEPS[-1][1]
+            assert [(histories.epoch_of(log.history, Lsn(lsn)), lsn) for _, lsn in held] == held
+    assert number > 1
