@@ -28,6 +28,7 @@ LOGS_MAX = 4096
 """Nodes whose logs one safekeeper keeps."""
 LOGS_OPEN_MAX = 256
 """How many of them are open at once; each has some descriptors."""
+STATUS_WAIT_S = 0.2
 
 Tell = Callable[[str, Mapping[str, object]], None]
 """Is told what happens: the name of an event, and its facts."""
@@ -121,13 +122,17 @@ class KeptLog:
         self._acceptor = self._log = None
 
     def status(self) -> WalStatus:
-        """How it stands; waits for ``lock``.
+        """How it stands; waits for ``lock``, but not for long: a recovery, or a disk that does not answer, may hold it.
 
         Raises:
-            OSError, WalError: its files cannot be read.
+            OSError: its files cannot be read.
         """
-        with self.lock:
+        if not self.lock.acquire(timeout=STATUS_WAIT_S):
+            return WalStatus(self.node_id, "busy")
+        try:
             return self._status_open(self._acceptor) if self._acceptor is not None else self._status_closed()
+        finally:
+            self.lock.release()
 
     def _status_open(self, acceptor: Acceptor) -> WalStatus:
         log = self.log

@@ -192,7 +192,8 @@ class Status(Message, frozen=True, array_like=True):
 
 
 class WalStatus(msgspec.Struct, frozen=True, array_like=True):
-    """How one log stands. ``state`` is ``open``, ``closed``, or ``failed``, and then ``detail`` says why. Of
+    """How one log stands. ``state`` is ``open``, ``closed``, ``busy`` where it is being recovered, or its disk does not
+    answer, and nothing else is told, or ``failed``, and then ``detail`` says why. Of
     one that is not open its control file tells, whose positions have been reached at least.
 
     ``tail`` is what was received, ``lastReplicatedLsn``; ``archived_lsn`` is 0 where nothing is archived.

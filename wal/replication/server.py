@@ -49,10 +49,12 @@ class _Connection:
         self._handle = accepted.dup()
         """Another descriptor of the same connection: whoever closes it need not know what its thread does with its."""
         self.node_id: str | None = None
+        self.is_ended = False
         self.thread: threading.Thread | None = None
 
     def end(self) -> None:
         """Let nothing more come or go; its thread notices."""
+        self.is_ended = True
         with contextlib.suppress(OSError):
             self._handle.shutdown(socket.SHUT_RDWR)
 
@@ -111,7 +113,12 @@ class Server:
             accepted.close()
             return
         connection.thread = threading.Thread(target=self._serve, args=(connection, accepted), daemon=True)
-        connection.thread.start()
+        try:
+            connection.thread.start()
+        except RuntimeError as error:
+            self._safekeeper.tell("safekeeper_connection_refused", {"error": str(error)})
+            accepted.close()
+            self._forget(connection)
 
     def _admit(self, accepted: socket.socket) -> _Connection | None:
         """One more connection; None where there are too many."""
@@ -119,7 +126,7 @@ class Server:
             if len(self._connections) >= CONNECTIONS_MAX:
                 self._safekeeper.tell("safekeeper_connection_refused", {"error": f"{CONNECTIONS_MAX} are open"})
                 return None
-            nameless = [each for each in self._connections if each.node_id is None]
+            nameless = [each for each in self._connections if each.node_id is None and not each.is_ended]
             if len(nameless) >= NAMELESS_MAX:
                 nameless[0].end()
             connection = _Connection(accepted)
@@ -130,7 +137,7 @@ class Server:
         """The connection is about the log of this node."""
         with self._lock:
             connection.node_id = node_id
-            of_node = [each for each in self._connections if each.node_id == node_id]
+            of_node = [each for each in self._connections if each.node_id == node_id and not each.is_ended]
             if len(of_node) > CONNECTIONS_OF_NODE_MAX:
                 of_node[0].end()
 
@@ -188,6 +195,9 @@ class Server:
                     self._named(connection, conversation.node_id)
                     idle_s, frame_bytes_max = IDLE_TIMEOUT_S, messages.FRAME_BYTES_MAX
         except InvalidInputError as error:
+            if connection.node_id is not None:
+                facts = {"node_id": connection.node_id, "reason": messages.DAMAGED, "detail": str(error)}
+                self._safekeeper.tell("wal_replication_append_reject", facts)
             spoken.send(Frame(Refusal(messages.DAMAGED, str(error), NO_EPOCH)))
             raise
         finally:

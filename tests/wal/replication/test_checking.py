@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 from zlib import crc32
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.errors import InvalidInputError
@@ -19,56 +20,73 @@ from wal.format import BATCH, BATCH_RECORD_BYTES, RECORD, RECORD_HEADER_BYTES
 from wal.replication.checking import check_batches, check_each
 
 HASH = node_hash(NODE)
-RIGHT = 6
-"""One in so many fields is drawn wrong."""
+FIELDS = (
+    "nothing", "crc", "length", "lsn", "hash", "state", "type",
+    "batch crc", "batch length", "batch lsn", "batch state", "batch type", "batch hlc",
+    "first", "last", "bytes", "body crc", "cut", "begin",
+)  # fmt: skip
+"""One of these is wrong in what is drawn, in one place or in each."""
 
 
-def seldom(right: int, *wrong: int) -> st.SearchStrategy[int]:
-    return st.sampled_from([right] * RIGHT * max(1, len(wrong)) + list(wrong))
+def summed(record: bytes, wrong: int) -> bytes:
+    return struct.pack(">I", crc32(record[4:]) ^ wrong) + record[4:]
 
 
-def summed(record: bytes, is_right: bool) -> bytes:
-    return struct.pack(">I", crc32(record[4:]) ^ (not is_right)) + record[4:]
+class Drawn:
+    """Values of fields: right ones, but in the one field."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self._wrong = draw(st.sampled_from(FIELDS))
+
+    def __call__(self, field: str, right: Any, *wrong: Any) -> Any:
+        return self.draw(st.sampled_from((right, *wrong))) if field == self._wrong else right
 
 
-@st.composite
-def records(draw: st.DrawFn, lsn: int) -> bytes:
-    payload = draw(st.binary(max_size=40))
-    length = draw(seldom(RECORD_HEADER_BYTES + len(payload), 0, 33, RECORD_HEADER_BYTES + len(payload) + 1, 2**32 - 1))
-    hashed = draw(st.sampled_from([HASH] * 30 + [b"else"]))
-    fields = (0, length, draw(seldom(lsn, lsn + 1, 0)), draw(st.integers(0, 9)), 0, hashed)
-    record = RECORD.pack(*fields, draw(seldom(0, 1)), draw(seldom(1, 16, 255))) + payload
-    return summed(record, bool(draw(seldom(1, 0))))
+def record_of(drawn: Drawn, lsn: int) -> bytes:
+    payload = drawn.draw(st.binary(max_size=40))
+    whole = RECORD_HEADER_BYTES + len(payload)
+    record = RECORD.pack(
+        0,
+        drawn("length", whole, 0, 33, whole - 1, whole + 1, 2**32 - 1),
+        drawn("lsn", lsn, lsn + 1, 0),
+        drawn.draw(st.integers(0, 9)),
+        0,
+        drawn("hash", HASH, b"else"),
+        drawn("state", 0, 1),
+        drawn("type", 1, 16, 255),
+    )
+    return summed(record + payload, drawn("crc", 0, 1))
 
 
 @st.composite
 def wire(draw: st.DrawFn) -> tuple[bytes, int]:
+    drawn = Drawn(draw)
     first_lsn = lsn = draw(st.sampled_from([1, 7, 2**62, 2**63 - 2]))
     data = b""
     for _ in range(draw(st.integers(0, 3))):
         count = draw(st.integers(1, 3))
-        drawn = [draw(records(lsn + number)) for number in range(count)]
-        body = b"".join(drawn)
-        last_hlc = bytearray(drawn[-1][16:32])
-        last_hlc[7] ^= draw(seldom(0, 1))
+        records = [record_of(drawn, lsn + number) for number in range(count)]
+        body = b"".join(records)
+        hlc = records[-1][16:32]
         head = BATCH.pack(
             0,
-            draw(seldom(BATCH_RECORD_BYTES, 34)),
-            draw(seldom(lsn, lsn + 1)) % 2**64,
-            bytes(last_hlc),
-            draw(seldom(0, 1)),
-            draw(seldom(16, 1)),
-            draw(seldom(lsn, 0, lsn + 1)) % 2**64,
-            draw(seldom(lsn + count - 1, lsn + count, lsn - 1, 2**64 - 1)) % 2**64,
-            draw(seldom(len(body), len(body) - 1, len(body) + 1, 2**32 - 1)) % 2**32,
-            crc32(body) ^ draw(seldom(0, 1)),
+            drawn("batch length", BATCH_RECORD_BYTES, 34),
+            drawn("batch lsn", lsn, lsn + 1),
+            drawn("batch hlc", hlc, bytes(12) + hlc[12:], hlc[:12] + b"else"),
+            drawn("batch state", 0, 1),
+            drawn("batch type", 16, 1),
+            drawn("first", lsn, 0, lsn + 1),
+            drawn("last", lsn + count - 1, lsn + count, lsn - 1, 2**63, 2**64 - 1),
+            drawn("bytes", len(body), len(body) - 1, len(body) + 1, 0, 2**32 - 1),
+            drawn("body crc", crc32(body), crc32(body) ^ 1),
         )
-        data += summed(head, bool(draw(seldom(1, 0)))) + body
+        data += summed(head, drawn("batch crc", 0, 1)) + body
         lsn += count
-    cut = draw(seldom(0, 1, 30))
-    return data[: len(data) - cut], draw(seldom(first_lsn, first_lsn + 1))
+    return data[: len(data) - drawn("cut", 0, 1, 30)], drawn("begin", first_lsn, first_lsn + 1)
 
 
+@settings(max_examples=600)
 @given(wire())
 def test_c_takes_what_python_takes_and_nothing_else(drawn: tuple[bytes, int]) -> None:
     data, first_lsn = drawn

@@ -243,10 +243,12 @@ def test_who_takes_no_answer_keeps_nobody_waiting(keeper: Keeper) -> None:
         assert peer.append() == 2
 
 
-def test_who_only_connects_keeps_nobody_out(keeper: Keeper) -> None:
+def test_who_only_connects_keeps_nobody_out(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", server.NAMELESS_MAX + 4)
     with ExitStack() as held:
-        for _ in range(server.NAMELESS_MAX + 5):
+        for _ in range(server.NAMELESS_MAX + 20):
             held.enter_context(raw(keeper.port))
+        until(lambda: len(keeper._server._connections) == server.NAMELESS_MAX, "the oldest are closed")
         with talking(keeper.port) as peer:
             peer.elect(1)
             assert peer.append() == 1
@@ -374,6 +376,32 @@ def test_status_tells_what_was_received_what_is_durable_and_who_the_members_are(
     assert wal.wal_id == WAL_ID
     assert (wal.tail, wal.durable_lsn, wal.committed_lsn, wal.settled_lsn) == (Position(Epoch(2), Lsn(4)), 4, 3, 2)
     assert (wal.configuration, wal.promised_epoch) == (members, 2)
+
+
+def test_status_does_not_wait_for_a_log_that_is_held_up(keeper: Keeper) -> None:
+    for node_id in ("node-1", "node-2"):
+        with talking(keeper.port, node_id=node_id) as peer:
+            peer.greet()
+    with keeper.safekeeper.logs.all()[0].lock:
+        found = status("127.0.0.1", keeper.port, None, WAIT_S).wals
+    assert [(wal.node_id, wal.state) for wal in found] == [("node-1", "busy"), ("node-2", "open")]
+
+
+def test_a_frame_that_is_damaged_on_the_way_is_told_and_the_node_goes_on_with_a_new_connection(keeper: Keeper) -> None:
+    with talking(keeper.port) as peer:
+        peer.elect(1)
+        peer.append(2)
+        head, body = messages.encode(Frame(Append(Epoch(1), peer.tail, Epoch(1), Lsn(0)), batch(3, 4)))
+        peer.spoken._send(head + bytes(body)[:-1] + b"?", 1e12)
+        refusal = peer.heard().message
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason == messages.DAMAGED
+        with pytest.raises(ConnectionOverError):
+            peer.heard()
+    with talking(keeper.port) as peer:
+        assert peer.elect(1, from_lsn=1).lsn == 2
+        assert peer.append(2) == 4
+    assert keeper.told("wal_replication_append_reject")[0]["node_id"] == NODE
 
 
 def test_settled_is_never_more_than_committed_and_held(keeper: Keeper) -> None:
