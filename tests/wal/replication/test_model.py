@@ -26,7 +26,7 @@ BOUNDS = [
     f"{JOINING} RUNS=2",
     LEFT_BEHIND,
 ]
-LARGER = [f"{JOINING} RUNS=2 LATE", f"{LEFT_BEHIND} LATE", FIVE]
+LARGER = ["RUNS=4", f"{JOINING} RUNS=2 LATE", f"{LEFT_BEHIND} LATE", f"{TWO_LISTS} NEW_RUNS=12", FIVE]
 """More memory and time than every run of the tests should take: for `make torture`."""
 RULES = {
     "HIGHER": "RUNS=2",
