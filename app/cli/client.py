@@ -23,6 +23,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
+from urllib.request import getproxies
 
 import httpx
 import msgspec
@@ -165,7 +166,9 @@ class LedgerClient:
         self.url = url.rstrip("/")
         # As it stands on the wire: what is not compressed cannot be a bomb.
         headers = {"Accept-Encoding": "identity", **bearer.headers()}
-        trusted = _trusted() if url.startswith("https://") else True
+        # Without TLS, which a proxy may ask for, reading whom to trust takes longer than most answers do.
+        nobody = bool(getproxies()) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusted = _trusted() if url.startswith("https://") else nobody
         # Proxies of the environment are for what is elsewhere: none is shown the token for this machine.
         direct = dict.fromkeys(_LOOPBACK)
         self._http = httpx.Client(timeout=timeout_s, headers=headers, verify=trusted, mounts=direct)

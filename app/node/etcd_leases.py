@@ -21,7 +21,7 @@ class EtcdLeases:
 
     def __init__(self, urls: Sequence[str], tls: ssl.SSLContext | None) -> None:
         self._urls = list(urls)
-        self._tls = tls
+        self._tls = tls or httpx.create_ssl_context(trust_env=False)
         self._ids: dict[tuple[str, str], str] = {}
         """etcd's id of the lease by node and run."""
 
@@ -74,7 +74,7 @@ class EtcdLeases:
             OSError: none does.
         """
         failed = "no URL"
-        async with httpx.AsyncClient(verify=self._tls or True, timeout=TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(verify=self._tls, timeout=TIMEOUT_S, trust_env=False) as client:
             for url in list(self._urls):
                 try:
                     answer = await client.post(url.rstrip("/") + path, json=body)
