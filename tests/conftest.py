@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
@@ -50,6 +52,9 @@ _numbers = itertools.count(1)
 
 _administering: dict[str, tuple[asyncio.Runner, asyncpg.Connection]] = {}
 """By URL of a server: a connection of its superuser, and the event loop it lives in."""
+
+# Every client reads the certificate authorities that are trusted anew, 14 ms; nearly none of those here speaks TLS.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
 gc.disable()  # until all tests are collected
 
