@@ -251,6 +251,10 @@ class Election:
                 best, tail, history = address, promise.tail, promise.history
         donor = voting[best] if best is not None else None
         keep_lsn = tail.lsn if donor is None else last_common(own.history, own.tail, donor.history)
+        # the donor may have forgotten how the log began that one's own copy still has
+        oldest_lsn = min((start.first_lsn for start in history), default=keep_lsn)
+        kept = histories.up_to(own.history, keep_lsn)
+        history = (*(start for start in kept if start.first_lsn < oldest_lsn), *history)
         return Plan(
             epoch=self._epoch,
             wal_id=self._wal_id,
