@@ -62,6 +62,8 @@ class Disk:
         self.control = Control(WAL_ID, NODE, NO_EPOCH, Hlc(0, 0, NODE), member_id=f"{self.rng.getrandbits(128):032x}")
         self.configuration = NO_MEMBERS
         self.segments: list[Segment] = []
+        self.next_lsn = Lsn(1)
+        """What comes first, where there is no record."""
         self.unsynced: list[tuple[Epoch, Record]] = []
         self.crash_in = None
 
@@ -92,11 +94,11 @@ class Disk:
 
     @property
     def first_lsn(self) -> Lsn:
-        return self.segments[0].records[0].lsn if self.segments else Lsn(1)
+        return self.segments[0].records[0].lsn if self.segments else self.next_lsn
 
     @property
     def last_lsn(self) -> Lsn:
-        return self.segments[-1].records[-1].lsn if self.segments else BEFORE_FIRST
+        return self.segments[-1].records[-1].lsn if self.segments else before(self.next_lsn)
 
     def trim(self, first_lsn: Lsn) -> None:
         """Records below are dropped, except the last one."""
@@ -175,6 +177,7 @@ class SimLog:
         self.store(self.control)
         disk.step()
         disk.control = disk.control._replace(durable_lsn=last_lsn)
+        disk.next_lsn = disk.first_lsn
         while disk.segments and disk.segments[-1].records[0].lsn > last_lsn:
             disk.step()
             disk.segments.pop()
@@ -188,6 +191,7 @@ class SimLog:
         self.sync()
         self._history, self._last_lsn = (), BEFORE_FIRST
         self.store(self.control)
+        self.disk.next_lsn = Lsn(1)
         while self.disk.segments:
             self.disk.step()
             self.disk.segments.pop()

@@ -9,7 +9,7 @@ from tests.wal.replication.simulation.network import Connection
 from tests.wal.replication.simulation.oracle import Oracle
 from tests.wal.replication.simulation.world import Process, World
 from wal.replication.acceptor import Acceptor
-from wal.replication.messages import Frame
+from wal.replication.messages import Append, Frame
 
 TOGETHER_MAX = 6
 """Most messages that are handled before what was appended is synced."""
@@ -36,7 +36,9 @@ class Member(Process):
         self._inbox: deque[Heard] = deque()
         self._connections: dict[Connection, None] = {}
         self._is_busy = False
-        self._acceptor = Acceptor(SimLog(self.disk), self.region)
+        self._log = SimLog(self.disk)
+        self._acceptor = Acceptor(self._log, self.region)
+        self.oracle.started(self.name)
 
     def crash(self) -> None:
         if not self.is_alive:
@@ -62,26 +64,33 @@ class Member(Process):
             self.after(0.0001, self._work)
 
     def _work(self) -> None:
-        """Handle some messages of one connection, sync once, and answer when that is done."""
+        """Handle some messages, sync what they appended at once, and answer when that is done."""
         answers: list[tuple[Connection | None, Frame]] = []
-        connection = self._inbox[0][0]
+        owed: Connection | None = None
         try:
             for _ in range(self.world.rng.randint(1, TOGETHER_MAX)):
-                if not self._inbox or self._inbox[0][0] is not connection:
+                if not self._inbox:
                     break
-                _, run, frame = self._inbox.popleft()
+                connection, run, frame = self._inbox.popleft()
+                if isinstance(frame.message, Append):
+                    if connection is not owed:
+                        self._flush(owed, answers)
+                    owed = connection
                 answer = self._acceptor.handle(run, frame)
-                self.oracle.handled(self.name, self.disk, run, frame.message, answer)
+                self.oracle.handled(self.name, self._log, run, frame.message, answer)
                 if answer is not None:
                     answers.append((connection, answer))
-            acknowledged = self._acceptor.flush()
-            if acknowledged is not None:
-                self.oracle.answered(self.name, self.disk, acknowledged.message)
-                answers.append((connection, acknowledged))
+            self._flush(owed, answers)
         except CrashError:
             self.crash()
             return
         self.world.later(self.sync_s * self.world.between(0.2, 2.0), self.mine(lambda: self._done(answers)))
+
+    def _flush(self, owed: Connection | None, answers: list[tuple[Connection | None, Frame]]) -> None:
+        acknowledged = self._acceptor.flush()
+        if acknowledged is not None:
+            self.oracle.answered(self.name, self._log, acknowledged.message)
+            answers.append((owed, acknowledged))
 
     def _done(self, answers: list[tuple[Connection | None, Frame]]) -> None:
         for connection, answer in answers:

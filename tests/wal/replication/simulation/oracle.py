@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ledger.positions import Epoch, Lsn
-from tests.wal.replication.simulation.disk import Disk, Record
+from ledger.positions import Epoch, Lsn, before
+from tests.wal.replication.simulation.disk import Disk, Record, SimLog
 from wal.replication.messages import Ack, Append, Frame, Greeting, Message, Promise, Ready
 
 
@@ -29,6 +29,8 @@ class Oracle:
         self._begun: dict[Epoch, tuple[Lsn, Mapping[Lsn, bytes]]] = {}
         """By epoch, what its writer began with, and from which LSN on."""
         self._promised: dict[str, tuple[Epoch, str]] = {}
+        self._applied: dict[str, Epoch] = {}
+        """The epoch whose history a member has applied, since it was started last."""
         self._committed_by: dict[str, Lsn] = {}
 
     # --- copies -----------------------------------------------------------------------------------
@@ -49,20 +51,28 @@ class Oracle:
                     raise ViolationError(f"{at} comes behind {ahead.payload!r} here, elsewhere behind something else")
             ahead = record
 
-    def handled(self, name: str, disk: Disk, run: str, message: Message, answer: Frame | None) -> None:
+    def started(self, name: str) -> None:
+        """A member was started."""
+        self._applied.pop(name, None)
+
+    def handled(self, name: str, log: SimLog, run: str, message: Message, answer: Frame | None) -> None:
         """A member took a message in, and has this answer."""
         if isinstance(message, Append) and answer is None:
-            promised = self._promised.get(disk.control.member_id)
+            promised = self._promised.get(log.control.member_id)
             if promised != (message.epoch, run):
                 raise ViolationError(
                     f"{name} took an append of epoch {message.epoch}, {run[:4]}; it promised {promised}"
                 )
+            if self._applied.get(name) != message.epoch:
+                raise ViolationError(f"{name} took an append of epoch {message.epoch} without its history")
         if answer is not None:
             if isinstance(answer.message, Promise):
-                self._promises(name, disk, run, answer.message)
-            self.answered(name, disk, answer.message)
+                self._promises(name, log, run, answer.message)
+            if isinstance(answer.message, Ready):
+                self._applied[name] = answer.message.epoch
+            self.answered(name, log, answer.message)
 
-    def answered(self, name: str, disk: Disk, message: Message) -> None:
+    def answered(self, name: str, log: SimLog, message: Message) -> None:
         """A member answers; it must be able to say so after a crash."""
         match message:
             case Ack():
@@ -71,16 +81,18 @@ class Oracle:
                 lsn = message.tail.lsn
             case _:
                 return
-        if disk.segments and lsn > disk.last_lsn:
-            raise ViolationError(f"{name} says it holds LSN {lsn}, {disk.last_lsn} is durable")
+        durable_lsn = max(log.disk.last_lsn, before(log.first_lsn))
+        if lsn > durable_lsn:
+            raise ViolationError(f"{name} says it holds LSN {lsn}, {durable_lsn} is durable")
 
-    def _promises(self, name: str, disk: Disk, run: str, promise: Promise) -> None:
-        before = self._promised.get(disk.control.member_id, (0, ""))
-        if promise.epoch < before[0] or (promise.epoch == before[0] and run != before[1]):
-            raise ViolationError(f"{name} promised epoch {promise.epoch} to {run[:4]} after {before}")
-        if disk.control.promised_epoch < promise.epoch:
-            raise ViolationError(f"{name} promised epoch {promise.epoch}, durably {disk.control.promised_epoch}")
-        self._promised[disk.control.member_id] = (promise.epoch, run)
+    def _promises(self, name: str, log: SimLog, run: str, promise: Promise) -> None:
+        control = log.control
+        last = self._promised.get(control.member_id, (0, ""))
+        if promise.epoch < last[0] or (promise.epoch == last[0] and run != last[1]):
+            raise ViolationError(f"{name} promised epoch {promise.epoch} to {run[:4]} after {last}")
+        if control.promised_epoch < promise.epoch:
+            raise ViolationError(f"{name} promised epoch {promise.epoch}, durably {control.promised_epoch}")
+        self._promised[control.member_id] = (promise.epoch, run)
 
     # --- writers ----------------------------------------------------------------------------------
 
@@ -95,14 +107,14 @@ class Oracle:
 
     def reports(self, epoch: Epoch, run: str, lsn: Lsn, disk: Disk) -> None:
         """The run says that all up to ``lsn`` is committed."""
-        before = self._committed_by.get(run, Lsn(0))
-        if lsn < before:
-            raise ViolationError(f"{run[:4]} reported LSN {before} as committed, and now {lsn}")
+        last_lsn = self._committed_by.get(run, Lsn(0))
+        if lsn < last_lsn:
+            raise ViolationError(f"{run[:4]} reported LSN {last_lsn} as committed, and now {lsn}")
         self._committed_by[run] = lsn
         if lsn > disk.last_lsn:
             raise ViolationError(f"{run[:4]} reports LSN {lsn}, its own disk holds {disk.last_lsn}")
         for _, record in disk.records():
-            if before < record.lsn <= lsn:
+            if last_lsn < record.lsn <= lsn:
                 known = self.committed.setdefault(record.lsn, record.payload)
                 if known != record.payload:
                     raise ViolationError(f"LSN {record.lsn} was committed as {known!r}, now it is {record.payload!r}")

@@ -40,25 +40,29 @@ class Scenario:
             Site(world, f"site{number}", self.network, self.database, self.oracle, HOME)
             for number in range(rng.choice((1, 2, 2, 3)))
         ]
+        self.spares = [Member(world, name, HOME, self.oracle) for name in "xyz"[: rng.choice((0, 0, 1, 3))]]
         self.mode = rng.choices(MODES, (6, 1, 2))[0]
         self.changes_mode = world.happens(0.4)
         self.wipes = world.happens(0.5)
         self.trims = world.happens(0.3)
         self.network.stray = rng.choice((0.0, 0.0, 0.01, 0.05))
         self.network.loss = rng.choice((0.0, 0.0, 0.0, 0.002, 0.01))
-        self.fault_every_s = rng.choice((0.1, 0.25, 0.5, 1.0))
+        self.fault_every_s = rng.choice((0.05, 0.1, 0.25, 0.5))
+        churn = rng.choice((1, 1, 4))
+        self.retired: list[Member] = []
         self.is_over = False
         self._faults: list[tuple[Callable[[], None], int]] = [
             (self._crash_member, 4),
             (self._pause_something, 3),
             (self._cut_network, 5),
             (self._slow_network, 2),
-            (self._crash_site, 3),
-            (self._start_site, 4),
+            (self._crash_site, 3 * churn),
+            (self._start_site, 4 * churn),
             (self._jump_clock, 1),
             (self._slow_disk, 1),
             (self._wipe_member, 2 if self.wipes else 0),
             (self._wipe_site, 1 if self.wipes else 0),
+            (self._replace_member, 2 if self.spares else 0),
             (self._change_mode, 1 if self.changes_mode else 0),
             (self._trim, 3 if self.trims else 0),
         ]
@@ -123,17 +127,28 @@ class Scenario:
 
     def _wipe_member(self) -> None:
         member = self._a_member()
-        lost = member.member_id
-        for listed in self._lists():
-            left = {each.member_id for each in self.members.values()} - {lost}
-            if listed.is_quorum and not listed.has_majority(frozenset(left)):
-                return
-        member.wipe()
-        self._unless_over(self.world.between(0.1, 1.5), lambda: self._restart(member))
+        if self._can_do_without(member):
+            member.wipe()
+            self._unless_over(self.world.between(0.1, 1.5), lambda: self._restart(member))
+
+    def _can_do_without(self, member: Member) -> bool:
+        """Whether the others are a majority by every list that may come to count."""
+        left = frozenset({each.member_id for each in self.members.values()} - {member.member_id})
+        return all(listed.has_majority(left) for listed in self._lists() if listed.is_quorum)
+
+    def _replace_member(self) -> None:
+        """Another takes the place of a member, which runs on: for those who start from now on."""
+        member = self._a_member()
+        if self.spares and member.region == HOME and self._can_do_without(member):
+            spare = self.spares.pop()
+            self.world.say(f"{spare.name} takes the place of {member.name}")
+            self.members = {name: each for name, each in self.members.items() if each is not member}
+            self.members[spare.name] = spare
+            self.retired.append(member)
 
     def _lists(self) -> list[Configuration]:
         """Every list of members that anybody holds, or is about to."""
-        places: list[Member | Site] = [*self.members.values(), *self.sites]
+        places: list[Member | Site] = [*self.members.values(), *self.spares, *self.retired, *self.sites]
         lists = [place.disk.configuration for place in places]
         for site in self.sites:
             if site.is_alive and site.proposer is not None:
@@ -145,7 +160,11 @@ class Scenario:
     def _wipe_site(self) -> None:
         """Only where the members are a quorum: else what is committed is nowhere else."""
         site = self._a_site()
-        if site.disk.configuration.is_quorum or self.database.row.disk not in ("", site.disk.control.member_id):
+        own = site.disk.configuration
+        told = {each.member_id for each in self.members.values() if each.disk.configuration.order >= own.order}
+        is_owner = self.database.row.disk in ("", site.disk.control.member_id)
+        newest = max(self._lists(), key=lambda listed: listed.order)
+        if not is_owner or (newest.is_quorum and own.has_majority(frozenset(told))):
             site.crash()
             site.disk.wipe()
 
@@ -167,7 +186,7 @@ class Scenario:
 
     def _cut_network(self) -> None:
         rng = self.world.rng
-        names = [*self.members, *(site.name for site in self.sites)]
+        names = [*self.members, *(place.name for place in (*self.spares, *self.retired, *self.sites))]
         cut: set[tuple[str, str]] = set()
         kind = rng.choice(("host", "host", "one-way", "split"))
         if kind == "split":
