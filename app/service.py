@@ -69,6 +69,7 @@ from wal import control as wal_control
 from wal import retention as wal_retention
 from wal.group_commit import LOCAL_GROUP_SYNC, LOCAL_SYNC, GroupCommit
 from wal.log import Log
+from wal.queue import NO_BELL
 from wal.replication.ack_mode import AckMode
 from wal.replication.leading import Shipper
 
@@ -237,7 +238,7 @@ class Service:
             queue_max_entries=self.backlog.entries_max + self.backlog.kept_entries,
             queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
             ack_mode=LOCAL_SYNC if wal.ack_mode is AckMode.LOCAL_SYNC else LOCAL_GROUP_SYNC,
-            ship=self.shipper.written if self.shipper else None,
+            shipper_bell=self.shipper.bell if self.shipper else NO_BELL,
             bell=self._bell,
             on_failure=self._writer_failed,
         )
@@ -323,8 +324,6 @@ class Service:
         self.node.durable.advance(lsn)
         if self.shipper is None:
             self._committed(lsn)
-        else:
-            self.shipper.became_durable(lsn)
 
     def _committed(self, lsn: Lsn) -> None:
         self.node.committed.advance(lsn)
@@ -387,7 +386,7 @@ class Service:
             self.backlog.add((pending,))
             self._recovered(pending)
         if self.shipper is not None:
-            self.shipper.start()
+            self.shipper.start(self.writer)
             assert self._started.lead is not None
             self.system_entries.enter_epoch_start(self._started.next_lsn, self._started.lead.accepted_loss)
         for tenant_id in self._started.damaged_trees:

@@ -33,11 +33,12 @@ from wal import reader
 from wal.group_commit import GroupCommit
 from wal.history import EpochStart
 from wal.log import Log
+from wal.queue import NO_BELL
 from wal.replication.ack_mode import AckMode
 from wal.replication.configuration import NO_MEMBERS
-from wal.replication.file_log import read_chunk
 from wal.replication.leading import Members, Shipper
 from wal.replication.proposer import Proposer
+from wal.replication.tail_reader import TailReader
 
 MEMBERS = 3
 WAIT_TIMEOUT_S = 30.0
@@ -112,17 +113,16 @@ async def _append(folder: Path, writers: int, records: int, addresses: list[str]
         for _ in writer.heard():
             pass
         durable.advance(writer.durable_lsn)
-        if shipper is not None:
-            shipper.became_durable(writer.durable_lsn)
 
     bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     log = Log(folder, node_id=NODE_ID, wal_id=WAL_ID, epoch=Epoch(1), next_lsn=Lsn(1))
-    writer = GroupCommit(log, bell=bell, on_failure=failures.append, ship=shipper.written if shipper else None)
+    shipper_bell = shipper.bell if shipper else NO_BELL
+    writer = GroupCommit(log, bell=bell, shipper_bell=shipper_bell, on_failure=failures.append)
     loop.add_reader(bell, rung)
     reached = durable if shipper is None else committed
     hlcs = iter([Hlc(PHYSICAL_MS, lsn, NODE_ID) for lsn in range(records + 1)])
     if shipper is not None:
-        shipper.start()
+        shipper.start(writer)
         await reached.reached(writer.append(next(hlcs), RECORD_TYPE, PAYLOAD), WAIT_TIMEOUT_S)
     waits: list[float] = []
 
@@ -170,7 +170,7 @@ def _shipper(
             ack_mode=AckMode.REPLICATED_QUORUM,
             addresses=members.addresses,
             committed_lsn=BEFORE_FIRST,
-            read=partial(read_chunk, folder, NODE_ID, history),
+            read=TailReader(folder, NODE_ID, history).read,
             oldest_lsn=lambda: Lsn(1),
             send=shipper.send,
             drop=shipper.drop,

@@ -6,7 +6,7 @@
  * Python has loaded for zlib. Without it the module cannot be imported.
  *
  * A record is framed when it is appended, into chunks of memory that are queued one behind the other; nothing of Python's
- * is kept. The writer's thread takes what is framed, sums it, writes, syncs, looks at the name and rings the bell. What
+ * is kept. The writer's thread takes what is framed, sums it, writes, syncs, looks at the name and rings the bells. What
  * is not common it leaves to Python: a segment that is full, space to be written ahead, the look at the folder, the end.
  *
  * Who appends has the interpreter's lock, and then takes that of the queue. Under the lock of the queue nothing of
@@ -64,7 +64,7 @@ typedef struct {
     unsigned char node_hash[NODE_HASH_BYTES];
     long long payload_bytes_max, queue_max_entries, queue_max_bytes, batch_max_entries, batch_max_bytes;
     double batch_timeout_s;
-    int bell;
+    int bell, shipper_bell;
 
     pthread_mutex_t lock; /* guards what follows up to the writer's */
     pthread_cond_t changed;
@@ -498,6 +498,9 @@ static int commit(Queue *queue, Segment *segment, Taken *taken, double *sync_s)
         return failed;
     segment->offset += BATCH_RECORD_BYTES + (off_t)taken->bytes;
     __atomic_store_n(&queue->written_lsn, (long long)last_lsn, __ATOMIC_RELEASE);
+    const int unheard = ring(queue->shipper_bell);
+    if (unheard != 0)
+        return unheard;
     const double began_s = seconds();
     while (fdatasync(segment->file) != 0)
         if (errno != EINTR)
@@ -530,7 +533,8 @@ static int announce(Queue *queue, const Taken *taken, double sync_s)
     pthread_mutex_unlock(&queue->lock);
     queue->resolved_entries = taken->entries;
     queue->resolved_at_s = seconds();
-    return ring(queue->bell);
+    const int unheard = ring(queue->bell);
+    return unheard != 0 ? unheard : ring(queue->shipper_bell);
 }
 
 /* Batch after batch, until Python is needed. 0, or what errno was. */
@@ -715,9 +719,10 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     Queue *queue = (Queue *)type->tp_alloc(type, 0);
     if (queue == NULL)
         return NULL;
-    if (!PyArg_ParseTuple(args, "Uy#LLLLLLdi", &node_id, &node_hash, &node_hash_bytes, &queue->next_lsn,
+    if (!PyArg_ParseTuple(args, "Uy#LLLLLLdii", &node_id, &node_hash, &node_hash_bytes, &queue->next_lsn,
                           &queue->payload_bytes_max, &queue->queue_max_entries, &queue->queue_max_bytes,
-                          &queue->batch_max_entries, &queue->batch_max_bytes, &queue->batch_timeout_s, &queue->bell)) {
+                          &queue->batch_max_entries, &queue->batch_max_bytes, &queue->batch_timeout_s, &queue->bell,
+                          &queue->shipper_bell)) {
         Py_DECREF(queue);
         return NULL;
     }

@@ -35,7 +35,6 @@ from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT, RECORD_HEADER
 from wal.guard import CHECK_INTERVAL_S
 from wal.log import Log
 from wal.queue import NO_BELL, Bounds, HeardBatch, Stand, fault_of
-from wal.replication.proposer import Written
 
 LOCAL_GROUP_SYNC = "LOCAL_GROUP_SYNC"
 LOCAL_SYNC = "LOCAL_SYNC"
@@ -49,9 +48,10 @@ class GroupCommit:
     """The one writer of ``log``, which from now on belongs to its thread.
 
     ``bell`` is a descriptor, an eventfd as a rule, to which 8 bytes are written once a batch and only after its sync:
-    then ``durable_lsn`` has risen, and ``heard`` knows the batch. It stays the caller's, who closes it once the writer
-    ``has_ended``. Without one nobody is told. ``on_failure(error)`` is called at most once, on the writer thread:
-    nothing above ``durable_lsn`` may be acknowledged any more. It may not block.
+    then ``durable_lsn`` has risen, and ``heard`` knows the batch. ``shipper_bell`` is another, rung when a batch was
+    written, and again behind its sync. Both stay the caller's, who closes them once the writer ``has_ended``;
+    without them nobody is told. ``on_failure(error)`` is called at most once, on the writer thread: nothing above
+    ``durable_lsn`` may be acknowledged any more. It may not block.
 
     ``ack_mode`` LOCAL_SYNC makes each record a batch of its own. LOCAL_ASYNC is LOCAL_GROUP_SYNC here: what
     is answered before it is durable is up to the caller.
@@ -70,7 +70,7 @@ class GroupCommit:
         queue_max_entries: int = 100_000,
         queue_max_bytes: int = QUEUE_BYTES_MAX,
         ack_mode: str = LOCAL_GROUP_SYNC,
-        ship: Callable[[Written], None] | None = None,
+        shipper_bell: int = NO_BELL,
     ) -> None:
         assert RECORD_HEADER_BYTES < record_bytes_max <= RECORD_BYTES_LIMIT
         assert 0 < batch_max_bytes <= BATCH_BODY_BYTES_LIMIT
@@ -88,7 +88,7 @@ class GroupCommit:
             batch_bytes_max=batch_max_bytes,
             batch_timeout_s=batch_timeout_us / 1e6,
         )
-        self._queue = native.make_queue(self._bounds, log, bell, ship)
+        self._queue = native.make_queue(self._bounds, log, bell, shipper_bell)
         self._append = self._queue.append
         self._poison: WalPoisonedError | None = None
         self._closing = False

@@ -1,5 +1,4 @@
-"""The files of one WAL, open for append: batches of bytes, rotation, sync. No queue, no thread, and no clock but to
-say how long a sync took.
+"""The files of one WAL, open for append: batches of bytes, rotation, sync. No queue, no thread, no clock.
 
 A node's group commit stands on it, and so does whoever keeps the log of another node: both append batches as they stand
 in a segment. Belongs to one thread at a time; only ``retire`` may be called from any.
@@ -17,8 +16,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +27,6 @@ from wal.format import (
     encode_batch,
 )
 from wal.guard import FolderGuard, check_named
-from wal.replication.proposer import Written
 from wal.segment import create_segment, segment_name, write_fully
 
 AHEAD_FROM_BYTES = 64 << 10
@@ -129,23 +125,9 @@ class Log:
         check_named(self._path, self._inode)
         self.durable_lsn = self.written_lsn
 
-    def commit(self, batch: BatchRecord, body: bytes, ship: Callable[[Written], None] | None = None) -> float:
-        """``append`` and ``sync`` of one batch, and the seconds that the sync took. ``ship`` is given what was written,
-        before it is synced.
-
-        Raises:
-            WalError, OSError: as ``append`` and ``sync``.
-        """
-        self.append(batch, body)
-        if ship is not None:
-            ship(Written(batch.first_lsn, batch.last_lsn, encode_batch(batch) + body))
-        began_s = time.perf_counter()
-        self.sync()
-        return time.perf_counter() - began_s
-
     def room(self, size: int) -> Room:
-        """Where another may write batches in place of ``commit``; ``wrote`` is to be called with what came of it. For
-        one of ``size`` bytes, with its BATCH record, a segment that is full is left first; for 0 there may be no room.
+        """Where another may write and sync batches; ``wrote`` is to be called with what came of it. For one of ``size``
+        bytes, with its BATCH record, a segment that is full is left first; for 0 there may be no room.
 
         Raises:
             WalError, OSError: there is none.

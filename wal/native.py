@@ -13,8 +13,7 @@ from typing import Any
 from ledger.hlc import node_hash
 from wal.guard import gone
 from wal.log import Log
-from wal.queue import Bounds, PythonQueue, Queue
-from wal.replication.proposer import Written
+from wal.queue import NO_BELL, Bounds, PythonQueue, Queue
 
 _module: ModuleType | None
 try:
@@ -30,13 +29,13 @@ _Queue: Any = getattr(_module, "Queue", object)
 class NativeQueue(_Queue):  # type: ignore[misc]
     """The queue in C, and what of its writer's loop is Python's: which segment, and space ahead."""
 
-    def __new__(cls, bounds: Bounds, log: Log, bell: int) -> NativeQueue:
+    def __new__(cls, bounds: Bounds, log: Log, *bells: int) -> NativeQueue:
         """A queue over this log."""
         hashed = node_hash(bounds.node_id)
-        queue: NativeQueue = super().__new__(cls, bounds.node_id, hashed, log.next_lsn, *bounds[1:], bell)
+        queue: NativeQueue = super().__new__(cls, bounds.node_id, hashed, log.next_lsn, *bounds[1:], *bells)
         return queue
 
-    def __init__(self, bounds: Bounds, log: Log, bell: int) -> None:
+    def __init__(self, bounds: Bounds, log: Log, *bells: int) -> None:
         self._size = 0
         """Of the batch that found no room, with its BATCH record."""
 
@@ -52,9 +51,7 @@ class NativeQueue(_Queue):  # type: ignore[misc]
         return bool(is_open)
 
 
-def make_queue(bounds: Bounds, log: Log, bell: int, ship: Callable[[Written], None] | None = None) -> Queue:
-    """A queue over this log, whose next record is the first that it takes. One whose batches are shipped as they are
-    written is in Python, as whoever ships is."""
-    if _module is None or ship is not None:
-        return PythonQueue(bounds, log, bell, ship)
-    return NativeQueue(bounds, log, bell)
+def make_queue(bounds: Bounds, log: Log, bell: int, shipper_bell: int = NO_BELL) -> Queue:
+    """A queue over this log, whose next record is the first that it takes."""
+    queue = PythonQueue if _module is None else NativeQueue
+    return queue(bounds, log, bell, shipper_bell)

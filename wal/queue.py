@@ -17,7 +17,8 @@ writers are about to come back: the next is held open until about as many record
 while that is done.
 
 Whoever wants to know what is durable listens to the bell: a descriptor, an eventfd as a rule, to which 8 bytes are
-written once a batch, after its sync.
+written once a batch, after its sync. That of whoever ships batches elsewhere is rung before each sync, too, as soon as
+``written_lsn`` has risen: what he ships is under way while it is synced here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ledger.errors import InvalidInputError, LedgerError, RecordTooLargeError, WalFullError
@@ -35,7 +36,6 @@ from ledger.machines.events import BATCH_RECORD_TYPE
 from ledger.positions import Lsn
 from wal.format import RECORD_HEADER_BYTES, QueuedRecord, batch_of, encode_records
 from wal.log import Log
-from wal.replication.proposer import Written
 
 LINGER_ENTRIES_MIN = 2
 """A batch is held open only behind one of at least so many records: a lone writer never waits."""
@@ -120,7 +120,7 @@ class Queue(Protocol):
         """Take nothing more, and forget what is queued."""
 
     def write(self, log: Log, until_s: float) -> bool:
-        """Write and sync batches, one or several, and ring the bell behind each; return by this time of the monotonic
+        """Write and sync batches, one or several, and ring the bells; return by this time of the monotonic
         clock, or behind the batch that is then written. False when nothing is left and no more comes.
 
         Raises:
@@ -161,12 +161,12 @@ def _full(waiting: int, more: int, most: int, what: str) -> WalFullError:
 class PythonQueue:
     """The queue in Python: the specification of the one in C, and what works where there is none."""
 
-    def __init__(self, bounds: Bounds, log: Log, bell: int, ship: Callable[[Written], None] | None = None) -> None:
+    def __init__(self, bounds: Bounds, log: Log, bell: int, shipper_bell: int = NO_BELL) -> None:
         self._bounds = bounds
         self._log = log
         self._node_hash = node_hash(bounds.node_id)
         self._bell = bell
-        self._ship = ship
+        self._shipper_bell = shipper_bell
 
         self._lock = threading.Lock()
         """Guards what follows up to the alarm. Held for a moment, never over a system call."""
@@ -311,7 +311,11 @@ class PythonQueue:
         entries = len(records)
         last_lsn = Lsn(log.next_lsn + entries - 1)
         body = encode_records(log.next_lsn, self._node_hash, records)
-        sync_s = log.commit(batch_of(log.next_lsn, last_lsn, records[-1][0].pack(), body), body, self._ship)
+        log.append(batch_of(log.next_lsn, last_lsn, records[-1][0].pack(), body), body)
+        ring(self._shipper_bell)
+        began_s = time.perf_counter()
+        log.sync()
+        sync_s = time.perf_counter() - began_s
         with self._lock:
             self._durable_lsn = last_lsn
             self._bytes -= body_bytes
@@ -321,6 +325,7 @@ class PythonQueue:
         self._resolved_entries = entries
         self._resolved_at = time.monotonic()
         ring(self._bell)
+        ring(self._shipper_bell)
 
 
 def ring(bell: int) -> None:

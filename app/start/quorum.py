@@ -33,10 +33,11 @@ from wal.format import LSN_LIMIT, WAL_ID_BYTES
 from wal.replication import configuration as configurations
 from wal.replication.configuration import NO_MEMBERS, Configuration
 from wal.replication.election import Election, Held
-from wal.replication.file_log import FileLog, oldest_whole_lsn, read_chunk
+from wal.replication.file_log import FileLog, oldest_whole_lsn
 from wal.replication.leading import Members, Shipper, carry_out, elect, held_in
 from wal.replication.messages import Frame, Greet
 from wal.replication.proposer import Proposer
+from wal.replication.tail_reader import TailReader
 
 ATTEMPTS_MAX = 3
 """How often it is tried again when the member that gives the log goes away in the middle."""
@@ -148,7 +149,7 @@ def shipper_of(
             ack_mode=settings.wal.ack_mode,
             addresses=lead.members.addresses,
             committed_lsn=control.committed_lsn,
-            read=partial(read_chunk, folder, control.node_id, control.history),
+            read=TailReader(folder, control.node_id, control.history).read,
             oldest_lsn=partial(oldest_whole_lsn, folder),
             send=shipper.send,
             drop=shipper.drop,

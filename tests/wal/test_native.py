@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,21 @@ def test_it_is_built_where_there_is_a_compiler() -> None:
 class Side:
     """One of the queues over a log of its own, written by whoever calls ``write``."""
 
-    def __init__(self, folder: Path, core: str, bounds: Bounds = BOUNDS, segment_bytes: int = 3000) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        core: str,
+        bounds: Bounds = BOUNDS,
+        segment_bytes: int = 3000,
+        bells: tuple[int, int] = (NO_BELL, NO_BELL),
+    ) -> None:
         folder.mkdir()
         self.folder = folder
         self.log = Log(folder, node_id=NODE, wal_id=WAL_ID, epoch=1, next_lsn=1, segment_bytes=segment_bytes)  # type: ignore[arg-type]
         with pytest.MonkeyPatch.context() as patch:
             if core == "python":
                 patch.setattr(native, "_module", None)
-            self.queue: Queue = native.make_queue(bounds, self.log, NO_BELL)
+            self.queue: Queue = native.make_queue(bounds, self.log, *bells)
 
     def write(self) -> list[tuple[int, int]]:
         """Everything that is queued; the batches: last LSN and records."""
@@ -178,6 +185,43 @@ def test_a_batch_of_the_most_bytes_of_the_least_handy_records_is_written_whole(t
     assert side.write() == [(480, 480)]
     side.log.close()
     assert recover(side.folder, NODE).records == 480
+
+
+@pytest.fixture
+def bells() -> Iterator[tuple[int, int]]:
+    made = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+    yield made[0], made[1]
+    for bell in made:
+        os.close(bell)
+
+
+@pytest.mark.parametrize("core", ["c", "python"])
+def test_one_bell_is_rung_behind_each_sync_and_that_of_whoever_ships_before_it_too(
+    tmp_path: Path, core: str, bells: tuple[int, int]
+) -> None:
+    side = Side(tmp_path / "log", core, bells=bells)
+    side.queue.append_all(several(10))
+    batches = len(side.write())
+    side.log.close()
+    assert batches > 2
+    assert [os.eventfd_read(bell) for bell in bells] == [batches, 2 * batches]
+
+
+@pytest.mark.parametrize("core", ["c", "python"])
+def test_what_was_written_is_told_to_whoever_ships_where_its_sync_fails(
+    tmp_path: Path, core: str, bells: tuple[int, int]
+) -> None:
+    side = Side(tmp_path / "log", core, bells=bells)
+    side.queue.append_all(several(3))
+    os.close(side.log._descriptor)
+    side.log._descriptor = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)  # takes every byte, and syncs nothing
+    with pytest.raises(OSError, match="Invalid argument"):
+        side.write_one()
+    assert (side.queue.written_lsn, side.queue.durable_lsn) == (3, 0)
+    assert os.eventfd_read(bells[1]) == 1
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(bells[0])
+    side.log.abandon()
 
 
 @pytest.mark.parametrize("core", ["c", "python"])

@@ -9,17 +9,16 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ledger.errors import FencedError, LedgerError, WalError
-from ledger.positions import Lsn
+from ledger.positions import BEFORE_FIRST, Lsn
 from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.following import follow
 from wal.replication.messages import DAMAGED, Frame
-from wal.replication.proposer import Proposer, Written
+from wal.replication.proposer import Proposer
 from wal.replication.replica_log import ReplicaLog
 from wal.replication.wires import Connected, Lost, Received, Wires
 
@@ -156,9 +155,21 @@ class Watcher(Protocol):
         """The member is so many records behind, more than is in order; told once, until it is not."""
 
 
+class Writer(Protocol):
+    """Who writes the log that is shipped, and rings the shipper's bell: ``wal.group_commit.GroupCommit``."""
+
+    @property
+    def written_lsn(self) -> Lsn: ...
+    @property
+    def durable_lsn(self) -> Lsn: ...
+    @property
+    def has_ended(self) -> bool: ...
+
+
 class Shipper:
     """The thread that leads the members through an epoch, with a ``proposer`` that nobody else touches.
 
+    ``bell`` is to be rung by the ``writer`` of the log whenever it has written or synced something.
     ``on_reached(committed_lsn)`` is called on it whenever more is committed; ``on_over(error)`` once, when nothing more
     can be: another writer took over, or the log cannot be read. ``make`` builds the proposer, with ``send``, ``drop``
     and ``on_fenced`` of the shipper.
@@ -182,10 +193,11 @@ class Shipper:
         self._lagging: set[str] = set()
         self._timed: dict[str, tuple[Lsn, float]] = {}
         """By address, a record whose acknowledgement is timed, and since when: one at a time."""
-        self._durable_lsn = Lsn(0)
+        self._durable_lsn = BEFORE_FIRST
         self._wires = Wires(members.addresses, members.tls, members.timeout_s)
-        self._told: deque[Written | Lsn] = deque()
-        """What the node wrote and synced, in order, to be taken in by the thread."""
+        self.bell = self._wires.bell
+        self._writer: Writer | None = None
+        self._written_lsn = BEFORE_FIRST
         self._on_reached = on_reached
         self._on_over = on_over
         self.proposer = make(self)
@@ -194,18 +206,10 @@ class Shipper:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="wal-shipper", daemon=True)
 
-    def start(self) -> None:
+    def start(self, writer: Writer) -> None:
+        """Ship what ``writer`` writes, all of which is of this epoch."""
+        self._writer = writer
         self._thread.start()
-
-    def written(self, batch: Written) -> None:
-        """A batch was written; from the WAL's writer thread."""
-        self._told.append(batch)
-        self._wires.ring()
-
-    def became_durable(self, lsn: Lsn) -> None:
-        """All up to ``lsn`` is synced; from the WAL's writer thread."""
-        self._told.append(lsn)
-        self._wires.ring()
 
     def on_fenced(self, detail: str) -> None:
         self._on_over(FencedError(f"another writer has taken over this log: {detail}; this process stops"))
@@ -238,24 +242,28 @@ class Shipper:
         ]
 
     def close(self, timeout_s: float) -> None:
-        """Let the members go, once they were sent what is there."""
+        """Let the members go, once they were sent what is there. The bell goes with them, unless the writer hangs, and
+        may ring it yet."""
         self._closing = True
         self._wires.ring()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+        if not self._thread.is_alive() and (self._writer is None or self._writer.has_ended):
+            self._wires.close()
 
     def _run(self) -> None:
         beat_s = self._members.timeout_s / BEATS_A_TIMEOUT
         next_beat_s = time.monotonic() + beat_s
         proposer, wires = self.proposer, self._wires
         try:
-            while not self._closing and not proposer.is_fenced:
+            is_last = False
+            while not is_last and not proposer.is_fenced:
+                is_last = self._closing
                 before = proposer.committed_lsn
                 wires.open_due()
-                for event in wires.wait(min(beat_s, 0.25)):
+                for event in wires.wait(0.0 if is_last else min(beat_s, 0.25)):
                     self._take(event)
-                while self._told:
-                    self._take_in(self._told.popleft())
+                self._take_in()
                 if proposer.committed_lsn != before:
                     self._on_reached(proposer.committed_lsn)
                 if time.monotonic() >= next_beat_s:
@@ -265,7 +273,7 @@ class Shipper:
         except Exception as error:
             self._on_over(error if isinstance(error, LedgerError) else WalError(f"shipping failed: {error!r}"))
         finally:
-            wires.close()
+            wires.leave()
 
     def _take(self, event: object) -> None:
         match event:
@@ -284,15 +292,19 @@ class Shipper:
                     self.faults.pop(address, None)
                     self._wires.settled(address)
 
-    def _take_in(self, told: Written | Lsn) -> None:
-        if not isinstance(told, Written):
-            self._durable_lsn = told
-            self.proposer.became_durable(told)
-            return
-        self.proposer.written(told)
-        for address, link in self.proposer.links.items():
-            if link.is_streaming and address not in self._timed:
-                self._timed[address] = told.last_lsn, time.perf_counter()
+    def _take_in(self) -> None:
+        """What the writer has done since the last time."""
+        assert self._writer is not None
+        durable_lsn, written_lsn = self._writer.durable_lsn, self._writer.written_lsn  # in this order: it is not less
+        if written_lsn > self._written_lsn:
+            self._written_lsn = written_lsn
+            self.proposer.written(written_lsn)
+            for address, link in self.proposer.links.items():
+                if link.is_streaming and address not in self._timed:
+                    self._timed[address] = written_lsn, time.perf_counter()
+        if durable_lsn > self._durable_lsn:
+            self._durable_lsn = durable_lsn
+            self.proposer.became_durable(durable_lsn)
 
     def _look_at_time(self, address: str) -> None:
         lsn, since_s = self._timed.get(address, (None, 0.0))

@@ -1,9 +1,8 @@
 """Writing a log in the epoch that was won: every batch to every member, and what of it is committed.
 
 Pure: told what was written here and what members answer, it gives what to say to ``send``, at once. Each member is told
-the history first, then gets the batches that it lacks, the newest from memory, older ones from the log; many are under
-way to one member, and a slow one slows no other. All that a member is told again after a lost connection is told from
-what he says he holds.
+the history first, then gets the batches that it lacks, as they stand in the log; many are under way to one member, and
+a slow one slows no other. All that a member is told again after a lost connection is told from what he says he holds.
 
 ``committed_lsn`` rises to what a majority of the voters holds and the node's own log has synced, once that is a record
 of this epoch. With REPLICATED_ALL every member must hold it. Where the members keep copies, it is what is durable here.
@@ -15,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ledger.errors import WalError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
@@ -44,18 +42,8 @@ from wal.replication.replica_log import Chunk
 
 UNDER_WAY_BYTES_MAX = 8 << 20
 """What is under way to one member; it asks for more by acknowledging."""
-RECENT_BYTES_MAX = 32 << 20
-"""The newest batches, kept in memory for members that follow closely."""
 CHUNK_BYTES = 1 << 20
-"""About what one Append carries of the log's files."""
-
-
-class Written(NamedTuple):
-    """One batch of this epoch, as it stands in a segment."""
-
-    first_lsn: Lsn
-    last_lsn: Lsn
-    data: bytes
+"""About what one Append carries of the log."""
 
 
 @dataclass(slots=True)
@@ -81,8 +69,8 @@ class Link:
 class Proposer:
     """The one writer of ``epoch``.
 
-    ``history`` ends with this epoch and its first LSN; ``read(from_lsn, upto_lsn, bytes_max)`` gives what is durable of
-    the own log; ``oldest_lsn()`` its oldest record. ``addresses`` says in which region who stands.
+    ``history`` ends with this epoch and its first LSN; ``read(from_lsn, upto_lsn, bytes_max)`` gives what was written
+    of the own log; ``oldest_lsn()`` its oldest record. ``addresses`` says in which region who stands.
 
     ``on_fenced(detail)`` is called when another proposer was promised a higher epoch: this one is over.
     """
@@ -129,9 +117,6 @@ class Proposer:
         self._on_fenced = on_fenced
         self._on_configured = on_configured
         self.links = {address: Link(region) for address, region in addresses.items()}
-        self._recent: dict[Lsn, Written] = {}
-        """By first LSN, in order."""
-        self._recent_bytes = 0
         self._written_lsn = before(self._epoch_start_lsn)
         self._durable_lsn = self._written_lsn
         self.committed_lsn = committed_lsn
@@ -145,14 +130,10 @@ class Proposer:
 
     # --- what happens here ------------------------------------------------------------------------
 
-    def written(self, batch: Written) -> None:
-        """A batch was given to the operating system here; it need not be durable."""
-        assert batch.first_lsn == after(self._written_lsn)
-        self._written_lsn = batch.last_lsn
-        self._recent[batch.first_lsn] = batch
-        self._recent_bytes += len(batch.data)
-        while self._recent_bytes > RECENT_BYTES_MAX:
-            self._recent_bytes -= len(self._recent.pop(next(iter(self._recent))).data)
+    def written(self, lsn: Lsn) -> None:
+        """All up to ``lsn`` was given to the operating system here; it need not be durable."""
+        assert lsn >= self._written_lsn
+        self._written_lsn = lsn
         for address, link in self.links.items():
             if link.is_streaming:
                 self._pump(address, link)
@@ -253,7 +234,7 @@ class Proposer:
         assert ends is not None
         while link.is_streaming and link.under_way < UNDER_WAY_BYTES_MAX and link.sent.lsn < self._written_lsn:
             try:
-                chunk = self._behind(link.sent)
+                chunk = self._read(after(link.sent.lsn), self._written_lsn, CHUNK_BYTES)
             except WalError as error:
                 self._drop(address, str(error))
                 return
@@ -266,16 +247,6 @@ class Proposer:
             link.under_way += len(chunk.batches)
             ends.append((chunk.last_lsn, len(chunk.batches)))
             self._send(address, Frame(append, chunk.batches))
-
-    def _behind(self, sent: Position) -> Chunk:
-        """Batches behind ``sent``: from memory where they are there, else from the log, as far as that is durable."""
-        first_lsn = after(sent.lsn)
-        batch = self._recent.get(first_lsn)
-        if batch is not None:
-            return Chunk(sent, self._epoch, batch.last_lsn, batch.data)
-        if first_lsn > self._durable_lsn:
-            return Chunk(sent, self._epoch, sent.lsn, b"")
-        return self._read(first_lsn, self._durable_lsn, CHUNK_BYTES)
 
     # --- what is committed ------------------------------------------------------------------------
 

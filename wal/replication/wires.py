@@ -69,13 +69,14 @@ class Wires:
         self._wires = {address: _Wire(address, tls) for address in addresses}
         self._timeout_s = timeout_s
         self._selector = selectors.DefaultSelector()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Ends a ``wait`` when it is rung."""
+        self._selector.register(self.bell, selectors.EVENT_READ)
         self._events: deque[Event] = deque()
 
     def ring(self) -> None:
         """End a ``wait``; from any thread."""
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self.bell, 1)
 
     def open_due(self) -> None:
         """Begin to connect to each member that is not connected, once its pause is over."""
@@ -117,21 +118,25 @@ class Wires:
         if not self._events:
             for key, mask in self._selector.select(timeout_s):
                 if key.data is None:
-                    os.eventfd_read(self._bell)
+                    os.eventfd_read(self.bell)
                 else:
                     self._serve(key.data, mask)
             self._lose_silent()
         events, self._events = list(self._events), deque()
         return events
 
-    def close(self) -> None:
-        """Let all connections go."""
+    def leave(self) -> None:
+        """Let all connections go; the bell may still be rung."""
         for wire in self._wires.values():
             if wire.socket is not None:
                 self._selector.unregister(wire.descriptor)
                 wire.close()
+
+    def close(self) -> None:
+        """Let everything go."""
+        self.leave()
         self._selector.close()
-        os.close(self._bell)
+        os.close(self.bell)
 
     def _serve(self, wire: _Wire, mask: int) -> None:
         try:

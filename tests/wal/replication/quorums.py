@@ -17,7 +17,7 @@ from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.file_log import FileLog
 from wal.replication.following import follow
 from wal.replication.messages import Frame, Message
-from wal.replication.proposer import Proposer, Written
+from wal.replication.proposer import Proposer
 
 HOME = "use1"
 
@@ -185,7 +185,7 @@ class Writer:
         last_lsn = Lsn(first_lsn + records - 1)
         data = batch(first_lsn, last_lsn)
         self.log.append(self.epoch, data)
-        self.proposer.written(Written(first_lsn, last_lsn, data))
+        self.proposer.written(last_lsn)
         if sync:
             self.log.sync()
             self.proposer.became_durable(last_lsn)

@@ -199,12 +199,17 @@ class SimLog:
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
         self.sync()
+        return self.read_written(from_lsn, upto_lsn, bytes_max)
+
+    def read_written(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
+        """As ``read``, without making it durable: a node sends its members what it has not synced yet."""
         previous = Position(histories.epoch_of(self._history, before(from_lsn)) or NO_EPOCH, before(from_lsn))
-        if from_lsn > upto_lsn or not self.disk.segments:
+        if from_lsn > min(upto_lsn, self._last_lsn):
             return Chunk(previous, previous.epoch, previous.lsn, b"")
-        if from_lsn < self.disk.first_lsn:
+        if from_lsn < self.first_lsn:
             raise WalError(f"LSN {from_lsn} is no longer held")
-        segment = next(each for each in self.disk.segments if each.records[-1].lsn >= from_lsn)
+        unsynced = [Segment(epoch, [record]) for epoch, record in self.disk.unsynced]
+        segment = next(each for each in (*self.disk.segments, *unsynced) if each.records[-1].lsn >= from_lsn)
         start = from_lsn - segment.records[0].lsn
         count = max(1, min(bytes_max // 64, upto_lsn - from_lsn + 1))
         found = segment.records[start : start + count]

@@ -18,7 +18,7 @@ from wal.replication.ack_mode import AckMode
 from wal.replication.election import Election, Held, Plan, Said
 from wal.replication.following import follow
 from wal.replication.messages import Fetch, Frame, Greet
-from wal.replication.proposer import Proposer, Written
+from wal.replication.proposer import Proposer
 
 ELECT_S = 1.5
 BEAT_S = 0.2
@@ -197,7 +197,7 @@ class Site(Process):
             ack_mode=self.ack_mode,
             addresses={address: member.region for address, member in self._members.items()},
             committed_lsn=self.log.control.committed_lsn,
-            read=self.log.read,
+            read=self.log.read_written,
             oldest_lsn=lambda: self.log.first_lsn,
             send=lambda address, frame: self._connections[address].send(frame),
             drop=self._drop,
@@ -220,7 +220,7 @@ class Site(Process):
             records.append(Record(Lsn(lsn), encode_record(lsn, Hlc(1_000_000 + lsn, 0, NODE).pack(), 1, payload)))
         data = batch(records)
         self.log.append(self._plan.epoch, data)
-        self.proposer.written(Written(records[0].lsn, records[-1].lsn, data))
+        self.proposer.written(records[-1].lsn)
         self._timer(self.sync_s * self.world.between(0.2, 3.0), self._sync)
 
     def write_soon(self, count: int) -> None:
