@@ -30,7 +30,7 @@ from app.store.migrate import migrate
 MEMORY = Path("/dev/shm")
 """Linux's file system in memory."""
 MEMORY_BYTES_MIN = 2 << 30
-"""Free room there with which the PostgreSQL of a run goes to it. One of four takes some 200 MB."""
+"""Free room there with which the PostgreSQL of a run goes to it. One of five takes some 200 MB."""
 SETTINGS = {"fsync": "off", "max_wal_size": "128MB", "min_wal_size": "32MB"}
 """Of that PostgreSQL. Tests that kill the server have one of their own; here nothing is asked of its disk."""
 
