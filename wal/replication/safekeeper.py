@@ -37,6 +37,8 @@ from wal.replication.messages import (
 )
 
 TEND_INTERVAL_S = 5.0
+HELD_UP_S = 30.0
+"""Who waits longer for the lock of a log is told so: threads MUST NOT gather behind a disk that does not answer."""
 REPORT_WALS_MAX = 16
 """Logs in one StatusReport: it has to fit into a frame with all their members."""
 
@@ -83,6 +85,8 @@ class Safekeeper:
     def _open_and_tend(self) -> None:
         """Recover what is kept before somebody needs it, and tend it. What cannot be opened is told, and left."""
         for kept in self.logs.all()[:LOGS_OPEN_MAX]:
+            if self._closing.is_set():
+                return
             with kept.lock, contextlib.suppress(OSError, WalError):
                 kept.open("")
         while not self._closing.wait(TEND_INTERVAL_S):
@@ -128,21 +132,28 @@ class Conversation:
             begun = self._begin(frames[0])
             if begun is not None:
                 return [begun, *(self.answer(frames[1:]) if frames[1:] and not self.is_over else ())]
-        kept, answers = self._kept_log, list[Frame]()
-        with kept.lock:
-            try:
-                for frame in frames:
-                    self._answer(frame, answers)
-                    if self.is_over:
-                        break
-                else:
-                    self._flush(answers)
-            except (OSError, WalError) as error:
-                kept.fail(error)
-                answers.append(self._end(messages.UNAVAILABLE, str(error)))
-            except BaseException as error:
-                kept.fail(error)
-                raise
+        kept = self._kept_log
+        if not kept.lock.acquire(timeout=HELD_UP_S):
+            return [self._end(messages.UNAVAILABLE, f"for {HELD_UP_S:g} s the log is held up by its disk")]
+        try:
+            return self._answer_all(kept, frames)
+        finally:
+            kept.lock.release()
+
+    def _answer_all(self, kept: KeptLog, frames: Sequence[Frame]) -> list[Frame]:
+        answers: list[Frame] = []
+        try:
+            for frame in frames:
+                self._answer(frame, answers)
+                if self.is_over:
+                    return answers
+            self._flush(answers)
+        except (OSError, WalError) as error:
+            kept.fail(error)
+            answers.append(self._end(messages.UNAVAILABLE, str(error)))
+        except BaseException as error:
+            kept.fail(error)
+            raise
         return answers
 
     # --- the first message ------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking, until
 from tests.wal.replication.quorums import batch
 from wal.inspect import verify
-from wal.replication import frames, kept_logs, messages, server
+from wal.replication import frames, kept_logs, messages, safekeeper, server
 from wal.replication.configuration import NO_MEMBERS, Configuration, Member
 from wal.replication.frames import ConnectionOverError
 from wal.replication.inquiry import status
@@ -385,6 +385,18 @@ def test_status_does_not_wait_for_a_log_that_is_held_up(keeper: Keeper) -> None:
     with keeper.safekeeper.logs.all()[0].lock:
         found = status("127.0.0.1", keeper.port, None, WAIT_S).wals
     assert [(wal.node_id, wal.state) for wal in found] == [("node-1", "busy"), ("node-2", "open")]
+
+
+def test_who_waits_for_a_log_that_is_held_up_is_told_so(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safekeeper, "HELD_UP_S", 0.05)
+    with talking(keeper.port) as peer, talking(keeper.port) as again, talking(keeper.port, node_id="other") as other:
+        peer.greet()
+        with keeper.safekeeper.logs.all()[0].lock:
+            assert again.refused(Greet(NODE, WAL_ID, again.run)).reason == messages.UNAVAILABLE
+            other.elect(1)
+            assert other.append() == 1
+    with talking(keeper.port) as peer:
+        assert isinstance(peer.greet(), Greeting)
 
 
 def test_a_frame_that_is_damaged_on_the_way_is_told_and_the_node_goes_on_with_a_new_connection(keeper: Keeper) -> None:
