@@ -71,7 +71,7 @@ from wal.group_commit import LOCAL_GROUP_SYNC, LOCAL_SYNC, GroupCommit
 from wal.log import Log
 from wal.queue import NO_BELL
 from wal.replication.ack_mode import AckMode
-from wal.replication.leading import Shipper
+from wal.replication.leading import Reached, Shipper
 
 WAL_CLOSE_TIMEOUT_S = 10.0
 WAITING_SHARE = 0.4
@@ -251,7 +251,7 @@ class Service:
             started.control,
             started.lead,
             self.settings,
-            on_reached=self._from_thread(self._committed),
+            on_reached=self._from_thread(self._reached),
             on_over=self._from_thread(self._lost_lead),
             metrics=self.metrics,
         )
@@ -327,9 +327,12 @@ class Service:
 
     def _committed(self, lsn: Lsn) -> None:
         self.node.committed.advance(lsn)
-        if self.shipper is not None and self._started.lead is not None:
-            self.node.spread.advance(self._started.lead.spread_lsn(self.shipper.proposer.region_lsns()))
         self.appender.wake()
+
+    def _reached(self, reached: Reached) -> None:
+        assert self._started.lead is not None
+        self.node.spread.advance(self._started.lead.spread_lsn(reached.region_lsns))
+        self._committed(reached.committed_lsn)
 
     async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
         return await chaining.connect(self.database_url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
@@ -344,7 +347,7 @@ class Service:
         self.node.failure = error
         event = "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed"
         log.critical(event, error=str(error), kind=type(error).__name__)
-        for watermark in (self.node.durable, self.node.committed, self.node.chained):
+        for watermark in self.node.watermarks:
             watermark.fail(error)
         for pending in self.backlog:
             if pending.outcome is not None and not pending.outcome.done():
@@ -510,7 +513,7 @@ class Service:
     def _answer_waiting(self) -> None:
         """Writes that still wait are told where they stand, while there is time to tell them."""
         message = "the service stops"
-        for watermark in (self.node.durable, self.node.committed, self.node.chained):
+        for watermark in self.node.watermarks:
             watermark.give_up(message)
         for pending in self.backlog:
             if pending.outcome is not None and not pending.outcome.done():

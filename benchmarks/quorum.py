@@ -36,7 +36,7 @@ from wal.log import Log
 from wal.queue import NO_BELL
 from wal.replication.ack_mode import AckMode
 from wal.replication.configuration import NO_MEMBERS
-from wal.replication.leading import Members, Shipper
+from wal.replication.leading import Members, Reached, Shipper
 from wal.replication.proposer import Proposer
 from wal.replication.tail_reader import TailReader
 
@@ -154,8 +154,8 @@ def _shipper(
 ) -> Shipper:
     members = Members(dict.fromkeys(addresses, "local"), RUN)
 
-    def told(lsn: Lsn) -> None:
-        loop.call_soon_threadsafe(committed.advance, lsn)
+    def told(reached: Reached) -> None:
+        loop.call_soon_threadsafe(committed.advance, reached.committed_lsn)
 
     def make(shipper: Shipper) -> Proposer:
         history = (EpochStart(Epoch(1), Lsn(1)),)

@@ -183,5 +183,10 @@ class Node:
     """Tenants of whose newest entries no checkpoint that counts is found, and why (``app.chain.ledger_watch``)."""
     shutting_down: bool = False
 
+    @property
+    def watermarks(self) -> tuple[Watermark, ...]:
+        """All that anybody may wait for."""
+        return self.durable, self.committed, self.chained, self.spread
+
     def __post_init__(self) -> None:
         self.wall = WallClock(self.clock.max_clock_skew_ms)

@@ -34,7 +34,7 @@ from wal.replication import configuration as configurations
 from wal.replication.configuration import NO_MEMBERS, Configuration
 from wal.replication.election import Election, Held
 from wal.replication.file_log import FileLog, oldest_whole_lsn
-from wal.replication.leading import Members, Shipper, carry_out, elect, held_in
+from wal.replication.leading import Members, Reached, Shipper, carry_out, elect, held_in
 from wal.replication.messages import Frame, Greet
 from wal.replication.proposer import Proposer
 from wal.replication.tail_reader import TailReader
@@ -131,7 +131,7 @@ def shipper_of(
     lead: Lead,
     settings: Settings,
     *,
-    on_reached: Callable[[Lsn], None],
+    on_reached: Callable[[Reached], None],
     on_over: Callable[[LedgerError], None],
     metrics: Metrics,
 ) -> Shipper:

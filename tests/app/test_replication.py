@@ -12,9 +12,13 @@ import httpx
 import pytest
 
 from app.config import Settings
-from ledger.errors import StartRefusedError
+from app.pending.requests import Receipt
+from app.service import Service
+from ledger.errors import DurabilityTimeoutError, FencedError, StartRefusedError
+from ledger.machines.events import Durability
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.drafts import created
 from tests.wal.replication.keepers import Keeper
 
 JOB = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["use1"]}
@@ -261,3 +265,56 @@ async def test_regions_that_do_not_hold_it_keep_global_waiting(
             await until(is_global, "it is back")
     finally:
         keepers.stop(*keepers.running)
+
+
+@asynccontextmanager
+async def waiting_for_regions(
+    tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
+) -> AsyncIterator[tuple[Service, Keepers, asyncio.Task[Receipt]]]:
+    """A node, its members, and a GLOBAL write that is chained and waits for the members of two regions, away."""
+    keepers = Keepers(tmp_path / "regions", 5, {3: "eu1", 4: "ap1"})
+    members = {"members": keepers.addresses, "timeout": "2s"}
+    settings = make_settings(
+        node_id=NODE, wal={"ack_mode": "REPLICATED_QUORUM"}, replication=members, shutdown_grace="3s"
+    )
+    try:
+        async with run_node(settings) as service:
+            await service.key_changes.recorded.wait()
+            assert service.shipper is not None
+            proposer = service.shipper.proposer
+            await until(lambda: len(proposer.configuration.members) == 5, "all are members")
+            keepers.stop(3, 4)
+            draft = created("acme", 1, durability=Durability.GLOBAL)
+            writing = asyncio.create_task(service.submitter.submit(draft, key=None))
+            await until(lambda: service.node.chained.lsn == service.writer.written_lsn, "it is chained at home")
+            assert not writing.done()
+            yield service, keepers, writing
+    finally:
+        keepers.stop(*keepers.running)
+
+
+async def test_a_region_that_catches_up_ends_the_waiting_though_nothing_more_is_committed(
+    tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
+) -> None:
+    async with waiting_for_regions(tmp_path, make_settings, run_node) as (_, keepers, writing):
+        keepers.start(3)
+        assert (await asyncio.wait_for(writing, 30)).achieved is Durability.GLOBAL
+
+
+async def test_who_waits_for_regions_learns_at_once_that_the_node_is_fenced(
+    tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
+) -> None:
+    async with waiting_for_regions(tmp_path, make_settings, run_node) as (service, _, writing):
+        service.fail(FencedError("another writer has taken over"))
+        with pytest.raises(FencedError):
+            await asyncio.wait_for(writing, 5)
+
+
+async def test_who_waits_for_regions_is_answered_before_the_service_stops(
+    tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
+) -> None:
+    async with waiting_for_regions(tmp_path, make_settings, run_node) as (service, _, writing):
+        service.begin_stop()
+        with pytest.raises(DurabilityTimeoutError) as late:
+            await asyncio.wait_for(writing, 30)
+        assert late.value.achieved is Durability.REGIONAL

@@ -166,13 +166,20 @@ class Writer(Protocol):
     def has_ended(self) -> bool: ...
 
 
+class Reached(NamedTuple):
+    """How far the log has come: what is committed, and what each region holds."""
+
+    committed_lsn: Lsn
+    region_lsns: Mapping[str, Lsn]
+
+
 class Shipper:
     """The thread that leads the members through an epoch, with a ``proposer`` that nobody else touches.
 
     ``bell`` is to be rung by the ``writer`` of the log whenever it has written or synced something.
-    ``on_reached(committed_lsn)`` is called on it whenever more is committed; ``on_over(error)`` once, when nothing more
-    can be: another writer took over, or the log cannot be read. ``make`` builds the proposer, with ``send``, ``drop``
-    and ``on_fenced`` of the shipper.
+    ``on_reached(reached)`` is called on it whenever more is committed, or held in a region; ``on_over(error)`` once,
+    when nothing more can be: another writer took over, or the log cannot be read. ``make`` builds the proposer, with
+    ``send``, ``drop`` and ``on_fenced`` of the shipper.
     """
 
     def __init__(
@@ -180,7 +187,7 @@ class Shipper:
         members: Members,
         make: Callable[[Shipper], Proposer],
         *,
-        on_reached: Callable[[Lsn], None],
+        on_reached: Callable[[Reached], None],
         on_over: Callable[[LedgerError], None],
         watcher: Watcher,
         lag_threshold: int,
@@ -255,17 +262,19 @@ class Shipper:
         beat_s = self._members.timeout_s / BEATS_A_TIMEOUT
         next_beat_s = time.monotonic() + beat_s
         proposer, wires = self.proposer, self._wires
+        before = Reached(proposer.committed_lsn, {})
         try:
             is_last = False
             while not is_last and not proposer.is_fenced:
                 is_last = self._closing
-                before = proposer.committed_lsn
                 wires.open_due()
                 for event in wires.wait(0.0 if is_last else min(beat_s, 0.25)):
                     self._take(event)
                 self._take_in()
-                if proposer.committed_lsn != before:
-                    self._on_reached(proposer.committed_lsn)
+                reached = Reached(proposer.committed_lsn, proposer.region_lsns())
+                if reached != before:
+                    self._on_reached(reached)
+                    before = reached
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + beat_s
                     proposer.tell_committed()
