@@ -68,7 +68,7 @@ class TailReader:
         return chunk
 
     def _look_up(self, from_lsn: Lsn) -> _Place | None:
-        """Where the batch that begins with ``from_lsn`` stands.
+        """Where the batch that holds ``from_lsn`` stands.
 
         Raises:
             WalCorruptError: the log is damaged there.
@@ -77,10 +77,10 @@ class TailReader:
         if not begun:
             return None
         batch = next(batches(begun[-1], self._node_id, from_lsn), None)
-        return _Place(begun[-1], batch.offset) if batch is not None and batch.record.first_lsn == from_lsn else None
+        return _Place(begun[-1], batch.offset) if batch is not None else None
 
     def _behind(self, place: _Place, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk | None:
-        """The batches from there on; None where there is none that is sound."""
+        """The batches from there on; None where there is none that is sound and begins so."""
         segment, offset = place
         parts: list[bytes] = []
         last_lsn, end = before(from_lsn), offset + bytes_max

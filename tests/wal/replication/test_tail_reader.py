@@ -99,6 +99,8 @@ def test_no_batch_above_the_last_that_was_written_is_read(written: Written) -> N
     written.write(12)
     assert written.read(8, 9).batches == written.data(8, 9)
     assert written.read(10, 12).batches == written.data(10, 12)
+    written.write(15)
+    assert written.read(13, 14).last_lsn == 14
 
 
 def test_the_reader_follows_the_writer_into_the_next_segment(tmp_path: Path) -> None:
