@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import struct
 import threading
@@ -344,6 +346,31 @@ def test_a_log_whose_segment_was_taken_away_is_not_used_further(keeper: Keeper) 
         again.append()
     assert keeper.told("wal_sync_failure")
     assert keeper.told("wal_recovery_failed")
+
+
+def test_a_promise_that_cannot_be_stored_is_not_given(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def full(source: str, target: Path) -> None:
+        if Path(target).name == "control":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        rename(source, target)
+
+    with talking(keeper.port) as peer, talking(keeper.port, 2) as other:
+        peer.elect(2)
+        peer.append(3)
+        other.greet()
+        monkeypatch.setattr(os, "rename", full)
+        refusal = other.prepare(5)
+        assert isinstance(refusal, Refusal)
+        assert (refusal.reason, "No space left" in refusal.detail) == (messages.UNAVAILABLE, True)
+        # The log was closed for that, so whoever spoke of it before begins anew, and his promise stands.
+        peer.send(1)
+        assert isinstance(peer.heard().message, Refusal)
+        monkeypatch.undo()
+    with talking(keeper.port) as peer:
+        assert peer.elect(2, from_lsn=1).lsn == 3
+        peer.append()
 
 
 def test_a_damaged_log_is_refused_with_its_place_and_status_says_so(tmp_path: Path) -> None:

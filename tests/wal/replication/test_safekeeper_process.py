@@ -10,14 +10,17 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import DNSName
 
 from ledger.errors import LedgerError
+from tests.app.certificates import Authority, Pair
 from tests.tally import run_tally
 from tests.wal.logs import NODE
 from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking, until
 from wal.inspect import verify
 from wal.replication import messages
 from wal.replication.messages import Ack, Refusal
+from wal.replication.tls import PeerTls, TlsFiles
 
 Start = Callable[..., KeeperProcess]
 
@@ -154,6 +157,29 @@ def test_committed_segments_go_to_the_archive_of_the_command(tmp_path: Path, sta
             peer.tell(peer.append(3))
     told = until(lambda: keeper.events_of("wal_segment_archived"), "a segment is archived")
     assert (tmp_path / "archive" / told[0]["object"]).read_bytes()
+
+
+def test_the_command_speaks_tls_with_a_key_that_is_its_own(tmp_path: Path, start: Start) -> None:
+    authority = Authority(tmp_path)
+    keeper_pair = authority.issue("keeper")
+    node_pair = authority.issue("node", [DNSName(NODE)], is_client=True)
+
+    def options(pair: Pair) -> list[str]:
+        return ["--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--tls-ca", str(authority.ca_file)]
+
+    keeper = start(tmp_path / "kept", *options(keeper_pair))
+    tls = PeerTls(TlsFiles(node_pair.cert, node_pair.key, authority.ca_file), server_side=False)
+    with talking(keeper.port, tls=tls) as peer:
+        peer.elect(1)
+        peer.append(2)
+    address = f"localhost:{keeper.port}"
+    shown = run_tally("safekeeper", "status", address, *options(node_pair))
+    assert (shown.returncode, "durable 2" in shown.stdout) == (0, True)
+    assert run_tally("safekeeper", "status", address).returncode == 1
+    keeper_pair.key.chmod(0o644)
+    listen = ["--dir", str(tmp_path / "other"), "--listen", "127.0.0.1:0"]
+    refused = run_tally("safekeeper", "serve", *listen, *options(keeper_pair))
+    assert (refused.returncode, "others can use this key" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
