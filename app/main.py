@@ -487,11 +487,13 @@ async def serve(
     database_url: str,
     *,
     accept_lost_wal: bool = False,
+    own_port: int | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """Run the service until SIGINT, SIGTERM or a failure of the node; returns the exit code.
 
-    ``on_ready`` is called with the base URL once requests are answered.
+    With ``own_port`` the port is shared with other nodes, and this one listens there on loopback too. ``on_ready`` is
+    called with the base URL once requests are answered.
 
     Raises:
         LedgerError: the start was refused.
@@ -509,7 +511,7 @@ async def serve(
         if entered is None:
             return 0
         service, parts = entered
-        url, serving = await stack.enter_async_context(listening(parts))
+        url, serving = await stack.enter_async_context(listening(parts, own_port))
         if on_ready is not None:
             on_ready(url)
         asked = [loop.create_task(event.wait()) for event in (signalled, service.stop_requested)]

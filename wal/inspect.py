@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ledger.chain.record import decode as decode_event
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
@@ -22,7 +22,7 @@ from ledger.machines.events import ACTIONS, BATCH_RECORD_TYPE
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control
-from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError
+from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, RecordState
 from wal.lock import LOCK_NAME
 from wal.reader import Record, records_of
 from wal.scan import Batch, Damage, batch_at, find_batch
@@ -89,11 +89,12 @@ def verify(path: Path) -> list[WalReport]:
     return [_report(folder) for folder in wal_folders(path)]
 
 
-def dump(path: Path) -> Iterator[dict[str, object]]:
+def dump(path: Path) -> Iterator[dict[str, Any]]:
     """Every record of every log in ``path``, BATCH records too, as plain values for JSON.
 
-    Keys: ``segment``, ``offset``, ``lsn``, ``epoch``, ``hlc``, ``type``, ``action``, ``length``; for records of
-    events also ``tenant_id``, ``job_id`` and ``payload``; for others ``payload`` when it is text, else
+    Keys: ``segment``, ``offset``, ``lsn``, ``epoch``, ``hlc``, ``type``, ``action``, ``length``, ``state``, the name of
+    the RecordState that the control file's positions show, of a BATCH that of its last record; for records of events
+    also ``tenant_id``, ``job_id`` and ``payload``; for others ``payload`` when it is text, else
     ``payload_hex``. Where the log is damaged an item has ``segment``, ``offset`` and ``error`` instead, and
     reading goes on behind it.
 
@@ -101,9 +102,22 @@ def dump(path: Path) -> Iterator[dict[str, object]]:
         NotFoundError: there is no log.
     """
     for folder in wal_folders(path):
-        node_id = _node_id(folder, _control(folder)[0])
+        control, _ = _control(folder)
+        node_id = _node_id(folder, control)
         for segment in list_segments(folder):
-            yield from _dump_segment(segment, node_id)
+            for item in _dump_segment(segment, node_id):
+                if "error" not in item:
+                    item["state"] = _state(control, item.get("last_lsn", item["lsn"])).name
+                yield item
+
+
+def _state(control: Control | None, lsn: int) -> RecordState:
+    """What the record at ``lsn`` is known to be: it may be further by now, never less far."""
+    if control is None or lsn > control.committed_lsn:
+        return RecordState.PENDING
+    if lsn > control.chained_lsn:
+        return RecordState.REGIONAL
+    return RecordState.GLOBAL if lsn > control.signed_lsn else RecordState.COMPACTED
 
 
 def _is_wal(folder: Path) -> bool:
@@ -191,7 +205,7 @@ def _settled(look: Callable[[], Seen], wrong: Callable[[Seen], object]) -> Seen:
     return seen
 
 
-def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, object]]:
+def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, Any]]:
     try:
         read_header(segment)
     except FormatError as error:
@@ -229,7 +243,7 @@ def _sound_part(descriptor: int, damage: Damage) -> Batch | None:
     return Batch(damage.batch_offset, damage.batch, os.pread(descriptor, damage.offset - body_at, body_at))
 
 
-def _items(segment: Segment, node_id: str, batch: Batch) -> Iterator[dict[str, object]]:
+def _items(segment: Segment, node_id: str, batch: Batch) -> Iterator[dict[str, Any]]:
     """The BATCH record of a batch and its records, as far as they are sound."""
     offset, announced, body = batch
     physical_ms, logical, _ = unpack16(announced.hlc)
@@ -249,7 +263,7 @@ def _items(segment: Segment, node_id: str, batch: Batch) -> Iterator[dict[str, o
         offset += record.length
 
 
-def _item(segment: Segment, offset: int, record: Record, length: int) -> dict[str, object]:
+def _item(segment: Segment, offset: int, record: Record, length: int) -> dict[str, Any]:
     return {
         "segment": segment.name,
         "offset": offset,

@@ -155,7 +155,8 @@ class JobList(TypedDict):
 
 
 class JobEventAnswer(TypedDict):
-    """One event of a job, as chained."""
+    """One event of a job, as chained. ``state`` says how far it has come: GLOBAL, it is chained; APPLIED, the table of
+    jobs has followed it; COMPACTED, a signed snapshot covers it."""
 
     seq: int
     hlc: HlcText
@@ -166,6 +167,7 @@ class JobEventAnswer(TypedDict):
     payload: Any
     payload_digest: HexHash
     chain_link: HexHash
+    state: Literal["GLOBAL", "APPLIED", "COMPACTED"]
 
 
 class JobEventList(TypedDict):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -16,6 +19,7 @@ import typer
 import uvloop
 
 from app.background import stop_signals
+from app.cli import nodes
 from app.config import Settings, load_settings
 from app.logs import configure_logs
 from console.options import Json
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL_S = 0.5
 """How often ``tally dev`` looks whether its PostgreSQL is alive."""
+NODES_MAX = 64
+"""Of one ``tally serve``."""
 
 _log = structlog.get_logger(__name__)
 
@@ -69,25 +75,42 @@ def dev(accept_lost_wal: AcceptLostWal = False) -> None:
     raise CommandExit(code)
 
 
-def serve(accept_lost_wal: AcceptLostWal = False) -> None:
+def serve(
+    accept_lost_wal: AcceptLostWal = False,
+    count: Annotated[
+        int, typer.Option("--nodes", min=1, max=NODES_MAX, help="Run so many nodes of the ledger behind one port.")
+    ] = 1,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
+    own_port: Annotated[int | None, typer.Option("--own-port", hidden=True)] = None,
+) -> None:
     """Serve on the PostgreSQL that TALLY_DATABASE_URL names; its schema must be the one this version knows.
+
+    With --nodes several nodes share the port. Each is a process with a data
+    folder of its own, nodes/1 and so on, and answers at 127.0.0.1 too, at the
+    port after that one, the next, and so on. One that ends is started again.
 
     \b
     Examples:
       TALLY_DATABASE_URL=postgresql://tallystick@db/tallystick tally serve
-      TALLY_CONFIG=/etc/tallystick/tally.toml tally serve
+      TALLY_CONFIG=/etc/tallystick/tally.toml tally serve --nodes 4
     """
     stop = StopWhileStarting()
     settings = load_settings()
     configure_logs()
     if settings.database_url is None:
         raise ConfigurationError("database_url is not set: name one in TALLY_DATABASE_URL, or use tally dev")
+    if count > 1:
+        if accept_lost_wal:
+            raise ConfigurationError(
+                "--accept-lost-wal is for one node: run it alone once, with TALLY_DATA_DIR set to its nodes/N"
+            )
+        stop_signals.hold()
+        raise CommandExit(uvloop.run(nodes.run(settings, count)))
     with stop.unwinding():
-        from app import main
+        from app import main  # noqa: F401 - a second of imports, which a signal may still cut short
 
         stop_signals.hold()
-    url = settings.database_url
-    raise CommandExit(uvloop.run(main.serve(settings, url, accept_lost_wal=accept_lost_wal, on_ready=_say_ready)))
+    raise CommandExit(uvloop.run(_serve(settings, settings.database_url, accept_lost_wal, parent, own_port)))
 
 
 def migrate(as_json: Json = False) -> None:
@@ -138,6 +161,44 @@ def running_postgres(data_dir: Path) -> Iterator[EmbeddedPostgres]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         postgres.stop()
+
+
+@contextmanager
+def _child_of(descriptor: int) -> Iterator[Callable[[], None]]:
+    """The side of a node that ``nodes.run`` started, while its loop runs: what it calls once it is ready. It stops when
+    the parent is gone."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(fileno=descriptor) as parent:
+        parent.set_inheritable(False)
+
+        def gone() -> None:
+            loop.remove_reader(parent)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def ready() -> None:
+            with suppress(BrokenPipeError):
+                parent.send(b"1")
+
+        loop.add_reader(parent, gone)
+        try:
+            yield ready
+        finally:
+            loop.remove_reader(parent)
+
+
+async def _serve(settings: Settings, url: str, accept_lost_wal: bool, parent: int | None, own_port: int | None) -> int:
+    from app import main
+
+    serving = partial(main.serve, settings, url, accept_lost_wal=accept_lost_wal, own_port=own_port)
+    if parent is None:
+        return await serving(on_ready=_say_ready)
+    with _child_of(parent) as ready:
+
+        def say_ready(url: str) -> None:
+            ready()
+            _say_ready(url)
+
+        return await serving(on_ready=say_ready)
 
 
 async def _serve_and_watch(settings: Settings, postgres: EmbeddedPostgres, accept_lost_wal: bool) -> int:

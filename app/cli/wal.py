@@ -31,6 +31,9 @@ def dump(
 ) -> None:
     """Print every record, one a line, BATCH records too. Reading goes on behind damage, which is exit code 2.
 
+    Each has its state, as far as the control file has noted it: PENDING,
+    REGIONAL (committed), GLOBAL (chained), COMPACTED (signed).
+
     \b
     Examples:
       tally wal dump var/wal
@@ -74,7 +77,7 @@ def _line(item: dict[str, Any]) -> str:
     if "error" in item:
         return f"{item['segment']} at byte {item['offset']}: {item['error']}"
     what = item["action"] or f"type {item['type']}"
-    head = f"{item['lsn']:>10} {item['hlc']} {what}"
+    head = f"{item['lsn']:>10} {item['hlc']} {item['state']:<9} {what}"
     if "first_lsn" in item:
         return f"{head} LSN {item['first_lsn']} to {item['last_lsn']}"
     if "payload" in item:

@@ -29,6 +29,7 @@ from ledger.errors import StartRefusedError
 OPEN_REQUESTS_SHARE = 0.5
 """Part of ``shutdown_grace`` for open requests; the rest is for the backlog."""
 LISTEN_BACKLOG = 2048
+LOOPBACK = "127.0.0.1"
 TICKS_A_LOOK = 3
 """Every so many tenths of a second each connection is looked at for a client that stands still."""
 
@@ -87,22 +88,32 @@ def _protocol_for(
     return secured
 
 
-@contextlib.asynccontextmanager
-async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
-    """The HTTP server over ``parts``: its base URL and its task; leaving ends it once open requests are answered."""
-    settings = parts.settings
+def _listener(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A listening socket; one that ``is_shared`` is one of several on this port, among which connections are spread.
+
+    Raises:
+        StartRefusedError: the port is in use, or may not be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server(
-            (settings.listen_host, settings.listen_port),
-            family=socket.AF_INET6 if ":" in settings.listen_host else socket.AF_INET,
-            backlog=LISTEN_BACKLOG,
-        )
+        made = socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG, reuse_port=is_shared)
     except OSError as error:
-        raise StartRefusedError(
-            f"cannot listen on {settings.listen_host}:{settings.listen_port}: {error.strerror}; TALLY_PORT moves it"
-        ) from error
+        raise StartRefusedError(f"cannot listen on {host}:{port}: {error.strerror}; TALLY_PORT moves it") from error
     # Inherited by every connection; else the second piece of an answer may wait 40 ms for the caller's delayed ACK.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def listening(parts: Parts, own_port: int | None = None) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """The HTTP server over ``parts``: its base URL and its task; leaving ends it once open requests are answered.
+
+    With ``own_port`` the port is shared with other nodes, and the node listens there on loopback too.
+    """
+    settings = parts.settings
+    listeners = [_listener(settings.listen_host, settings.listen_port, is_shared=own_port is not None)]
+    if own_port is not None:
+        listeners.append(_listener(LOOPBACK, own_port))
     server = Server(
         uvicorn.Config(
             create_app(parts),
@@ -115,14 +126,21 @@ async def listening(parts: Parts) -> AsyncIterator[tuple[str, asyncio.Task[None]
             timeout_graceful_shutdown=max(1, int(settings.shutdown_grace.total_seconds() * OPEN_REQUESTS_SHARE)),
         )
     )
-    host, port = listener.getsockname()[:2]
-    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    serving = asyncio.get_running_loop().create_task(server.serve(sockets=listeners))
+    scheme = "http" if parts.tls is None else "https"
+    for own in listeners[1:]:
+        log.info("own_address", node_id=parts.node.node_id, url=_url(scheme, own))
     try:
-        scheme, name = "http" if parts.tls is None else "https", f"[{host}]" if ":" in host else host
-        yield f"{scheme}://{name}:{port}", serving
+        yield _url(scheme, listeners[0]), serving
     finally:
         parts.accepting = False
         parts.node.shutting_down = True
         server.should_exit = True
         await asyncio.wait((serving,))
-        listener.close()
+        for listener in listeners:
+            listener.close()
+
+
+def _url(scheme: str, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -250,6 +250,7 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
         "payload": shown,
         "payload_digest": event.payload_digest,
         "chain_link": event.chain_link,
+        "state": event.state,
     }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from app.store.job_table import JobParts, count_named, entries_named, jobs_query
+from app.store.job_table import FOLLOWER, JobParts, count_named, entries_named, jobs_query
 from app.store.pages import PAYLOAD_BYTES, fetch_page, page_of
 from app.store.rows import columns, fetch_as, like, whole
 from ledger.machines.jobs import ABOUT_JOBS, STATUSES
@@ -55,7 +55,8 @@ class JobPage(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """One event of a job."""
+    """One event of a job. ``state`` is GLOBAL: chained; APPLIED: the job table has followed the chain that far;
+    COMPACTED: a snapshot covers it."""
 
     seq: int
     t_hlc: str
@@ -66,6 +67,7 @@ class EventRow(NamedTuple):
     payload: str
     payload_digest: str
     chain_link: str
+    state: str
 
 
 # The arrays stand in subqueries so that no plan depends on them: one is made for all calls, not one for each.
@@ -135,8 +137,15 @@ SELECT page.tenant_id, page.job_id, {count_named("page")} AS named,
 _JOBS = _jobs_where("tenant_id = $1")
 _JOBS_OF_ACTOR = _jobs_where("tenant_id = $1 AND created_by = $10")
 
+_STATE = f"""
+(CASE WHEN seq <= (SELECT max(to_seq) FROM scheduler.batch_snapshot WHERE tenant_id = $1) THEN 'COMPACTED'
+      WHEN seq <= (SELECT max(seq) FROM scheduler.follower_positions
+                    WHERE follower = '{FOLLOWER}' AND tenant_id = $1) THEN 'APPLIED'
+      ELSE 'GLOBAL' END) AS state
+"""
+_EVENT = f"{', '.join(name for name in EventRow._fields if name != 'state')}, {_STATE}"
 _LISTED_EVENTS = f"""
-SELECT {columns(EventRow)}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
+SELECT {_EVENT}, {PAYLOAD_BYTES} FROM scheduler.scheduler_log
  WHERE tenant_id = $1 AND job_id = $2 AND (hlc_physical, hlc_logical, hlc_node) > ($3, $4, $5)
  ORDER BY hlc_physical, hlc_logical, hlc_node LIMIT $6 + 1
 """
@@ -160,7 +169,7 @@ SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_
 """
 
 _CREATIONS = f"""
-SELECT {columns(EventRow)} FROM scheduler.scheduler_log
+SELECT {_EVENT} FROM scheduler.scheduler_log
  WHERE tenant_id = $1 AND seq = ANY($3::bigint[]) AND job_id = $2 AND action = 'ENQUEUE' ORDER BY seq
 """
 

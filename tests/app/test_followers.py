@@ -96,6 +96,28 @@ async def test_reads_and_checks_are_never_behind_while_the_table_is(
         await until(is_listed, "the list has caught up")
 
 
+async def test_an_event_says_how_far_it_has_come(
+    run_server: RunServer, make_settings: MakeSettings, database: Database
+) -> None:
+    async def states() -> list[str]:
+        items = (await read(client, "/v1/jobs/job-1/events")).json()["items"]
+        return [item["state"] for item in items]
+
+    async with run_server(make_settings(chain={"batch_interval": "1h"})) as client:
+        async with halted(database):
+            assert (await client.post("/v1/jobs", json=CREATION)).status_code == 201
+            assert await states() == ["GLOBAL"]
+
+        async def are_applied() -> bool:
+            return await states() == ["APPLIED"]
+
+        await until(are_applied, "the table has followed")
+        assert (await client.post("/v1/snapshots", json={"tenant_id": "acme"})).status_code in (200, 201)
+        assert (await report(client, type="JobAccepted", dc_id="dc1", worker_count=1)).status_code == 201
+        first, second = await states()
+        assert (first, second != "COMPACTED") == ("COMPACTED", True)
+
+
 async def test_a_list_knows_what_was_chained_before_it_was_asked_for(client: httpx.AsyncClient) -> None:
     for number in range(20):
         made = await client.post("/v1/jobs", json=CREATION | {"job_id": f"job-{number}"})
@@ -383,6 +405,7 @@ ALTER TABLE scheduler.scheduler_log
     ADD CONSTRAINT scheduler_log_prev_chain_link UNIQUE NULLS NOT DISTINCT (tenant_id, prev_chain_link),
     ADD CONSTRAINT scheduler_log_t_hlc UNIQUE NULLS NOT DISTINCT (tenant_id, t_hlc);
 CREATE INDEX scheduler_log_hlc ON scheduler.scheduler_log (tenant_id, hlc_physical, hlc_logical, hlc_node);
+DROP TABLE scheduler.exchange_positions;
 DROP TABLE scheduler.wal_leases;
 ALTER TABLE scheduler.jobs DROP COLUMN created_by;
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;

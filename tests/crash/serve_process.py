@@ -45,9 +45,11 @@ class ServeProcess:
         *,
         before: Sequence[str] = (),
         program: Sequence[str] = (),
+        arguments: Sequence[str] = (),
         **settings: object,
     ) -> ServeProcess:
-        """Start ``tally serve`` on ``database_url``, or ``tally dev`` without one, under the command ``before``.
+        """Start ``tally serve`` on ``database_url``, or ``tally dev`` without one, under the command ``before``, with
+        ``arguments``.
 
         ``program`` takes the place of ``tally``. ``settings`` are names of environment variables in lower case without
         their prefix: ``wal__dir``. Writes wait for their level as long as a busy machine may take.
@@ -64,8 +66,8 @@ class ServeProcess:
             "stderr": subprocess.PIPE,
         }
         if before or program:
-            return cls(subprocess.Popen([*before, *(program or COLD), command], **how))
-        return cls(await asyncio.to_thread(Tally, command, **how))
+            return cls(subprocess.Popen([*before, *(program or COLD), command, *arguments], **how))
+        return cls(await asyncio.to_thread(Tally, command, *arguments, **how))
 
     @property
     def returncode(self) -> int | None:

@@ -52,6 +52,19 @@ def test_a_folder_without_a_log_is_said_to_be_one(tmp_path: Path) -> None:
         list(dump(tmp_path / "missing"))
 
 
+def test_each_record_is_dumped_with_the_state_that_the_control_file_shows(tmp_path: Path) -> None:
+    a_log(tmp_path)
+    assert {item["state"] for item in dump(tmp_path)} == {"PENDING"}, "nothing is known without a control file"
+    known = control.Control(WAL_ID, NODE, 2, hlc_of(7), durable_lsn=7, committed_lsn=6, chained_lsn=4, signed_lsn=2)
+    control.store(tmp_path, known)
+    said = [(item["lsn"], item["state"]) for item in dump(tmp_path) if item["action"] != "BATCH"]
+    states = [*["COMPACTED"] * 2, *["GLOBAL"] * 2, *["REGIONAL"] * 2, "PENDING"]
+    assert said == list(zip(range(1, 8), states, strict=True))
+    # A batch is as far as its last record is.
+    batches = [item["state"] for item in dump(tmp_path) if item["action"] == "BATCH"]
+    assert batches == ["COMPACTED", "GLOBAL", "REGIONAL", "PENDING"]
+
+
 def test_a_log_without_a_segment_yet_is_sound(tmp_path: Path) -> None:
     acquire(tmp_path / NODE).release()
     (report,) = verify(tmp_path)
@@ -119,6 +132,7 @@ def test_dump_shows_every_record_with_its_place(tmp_path: Path) -> None:
         "tenant_id": "acme",
         "job_id": "job-1",
         "payload": '{"type":"JobCreated"}',
+        "state": "PENDING",
     }
     assert items[3]["payload_hex"] == "fffe"
     json.dumps(items)
