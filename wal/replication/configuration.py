@@ -11,6 +11,7 @@ back, and counts for nothing.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -58,8 +59,7 @@ class Configuration(NamedTuple):
     @property
     def voters(self) -> frozenset[str]:
         """Ids of the members whose promises and acknowledgements count."""
-        voting = () if self.copies else self.members
-        return frozenset(member.member_id for member in voting if member.region == self.home)
+        return frozenset() if self.copies else _of_region(self.members, self.home)
 
     @property
     def is_quorum(self) -> bool:
@@ -73,7 +73,12 @@ class Configuration(NamedTuple):
 
     def of_region(self, region: str) -> frozenset[str]:
         """Ids of the members in one region."""
-        return frozenset(member.member_id for member in self.members if member.region == region)
+        return _of_region(self.members, region)
+
+
+@lru_cache(maxsize=64)
+def _of_region(members: tuple[Member, ...], region: str) -> frozenset[str]:
+    return frozenset(member.member_id for member in members if member.region == region)
 
 
 NO_MEMBERS = Configuration()

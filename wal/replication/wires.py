@@ -87,6 +87,7 @@ class Wires:
                 try:
                     if wire.is_found(self.ring):
                         wire.connect()
+                        wire.is_awaited_to_write = True
                         self._selector.register(wire.descriptor, selectors.EVENT_READ | selectors.EVENT_WRITE, wire)
                 except OSError as error:
                     self._lose(wire, str(error))
@@ -151,8 +152,10 @@ class Wires:
 
     def _flush(self, wire: _Wire) -> None:
         wire.flush()
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_to_write else 0)
-        self._selector.modify(wire.descriptor, wanted, wire)
+        if wire.wants_to_write != wire.is_awaited_to_write:
+            wire.is_awaited_to_write = wire.wants_to_write
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_to_write else 0)
+            self._selector.modify(wire.descriptor, wanted, wire)
 
     def _lose_silent(self) -> None:
         now_s = time.monotonic()
@@ -183,6 +186,7 @@ class _Wire:
         self.socket: socket.socket | None = None
         self.descriptor = -1
         self.is_open = False
+        self.is_awaited_to_write = False
         self.heard_s = 0.0
         self.next_try_s = 0.0
         self.pause_s = PAUSE_FIRST_S

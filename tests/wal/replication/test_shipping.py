@@ -76,7 +76,7 @@ class Node:
         self.shipper = Shipper(
             self._members,
             self._proposer,
-            on_reached=self.reached.append,
+            on_reached=lambda reached: self.reached.append(reached.committed_lsn),
             on_over=self.over.append,
             watcher=Unwatched(),
             lag_threshold=1 << 60,
