@@ -260,12 +260,15 @@ class FileLog:
 
 def oldest_whole_lsn(folder: Path) -> Lsn:
     """The oldest record of the log in ``folder`` behind which none is missing: those before a gap, where records were
-    given up, do not count."""
-    segments = list_segments(folder)
+    given up, do not count, nor those of a segment that is removed meanwhile."""
     oldest = Lsn(1)
-    for segment in reversed(segments):
+    for segment in reversed(list_segments(folder)):
+        try:
+            previous_lsn = read_header(segment).previous_lsn
+        except FileNotFoundError:
+            break
         oldest = segment.base_lsn
-        if read_header(segment).previous_lsn != segment.base_lsn - 1:
+        if previous_lsn != before(oldest):
             break
     return oldest
 
@@ -281,12 +284,15 @@ def read_chunk(folder: Path, node_id: str, history: History, from_lsn: Lsn, upto
     begun = max(at for at, segment in enumerate(segments) if segment.base_lsn <= from_lsn)
     parts: list[bytes] = []
     last_lsn = previous.lsn
-    for batch, body in _from(segments[begun], node_id, from_lsn, upto_lsn):
-        parts += (encode_batch(batch), body)
-        last_lsn = batch.last_lsn
-        bytes_max -= len(body)
-        if bytes_max <= 0:
-            break
+    try:
+        for batch, body in _from(segments[begun], node_id, from_lsn, upto_lsn):
+            parts += (encode_batch(batch), body)
+            last_lsn = batch.last_lsn
+            bytes_max -= len(body)
+            if bytes_max <= 0:
+                break
+    except FileNotFoundError as error:
+        raise WalError(f"LSN {from_lsn} is no longer in {folder}: its segment was removed just now") from error
     if not parts:
         raise WalError(f"LSN {from_lsn} is not in {folder}")
     return Chunk(previous, segments[begun].epoch, last_lsn, b"".join(parts))

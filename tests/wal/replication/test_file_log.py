@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 
+from ledger.errors import WalError
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch, lsns_of
 from wal import history as histories
+from wal.format import SegmentHeader
 from wal.history import EpochStart
+from wal.replication import file_log
 from wal.replication.configuration import Configuration, Member
-from wal.replication.file_log import FileLog
+from wal.replication.file_log import FileLog, oldest_whole_lsn
+from wal.segment import Segment, list_segments, read_header
 
 ROOT = Path(__file__).parents[3]
 WRITTEN = [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (3, 6), (3, 7)]
@@ -97,6 +101,34 @@ def test_what_comes_together_is_never_more_than_a_batch_may_hold(tmp_path: Path)
         log.append(Epoch(1), batch(2, 5, payload_bytes=15 << 20))
     with opened(tmp_path) as log:
         check(log, [(1, lsn) for lsn in range(1, 6)])
+
+
+def test_a_segment_that_is_removed_while_the_oldest_is_looked_for_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_three_epochs(tmp_path)
+    assert oldest_whole_lsn(tmp_path) == 1
+    first = list_segments(tmp_path)[0]
+
+    def just_removed(segment: Segment) -> SegmentHeader:
+        first.path.unlink(missing_ok=True)
+        return read_header(segment)
+
+    monkeypatch.setattr(file_log, "read_header", just_removed)
+    assert oldest_whole_lsn(tmp_path) == 4
+
+
+def test_a_segment_that_is_removed_while_it_is_to_be_read_is_no_longer_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_three_epochs(tmp_path)
+    listed = list_segments(tmp_path)
+    with opened(tmp_path) as log:
+        assert log.remove_upto(Lsn(3))
+        monkeypatch.setattr(file_log, "list_segments", lambda _: listed)
+        with pytest.raises(WalError, match="no longer in"):
+            log.read(Lsn(2), Lsn(7), 100)
+        assert log.read(Lsn(4), Lsn(7), 100).last_lsn == 5
 
 
 class Killed(BaseException):
