@@ -132,6 +132,11 @@ class Metrics:
         """Report the clock and positions of ``node`` from now on."""
         self.registry.register(_NodeCollector(node, backlog_entries))
 
+    def watch_lease(self, is_reached: Callable[[], bool]) -> None:
+        """Report whether the lease on this node's log can be made to last."""
+        gauge = Gauge("wal_lease_reached", "Whether the lease on the log was renewed last time", registry=self.registry)
+        gauge.set_function(is_reached)
+
     def watch_breaks(self, open_breaks: Callable[[], int]) -> None:
         """Report how many breaks were found and not acknowledged yet."""
         gauge = Gauge(

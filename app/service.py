@@ -401,8 +401,9 @@ class Service:
         for derived in (*followers, self._clean_up, self.key_changes.follow_admission):
             self.spawn(kept_running(derived))
         self.spawn(self._record_start())
-        if self._started.lease is not None:
-            self.spawn(self._started.lease.keep(self.fail))
+        if (lease := self._started.lease) is not None:
+            self.metrics.watch_lease(lambda: lease.is_reached)
+            self.spawn(lease.keep(self.fail))
         if self.shipper is not None:
             self.spawn(Returning(self.node, self.system_entries, self._started.folder, self._recovered).run())
 

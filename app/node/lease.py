@@ -61,6 +61,8 @@ class Lease:
         self._run = run
         self._ttl_s = ttl_s
         self._faults = faults
+        self.is_reached = True
+        """Whether it could be made to last when that was tried last."""
 
     async def take(self, *, seize: bool = False) -> None:
         """Return once it is held, however long another has it."""
@@ -77,18 +79,17 @@ class Lease:
 
     async def keep(self, on_lost: Callable[[LedgerError], None]) -> None:
         """Let it last, for ever; ends when another has it, and says so. While none can be asked the epoch decides."""
-        is_reached = True
         while True:
             await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
             try:
                 if not await self._leases.renew(self._node_id, self._run, self._ttl_s):
                     on_lost(FencedError(f"the lease of {self._node_id} is another's; this process stops"))
                     return
-                is_reached = True
+                self.is_reached = True
             except self._faults as error:
-                if is_reached:
+                if self.is_reached:
                     log.warning("wal_lease_not_renewed", node_id=self._node_id, error=str(error))
-                is_reached = False
+                self.is_reached = False
 
     async def release(self) -> None:
         """Let a standby go on at once."""

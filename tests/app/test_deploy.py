@@ -20,17 +20,18 @@ from app.dev.embedded import EmbeddedPostgres
 from app.setting_names import ENV_NOT_SETTINGS
 from tests.app.certificates import Authority
 from tests.app.service_thread import serving
-from tests.tally import bare_environment, run_tally
+from tests.tally import Tally, bare_environment, run_tally
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
+REPLICATED: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.replicated.yml").read_text())["services"]
 BY_DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
 
 
-def environment_of(service: str) -> dict[str, str]:
+def environment_of(service: str, services: dict[str, dict[str, Any]] = SERVICES) -> dict[str, str]:
     """The environment of a service, where nobody sets what may be set."""
-    return {name: BY_DEFAULT.sub(r"\1", value) for name, value in SERVICES[service]["environment"].items()}
+    return {name: BY_DEFAULT.sub(r"\1", value) for name, value in services[service]["environment"].items()}
 
 
 @pytest.mark.parametrize("service", ["migrate", "tallystick", "tally"])
@@ -40,6 +41,66 @@ def test_the_environment_of_each_service_is_one_that_is_taken(service: str, monk
     settings = load_settings()
     assert settings.auth.mode == ("tokens" if service == "tallystick" else "none")
     assert not settings.auth.allow_open
+
+
+@pytest.mark.parametrize("service", ["tallystick", "tallystick-b"])
+def test_the_settings_of_each_replicated_node_are_ones_that_are_taken(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment_of(service, REPLICATED).items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert settings.wal.ack_mode.is_replicated
+    assert settings.auth.mode == "tokens"
+    assert settings.database_url == environment_of("tallystick")["TALLY_DATABASE_URL"]
+    members = [each.address.partition(":")[0] for each in settings.replication.members]
+    assert members == [name for name in REPLICATED if name.startswith("safekeeper")]
+    # Whose name is in the certificate, by the script that makes them, may write the log and is believed to be the host.
+    certified = REPLICATED["certificates"]["command"]
+    assert {settings.node_id, *members} <= {*certified}
+    files = {settings.replication.tls_cert, settings.replication.tls_key}
+    assert files == {Path(f"/certificates/{settings.node_id}.{kind}") for kind in ("pem", "key")}
+
+
+def test_certificates_are_made_that_safekeepers_and_nodes_take(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    script = ["sh", str(ROOT / "deploy/certificates.sh"), str(made), "localhost", "node-a"]
+    subprocess.run(script, check=True)
+    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    assert {*before} == {"ca.pem", "localhost.pem", "localhost.key", "node-a.pem", "node-a.key"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in made.iterdir())
+    subprocess.run(script, check=True)
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == before, "what is there is kept"
+
+    def files(name: str) -> list[str]:
+        return ["--tls-cert", f"{made}/{name}.pem", "--tls-key", f"{made}/{name}.key", "--tls-ca", f"{made}/ca.pem"]
+
+    keep = ["safekeeper", "serve", "--dir", str(tmp_path / "kept"), "--listen", "127.0.0.1:0", *files("localhost")]
+    with Tally(*keep, env=bare_environment(), stderr=subprocess.PIPE, text=True) as keeper:
+        try:
+            assert keeper.stderr is not None
+            (port,) = re.findall(r'"address": "127.0.0.1:(\d+)"', keeper.stderr.readline())
+            asked = run_tally("safekeeper", "status", f"localhost:{port}", *files("node-a"))
+            assert (asked.returncode, "0 logs" in asked.stdout) == (0, True), asked.stderr
+        finally:
+            keeper.terminate()
+
+
+def test_what_alerts_and_dashboards_ask_for_is_measured() -> None:
+    known = (ROOT / "app/metrics.py").read_text()
+    rules = [yaml.safe_load((ROOT / f"deploy/prometheus/{name}.yml").read_text()) for name in ("alerts", "rules")]
+    each = [rule for file in rules for group in file["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in each if "record" in rule}
+    board = json.loads((ROOT / "deploy/grafana/dashboards/tallystick.json").read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    said = [rule["expr"] for rule in each]
+    said += [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    names = {name for expression in said for name in re.findall(r"\b[a-z]+(?:[_:][a-z0-9_:]+)+", expression)}
+    names -= {"group_left", "histogram_quantile", "min_over_time"}
+    measured = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in names - recorded}
+    assert len(measured) > 20
+    assert not {name for name in measured if f'"{name}"' not in known}
 
 
 @pytest.mark.parametrize("is_secured", [False, True], ids=["plain", "TLS"])
