@@ -65,16 +65,25 @@ class Lease:
         """Whether it could be made to last when that was tried last."""
 
     async def take(self, *, seize: bool = False) -> None:
-        """Return once it is held, however long another has it."""
-        told = False
+        """Return once it is held, however long another has it. Who waits already goes on while none can be asked."""
+        waits, is_reached = False, True
         while True:
-            held = await self._leases.take(self._node_id, self._holder, self._run, self._ttl_s, seize=seize)
-            if held.run == self._run:
-                log.info("wal_lease_taken", node_id=self._node_id, waited=told)
-                return
-            if not told:
-                log.info("wal_lease_waiting", node_id=self._node_id, holder=held.holder, left_s=round(held.left_s, 1))
-                told = True
+            try:
+                held = await self._leases.take(self._node_id, self._holder, self._run, self._ttl_s, seize=seize)
+            except self._faults as error:
+                if not waits:
+                    raise
+                if is_reached:
+                    log.warning("wal_lease_not_asked", node_id=self._node_id, error=str(error))
+                is_reached = False
+            else:
+                if held.run == self._run:
+                    log.info("wal_lease_taken", node_id=self._node_id, waited=waits)
+                    return
+                if not waits:
+                    left_s = round(held.left_s, 1)
+                    log.info("wal_lease_waiting", node_id=self._node_id, holder=held.holder, left_s=left_s)
+                waits = is_reached = True
             await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
 
     async def keep(self, on_lost: Callable[[LedgerError], None]) -> None:

@@ -186,8 +186,7 @@ async def start_node(
         members, lease = members_of(settings), None
         if members is not None and settings.wal.ack_mode.is_replicated:
             lease = lease_of(settings, database_url, folder, who.node_id, members.run)
-            await _taken(lease, takeover)
-        async with connected(database_url) as connection:
+        async with _held(lease, takeover), connected(database_url) as connection:
             started = await _start_locked(settings, who, folder, lock, connection, members, accept_lost_wal, takeover)
             started.lease = lease
             first = next((pending.hlc.physical_ms for pending in started.recovered), None)
@@ -198,11 +197,24 @@ async def start_node(
         raise
 
 
-async def _taken(lease: Lease, takeover: Takeover) -> None:
+@contextlib.asynccontextmanager
+async def _held(lease: Lease | None, takeover: Takeover) -> AsyncIterator[None]:
+    """Take the lease, if there is one, let it last however long the start does, and let it go where that fails."""
+    if lease is None:
+        yield
+        return
     try:
         await lease.take(seize=takeover is not Takeover.WAITS)
     except DATABASE_FAULTS as error:
         raise StartRefusedError(f"the lease on this node's log cannot be asked for: {error}; start again") from error
+    keeping = asyncio.create_task(lease.keep(lambda _: None))  # should another have it, the epoch decides
+    try:
+        yield
+    except BaseException:
+        await lease.release()
+        raise
+    finally:
+        keeping.cancel()
 
 
 def _make_durably(folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from app.node.etcd_leases import EtcdLeases
 from app.node.lease import Lease, Leases, holder_of
@@ -18,6 +19,7 @@ from app.store.faults import DATABASE_FAULTS
 from app.store.leases import PostgresLeases
 from ledger.errors import LedgerError
 from tests.app.chains import until
+from tests.app.postgres_proxy import proxy_to
 from tests.conftest import Database
 
 TTL_S = 2.0
@@ -102,6 +104,25 @@ async def test_a_lease_that_is_let_go_or_ones_own_is_had_at_once(leases: Leases)
     second = lease(leases, "one", "run-2")
     await second.release()
     assert (await leases.take("node-a", "two", "run-3", TTL_S)).run == "run-3"
+
+
+async def test_who_waits_goes_on_waiting_while_none_can_be_asked(database: Database) -> None:
+    leases = PostgresLeases(database.service_url)
+    await lease(leases, "one", "run-1").take()
+
+    def told(event: str) -> bool:
+        return any(line["event"] == event for line in lines)
+
+    async with proxy_to(database.service_url) as proxy:
+        with capture_logs() as lines:
+            waiting = asyncio.create_task(lease(PostgresLeases(proxy.url), "two", "run-2").take())
+            await until(lambda: told("wal_lease_waiting"), "it waits")
+            await proxy.refuse()
+            await until(lambda: told("wal_lease_not_asked"), "it cannot ask")
+            assert not waiting.done()
+            await leases.release("node-a", "run-1")
+            await proxy.accept()
+            await asyncio.wait_for(waiting, 60)
 
 
 async def test_where_none_can_be_asked_that_is_said() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
@@ -187,7 +189,7 @@ async def test_what_lost_against_another_writer_is_appended_again(
 
 
 async def test_without_a_quorum_the_start_is_refused_at_once(
-    keepers: Keepers, replicated: MakeReplicated, run_node: RunNode
+    keepers: Keepers, replicated: MakeReplicated, run_node: RunNode, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(replicated()):
         pass
@@ -195,6 +197,7 @@ async def test_without_a_quorum_the_start_is_refused_at_once(
         with pytest.raises(StartRefusedError, match="no quorum: 1 of 3 members that vote answer, 2 are needed"):
             async with run_node(replicated()):
                 pass
+        assert not await superuser.fetchval("SELECT count(*) FROM scheduler.wal_leases"), "nobody need wait for it"
     async with run_node(replicated()):
         pass
 
@@ -238,6 +241,29 @@ async def test_a_standby_waits_and_goes_on_where_the_other_stopped(
         assert waiting, "the lease is held"
         await first.aclose()
         assert (await standby)["epoch"] > created["epoch"]
+
+
+async def test_the_lease_lasts_however_long_the_start_takes(
+    replicated: MakeReplicated, run_server: RunServer, superuser: asyncpg.Connection
+) -> None:
+    async with run_server(replicated()):
+        pass
+
+    async def start() -> None:
+        async with run_server(replicated()) as client:
+            await submit(client, "GLOBAL")
+
+    async with superuser.transaction():
+        await superuser.execute("LOCK scheduler.wal_positions IN ACCESS EXCLUSIVE MODE")
+        starting = asyncio.create_task(start())
+        ends_at = "SELECT expires_at FROM scheduler.wal_leases"
+        first = await until(lambda: superuser.fetchval(ends_at), "it is taken")
+
+        async def lasts() -> bool:
+            return await superuser.fetchval(ends_at) > first + timedelta(seconds=3)
+
+        await until(lasts, "it lasts")
+    await starting
 
 
 async def test_regions_that_do_not_hold_it_keep_global_waiting(
