@@ -1,0 +1,93 @@
+"""A replicated ledger under load and faults: what its clients were told holds, whatever happened."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.dev.embedded import EmbeddedPostgres
+from tests.app.chains import until
+from tests.app.standby import Standby
+from tests.crash.proof import Ledger, prove_chains
+from tests.crash.quorum.checker import COMMITTED, Entry, judge
+from tests.crash.quorum.clients import CONSISTENCIES, working
+from tests.crash.quorum.cluster import Cluster, running_cluster
+from tests.crash.quorum.faults import ALL, Faults
+from tests.crash.quorum.history import History, Line, Read, Wrote
+
+Pair = tuple[EmbeddedPostgres, Standby]
+SHORT = ("writer_hangs", "writer_loses_the_quorum", "postgres_fails_over")
+"""The faults of a run of `make test`, one of them beside whatever is drawn."""
+ROUNDS = 12
+ENOUGH = 10
+
+
+async def entries(cluster: Cluster) -> dict[int, list[Entry]]:
+    """By number, what the chain holds."""
+    ledger = await Ledger.read(cluster.database.superuser_url)
+    prove_chains(ledger)
+    return {number: [Entry(row.t_hlc, row.job_id) for row in rows] for number, rows in ledger.by_number.items()}
+
+
+async def drained(cluster: Cluster) -> None:
+    """Let each disk of node-a write once more, so that what stands there alone is appended again and chained."""
+    await cluster.settled()
+    for _ in range(2):
+        disk, other = cluster.writer(), cluster.standby()
+        await returned(cluster, disk)
+        await cluster.stop(disk)
+        await cluster.answers(other)
+        await cluster.launch(disk)
+    await returned(cluster, cluster.writer())
+    for disk in ("a-1", "a-2", "b-1"):
+        await cluster.stop(disk)
+
+
+async def returned(cluster: Cluster, disk: str) -> None:
+    """Nothing that lost is left in the WAL folder of a disk."""
+    folder = cluster.folder / disk / "wal" / "node-a"
+    await until(lambda: not list(folder.glob("cut-*")), f"what lost on {disk} is appended again")
+
+
+async def run(folder: Path, pair: Pair, seed: int, members: int, faults: list[str]) -> None:
+    draw = random.Random(seed)
+    history = History(folder / "history.jsonl")
+    print(f"faults {faults}, history {history.path}")
+    async with running_cluster(folder, pair, history, members) as cluster:
+        async with working(cluster, draw):
+            await history.goes_on(10, "GLOBAL")
+            for fault in faults:
+                await Faults(cluster, draw).strike(fault)
+        await drained(cluster)
+        history.close()
+        says_enough(history.lines)
+        assert judge(history.lines, await entries(cluster)) == []
+
+
+def says_enough(lines: list[Line]) -> None:
+    """A history in which nothing was answered at some level, or read, would be sound whatever was lost."""
+    seen = Counter(line.holds if isinstance(line, Wrote) else line.consistency for line in _answered(lines))
+    print(seen, Counter(line.status for line in lines if isinstance(line, Wrote | Read)))
+    assert all(seen[each] >= ENOUGH for each in (*COMMITTED, "LOCAL", *CONSISTENCIES)), seen
+
+
+def _answered(lines: list[Line]) -> list[Wrote | Read]:
+    return [line for line in lines if isinstance(line, Wrote | Read) and line.status in (200, 201)]
+
+
+async def test_what_clients_were_told_holds_whatever_happens(open_folder: Path, pair: Pair, seed: int) -> None:
+    await run(open_folder, pair, seed, 3, list(SHORT))
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("members", [3, 5])
+async def test_what_clients_were_told_holds_whatever_happens_for_long(
+    open_folder: Path, pair: Pair, seed: int, members: int, torture_rounds: Callable[[int], int]
+) -> None:
+    draw = random.Random(seed)
+    await run(open_folder, pair, seed, members, [draw.choice(ALL) for _ in range(torture_rounds(ROUNDS))])
