@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,7 +31,9 @@ class MemberSettings(BaseModel):
 
 
 def _members(value: object) -> object:
-    """Addresses separated by commas, or a list of addresses and tables."""
+    """Addresses separated by commas, or a list of addresses and tables; in the environment one with tables is JSON."""
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        value = json.loads(value)
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, list):

@@ -333,3 +333,15 @@ def test_a_backlog_too_small_for_a_tenants_first_event_is_refused(monkeypatch: p
     monkeypatch.setenv("TALLY_WAL__BACKLOG_MAX_ENTRIES", "1")
     with pytest.raises(ConfigurationError, match=r"wal\.backlog_max_entries: .* 2"):
         load_settings()
+
+
+def test_members_of_several_regions_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = '[{"address": "127.0.0.1:7010"}, {"address": "[::1]:7010", "region": "eu1"}]'
+    monkeypatch.setenv("TALLY_REPLICATION__MEMBERS", said)
+    members = load_settings().replication.members
+    assert [(each.address, each.region) for each in members] == [("127.0.0.1:7010", None), ("[::1]:7010", "eu1")]
+    monkeypatch.setenv("TALLY_REPLICATION__MEMBERS", "[::1]:7010, 127.0.0.1:7010")
+    assert [each.address for each in load_settings().replication.members] == ["[::1]:7010", "127.0.0.1:7010"]
+    monkeypatch.setenv("TALLY_REPLICATION__MEMBERS", said[:-1])
+    with pytest.raises(ConfigurationError, match=r"replication\.members"):
+        load_settings()
