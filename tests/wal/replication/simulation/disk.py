@@ -22,6 +22,8 @@ from wal.replication.configuration import NO_MEMBERS, Configuration
 from wal.replication.messages import Position
 from wal.replication.replica_log import Chunk
 
+READ_RECORDS_MAX = 4
+"""Few, so that who is behind is given the log in many parts."""
 NODE = "node-a"
 WAL_ID = "0123456789abcdef0123456789abcdef"
 
@@ -211,7 +213,7 @@ class SimLog:
         unsynced = [Segment(epoch, [record]) for epoch, record in self.disk.unsynced]
         segment = next(each for each in (*self.disk.segments, *unsynced) if each.records[-1].lsn >= from_lsn)
         start = from_lsn - segment.records[0].lsn
-        count = max(1, min(bytes_max // 64, upto_lsn - from_lsn + 1))
+        count = min(READ_RECORDS_MAX, upto_lsn - from_lsn + 1)
         found = segment.records[start : start + count]
         return Chunk(previous, segment.epoch, found[-1].lsn, batch(found))
 

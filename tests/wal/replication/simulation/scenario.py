@@ -50,6 +50,8 @@ class Scenario:
         self.fault_every_s = rng.choice((0.05, 0.1, 0.25, 0.5))
         churn = rng.choice((1, 1, 4))
         self.retired: list[Member] = []
+        self._outdated = self.members
+        """What a run may still be told of who the members are."""
         self.is_over = False
         self._faults: list[tuple[Callable[[], None], int]] = [
             (self._crash_member, 4),
@@ -62,8 +64,8 @@ class Scenario:
             (self._slow_disk, 1),
             (self._wipe_member, 2 if self.wipes else 0),
             (self._wipe_site, 1 if self.wipes else 0),
-            (self._replace_member, 2 if self.spares else 0),
-            (self._change_mode, 1 if self.changes_mode else 0),
+            (self._replace_member, 4 if self.spares else 0),
+            (self._change_mode, 4 if self.changes_mode else 0),
             (self._trim, 3 if self.trims else 0),
         ]
 
@@ -90,7 +92,8 @@ class Scenario:
 
     def _start(self, site: Site) -> None:
         if not site.is_alive:
-            site.start(self.members, self.mode)
+            is_outdated = not self.is_over and self.world.happens(0.3)
+            site.start(self._outdated if is_outdated else self.members, self.mode)
 
     # --- what goes wrong --------------------------------------------------------------------------
 
@@ -134,7 +137,11 @@ class Scenario:
     def _can_do_without(self, member: Member) -> bool:
         """Whether the others are a majority by every list that may come to count."""
         left = frozenset({each.member_id for each in self.members.values()} - {member.member_id})
-        return all(listed.has_majority(left) for listed in self._lists() if listed.is_quorum)
+        told = [site.members for site in self.sites if site.is_alive]
+        to_come = [{each.member_id for each in members.values() if each.region == HOME} for members in told]
+        return all(listed.has_majority(left) for listed in self._lists() if listed.is_quorum) and all(
+            len(member_ids & left) > len(member_ids) // 2 for member_ids in to_come
+        )
 
     def _replace_member(self) -> None:
         """Another takes the place of a member, which runs on: for those who start from now on."""
@@ -142,6 +149,7 @@ class Scenario:
         if self.spares and member.region == HOME and self._can_do_without(member):
             spare = self.spares.pop()
             self.world.say(f"{spare.name} takes the place of {member.name}")
+            self._outdated = self.members
             self.members = {name: each for name, each in self.members.items() if each is not member}
             self.members[spare.name] = spare
             self.retired.append(member)
@@ -234,8 +242,11 @@ class Scenario:
             self._unless_over(self.world.between(0.05, 1.0), lambda: self._start(other))
 
     def _start_site(self) -> None:
-        """A takeover, whether or not somebody writes."""
-        self._start(self._a_site())
+        """A takeover, whether or not somebody writes; it may be a short one."""
+        site = self._a_site()
+        if not site.is_alive and self.world.happens(0.4):
+            site.disk.crash_in = self.world.rng.randint(1, 12)
+        self._start(site)
 
     def _change_mode(self) -> None:
         self.mode = self.world.rng.choice(MODES)

@@ -48,7 +48,7 @@ class Site(Process):
         self.run = f"{self.world.rng.getrandbits(128):032x}"
         self.ack_mode = ack_mode
         self.proposer, self._following = None, None
-        self._members = members
+        self.members = members
         self._connections: dict[str, Connection] = {}
         self._count = 0
         self.world.say(f"{self.name} starts {self.run[:4]}, {ack_mode}, members {' '.join(members)}")
@@ -94,10 +94,10 @@ class Site(Process):
             own=own,
             configuration=self.log.configuration,
             above=max(self.log.control.epoch, self._seen.epoch),
-            addresses=self._members,
+            addresses=self.members,
             wants_quorum=self.ack_mode.is_replicated,
         )
-        for address in self._members:
+        for address in self.members:
             self._connect(address)
         self._timer(ELECT_S, self._time_is_up)
 
@@ -195,7 +195,7 @@ class Site(Process):
             configuration=plan.configuration,
             home=self.home,
             ack_mode=self.ack_mode,
-            addresses={address: member.region for address, member in self._members.items()},
+            addresses={address: member.region for address, member in self.members.items()},
             committed_lsn=self.log.control.committed_lsn,
             read=self.log.read_written,
             oldest_lsn=lambda: self.log.first_lsn,
@@ -205,7 +205,7 @@ class Site(Process):
             on_configured=self._configured,
         )
         self.write(1)
-        for address in self._members:
+        for address in self.members:
             self._connect(address)
         self._timer(BEAT_S, self._beat)
         self._timer(0.03, self._chain)
@@ -279,7 +279,7 @@ class Site(Process):
 
     def _connect(self, address: str) -> None:
         connection = Connection(
-            self.network, self, self._members[address], self.run, self._opened, self._heard, self._lost
+            self.network, self, self.members[address], self.run, self._opened, self._heard, self._lost
         )
         self._connections[address] = connection
 
