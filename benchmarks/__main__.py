@@ -43,6 +43,7 @@ ROWS: tuple[Row, ...] = (
     submit.LOCAL,
     submit.LOCAL_TOKENS,
     submit.LOCAL_ETCD,
+    submit.QUORUM_ETCD,
     submit.GLOBAL,
     verify.RATE,
     verify.SERVICE,

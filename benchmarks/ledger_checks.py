@@ -24,7 +24,9 @@ async def wait_until_chained(client: Client) -> int:
             await asyncio.sleep(POLL_S)
 
 
-async def check_service(url: str, entries: Mapping[str, int], token: str | None = None) -> str:
+async def check_service(
+    url: str, entries: Mapping[str, int], token: str | None = None, ack_mode: str = "LOCAL_GROUP_SYNC"
+) -> str:
     """Every tenant has so many entries and a chain that verifies, and the WAL synced each batch; says how many.
 
     Raises:
@@ -33,7 +35,7 @@ async def check_service(url: str, entries: Mapping[str, int], token: str | None 
     client = await Client.connect(Target.of(url), token)
     try:
         node = await client.get("/v1/node")
-        expect(node["ack_mode"] == "LOCAL_GROUP_SYNC", f"the WAL runs in mode {node['ack_mode']}")
+        expect(node["ack_mode"] == ack_mode, f"the WAL runs in mode {node['ack_mode']}")
         await wait_until_chained(client)
         for tenant_id, count in entries.items():
             found = await client.get(f"/v1/chain/verify?tenant_id={tenant_id}")

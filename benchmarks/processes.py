@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.row import BenchmarkError, expect
@@ -17,6 +17,7 @@ from benchmarks.row import BenchmarkError, expect
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 LOG_TAIL_CHARACTERS = 2000
+SAFEKEEPERS = 3
 _ANSWERS_AT = re.compile(r"answers at (http://[^\s,]+)")
 _HERE = str(Path(__file__).resolve().parent.parent)
 
@@ -85,3 +86,22 @@ def tally_serve(database_url: str, data_dir: Path, settings: Mapping[str, str] |
     environment = {"TALLY_DATABASE_URL": database_url, "TALLY_DATA_DIR": str(data_dir), "TALLY_PORT": "0"}
     with served("app.cli serve", {**environment, **(settings or {})}) as url:
         yield url
+
+
+@contextmanager
+def safekeepers(folder: Path) -> Iterator[list[str]]:
+    """The addresses of three ``tally safekeeper serve``."""
+    with ExitStack() as stack:
+        addresses = []
+        for number in range(SAFEKEEPERS):
+            command = [sys.executable, "-m", "app.cli", "safekeeper", "serve", "--listen", "127.0.0.1:0"]
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [*command, "--dir", str(folder / f"keeper-{number}")], cwd=_HERE, stderr=subprocess.PIPE, text=True
+                )
+            )
+            stack.callback(process.terminate)
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "safekeeper_ready" in line)
+            addresses.append(next(word for word in line.replace('"', " ").split() if word.startswith("127.0.0.1:")))
+        yield addresses

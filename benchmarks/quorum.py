@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +20,7 @@ import uvloop
 
 from app.node.state import Watermark
 from benchmarks.bench import Bench
+from benchmarks.processes import safekeepers
 from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.service_process import as_in_the_service
 from benchmarks.wal_append import CLOSE_TIMEOUT_S, NODE_ID, PAYLOAD, PHYSICAL_MS, RECORD_BYTES, RECORD_TYPE, WAL_ID
@@ -40,7 +38,6 @@ from wal.replication.leading import Members, Reached, Shipper
 from wal.replication.proposer import Proposer
 from wal.replication.tail_reader import TailReader
 
-MEMBERS = 3
 WAIT_TIMEOUT_S = 30.0
 RUN = "ab" * 16
 
@@ -77,25 +74,6 @@ def measure(bench: Bench, writers: int, records: int) -> Outcome:
         rates = interleave(bench, partial(run, True), partial(run, False))
     ours, against = (statistics.median(waited[side]) for side in (True, False))
     return rates.outcome(f"median wait {ours * 1e6:.0f} us against {against * 1e6:.0f} us, {ours / against:.2f} times")
-
-
-@contextmanager
-def safekeepers(folder: Path) -> Iterator[list[str]]:
-    """The addresses of three, each a process."""
-    with ExitStack() as stack:
-        addresses = []
-        for number in range(MEMBERS):
-            command = [str(Path(sys.executable).parent / "tally"), "safekeeper", "serve", "--listen", "127.0.0.1:0"]
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [*command, "--dir", str(folder / f"keeper-{number}")], stderr=subprocess.PIPE, text=True
-                )
-            )
-            stack.callback(process.terminate)
-            assert process.stderr is not None
-            line = next(line for line in process.stderr if "safekeeper_ready" in line)
-            addresses.append(next(word for word in line.replace('"', " ").split() if word.startswith("127.0.0.1:")))
-        yield addresses
 
 
 async def _append(folder: Path, writers: int, records: int, addresses: list[str]) -> Ran:

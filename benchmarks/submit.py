@@ -1,4 +1,4 @@
-"""``submit_local``, ``submit_local_etcd`` and ``submit_global``: single ``POST /v1/jobs`` on 64 connections."""
+"""``submit_local``, ``submit_*_etcd`` and ``submit_global``: single ``POST /v1/jobs`` on 64 connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.events import job_requests
 from benchmarks.http_client import Target, post
 from benchmarks.ledger_checks import check_service
 from benchmarks.load import Load, drive
-from benchmarks.processes import served, tally_serve
+from benchmarks.processes import SAFEKEEPERS, safekeepers, served, tally_serve
 from benchmarks.row import Outcome, Row, expect, interleave
 from benchmarks.yardsticks import etcd
 
@@ -22,6 +22,7 @@ WINDOW_S = 5.0
 REQUESTS = 2000
 ANSWER_BYTES_TOLERANCE = 100
 """How far the sizes of both sides' answers may differ, of some 700 bytes."""
+QUORUM = "REPLICATED_QUORUM"
 ETCD_REQUESTS = 150_000
 """More than a run can send: each has a key of its own."""
 
@@ -48,6 +49,17 @@ def _measure_service(bench: Bench, durability: str, *, with_tokens: bool = False
             load = apart(_load, url, durability, token)
             syncs = wait_for(check_service(url, {TENANT: load.answered}, token))
         bench.say(f"ours{', with tokens' if with_tokens else ''}: {_described(load)}; {syncs}")
+    return load
+
+
+def _measure_replicated(bench: Bench) -> Load:
+    """The load that the service took at REGIONAL, each answer behind a quorum of three safekeepers, checked."""
+    with bench.fresh_database() as database, bench.fresh_folder() as folder, safekeepers(folder) as addresses:
+        settings = {"TALLY_WAL__ACK_MODE": QUORUM, "TALLY_REPLICATION__MEMBERS": ",".join(addresses)}
+        with tally_serve(database.service_url, folder, settings) as url:
+            load = apart(_load, url, "REGIONAL")
+            syncs = wait_for(check_service(url, {TENANT: load.answered}, ack_mode=QUORUM))
+        bench.say(f"ours, with safekeepers: {_described(load)}; {syncs}")
     return load
 
 
@@ -123,16 +135,33 @@ def _measure_naive(bench: Bench) -> Load:
 
 def measure_local_etcd(bench: Bench) -> Outcome:
     """The service at LOCAL against one put-if-absent of etcd."""
+    return interleave(bench, lambda: _measure_service(bench, "LOCAL").rate, lambda: _measure_etcd(bench).rate).outcome()
 
-    def against() -> float:
-        with bench.fresh_folder() as folder, etcd.served(folder) as url:
-            load = apart(_load_etcd, url)
-            stored = etcd.puts(url)
-            expect(stored == load.answered, f"etcd answered {load.answered} and stored {stored}")
-        bench.say(f"etcd: {_described(load)}")
+
+def measure_quorum_etcd(bench: Bench) -> Outcome:
+    """The service with safekeepers against one put-if-absent of as many members of etcd."""
+    loads: dict[str, Load] = {}
+
+    def ours() -> float:
+        load = loads["ours"] = _measure_replicated(bench)
         return load.rate
 
-    return interleave(bench, lambda: _measure_service(bench, "LOCAL").rate, against).outcome()
+    def against() -> float:
+        load = loads["etcd"] = _measure_etcd(bench, SAFEKEEPERS)
+        return load.rate
+
+    rates = interleave(bench, ours, against)
+    mine, other = loads["ours"], loads["etcd"]
+    return rates.outcome(f"last run: p50 {mine.p50_ms:.1f} ms against {other.p50_ms:.1f} ms")
+
+
+def _measure_etcd(bench: Bench, members: int = 1) -> Load:
+    with bench.fresh_folder() as folder, etcd.served(folder, members) as url:
+        load = apart(_load_etcd, url)
+        stored = etcd.puts(url)
+        expect(stored == load.answered, f"etcd answered {load.answered} and stored {stored}")
+    bench.say(f"etcd: {_described(load)}")
+    return load
 
 
 def _load_etcd(url: str) -> Load:
@@ -164,6 +193,14 @@ LOCAL_ETCD = Row(
     "single POST /v1/jobs at LOCAL, 64 connections, against etcd, one member with fsync on: one put-if-absent "
     "transaction a request through its JSON gateway",
     measure_local_etcd,
+)
+QUORUM_ETCD = Row(
+    "submit_quorum_etcd",
+    "requests/s",
+    1.0,
+    "single POST /v1/jobs at REGIONAL, 64 connections, committed by a quorum of three safekeepers, against etcd, three "
+    "members with fsync on: one put-if-absent transaction a request through the JSON gateway of their leader",
+    measure_quorum_etcd,
 )
 GLOBAL = Row(
     "submit_global",

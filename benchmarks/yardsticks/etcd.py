@@ -1,4 +1,4 @@
-"""etcd as the yardstick of ``submit_local_etcd``: one member with fsync on, asked through its JSON gateway.
+"""etcd as the yardstick of ``submit_*_etcd``: one member or more with fsync on, asked through a JSON gateway.
 
 Debian's ``etcd-server``. Each request is one transaction that puts a value of the size of a job where its key is
 absent.
@@ -26,8 +26,8 @@ def program() -> str | None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The base URL of a member whose data is in ``folder``; stopped on leaving.
+def served(folder: Path, members: int = 1) -> Iterator[str]:
+    """The base URL of the leader of so many members whose data is in ``folder``; stopped on leaving.
 
     Raises:
         RuntimeError: it did not start.
@@ -35,25 +35,31 @@ def served(folder: Path) -> Iterator[str]:
     found = program()
     if found is None:
         raise RuntimeError("etcd is not installed: apt-get install etcd-server")
-    client, peer = _free_port(), _free_port()
-    url = f"http://127.0.0.1:{client}"
-    process = subprocess.Popen(
-        [
-            *(found, "--data-dir", str(folder / "etcd"), "--name", "bench"),
-            *("--listen-client-urls", url, "--advertise-client-urls", url),
-            *("--listen-peer-urls", f"http://127.0.0.1:{peer}"),
-            *("--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"),
-            *("--initial-cluster", f"bench=http://127.0.0.1:{peer}", "--log-level", "error"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    names = [f"bench{number}" for number in range(members)]
+    clients, peers = ([f"http://127.0.0.1:{_free_port()}" for _ in names] for _ in range(2))
+    cluster = ",".join(f"{name}={peer}" for name, peer in zip(names, peers, strict=True))
+    processes = [
+        subprocess.Popen(
+            [
+                *(found, "--data-dir", str(folder / name), "--name", name),
+                *("--listen-client-urls", client, "--advertise-client-urls", client),
+                *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+                *("--initial-cluster", cluster, "--log-level", "error"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for name, client, peer in zip(names, clients, peers, strict=True)
+    ]
     try:
-        _wait_until_healthy(url, process)
-        yield url
+        for client, process in zip(clients, processes, strict=True):
+            _wait_until_healthy(client, process)
+        yield next(client for client in clients if _leads(client))
     finally:
-        process.terminate()
-        process.wait()
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
 
 
 def transactions(bodies: Sequence[bytes]) -> Iterator[bytes]:
@@ -75,6 +81,13 @@ def puts(url: str) -> int:
     data = json.dumps({"key": everything, "range_end": everything, "count_only": True}).encode()
     with urllib.request.urlopen(f"{url}/v3/kv/range", data, timeout=10) as answer:
         return int(json.load(answer).get("count", 0))
+
+
+def _leads(url: str) -> bool:
+    """Whether the member at ``url`` is the leader."""
+    with urllib.request.urlopen(f"{url}/v3/maintenance/status", b"{}", timeout=10) as answer:
+        status = json.load(answer)
+        return bool(status["leader"] == status["header"]["member_id"])
 
 
 def _free_port() -> int:
