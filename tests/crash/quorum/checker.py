@@ -2,7 +2,9 @@
 
 1. what was answered REGIONAL or GLOBAL is in the chain, once; LOCAL as well, unless its disk was wiped afterwards
 2. nothing at all is there twice, and nothing that nobody sent
-3. an answer names the entry that is there: its HLC and job; so a key has one answer
+3. an answer names the entry that is there: its HLC and job; so a key has one answer. What was answered LOCAL may have
+   lost against another of its key: keys are looked up on that node alone while PostgreSQL is away, and what one disk
+   holds another does not know
 4. a SESSION read sees the write whose token it shows, and calls it lost only where it had LOCAL alone
 5. a STRONG read sees each GLOBAL write that was answered before it began; a BOUNDED one those older than its bound
 6. what a read finds is what was written
@@ -71,7 +73,7 @@ def _once(writes: Iterable[Wrote], chain: Mapping[int, Sequence[Entry]]) -> Iter
 def _named(writes: Iterable[Wrote], chain: Mapping[int, Sequence[Entry]]) -> Iterable[Violation]:
     answers: dict[str, Wrote] = {}
     for write in writes:
-        if write.holds is None or write.hlc is None:
+        if write.holds is None or write.hlc is None or not write.is_final:
             continue
         there = chain.get(write.number, ())
         if there and (write.hlc, write.job_id) not in there:

@@ -26,6 +26,7 @@ from tests.conftest import execute
 from tests.crash.quorum.history import Fenced, History, Wiped, now_s
 from tests.crash.quorum.links import Link
 from tests.crash.serve_process import ServeProcess
+from tests.tally import Tally
 from tests.wal.replication.keepers import KeeperProcess
 
 NODES = {"a-1": "node-a", "a-2": "node-a", "b-1": "node-b"}
@@ -56,6 +57,12 @@ class Member:
         self.process: KeeperProcess | None = None
         self.links: dict[str, Link] = {}
 
+    @property
+    def running(self) -> Tally:
+        """Its process."""
+        assert self.process is not None
+        return self.process.process
+
     async def start(self) -> None:
         """Start it, and lead all links to it."""
         self.process = await asyncio.to_thread(KeeperProcess, self.folder)
@@ -74,8 +81,7 @@ class Member:
 
     def signal(self, number: signal.Signals) -> None:
         """SIGSTOP, SIGCONT."""
-        assert self.process is not None
-        self.process.process.send_signal(number)
+        self.running.send_signal(number)
 
 
 class Database:
@@ -140,8 +146,9 @@ class Cluster:
 
     def on(self, disk: str) -> str:
         """The process that runs on a disk."""
-        (name,) = (name for name in self.processes if disk_of(name) == disk)
-        return name
+        names = [name for name in self.processes if disk_of(name) == disk]
+        assert len(names) == 1, f"the process on {disk} ended with {self.ended_with[disk]}"
+        return names[0]
 
     def writer(self) -> str:
         """The disk on which node-a writes."""
@@ -221,11 +228,23 @@ class Cluster:
         return url
 
     async def settled(self) -> None:
-        """Return once both nodes write, all members follow them, and nothing more waits to be chained."""
-        await until(lambda: len(self.urls) == 2, "both nodes answer, and one process of each")
+        """Return once both nodes write, and all members follow them.
+
+        A process that was overtaken, as may happen when nobody can keep a lease, is launched again; nothing else may
+        have ended.
+        """
         async with aiohttp.ClientSession() as session:
-            for url in list(self.urls.values()):
-                await until(lambda url=url: self._is_whole(session, url), f"all members follow {url}")
+            await until(lambda: self._are_whole(session), "both nodes answer, and all members follow them")
+
+    async def _are_whole(self, session: aiohttp.ClientSession) -> bool:
+        for disk in NODES:
+            if not any(disk_of(name) == disk for name in self.processes):
+                assert '"kind": "FencedError"' in self.ended_with[disk], self.ended_with[disk]
+                await self.launch(disk)
+        urls = list(self.urls.items())
+        return {NODES[disk_of(name)] for name, _ in urls} == set(NODES.values()) and all(
+            [await self._is_whole(session, url) for _, url in urls]
+        )
 
     async def _is_whole(self, session: aiohttp.ClientSession, url: str) -> bool:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import shutil
 import signal
 
@@ -50,8 +51,31 @@ class Faults:
 
     async def writer_hangs(self) -> None:
         """It wakes up when another writes, is fenced, and ends."""
+        disk = self._cluster.writer()
+        await self._overtaken(disk)
+        await self._cluster.launch(disk)
+
+    async def writer_loses_the_quorum(self) -> None:
+        """It answers LOCAL alone until it is killed; what it answered stays on its disk, and the other takes over."""
         cluster, disk, other = self._cluster, self._cluster.writer(), self._cluster.standby()
-        name = cluster.on(disk)
+        self._without_quorum(disk)
+        await self._history.goes_on(ANSWERS, "LOCAL")
+        await cluster.kill(disk)
+        self._heal(disk)
+        await cluster.answers(other)
+        await cluster.launch(disk)
+
+    async def writer_hangs_without_a_quorum(self) -> None:
+        """It answers LOCAL alone, hangs, and wakes up with what it answered when another writes."""
+        disk = self._cluster.writer()
+        self._without_quorum(disk)
+        await self._history.goes_on(ANSWERS, "LOCAL")
+        await self._overtaken(disk)
+        self._heal(disk)
+        await self._cluster.launch(disk)
+
+    async def _overtaken(self, disk: str) -> None:
+        cluster, name, other = self._cluster, self._cluster.on(disk), self._cluster.standby()
         child = cluster.processes[name]
         child.signal(signal.SIGSTOP)
         await cluster.answers(other)
@@ -59,29 +83,22 @@ class Faults:
         child.signal(signal.SIGCONT)
         await cluster.ended(name)
         assert child.returncode == 1, child.last_words()
-        await cluster.launch(disk)
 
-    async def writer_loses_the_quorum(self) -> None:
-        """It answers LOCAL alone until it is killed; what it answered stays on its disk, and the other takes over."""
-        cluster, disk, other = self._cluster, self._cluster.writer(), self._cluster.standby()
-        for link in self._draw.sample(cluster.links(disk), len(cluster.members) // 2 + 1):
+    def _without_quorum(self, disk: str) -> None:
+        links = self._cluster.links(disk)
+        for link in self._draw.sample(links, len(links) // 2 + 1):
             self._draw.choice((link.cut, link.stall))()
-        await self._history.goes_on(ANSWERS, "LOCAL")
-        await cluster.kill(disk)
-        for link in cluster.links(disk):
+
+    def _heal(self, disk: str) -> None:
+        for link in self._cluster.links(disk):
             link.heal()
-        await cluster.answers(other)
-        await cluster.launch(disk)
 
     async def writer_is_cut_off(self) -> None:
         """It has no quorum for a while, and goes on."""
-        cluster, disk = self._cluster, self._cluster.writer()
-        links = self._draw.sample(cluster.links(disk), len(cluster.members) // 2 + 1)
-        for link in links:
-            self._draw.choice((link.cut, link.stall))()
+        disk = self._cluster.writer()
+        self._without_quorum(disk)
         await self._history.goes_on(ANSWERS, "LOCAL")
-        for link in links:
-            link.heal()
+        self._heal(disk)
 
     async def other_node_is_killed(self) -> None:
         """Its own log is taken up by the next process on its disk."""
@@ -109,6 +126,18 @@ class Faults:
         member.signal(signal.SIGSTOP)
         await self._history.goes_on(ANSWERS, "REGIONAL", "GLOBAL")
         member.signal(signal.SIGCONT)
+
+    async def member_disk_is_full(self) -> None:
+        """No file of it may grow, for a limit stands for the full disk; it may end, and is started again then."""
+        member = self._member()
+        process = member.running
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
+        await self._history.goes_on(ANSWERS, "REGIONAL", "GLOBAL")
+        if process.poll() is None:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        else:
+            await member.start()
 
     async def member_is_wiped(self) -> None:
         """It comes back with an empty disk, as a new member."""

@@ -35,6 +35,11 @@ class Wrote(msgspec.Struct, tag="wrote", kw_only=True, omit_defaults=True):
         """The level that its answer says it is at."""
         return self.achieved if self.status in (200, 201, 503) else None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether no other request of its key can take its place."""
+        return self.key is None or (self.status in (200, 201) and self.achieved != "LOCAL")
+
 
 class Read(msgspec.Struct, tag="read", kw_only=True, omit_defaults=True):
     """One read of the job that the write ``number`` made; ``has_session``: its token was shown."""

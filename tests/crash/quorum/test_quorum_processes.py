@@ -20,10 +20,10 @@ from tests.crash.quorum.faults import ALL, Faults
 from tests.crash.quorum.history import History, Line, Read, Wrote
 
 Pair = tuple[EmbeddedPostgres, Standby]
-SHORT = ("writer_hangs", "writer_loses_the_quorum", "postgres_fails_over")
-"""The faults of a run of `make test`, one of them beside whatever is drawn."""
+SHORT = ("writer_hangs_without_a_quorum", "postgres_fails_over")
+"""The faults of a run of `make test`."""
 ROUNDS = 12
-ENOUGH = 10
+ENOUGH = 5
 
 
 async def entries(cluster: Cluster) -> dict[int, list[Entry]]:
@@ -36,14 +36,12 @@ async def entries(cluster: Cluster) -> dict[int, list[Entry]]:
 async def drained(cluster: Cluster) -> None:
     """Let each disk of node-a write once more, so that what stands there alone is appended again and chained."""
     await cluster.settled()
-    for _ in range(2):
-        disk, other = cluster.writer(), cluster.standby()
-        await returned(cluster, disk)
-        await cluster.stop(disk)
-        await cluster.answers(other)
-        await cluster.launch(disk)
-    await returned(cluster, cluster.writer())
-    for disk in ("a-1", "a-2", "b-1"):
+    first, second = cluster.writer(), cluster.standby()
+    await returned(cluster, first)
+    await cluster.stop(first)
+    await cluster.answers(second)
+    await returned(cluster, second)
+    for disk in (second, "b-1"):
         await cluster.stop(disk)
 
 
@@ -65,7 +63,8 @@ async def run(folder: Path, pair: Pair, seed: int, members: int, faults: list[st
         await drained(cluster)
         history.close()
         says_enough(history.lines)
-        assert judge(history.lines, await entries(cluster)) == []
+        broken = judge(history.lines, await entries(cluster))
+        assert not broken, "\n".join([*(violation.detail for violation in broken), *map(str, history.lines)])
 
 
 def says_enough(lines: list[Line]) -> None:
