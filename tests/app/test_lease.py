@@ -13,6 +13,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from app.metrics import Metrics
 from app.node.etcd_leases import EtcdLeases
 from app.node.lease import Lease, Leases, holder_of
 from app.store.faults import DATABASE_FAULTS
@@ -123,6 +124,23 @@ async def test_who_waits_goes_on_waiting_while_none_can_be_asked(database: Datab
             await leases.release("node-a", "run-1")
             await proxy.accept()
             await asyncio.wait_for(waiting, 60)
+
+
+async def test_it_is_measured_whether_the_lease_is_renewed(database: Database) -> None:
+    metrics = Metrics()
+    async with proxy_to(database.service_url) as proxy:
+        held = lease(PostgresLeases(proxy.url), "one", "run-1")
+        metrics.watch_lease(lambda: held.is_reached)
+        await held.take()
+        lost: list[LedgerError] = []
+        keeping = asyncio.create_task(held.keep(lost.append))
+        assert b"\nwal_lease_reached 1.0\n" in metrics.render()
+        await proxy.refuse()
+        await until(lambda: b"\nwal_lease_reached 0.0\n" in metrics.render(), "it cannot be renewed")
+        await proxy.accept()
+        await until(lambda: b"\nwal_lease_reached 1.0\n" in metrics.render(), "it is renewed again")
+        assert not lost
+        keeping.cancel()
 
 
 async def test_where_none_can_be_asked_that_is_said() -> None:
