@@ -39,6 +39,7 @@ def acquire(folder: Path) -> Lock:
 
     Raises:
         WalLockedError: another process, or another opener in this one, holds it.
+        OSError: it cannot be written; nobody holds it then.
     """
     if not folder.is_dir():
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -46,12 +47,15 @@ def acquire(folder: Path) -> Lock:
     descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
         holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise WalLockedError(
             f"WAL folder {folder} is in use by process {holder}; stop it, or give this node another node_id"
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(descriptor)
+        raise
     return Lock(descriptor)

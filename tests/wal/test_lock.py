@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import WalLockedError
-from wal.lock import acquire
+from wal.lock import LOCK_NAME, acquire
 
 HOLDER = """
 import sys
@@ -50,3 +50,10 @@ def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
     with pytest.raises(WalLockedError):
         acquire(tmp_path)
     other.release()
+
+
+def test_a_lock_that_a_full_disk_refuses_is_held_by_nobody(tmp_path: Path) -> None:
+    (tmp_path / LOCK_NAME).symlink_to("/dev/full")
+    for _ in range(2):
+        with pytest.raises(OSError, match="Errno"):
+            acquire(tmp_path)
