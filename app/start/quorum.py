@@ -38,6 +38,7 @@ from wal.replication.leading import Members, Reached, Shipper, carry_out, elect,
 from wal.replication.messages import Frame, Greet
 from wal.replication.proposer import Proposer
 from wal.replication.tail_reader import TailReader
+from wal.segment import list_segments
 
 ATTEMPTS_MAX = 3
 """How often it is tried again when the member that gives the log goes away in the middle."""
@@ -280,7 +281,7 @@ def _open(
     try:
         control = wal_control.load(folder)
         if control is None:
-            return None, None
+            return None, "it holds segments and no control file" if list_segments(folder) else None
         if position is not None and position.wal_id != control.wal_id:
             return None, "it is another WAL than Postgres knows"
         return FileLog(folder, node_id, "", lock=lock), None

@@ -162,6 +162,37 @@ async def test_a_node_on_an_empty_disk_has_all_that_was_committed(
     assert [f'"epoch":{epoch},' in payload for epoch, payload in enumerate(epochs, 1)] == [True, True]
 
 
+def flip_a_bit(folder: Path) -> None:
+    segment = max(folder.glob("*.wal"))
+    data = bytearray(segment.read_bytes())
+    data[len(data.rstrip(b"\0")) // 2] ^= 1
+    segment.write_bytes(data)
+
+
+def lose_a_segment(folder: Path) -> None:
+    max(folder.glob("*.wal")).unlink()
+
+
+def lose_the_control_file(folder: Path) -> None:
+    (folder / "control").unlink()
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, lose_a_segment, lose_the_control_file])
+async def test_a_node_whose_disk_is_damaged_has_all_that_was_committed(
+    replicated: MakeReplicated,
+    run_server: RunServer,
+    tmp_path: Path,
+    chains: Chains,
+    damage: Callable[[Path], None],
+) -> None:
+    async with run_server(replicated()) as client:
+        first = [(await submit(client, level))["job_id"] for level in ("REGIONAL", "GLOBAL", "REGIONAL")]
+    damage(tmp_path / "disk" / "wal" / NODE)
+    async with run_server(replicated()) as client:
+        created = await submit(client, "GLOBAL")
+    assert [entry["job_id"] for entry in await chains.entries("acme")] == [*first, created["job_id"]]
+
+
 async def test_what_lost_against_another_writer_is_appended_again(
     keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, chains: Chains
 ) -> None:
