@@ -29,10 +29,11 @@ class Entry(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """A promise that was broken: which, and how."""
+    """A promise that was broken: which, how, and about which number."""
 
     rule: str
     detail: str
+    number: int
 
 
 def judge(lines: Sequence[Line], chain: Mapping[int, Sequence[Entry]]) -> list[Violation]:
@@ -55,19 +56,19 @@ def _kept(writes: Iterable[Wrote], wiped: Sequence[Wiped], chain: Mapping[int, S
         if write.number in chain:
             continue
         if write.holds in COMMITTED:
-            yield Violation("committed", f"{write} is not in the chain")
+            yield Violation("committed", f"{write} is not in the chain", write.number)
         is_gone = any(wipe.disk == write.disk and wipe.at_s > write.began_s for wipe in wiped)
         if write.holds == "LOCAL" and not is_gone:
-            yield Violation("local", f"{write} is not in the chain, and its disk is there")
+            yield Violation("local", f"{write} is not in the chain, and its disk is there", write.number)
 
 
 def _once(writes: Iterable[Wrote], chain: Mapping[int, Sequence[Entry]]) -> Iterable[Violation]:
     sent = {write.number for write in writes}
     for number, entries in chain.items():
         if len(entries) > 1:
-            yield Violation("once", f"{number} is in the chain {len(entries)} times: {entries}")
+            yield Violation("once", f"{number} is in the chain {len(entries)} times: {entries}", number)
         if number not in sent:
-            yield Violation("sent", f"{number} is in the chain, and nobody sent it")
+            yield Violation("sent", f"{number} is in the chain, and nobody sent it", number)
 
 
 def _named(writes: Iterable[Wrote], chain: Mapping[int, Sequence[Entry]]) -> Iterable[Violation]:
@@ -77,29 +78,30 @@ def _named(writes: Iterable[Wrote], chain: Mapping[int, Sequence[Entry]]) -> Ite
             continue
         there = chain.get(write.number, ())
         if there and (write.hlc, write.job_id) not in there:
-            yield Violation("named", f"{write} names another entry than {there}")
+            yield Violation("named", f"{write} names another entry than {there}", write.number)
         if write.key is not None:
             first = answers.setdefault(write.key, write)
             if (first.hlc, first.job_id) != (write.hlc, write.job_id):
-                yield Violation("key", f"{write} is another answer than {first}")
+                yield Violation("key", f"{write} is another answer than {first}", write.number)
 
 
 def _seen(writes: Iterable[Wrote], reads: Iterable[Read]) -> Iterable[Violation]:
     committed, in_chain = _answered_first(writes, COMMITTED), _answered_first(writes, ("GLOBAL",))
     for read in reads:
-        if read.status == 200 and read.found != read.number:
-            yield Violation("read", f"{read} found another job")
+        is_refused = read.found is None and read.may_have_lost
+        if read.status == 200 and read.found != read.number and not is_refused:
+            yield Violation("read", f"{read} found another job", read.number)
         if read.problem == "write-lost" and committed.get(read.number, read.began_s) < read.began_s:
-            yield Violation("session", f"{read} calls lost what is committed")
+            yield Violation("session", f"{read} calls lost what is committed", read.number)
         if read.status != 404:
             continue
         age_s = read.began_s - in_chain.get(read.number, read.began_s)
         if read.consistency == "session" and read.has_session:
-            yield Violation("session", f"{read} does not see its own write")
+            yield Violation("session", f"{read} does not see its own write", read.number)
         if read.consistency == "strong" and age_s > 0:
-            yield Violation("strong", f"{read} does not see a GLOBAL write")
+            yield Violation("strong", f"{read} does not see a GLOBAL write", read.number)
         if read.consistency == "bounded_staleness" and age_s > read.max_staleness_s:
-            yield Violation("bounded", f"{read} does not see a GLOBAL write of {age_s:.1f} s ago")
+            yield Violation("bounded", f"{read} does not see a GLOBAL write of {age_s:.1f} s ago", read.number)
 
 
 def _answered_first(writes: Iterable[Wrote], levels: Sequence[str]) -> dict[int, float]:
@@ -115,4 +117,6 @@ def _after_fence(writes: Iterable[Wrote], fences: Mapping[str, float]) -> Iterab
     for write in writes:
         at_s = fences.get(write.process)
         if at_s is not None and write.began_s > at_s and write.status in (200, 201):
-            yield Violation("fence", f"{write} was answered by a process that knew it was fenced at {at_s}")
+            yield Violation(
+                "fence", f"{write} was answered by a process that knew it was fenced at {at_s}", write.number
+            )

@@ -138,6 +138,7 @@ class Clients:
                 process=name,
                 consistency=consistency,
                 has_session=bool(headers),
+                may_have_lost=not wrote.is_final,
                 max_staleness_s=MAX_STALENESS_MS / 1000,
                 status=status,
                 problem=str(told.get("type", "")).rpartition("/")[2] or None,

@@ -50,6 +50,8 @@ class Read(msgspec.Struct, tag="read", kw_only=True, omit_defaults=True):
     process: str
     consistency: str
     has_session: bool = False
+    may_have_lost: bool = False
+    """Whether the write was answered LOCAL, so that its job may be refused for another of its key."""
     max_staleness_s: float = 0.0
     status: int | None = None
     problem: str | None = None

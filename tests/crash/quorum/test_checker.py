@@ -33,6 +33,7 @@ SOUND: list[list[Line]] = [
     [wrote(key="k", status=503, achieved="REGIONAL", hlc="h9")],
     [wrote(), read("eventual"), read("session"), read("strong", at_s=1.2)],
     [wrote(), read("strong", status=503), read("strong", status=200, found=1)],
+    [wrote(), read("session", status=200, may_have_lost=True)],
     [wrote(), read("bounded_staleness", max_staleness_s=4.0)],
     [wrote(level="LOCAL"), read("session", has_session=True, status=409, problem="write-lost")],
     [
@@ -56,7 +57,8 @@ BROKEN: list[tuple[str, list[Line], dict[int, list[Entry]]]] = [
     ("named", [wrote(level="LOCAL", hlc="h9")], {}),
     ("named", [wrote(level="REGIONAL", key="k", hlc="h9")], {}),
     ("key", [wrote(key="k"), wrote(2, key="k")], {}),
-    ("read", [wrote(), read("eventual", status=200, found=2)], {}),
+    ("read", [wrote(), read("eventual", status=200, found=2, may_have_lost=True)], {}),
+    ("read", [wrote(), read("eventual", status=200)], {}),
     ("session", [wrote(level="LOCAL"), read("session", has_session=True)], {}),
     ("session", [wrote(level="REGIONAL"), read("session", status=409, problem="write-lost")], {}),
     ("strong", [wrote(), read("strong")], {}),
