@@ -45,13 +45,13 @@ MUTANTS = {
             ("message.epoch == control.promised_epoch and run != control.promised_run", "False"),
             ("if message.epoch > control.promised_epoch:", "if message.epoch >= control.promised_epoch:"),
         ),
-        (30,),
+        (35,),
     ),
     "the promise is not stored": Mutant(
         "acceptor", (("control._replace(promised_epoch=message.epoch, promised_run=run,", "control._replace("),), (0,)
     ),
     "the longest log is elected, whatever its epoch": Mutant(
-        "election", (("if promise.tail > tail:", "if promise.tail.lsn > tail.lsn:"),), (28,)
+        "election", (("if promise.tail > tail:", "if promise.tail.lsn > tail.lsn:"),), (118,)
     ),
     "batches are appended in an epoch whose history was not applied": Mutant(
         "acceptor",
@@ -98,12 +98,12 @@ MUTANTS = {
         (2,),
     ),
     "the list of members is not raised to the new epoch": Mutant(
-        "proposer", (("        if configuration.members:\n", "        if False:\n"),), (72,)
+        "proposer", (("        if configuration.members:\n", "        if False:\n"),), (222,)
     ),
     "an answer to an earlier attempt ends the later": Mutant(
         "election",
         (("case Refusal() if message.reason == FENCED:", "case Refusal() if message.promised_epoch >= self._epoch:"),),
-        (64,),
+        (156,),
     ),
     "who has an equal epoch is dropped for good": Mutant(
         "proposer", (("message.promised_epoch >= self._epoch:", "message.promised_epoch > self._epoch:"),), (30,)

@@ -146,7 +146,9 @@ class Scenario:
     def _replace_member(self) -> None:
         """Another takes the place of a member, which runs on: for those who start from now on."""
         member = self._a_member()
-        if self.spares and member.region == HOME and self._can_do_without(member):
+        there = {each.member_id for each in self.members.values()}
+        has_lost = any(not listed.voters <= there for listed in self._lists())
+        if self.spares and member.region == HOME and not has_lost and self._can_do_without(member):
             spare = self.spares.pop()
             self.world.say(f"{spare.name} takes the place of {member.name}")
             self._outdated = self.members
