@@ -299,10 +299,13 @@ class Service:
             self._durable(self.writer.durable_lsn)
 
     def _leave_writer(self) -> None:
-        """Listen no more. While the writer still hangs, the descriptor that it rings may not become another's."""
-        self._loop.remove_reader(self._bell)
+        """Listen no more, once. What a hanging writer rings stays open, lest it become another's."""
+        bell, self._bell = self._bell, NO_BELL
+        if bell == NO_BELL:
+            return
+        self._loop.remove_reader(bell)
         if self.writer.has_ended:
-            os.close(self._bell)
+            os.close(bell)
 
     def _chained(self, linked: LinkedBatch) -> None:
         self.submitter.chained(linked)
