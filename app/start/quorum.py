@@ -259,7 +259,8 @@ def _take_lead(
             own = FileLog(folder, node_id, plan.wal_id, segment_bytes=settings.wal.segment_bytes, lock=lock)
         if own is not None:
             carry_out(members, plan, own, Frame(Greet(node_id, plan.wal_id, members.run)))
-            own.store(own.control._replace(epoch=plan.epoch))
+            if plan.configuration.is_quorum:  # else nothing says that no other copy was written since
+                own.store(own.control._replace(epoch=plan.epoch))
     finally:
         if own is not None:
             own.close()

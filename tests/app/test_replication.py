@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -244,6 +245,19 @@ async def test_from_copies_nobody_takes_over_and_nothing_waits_for_them(
     keepers.start(0, 1, 2)
     with pytest.raises(StartRefusedError, match="the disk was lost or swapped"):
         async with run_node(replicated("another", ack_mode="LOCAL_GROUP_SYNC")):
+            pass
+
+
+async def test_over_copies_a_disk_that_was_left_behind_is_refused(
+    tmp_path: Path, replicated: MakeReplicated, run_server: RunServer, run_node: RunNode
+) -> None:
+    async with run_server(replicated(ack_mode="LOCAL_GROUP_SYNC")) as client:
+        await submit(client, "GLOBAL")
+    shutil.copytree(tmp_path / "disk", tmp_path / "another")
+    async with run_server(replicated("another", ack_mode="LOCAL_GROUP_SYNC")) as client:
+        await submit(client, "GLOBAL")
+    with pytest.raises(StartRefusedError, match="another copy of it has been written since"):
+        async with run_node(replicated(ack_mode="LOCAL_GROUP_SYNC")):
             pass
 
 
