@@ -20,7 +20,7 @@ from tests.crash.quorum.faults import ALL, Faults
 from tests.crash.quorum.history import History, Line, Read, Wrote
 
 Pair = tuple[EmbeddedPostgres, Standby]
-SHORT = ("writer_hangs_without_a_quorum", "postgres_fails_over")
+SHORT = ("member_disk_is_full", "writer_hangs_without_a_quorum", "postgres_fails_over")
 """The faults of a run of `make test`."""
 ROUNDS = 12
 ENOUGH = 5
