@@ -357,7 +357,8 @@ async def waiting_for_regions(
             keepers.stop(3, 4)
             draft = created("acme", 1, durability=Durability.GLOBAL)
             writing = asyncio.create_task(service.submitter.submit(draft, key=None))
-            await until(lambda: service.node.chained.lsn == service.writer.written_lsn, "it is chained at home")
+            spread = service.node.spread
+            await until(lambda: spread.wanted_lsn == service.writer.written_lsn, "it is chained, and waits for regions")
             assert not writing.done()
             yield service, keepers, writing
     finally:
