@@ -53,7 +53,7 @@ appender.file.fileName = {log_file}
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSSXXX}} %p %c{{1}}: %m%n%ex
 """
-PACKAGES: Final = ("ledger", "signing", "pipeline")
+PACKAGES: Final = ("ledger", "objects", "signing", "pipeline")
 """What tasks import."""
 
 

@@ -74,7 +74,7 @@ TIMEOUT_S = 240
 
 def test_what_is_sent_is_all_that_tasks_import_of_the_project(tmp_path: Path) -> None:
     names = zipfile.ZipFile(pack(tmp_path)).namelist()
-    assert {name.partition("/")[0] for name in names} == {"ledger", "signing", "pipeline"}
+    assert {name.partition("/")[0] for name in names} == {"ledger", "objects", "signing", "pipeline"}
     assert {"ledger/__init__.py", "signing/bundle/reader.py", "pipeline/places/postgres.py"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
