@@ -18,6 +18,7 @@ from benchmarks import (
     bundle,
     bundle_import,
     bytes_kept,
+    exchange,
     flood,
     ingest,
     machine,
@@ -57,6 +58,7 @@ ROWS: tuple[Row, ...] = (
 BY_NAME: tuple[Row, ...] = (
     bundle.GROWTH,
     bundle_import.GROWTH,
+    exchange.LAG,
     flood.ROW,
     spark_verify.SCALING_ARCHIVE,
     spark_verify.SCALING_POSTGRES,

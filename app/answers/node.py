@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -109,7 +109,7 @@ class NodeAnswer(TypedDict):
     ack_mode: str
     core: str
     topology: Topology
-    members: list[MemberAnswer]
+    members: NotRequired[list[MemberAnswer]]
     positions: Positions
     clock: ClockAnswer
     failure: str | None

@@ -13,16 +13,19 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from cryptography.x509 import DNSName
 
 from app.config import Settings
 from app.pending.requests import Receipt
 from app.service import Service
 from ledger.errors import DurabilityTimeoutError, FencedError, StartRefusedError
 from ledger.machines.events import Durability
+from tests.app.certificates import Authority
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
 from tests.wal.replication.keepers import Keeper
+from wal.replication.tls import PeerTls, TlsFiles
 
 JOB = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["use1"]}
 NODE = "node-a"
@@ -390,3 +393,35 @@ async def test_who_waits_for_regions_is_answered_before_the_service_stops(
         with pytest.raises(DurabilityTimeoutError) as late:
             await asyncio.wait_for(writing, 30)
         assert late.value.achieved is Durability.REGIONAL
+
+
+async def test_over_tls_a_node_writes_the_log_that_its_certificate_names_and_no_other(
+    tmp_path: Path, make_settings: MakeSettings, run_server: RunServer, run_node: RunNode
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    served = authority.issue("keeper")
+    tls = PeerTls(TlsFiles(served.cert, served.key, authority.ca_file), server_side=True)
+    keepers = [Keeper(tmp_path / f"keeper-{number}", region="local", tls=tls) for number in range(3)]
+    members = [f"localhost:{keeper.port}" for keeper in keepers]
+
+    def settings(disk: str, name: str, **given: Any) -> Settings:
+        shown = authority.issue(f"for-{name}", [DNSName(name)], is_client=True)
+        files = {"tls_cert": shown.cert, "tls_key": shown.key, "tls_ca": authority.ca_file}
+        replication = {"members": members, "timeout": "5s", **files}
+        return make_settings(
+            disk, node_id=NODE, wal={"ack_mode": "REPLICATED_QUORUM"}, replication=replication, **given
+        )
+
+    try:
+        async with run_server(settings("disk", NODE)) as client:
+            created = await submit(client, "REGIONAL")
+            big = await client.post("/v1/jobs", json=JOB | {"spec": {"blob": "x" * 500_000}, "durability": "REGIONAL"})
+            assert big.status_code == 201, "a batch of many records of TLS"
+        async with run_server(settings("another", NODE)) as client:
+            assert (await client.get(f"/v1/jobs/{created['job_id']}?tenant_id=acme")).status_code == 200
+        with pytest.raises(StartRefusedError, match="no quorum"):
+            async with run_node(settings("third", "node-b")):
+                pass
+    finally:
+        for keeper in keepers:
+            keeper.close()
