@@ -22,7 +22,7 @@ from tests.crash.quorum.history import History, Line, Read, Wrote
 Pair = tuple[EmbeddedPostgres, Standby]
 SHORT = ("member_disk_is_full", "writer_hangs_without_a_quorum", "postgres_fails_over")
 """The faults of a run of `make test`."""
-ROUNDS = 12
+ROUNDS = 2
 ENOUGH = 5
 
 

@@ -38,7 +38,7 @@ from wal.replication.messages import (
     Ready,
     Refusal,
 )
-from wal.replication.proposer import Proposer, Written
+from wal.replication.proposer import Proposer
 from wal.replication.replica_log import Chunk
 
 ROOT = Path(__file__).parents[3]
@@ -310,10 +310,10 @@ class Alone:
             on_fenced=self.fenced.append,
             on_configured=lambda listed: self.stored.append((listed, len(self.sent))),
         )
-        self.write(3, 3)
+        self.write(3)
 
-    def write(self, first_lsn: int, last_lsn: int) -> None:
-        self.proposer.written(Written(Lsn(first_lsn), Lsn(last_lsn), batch(first_lsn, last_lsn)))
+    def write(self, last_lsn: int) -> None:
+        self.proposer.written(Lsn(last_lsn))
         self.proposer.became_durable(Lsn(last_lsn))
 
     def joins(self, name: str, lsn: int, known: Configuration = NO_MEMBERS, epoch: int = 1) -> None:
