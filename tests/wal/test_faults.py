@@ -180,7 +180,7 @@ def test_nothing_is_reported_durable_before_its_fsync_has_returned(tmp_path: Pat
         if report := re.search(r'"durable (\d+)', call):
             reports += 1
             assert int(report[1]) <= ends[synced - 1]
-    assert reports == rings
+    assert 10 < reports <= rings, "who comes late hears of several at once"
 
 
 def test_what_is_written_is_not_durable_while_it_is_synced(tmp_path: Path, strace: str, core: str) -> None:
