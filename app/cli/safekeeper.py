@@ -18,6 +18,7 @@ from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
 from wal.replication import server
+from wal.replication.address import split_address
 from wal.replication.inquiry import Keeper, status
 from wal.replication.messages import WalStatus
 from wal.replication.safekeeper import Safekeeper
@@ -78,7 +79,7 @@ def serve(
         (log.warning if _IS_ALARMING(event) else log.info)(event, **facts)
 
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
-    host, port = _address(listen)
+    host, port = split_address(listen)
     listener = server.listen(host, port, is_secured=tls is not None)
     keeper = Safekeeper(folder, region, tell_event, _store(archive))
     try:
@@ -114,7 +115,7 @@ def show_status(
     is_whole = True
     for address in addresses:
         try:
-            keeper = status(*_address(address), tls, STATUS_TIMEOUT_S)
+            keeper = status(*split_address(address), tls, STATUS_TIMEOUT_S)
         except (OSError, LedgerError) as error:
             is_whole = False
             found.append({"address": address, "region": None, "error": str(error), "wals": []})
@@ -191,10 +192,3 @@ def _tls(cert: Path | None, key: Path | None, ca: Path | None, *, server_side: b
 
     files.read(key)  # which nobody else may
     return PeerTls(TlsFiles(cert, key, ca), server_side=server_side)
-
-
-def _address(given: str) -> tuple[str, int]:
-    host, _, port = given.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"{given!r} is no HOST:PORT")
-    return host.strip("[]"), int(port)

@@ -89,7 +89,7 @@ def members_of(settings: Settings) -> Members | None:
     addresses: Mapping[str, str] = {each.address: each.region or settings.region for each in replication.members}
     timeout_s = replication.timeout.total_seconds()
     tls = tls_context(replication.tls_ca, replication.tls_cert, replication.tls_key, "replication.tls_")
-    return Members(addresses, secrets.token_hex(WAL_ID_BYTES), timeout_s, tls, timeout_s)
+    return Members(addresses, secrets.token_hex(WAL_ID_BYTES), timeout_s, tls)
 
 
 def tls_context(ca: Path | None, cert: Path | None, key: Path | None, prefix: str) -> ssl.SSLContext | None:

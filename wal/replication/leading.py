@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ledger.errors import FencedError, LedgerError, WalError
@@ -28,13 +28,15 @@ BEATS_A_TIMEOUT = 3
 
 @dataclass(frozen=True)
 class Members:
-    """Where the members stand, by address their region; how they are spoken to, and by which run of this node."""
+    """Where the members stand, by address their region; how they are spoken to, and by which run of this node.
+
+    One that says nothing for ``timeout_s`` seconds is lost; an election waits as long for their answers.
+    """
 
     addresses: Mapping[str, str]
     run: str
     timeout_s: float = 5.0
     tls: ssl.SSLContext | None = None
-    elect_within_s: float = field(default=5.0)
 
 
 def held_in(log: ReplicaLog) -> Held:
@@ -49,7 +51,7 @@ def elect(members: Members, election: Election) -> Plan:
         WalError: there is no quorum, or another proposer was faster.
     """
     wires = Wires(members.addresses, members.tls, members.timeout_s)
-    ends_s = time.monotonic() + members.elect_within_s
+    ends_s = time.monotonic() + members.timeout_s
     try:
         while election.outcome is None:
             wires.open_due()

@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.errors import InvalidInputError
+from wal.replication.address import split_address
 from wal.replication.messages import PREFIX_BYTES, Frame, decode, encode, length_of
 
 RECEIVE_BYTES = 1 << 18
@@ -48,18 +49,6 @@ class Received(NamedTuple):
 
 
 Event = Connected | Lost | Received
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; an IPv6 host is in brackets.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigurationError(f"{address!r} is not an address such as keeper-1:7010")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class Wires:
