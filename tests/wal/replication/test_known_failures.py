@@ -172,6 +172,15 @@ def test_an_equal_epoch_is_promised_to_one_run_only(quorum: Quorum) -> None:
     assert isinstance(ask(quorum, "a", Prepare(Epoch(3), WAL_ID, NO_MEMBERS)), Promise)
 
 
+def test_a_lower_epoch_is_promised_to_nobody_not_even_to_who_has_the_higher(quorum: Quorum) -> None:
+    elect(quorum, "a", 3, (3, 1))
+    for run in (ONE, OTHER):
+        assert refused(ask(quorum, "a", Prepare(Epoch(2), WAL_ID, NO_MEMBERS), run)) == FENCED
+    quorum.restart("a")
+    for run in (ONE, OTHER):
+        assert refused(ask(quorum, "a", Prepare(Epoch(2), WAL_ID, NO_MEMBERS), run)) == FENCED
+
+
 def test_who_was_promised_the_same_epoch_elsewhere_gives_it_up(quorum: Quorum, writer: Write) -> None:
     """Else a member that promised it to a run that lost would be without the log for as long as the epoch lasts."""
     writer("1").begin()
