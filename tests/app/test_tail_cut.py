@@ -30,7 +30,7 @@ from signing.checkpoint import parse, sign_checkpoint
 from signing.keys import Keyring
 from signing.looks import remember_told
 from signing.memory import Memory
-from tests.app.chains import until
+from tests.app.chains import followed, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import assert_no_start, wal_folder
 from tests.app.witness import Witness
@@ -70,6 +70,8 @@ async def grow(client: httpx.AsyncClient, size: int) -> str:
 
 
 async def cut(superuser: asyncpg.Connection) -> None:
+    """Cut the tail once the job table is at its end: what it would still add has no entries any more."""
+    await until(lambda: followed(superuser), "the job table is at the chain's end")
     await superuser.execute("SET session_replication_role = replica")
     await cut_tail(superuser, "acme", CUT)
 
