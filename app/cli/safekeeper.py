@@ -188,7 +188,4 @@ def _tls(cert: Path | None, key: Path | None, ca: Path | None, *, server_side: b
         return None
     if cert is None or key is None or ca is None:
         raise ConfigurationError("--tls-cert, --tls-key and --tls-ca go together: give all three, or none")
-    from signing import files
-
-    files.read(key)  # which nobody else may
     return PeerTls(TlsFiles(cert, key, ca), server_side=server_side)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import httpx
 
 from app.store.leases import Held
+from wal.replication.tls import PeerTls
 
 PREFIX = "tallystick/wal/"
 TIMEOUT_S = 5.0
@@ -19,9 +21,10 @@ TIMEOUT_S = 5.0
 class EtcdLeases:
     """The leases in the etcd cluster at ``urls``, each tried in turn."""
 
-    def __init__(self, urls: Sequence[str], tls: ssl.SSLContext | None) -> None:
+    def __init__(self, urls: Sequence[str], tls: PeerTls | None) -> None:
         self._urls = list(urls)
-        self._tls = tls or httpx.create_ssl_context(trust_env=False)
+        of_system = cache(partial(httpx.create_ssl_context, trust_env=False))
+        self._context: Callable[[], ssl.SSLContext] = tls.context if tls is not None else of_system
         self._ids: dict[tuple[str, str], str] = {}
         """etcd's id of the lease by node and run."""
 
@@ -74,7 +77,7 @@ class EtcdLeases:
             OSError: none does.
         """
         failed = "no URL"
-        async with httpx.AsyncClient(verify=self._tls, timeout=TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(verify=self._context(), timeout=TIMEOUT_S, trust_env=False) as client:
             for url in list(self._urls):
                 try:
                     answer = await client.post(url.rstrip("/") + path, json=body)

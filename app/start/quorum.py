@@ -7,7 +7,6 @@ majority holds. What stood in it and lost is set aside.
 from __future__ import annotations
 
 import secrets
-import ssl
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
@@ -24,7 +23,7 @@ from app.start.checks import set_aside
 from app.store.chaining import WalPosition
 from app.store.faults import DATABASE_FAULTS
 from app.store.leases import PostgresLeases
-from ledger.errors import ConfigurationError, LedgerError, StartRefusedError, WalCorruptError, WalError
+from ledger.errors import LedgerError, StartRefusedError, WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal import control as wal_control
 from wal import lock as wal_lock
@@ -38,6 +37,7 @@ from wal.replication.leading import Members, Reached, Shipper, carry_out, elect,
 from wal.replication.messages import Frame, Greet
 from wal.replication.proposer import Proposer
 from wal.replication.tail_reader import TailReader
+from wal.replication.tls import PeerTls, TlsFiles
 from wal.segment import list_segments
 
 ATTEMPTS_MAX = 3
@@ -88,28 +88,18 @@ def members_of(settings: Settings) -> Members | None:
         return None
     addresses: Mapping[str, str] = {each.address: each.region or settings.region for each in replication.members}
     timeout_s = replication.timeout.total_seconds()
-    tls = tls_context(replication.tls_ca, replication.tls_cert, replication.tls_key, "replication.tls_")
+    tls = _tls(replication.tls_ca, replication.tls_cert, replication.tls_key)
     return Members(addresses, secrets.token_hex(WAL_ID_BYTES), timeout_s, tls)
 
 
-def tls_context(ca: Path | None, cert: Path | None, key: Path | None, prefix: str) -> ssl.SSLContext | None:
-    """How to speak TLS 1.3 to servers that are traced to ``ca``, None without one; as whom, where ``cert`` and ``key``
-    say so. ``prefix`` is what the settings that name them begin with.
+def _tls(ca: Path | None, cert: Path | None, key: Path | None) -> PeerTls | None:
+    """How to speak TLS to servers that are traced to ``ca``, None without one; as whom, where ``cert`` and ``key`` say
+    so.
 
     Raises:
-        ConfigurationError: one cannot be read.
+        ConfigurationError: one cannot be read, or is not what it should be, or others can read the key.
     """
-    if ca is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    try:
-        context.load_verify_locations(ca)
-        if cert is not None:
-            context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"{prefix}ca, {prefix}cert or {prefix}key cannot be used: {error}") from error
-    return context
+    return None if ca is None else PeerTls(TlsFiles(cert, key, ca), server_side=False)
 
 
 def regions_of(settings: Settings) -> frozenset[str]:
@@ -196,7 +186,7 @@ def lease_of(settings: Settings, database_url: str, folder: Path, node_id: str, 
     lease = settings.lease
     leases: Leases = PostgresLeases(database_url)
     if lease.kind == "etcd":
-        leases = EtcdLeases(lease.etcd_urls, tls_context(lease.etcd_ca, lease.etcd_cert, lease.etcd_key, "lease.etcd_"))
+        leases = EtcdLeases(lease.etcd_urls, _tls(lease.etcd_ca, lease.etcd_cert, lease.etcd_key))
     return Lease(leases, node_id, holder_of(folder), run, lease.ttl.total_seconds(), DATABASE_FAULTS)
 
 

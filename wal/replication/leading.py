@@ -6,9 +6,9 @@ a thread that tells the members of every batch that the node writes, and the nod
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -20,7 +20,8 @@ from wal.replication.following import follow
 from wal.replication.messages import DAMAGED, Frame
 from wal.replication.proposer import Proposer
 from wal.replication.replica_log import ReplicaLog
-from wal.replication.wires import Connected, Lost, Received, Wires
+from wal.replication.tls import PeerTls
+from wal.replication.wires import Connected, Event, Lost, Received, Wires
 
 BEATS_A_TIMEOUT = 3
 """How often members are told what is committed, so that they answer, in the time after which a silent one is lost."""
@@ -36,7 +37,7 @@ class Members:
     addresses: Mapping[str, str]
     run: str
     timeout_s: float = 5.0
-    tls: ssl.SSLContext | None = None
+    tls: PeerTls | None = None
 
 
 def held_in(log: ReplicaLog) -> Held:
@@ -108,6 +109,8 @@ class _Asking:
 
     def __init__(self, wires: Wires, address: str, timeout_s: float) -> None:
         self._wires, self._address, self._timeout_s = wires, address, timeout_s
+        self._events: deque[Event] = deque()
+        """What happened that nobody has asked for yet."""
         self._until(Connected)
 
     def __call__(self, request: Frame) -> Frame:
@@ -118,12 +121,14 @@ class _Asking:
 
     def _until(self, kind: type[Connected | Received]) -> Connected | Received:
         while True:
-            self._wires.open_due()
-            for event in self._wires.wait(self._timeout_s):
+            while self._events:
+                event = self._events.popleft()
                 if isinstance(event, Lost):
                     raise WalError(f"the member at {self._address}, which holds the log, was lost: {event.reason}")
                 if isinstance(event, kind):
                     return event
+            self._wires.open_due()
+            self._events.extend(self._wires.wait(self._timeout_s))
 
 
 class MemberReport(NamedTuple):

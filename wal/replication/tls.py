@@ -1,4 +1,4 @@
-"""TLS 1.3 between nodes and safekeepers, each of whom shows a certificate of one authority.
+"""TLS 1.3 between nodes and safekeepers, each of whom shows a certificate of one authority, and to etcd.
 
 The certificate of a node names it: its common name, or a DNS name among its alternative ones, is its node id. That of a
 safekeeper names the host under which nodes know it. Files that change are taken for the connections that come then.
@@ -7,26 +7,37 @@ safekeeper names the host under which nodes know it. Files that change are taken
 from __future__ import annotations
 
 import ssl
+import stat
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ledger.errors import ConfigurationError
 
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
 
 class TlsFiles(NamedTuple):
-    """Files in PEM: the own certificate, its key, which has no passphrase, and the authority that vouches for peers."""
+    """Files in PEM: the own certificate, its key, which has no passphrase, and the authority that vouches for peers.
 
-    cert: Path
-    key: Path
+    A client that shows no certificate has neither of the first two.
+    """
+
+    cert: Path | None
+    key: Path | None
     ca: Path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Those that are named."""
+        return tuple(path for path in self if path is not None)
 
 
 class PeerTls:
     """What connections are made with; any thread may ask.
 
     Raises:
-        ConfigurationError: a file cannot be read, or is not what it should be.
+        ConfigurationError: a file cannot be read, or is not what it should be, or others can read the key.
     """
 
     def __init__(self, files: TlsFiles, *, server_side: bool) -> None:
@@ -52,18 +63,24 @@ class PeerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server_side else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
+        cert, key, ca = self._files
         try:
-            context.load_cert_chain(self._files.cert, self._files.key, password=lambda: "")
-            context.load_verify_locations(self._files.ca)
+            if key is not None and key.stat().st_mode & OTHERS:
+                raise ConfigurationError(
+                    f"key file {key} can be reached by others, so others can use this key: chmod 600"
+                )
+            if cert is not None:
+                context.load_cert_chain(cert, key, password=lambda: "")
+            context.load_verify_locations(ca)
         except (OSError, ValueError) as error:
             raise ConfigurationError(
-                f"{self._files.cert}, {self._files.key} and {self._files.ca} are no certificate, its unencrypted key "
-                f"and the certificate of an authority, in PEM: {error}"
+                f"{', '.join(map(str, self._files.paths))}: no certificate, its unencrypted key and the certificate of "
+                f"an authority, in PEM: {error}"
             ) from None
         return context
 
     def _stamp_now(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(map(_stamp, self._files))
+        return tuple(map(_stamp, self._files.paths))
 
 
 def names_of(connected: ssl.SSLSocket) -> frozenset[str]:

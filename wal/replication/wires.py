@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from ledger.errors import InvalidInputError
 from wal.replication.address import split_address
 from wal.replication.messages import PREFIX_BYTES, Frame, decode, encode, length_of
+from wal.replication.tls import PeerTls
 
 RECEIVE_BYTES = 1 << 18
 PAUSE_FIRST_S = 0.05
@@ -54,7 +55,7 @@ Event = Connected | Lost | Received
 class Wires:
     """One connection to each of ``addresses``, opened by ``open`` and kept until it is lost or closed."""
 
-    def __init__(self, addresses: Mapping[str, str], tls: ssl.SSLContext | None, timeout_s: float) -> None:
+    def __init__(self, addresses: Mapping[str, str], tls: PeerTls | None, timeout_s: float) -> None:
         self._wires = {address: _Wire(address, tls) for address in addresses}
         self._timeout_s = timeout_s
         self._selector = selectors.DefaultSelector()
@@ -168,7 +169,7 @@ _Where = tuple[socket.AddressFamily, socket.SocketKind, int, Any]
 class _Wire:
     """One connection: a socket, perhaps TLS over it, and the bytes under way."""
 
-    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: str, tls: PeerTls | None) -> None:
         self.address = address
         self._host, self._port = split_address(address)
         self._tls = tls
@@ -229,7 +230,7 @@ class _Wire:
             self.socket.connect(where)
         if self._tls is not None:
             self._from_net, self._to_net = ssl.MemoryBIO(), ssl.MemoryBIO()
-            self._ssl = self._tls.wrap_bio(self._from_net, self._to_net, server_hostname=self._host)
+            self._ssl = self._tls.context().wrap_bio(self._from_net, self._to_net, server_hostname=self._host)
 
     def goes_on(self) -> bool:
         """Take the next step towards an open connection; whether it is open now."""

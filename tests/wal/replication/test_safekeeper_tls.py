@@ -14,12 +14,13 @@ from cryptography.x509 import DNSName
 from ledger.errors import ConfigurationError
 from tests.app.certificates import Authority, Pair
 from tests.wal.logs import NODE, WAL_ID
-from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking
+from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking, until
 from wal.replication import messages
 from wal.replication.frames import ConnectionOverError
 from wal.replication.inquiry import status
-from wal.replication.messages import Greet, Greeting
+from wal.replication.messages import Frame, Greet, Greeting
 from wal.replication.tls import PeerTls, TlsFiles
+from wal.replication.wires import Connected, Lost, Received, Wires
 
 
 class Peers:
@@ -132,6 +133,35 @@ def test_files_that_are_no_certificates_refuse_the_start(tmp_path: Path, peers: 
     pair = peers.authority.issue("keeper")
     pair.key.write_text("no key")
     with pytest.raises(ConfigurationError, match=r"keeper\.key"):
+        PeerTls(TlsFiles(pair.cert, pair.key, peers.authority.ca_file), server_side=True)
+
+
+def test_a_node_shows_the_certificate_that_its_files_hold_now(keeper: Keeper, peers: Peers, tmp_path: Path) -> None:
+    pair = Authority(tmp_path / "strange", "strange").issue("node", [DNSName(NODE)], is_client=True)
+    tls = PeerTls(TlsFiles(pair.cert, pair.key, peers.authority.ca_file), server_side=False)
+    address = f"localhost:{keeper.port}"
+    wires = Wires({address: "use1"}, tls, WAIT_S)
+
+    def comes(kind: type[Connected | Lost | Received]) -> bool:
+        wires.open_due()
+        events = wires.wait(0.05)
+        for event in events:
+            if isinstance(event, Connected):
+                wires.send(address, Frame(Greet(NODE, WAL_ID, "1".rjust(32, "0"))))
+        return any(isinstance(event, kind) for event in events)
+
+    try:
+        until(lambda: comes(Lost), "the certificate of another authority is refused")
+        pair.take(peers.authority.issue("next", [DNSName(NODE)], is_client=True))
+        until(lambda: comes(Received), "the new one is taken")
+    finally:
+        wires.close()
+
+
+def test_a_key_that_others_can_read_is_refused(peers: Peers) -> None:
+    pair = peers.authority.issue("keeper")
+    pair.key.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="others can use this key"):
         PeerTls(TlsFiles(pair.cert, pair.key, peers.authority.ca_file), server_side=True)
 
 
