@@ -16,9 +16,9 @@ import asyncio
 import contextlib
 import gc
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import asyncpg
 import structlog
@@ -38,7 +38,6 @@ from app.chain.cosignatures import CosignatureInbox
 from app.chain.ledger_watch import LedgerWatch
 from app.chain.timestamps import Authority, Timestamper
 from app.config import Settings
-from app.exchange.peer import Peer
 from app.exchange.regions import Regions
 from app.http.listener import listening as listening
 from app.intake.privacy_changes import PrivacyChanges
@@ -46,7 +45,7 @@ from app.intake.sealing import Sealing
 from app.node import wall_clock
 from app.node.kept_running import kept_running
 from app.node.session import SessionTokens
-from app.parts import Parts, ReadinessCheck
+from app.parts import Parts
 from app.privacy.agreement import Unchained
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
@@ -60,6 +59,7 @@ from app.read.replicas import Replicas, replicas_at
 from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier
 from app.read.verified_positions import VerifiedPositions
+from app.readiness import checks_before_writes, reported_checks
 from app.service import Service
 from app.start.procedure import StartedNode, start_node, went_away
 from app.start.quorum import Takeover
@@ -72,15 +72,11 @@ from signing.keys import Keyring
 from signing.timestamp import load_authorities, require_available
 
 POOL_CONNECTIONS_MAX = 16
-TENANTS_NAMED_MAX = 10
-"""Damaged tenants that ``/readyz`` names."""
 GC_ALLOCATIONS = 250_000
 """Allocations between collections of the young generation: the events under way are many, and none is a cycle."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Longest that the WAL's writer thread waits for a busy event loop: a tenth of the default, about one fsync."""
-
-Value = TypeVar("Value")
 
 log = structlog.get_logger()
 
@@ -260,17 +256,12 @@ def _parts(
         callers=_callers(service, given),
         tls=given.tls,
         trust=service.trust,
-        reported_checks=_reported_checks(service, started, knowledge, breaks, given, regions),
+        reported_checks=reported_checks(service, started, knowledge, breaks, given.tls, given.issuer, regions),
         witnesses=settings.log.witnesses,
         cosignatures=_cosignatures(service, pool),
         timestamper=_timestamper(service, pool, given.authorities),
-        members=service.shipper.reports if service.shipper is not None else tuple,
-        readiness_checks={
-            "chaining": lambda: service.appender.database_error,
-            "backlog": service.backlog_fault,
-            "quorum": service.quorum_fault,
-            "checkpoints": lambda: service.notary.checkpoint_fault,
-        },
+        members=service.leadership.shipper.reports if service.leadership is not None else tuple,
+        readiness_checks=checks_before_writes(service),
     )
 
 
@@ -286,37 +277,16 @@ def _regions(
     trusted = settings.bundle.trusted_keys
 
     async def take(name: str, pieces: AsyncIterator[bytes]) -> None:
-        async with staging.upload() as upload:
-            upload.begin_file(name)
-            async for piece in pieces:
-                await asyncio.to_thread(upload.write, piece)
-            upload.end_file()
-            await importer.run(upload.files, dry_run=False)
+        async with staging.piecewise(name, pieces) as files:
+            await importer.run(files, dry_run=False)
 
-    regions = Regions(
-        [
-            Peer(
-                peer,
-                started.log_origin,
-                pool,
-                partial(Keyring.load, trusted),
-                take,
-                settings.exchange.range_entries,
-                settings.exchange.interval.total_seconds(),
-            )
-            for peer in settings.exchange.peers
-            if trusted is not None
-        ]
-    )
+    regions = Regions([])
+    if trusted is not None:
+        regions = Regions.of(settings.exchange, started.log_origin, pool, partial(Keyring.load, trusted), take)
     if regions.peers and settings.exchange.is_global:
         service.submitter.answers.in_regions = regions.spread
         service.submitter.answers.head_seq = service.appender.head_seq
-    service.metrics.watch_peers(
-        lambda: [
-            (peer.settings.url, peer.imported_entries, peer.lag_entries, peer.fault is not None)
-            for peer in regions.peers
-        ]
-    )
+    service.metrics.watch_peers(regions.figures)
     return regions
 
 
@@ -429,59 +399,6 @@ def _ledger_watch(service: Service, started: StartedNode, pool: asyncpg.Pool[asy
     )
 
 
-def _reported_checks(
-    service: Service,
-    started: StartedNode,
-    knowledge: PrivacyKnowledge,
-    breaks: FoundBreaks,
-    given: _Given,
-    regions: Regions,
-) -> Mapping[str, ReadinessCheck]:
-    """What ``/readyz`` tells of, and takes writes all the same."""
-    issuer = given.issuer
-    return {
-        "signing": lambda: service.keys.fault,
-        "admission": lambda: service.keys.not_admitted,
-        "keys": service.trust.fault,
-        "database_role": lambda: started.role_fault,
-        "tls": lambda: _tls_fault(service.settings, given.tls),
-        "clock": service.node.wall.fault,
-        "breaks": breaks.fault,
-        "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
-        "locks": lambda: _named("not chained, another session keeps their rows locked", service.node.locked),
-        "privacy": lambda: (
-            knowledge.keys.fault
-            or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
-        ),
-        "job_table": lambda: service.job_table.last_error,
-        "exchange": regions.fault,
-        "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
-        "watch": lambda: _named(
-            "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "
-            "the node that writes is not admitted or down",
-            service.node.unfollowed,
-        ),
-        **({} if issuer is None else {"issuer": lambda: issuer.keys.fault}),
-    }
-
-
-def _tls_fault(settings: Settings, tls: ServerTls | None) -> str | None:
-    if settings.tokens_in_the_clear:
-        return (
-            f"tokens travel in the clear: others can reach {settings.http.listen}, and neither tls.cert nor "
-            "http.trusted_proxies is set"
-        )
-    return None if tls is None else tls.fault()
-
-
-def _named(what: str, tenants: Mapping[str, str]) -> str | None:
-    """The tenants of which ``what`` is so, None when there are none."""
-    if not tenants:
-        return None
-    more = f" and {len(tenants) - TENANTS_NAMED_MAX} more" if len(tenants) > TENANTS_NAMED_MAX else ""
-    return f"{what}: {', '.join(sorted(tenants)[:TENANTS_NAMED_MAX])}{more}"
-
-
 async def serve(
     settings: Settings,
     database_url: str,
@@ -507,7 +424,7 @@ async def serve(
     stop_signals.handle(signalled.set)
     async with contextlib.AsyncExitStack() as stack:
         start = running(settings, database_url, accept_lost_wal=accept_lost_wal)
-        entered = await _unless(signalled, stack.enter_async_context(start))
+        entered = await stop_signals.unless(signalled, stack.enter_async_context(start))
         if entered is None:
             return 0
         service, parts = entered
@@ -521,16 +438,3 @@ async def serve(
             waiting.cancel()
         log.info("stopping", node_id=service.node.node_id)
     return 0 if service.node.failure is None else 1
-
-
-async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, Value]) -> Value | None:
-    """What ``work`` returns, or None when it was cut short by the signal."""
-    loop = asyncio.get_running_loop()
-    working = loop.create_task(work)
-    signal_came = loop.create_task(signalled.wait())
-    await asyncio.wait((working, signal_came), return_when=asyncio.FIRST_COMPLETED)
-    signal_came.cancel()
-    if not working.done():
-        working.cancel()
-        await asyncio.wait((working,))
-    return None if working.cancelled() else working.result()

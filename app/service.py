@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 import asyncpg
 import structlog
@@ -20,6 +20,7 @@ import structlog
 from app.access.access_log import AccessLog
 from app.access.quotas import Quotas
 from app.access.tokens import KnownTokens
+from app.background.loops import called_in
 from app.background.turns import FairTurns
 from app.chain.appender import STATEMENT_TIMEOUT_S, Appender
 from app.chain.followers import Follower, TableFollower
@@ -38,40 +39,33 @@ from app.keys.changes import KeyChanges
 from app.keys.in_use import KeyInUse
 from app.keys.tokens import Tokens
 from app.keys.trust import Trust
+from app.leadership import Leadership
 from app.metrics import Metrics
-from app.node import unrecorded
 from app.node.kept_running import kept_running
 from app.node.state import Node, expire
 from app.pending.backlog import Backlog, Pending
 from app.pending.linking import LinkedBatch
 from app.pending.quarantine import Quarantine
 from app.start.procedure import StartedNode
-from app.start.quorum import quorum_survives, regions_of, shipper_of
-from app.start.wal import to_its_end
+from app.start.quorum import quorum_survives, regions_of
+from app.start_entries import record_start
 from app.stats.files import StatsFiles
 from app.stats.intake import StatsIntake
 from app.stats.writer import StatsWriter
-from app.store import chaining, following, idempotency
+from app.store import chaining, following
 from app.store.edge import EdgeLookups
-from app.store.faults import DATABASE_FAULTS
 from app.store.growth import Growth
+from app.upkeep import Upkeep
 from ledger.errors import (
-    ChainDamagedError,
     DurabilityTimeoutError,
-    EventRefusedError,
-    FencedError,
     LedgerError,
     WalPoisonedError,
 )
-from ledger.machines.events import SystemAction
-from ledger.positions import Epoch, Lsn, before
-from wal import control as wal_control
-from wal import retention as wal_retention
+from ledger.positions import Epoch, Lsn
 from wal.group_commit import LOCAL_GROUP_SYNC, LOCAL_SYNC, GroupCommit
 from wal.log import Log
 from wal.queue import NO_BELL
 from wal.replication.ack_mode import AckMode
-from wal.replication.leading import Reached, Shipper
 
 WAL_CLOSE_TIMEOUT_S = 10.0
 WAITING_SHARE = 0.4
@@ -82,9 +76,6 @@ FOLLOW_AT_STOP_S = 2.0
 """How long a stop waits for followers; what they have not followed then is followed by the next start."""
 FENCE_HELD_IDLE_MAX_S = 5.0
 """How long a process that hangs inside a chaining transaction may keep its fence, and its successor, waiting."""
-HOURLY_S = 3600.0
-
-Value = TypeVar("Value")
 
 log = structlog.get_logger()
 
@@ -119,9 +110,7 @@ class Service:
         lookups = EdgeLookups(pool)
         self.keyed = KeyedRequests(self.node, lookups.find_lines)
         self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.locked)
-        self.shipper = self._make_shipper(started)
-        if self.shipper is not None:
-            self.metrics.watch_members(self.shipper)
+        self.leadership = self._lead(started)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
         self._loop.add_reader(self._bell, self._rung)
@@ -148,6 +137,7 @@ class Service:
             sign_snapshots=settings.chain.sign_snapshots,
             metrics=self.metrics,
         )
+        self.upkeep = Upkeep(started, pool, self.writer, self.quarantine, lambda: self.notary.signed_lsn)
         self.trust = Trust(started.key_chain, pool, self.notary.origin)
         self.appender = Appender(
             node=self.node,
@@ -238,22 +228,16 @@ class Service:
             queue_max_entries=self.backlog.entries_max + self.backlog.kept_entries,
             queue_max_bytes=self.backlog.bytes_max + self.backlog.kept_bytes,
             ack_mode=LOCAL_SYNC if wal.ack_mode is AckMode.LOCAL_SYNC else LOCAL_GROUP_SYNC,
-            shipper_bell=self.shipper.bell if self.shipper else NO_BELL,
+            shipper_bell=self.leadership.shipper.bell if self.leadership else NO_BELL,
             bell=self._bell,
             on_failure=self._writer_failed,
         )
 
-    def _make_shipper(self, started: StartedNode) -> Shipper | None:
+    def _lead(self, started: StartedNode) -> Leadership | None:
         if started.lead is None:
             return None
-        return shipper_of(
-            started.folder,
-            started.control,
-            started.lead,
-            self.settings,
-            on_reached=self._from_thread(self._reached),
-            on_over=self._from_thread(self._lost_lead),
-            metrics=self.metrics,
+        return Leadership(
+            self.settings, started, started.lead, self.metrics, on_committed=self._committed, on_over=self.fail
         )
 
     def _make_stats_writer(self) -> StatsWriter:
@@ -268,15 +252,6 @@ class Service:
         )
         return StatsWriter(self.stats, files, self.metrics)
 
-    def _from_thread(self, callback: Callable[[Value], None]) -> Callable[[Value], None]:
-        """``callback``, called on another thread, run in the event loop; dropped once that has ended."""
-
-        def call(value: Value) -> None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(callback, value)
-
-        return call
-
     def _writer_failed(self, error: WalPoisonedError) -> None:
         """Called on the writer thread."""
 
@@ -284,7 +259,7 @@ class Service:
             self._hear_writer()  # what it made durable before
             self.fail(error)
 
-        self._from_thread(take_in)(error)
+        called_in(self._loop, take_in)(error)
 
     def _rung(self) -> None:
         os.eventfd_read(self._bell)
@@ -325,17 +300,12 @@ class Service:
         if waited_s is not None:
             self.metrics.wal_append_seconds.observe(waited_s)
         self.node.durable.advance(lsn)
-        if self.shipper is None:
+        if self.leadership is None:
             self._committed(lsn)
 
     def _committed(self, lsn: Lsn) -> None:
         self.node.committed.advance(lsn)
         self.appender.wake()
-
-    def _reached(self, reached: Reached) -> None:
-        assert self._started.lead is not None
-        self.node.spread.advance(self._started.lead.spread_lsn(reached.region_lsns))
-        self._committed(reached.committed_lsn)
 
     async def _connect_appender(self) -> asyncpg.Connection[asyncpg.Record]:
         return await chaining.connect(self.database_url, STATEMENT_TIMEOUT_S, FENCE_HELD_IDLE_MAX_S)
@@ -358,26 +328,6 @@ class Service:
                 pending.outcome.exception()
         self.stop_requested.set()
 
-    def _lost_lead(self, error: LedgerError) -> None:
-        if isinstance(error, FencedError):
-            self.metrics.fencing_rejects.inc()
-            log.error("wal_fencing_reject", epoch=self.node.epoch, error=str(error))
-        self.fail(error)
-
-    def quorum_fault(self) -> str | None:
-        """Why nothing is committed now, None while members enough follow or none votes."""
-        if self.shipper is None or not self.settings.wal.ack_mode.is_replicated:
-            return None
-        proposer = self.shipper.proposer
-        voters = proposer.configuration.voters
-        needed = len(voters) if self.settings.wal.ack_mode is AckMode.REPLICATED_ALL else len(voters) // 2 + 1
-        if voters and proposer.in_sync() >= needed:
-            return None
-        faults = [f"{report.address}: {report.fault}" for report in self.shipper.reports() if report.fault]
-        return (
-            f"no quorum: {proposer.in_sync()} of {needed} safekeepers needed follow; {'; '.join(faults) or 'none yet'}"
-        )
-
     def backlog_fault(self) -> str | None:
         """Whether writes are refused because too much waits to be chained."""
         waiting = len(self.backlog)
@@ -391,23 +341,22 @@ class Service:
         for pending in self._started.recovered:
             self.backlog.add((pending,))
             self._recovered(pending)
-        if self.shipper is not None:
-            self.shipper.start(self.writer)
-            assert self._started.lead is not None
-            self.system_entries.enter_epoch_start(self._started.next_lsn, self._started.lead.accepted_loss)
+        if self.leadership is not None:
+            self.leadership.start(self.writer, self.system_entries)
         for tenant_id in self._started.damaged_trees:
             self.notary.mend(tenant_id)
         self.appender.wake()
         self.spawn(self.appender.run())
-        self._persisting = self.spawn(self._persist_control())
+        self._persisting = self.spawn(self.upkeep.persist_control(self.settings.hlc.persistence_interval))
         followers = [follower.run for follower in self._followers]
-        for derived in (*followers, self._clean_up, self.key_changes.follow_admission):
+        for derived in (*followers, self.key_changes.follow_admission):
             self.spawn(kept_running(derived))
-        self.spawn(self._record_start())
+        self.spawn(kept_running(partial(self.upkeep.clean_up, self.settings.wal.retain)))
+        self.spawn(record_start(self._started, self.system_entries, self.key_changes))
         if (lease := self._started.lease) is not None:
             self.metrics.watch_lease(lambda: lease.is_reached)
             self.spawn(lease.keep(self.fail))
-        if self.shipper is not None:
+        if self.leadership is not None:
             self.spawn(Returning(self.node, self.system_entries, self._started.folder, self._recovered).run())
 
     def _recovered(self, pending: Pending) -> None:
@@ -429,83 +378,6 @@ class Service:
             return
         log.error("task_failed", exc_info=error)
         self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
-
-    async def _record_start(self) -> None:
-        """What ``_system`` must say of this start: a WAL that was given up, keys that it does not name yet.
-
-        An earlier process may have ended at any point here, so the chain itself is asked, once it holds all
-        that process left; while Postgres does not answer, that waits.
-        """
-        try:
-            for first_lsn, last_lsn in self._started.lost:
-                facts: dict[str, object] = {"first_lsn": first_lsn, "last_lsn": last_lsn, "epoch": self.node.epoch}
-                facts["node_id"] = self.node.node_id
-                await self._unless_refused(
-                    self.system_entries.record(SystemAction.WAL_LOST, f"wal:{self.node.node_id}", facts)
-                )
-            await self.node.chained.reached(before(self._started.next_lsn))
-            if self._started.fork is not None:
-                fork = self._started.fork
-                await self._unless_refused(
-                    self.system_entries.record(SystemAction.LOG_FORKED, fork.subject, fork.facts())
-                )
-                unrecorded.FORK.store(self._started.folder, None)
-            await self._unless_refused(self.key_changes.record_start())
-        except ChainDamagedError as error:
-            log.error("start_not_recorded", error=str(error))
-
-    async def _unless_refused(self, recording: Coroutine[Any, Any, object]) -> None:
-        """Record it; should Postgres refuse that very entry, the next start tries again, and this one goes on."""
-        try:
-            await recording
-        except EventRefusedError as error:
-            log.error("start_not_recorded", error=str(error))
-
-    async def _persist_control(self) -> None:
-        interval_s = self.settings.hlc.persistence_interval.total_seconds()
-        while True:
-            await asyncio.sleep(interval_s)
-            await to_its_end(self._store_control)
-
-    def _store_control(self) -> None:
-        node = self.node
-        # On a thread of its own while the positions rise: what is lower is read first.
-        chained_lsn, committed_lsn, durable_lsn = node.chained.lsn, node.committed.lsn, node.durable.lsn
-        reached = self._started.control._replace(
-            highest_hlc=node.clock.last,
-            durable_lsn=Lsn(durable_lsn),
-            committed_lsn=Lsn(committed_lsn),
-            chained_lsn=Lsn(chained_lsn),
-            signed_lsn=Lsn(min(self._settled_lsn(), chained_lsn)),
-        )
-        wal_control.store(self._started.folder, reached)
-
-    def _settled_lsn(self) -> Lsn:
-        """Up to here every record of the WAL is chained and signed: nobody needs it any more."""
-        settled_lsn = min(self.notary.signed_lsn, self.node.chained.lsn)
-        held_lsn = self.quarantine.keeps_from()
-        return settled_lsn if held_lsn is None else min(settled_lsn, before(held_lsn))
-
-    async def _clean_up(self) -> None:
-        """Remove WAL segments that nobody needs any more, and idempotency keys that are too old."""
-        retain_s = self.settings.wal.retain.total_seconds()
-        while True:
-            await asyncio.sleep(min(HOURLY_S, max(retain_s, 1.0)))
-            removed = await asyncio.to_thread(
-                wal_retention.remove_segments,
-                self._started.folder,
-                self._settled_lsn(),
-                retain_s,
-                time.time(),
-                self.writer.retire,
-            )
-            if removed:
-                log.info("wal_segments_removed", segments=removed)
-            try:
-                async with self._pool.acquire() as connection:
-                    await idempotency.forget_old(connection)
-            except DATABASE_FAULTS as error:
-                log.warning("clean_up_delayed", error=str(error))
 
     def begin_stop(self) -> None:
         """``shutdown_grace`` counts from the first call on."""
@@ -534,8 +406,8 @@ class Service:
         if not self._tasks:
             with contextlib.suppress(LedgerError):
                 self.writer.close(WAL_CLOSE_TIMEOUT_S)
-            if self.shipper is not None:
-                self.shipper.close(0)
+            if self.leadership is not None:
+                self.leadership.shipper.close(0)
             self._leave_writer()
 
     async def stop(self) -> None:
@@ -555,8 +427,8 @@ class Service:
         follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self._left_s() - CLOSE_RESERVE_S))
         await asyncio.gather(*(follower.drain(follow_s) for follower in self._table_followers))
         await flushing
-        if self.shipper is not None:
-            await asyncio.to_thread(self.shipper.close, CLOSE_RESERVE_S / 3)
+        if self.leadership is not None:
+            await asyncio.to_thread(self.leadership.shipper.close, CLOSE_RESERVE_S / 3)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=CLOSE_RESERVE_S / 3)
@@ -569,7 +441,7 @@ class Service:
             # Else two would write the same file, and the older one may come last, when the lock is another's.
             await asyncio.wait((self._persisting,))
         try:
-            await asyncio.to_thread(self._store_control)
+            await asyncio.to_thread(self.upkeep.store_control)
         except OSError as error:
             log.error("control_file_not_written", error=str(error))
         self._leave_writer()

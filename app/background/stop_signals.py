@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -20,3 +23,16 @@ def handle(stop: Callable[[], object]) -> None:
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+async def unless(signalled: asyncio.Event, work: Coroutine[Any, Any, Value]) -> Value | None:
+    """What ``work`` returns, or None when it was cut short by the signal."""
+    loop = asyncio.get_running_loop()
+    working = loop.create_task(work)
+    signal_came = loop.create_task(signalled.wait())
+    await asyncio.wait((working, signal_came), return_when=asyncio.FIRST_COMPLETED)
+    signal_came.cancel()
+    if not working.done():
+        working.cancel()
+        await asyncio.wait((working,))
+    return None if working.cancelled() else working.result()

@@ -167,3 +167,17 @@ class Staging:
             finally:
                 upload.close()
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    @asynccontextmanager
+    async def piecewise(self, name: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[list[StagedFile]]:
+        """One file, called ``name``, that comes in pieces, as the only one of an upload.
+
+        Raises:
+            BundleRefusedError, InvalidInputError, NotReadyError, UploadTooLargeError: as for any upload.
+        """
+        async with self.upload() as upload:
+            upload.begin_file(name)
+            async for piece in pieces:
+                await asyncio.to_thread(upload.write, piece)
+            upload.end_file()
+            yield upload.files

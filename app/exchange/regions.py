@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+import asyncpg
 
 from app.exchange.peer import Peer
+from app.exchange_settings import ExchangeSettings
 from ledger.errors import DurabilityTimeoutError
+from signing.keys import Keyring
 
 
 class Regions:
@@ -17,6 +21,21 @@ class Regions:
         self._changed = asyncio.Event()
         for peer in self.peers:
             peer.on_held = self._learnt
+
+    @classmethod
+    def of(
+        cls,
+        settings: ExchangeSettings,
+        own_origin: str,
+        pool: asyncpg.Pool[asyncpg.Record],
+        keys: Callable[[], Keyring],
+        take: Callable[[str, AsyncIterator[bytes]], Awaitable[None]],
+    ) -> Regions:
+        """The ledger of ``own_origin`` and the peers that the settings name, none of which is asked yet."""
+        interval_s = settings.interval.total_seconds()
+        return cls(
+            [Peer(each, own_origin, pool, keys, take, settings.range_entries, interval_s) for each in settings.peers]
+        )
 
     def _learnt(self) -> None:
         self._changed.set()
@@ -38,6 +57,12 @@ class Regions:
     def _is_spread(self, tenant_id: str, seq: int) -> bool:
         holding = 1 + sum(peer.held.get(tenant_id, 0) >= seq for peer in self.peers)
         return holding > (1 + len(self.peers)) // 2
+
+    def figures(self) -> list[tuple[str, int, int, bool]]:
+        """Of each peer its address, entries imported, entries lacking, and whether it fails."""
+        return [
+            (peer.settings.url, peer.imported_entries, peer.lag_entries, peer.fault is not None) for peer in self.peers
+        ]
 
     def fault(self) -> str | None:
         """Which peers are not imported from, and why; None when all are."""

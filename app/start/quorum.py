@@ -7,36 +7,30 @@ majority holds. What stood in it and lost is set aside.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
 from app.config import Settings
-from app.metrics import Metrics
 from app.node.etcd_leases import EtcdLeases
 from app.node.lease import Lease, Leases, holder_of
 from app.start.checks import set_aside
 from app.store.chaining import WalPosition
 from app.store.faults import DATABASE_FAULTS
 from app.store.leases import PostgresLeases
-from ledger.errors import LedgerError, StartRefusedError, WalCorruptError, WalError
-from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
+from ledger.errors import StartRefusedError, WalCorruptError, WalError
+from ledger.positions import NO_EPOCH, Epoch, Lsn
 from wal import control as wal_control
 from wal import lock as wal_lock
-from wal.control import Control
 from wal.format import LSN_LIMIT, WAL_ID_BYTES
-from wal.replication import configuration as configurations
 from wal.replication.configuration import NO_MEMBERS, Configuration
 from wal.replication.election import Election, Held
-from wal.replication.file_log import FileLog, oldest_whole_lsn
-from wal.replication.leading import Members, Reached, Shipper, carry_out, elect, held_in
+from wal.replication.file_log import FileLog
+from wal.replication.leading import Members, carry_out, elect, held_in
 from wal.replication.messages import Frame, Greet
-from wal.replication.proposer import Proposer
-from wal.replication.tail_reader import TailReader
 from wal.replication.tls import PeerTls, TlsFiles
 from wal.segment import list_segments
 
@@ -69,12 +63,6 @@ class Lead(NamedTuple):
     """What is known to be committed before the first record of this epoch is; all of the log where nobody votes."""
     accepted_loss: bool
     """Whether members who did not answer were given up, with what only they held."""
-
-    def spread_lsn(self, region_lsns: Mapping[str, Lsn]) -> Lsn:
-        """What a majority of the regions holds, of what each of them does."""
-        regions = set(self.members.addresses.values()) | region_lsns.keys()
-        held = sorted((region_lsns.get(region, BEFORE_FIRST) for region in regions), reverse=True)
-        return held[len(regions) // 2]
 
 
 def members_of(settings: Settings) -> Members | None:
@@ -114,67 +102,6 @@ def quorum_survives(settings: Settings) -> str | None:
         return None
     home = [each for each in settings.replication.members if each.region in (None, settings.region)]
     return "process" if all(each.is_on_loopback for each in home) else "node"
-
-
-def shipper_of(
-    folder: Path,
-    control: Control,
-    lead: Lead,
-    settings: Settings,
-    *,
-    on_reached: Callable[[Reached], None],
-    on_over: Callable[[LedgerError], None],
-    metrics: Metrics,
-) -> Shipper:
-    """What leads the safekeepers through the epoch of ``control``."""
-
-    def make(shipper: Shipper) -> Proposer:
-        return Proposer(
-            node_id=control.node_id,
-            run=lead.members.run,
-            wal_id=control.wal_id,
-            epoch=control.epoch,
-            history=control.history,
-            configuration=lead.configuration,
-            home=settings.region,
-            ack_mode=settings.wal.ack_mode,
-            addresses=lead.members.addresses,
-            committed_lsn=control.committed_lsn,
-            read=TailReader(folder, control.node_id, control.history).read,
-            oldest_lsn=partial(oldest_whole_lsn, folder),
-            send=shipper.send,
-            drop=shipper.drop,
-            on_fenced=shipper.on_fenced,
-            on_configured=partial(configurations.store, folder),
-        )
-
-    return Shipper(
-        lead.members,
-        make,
-        on_reached=on_reached,
-        on_over=on_over,
-        watcher=_MemberLog(metrics),
-        lag_threshold=settings.replication.lag_threshold,
-        keeps_damaged=settings.replication.corruption_policy == "truncate",
-    )
-
-
-class _MemberLog(NamedTuple):
-    """Tells metrics and log what becomes of members."""
-
-    metrics: Metrics
-
-    def acknowledged(self, address: str, seconds: float) -> None:
-        self.metrics.replication_ack_seconds.observe(seconds)
-
-    def lost(self, address: str, reason: str) -> None:
-        log.warning("wal_replication_member_lost", member=address, error=reason)
-
-    def refused(self, address: str, reason: str) -> None:
-        log.error("wal_replication_append_reject", member=address, error=reason)
-
-    def lags(self, address: str, lag_lsn: int) -> None:
-        log.warning("wal_replication_lag_threshold_exceeded", member=address, lag_lsn=lag_lsn)
 
 
 def lease_of(settings: Settings, database_url: str, folder: Path, node_id: str, run: str) -> Lease:

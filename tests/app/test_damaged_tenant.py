@@ -283,7 +283,7 @@ async def test_the_wal_keeps_what_is_held_back_whatever_its_age(
         await service.notary.sign_now("_system")
         segments = list_segments(service._started.folder)
         assert len(segments) > 1
-        assert service._settled_lsn() < error.lsn
+        assert service.upkeep.settled_lsn() < error.lsn
 
 
 async def test_a_wal_without_what_is_held_back_is_refused_until_the_loss_is_accepted_and_recorded(

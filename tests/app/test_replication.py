@@ -354,8 +354,8 @@ async def waiting_for_regions(
     try:
         async with run_node(settings) as service:
             await service.key_changes.recorded.wait()
-            assert service.shipper is not None
-            proposer = service.shipper.proposer
+            assert service.leadership is not None
+            proposer = service.leadership.shipper.proposer
             await until(lambda: len(proposer.configuration.members) == 5, "all are members")
             keepers.stop(3, 4)
             draft = created("acme", 1, durability=Durability.GLOBAL)

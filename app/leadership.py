@@ -1,0 +1,149 @@
+"""A node as the one writer of a log that safekeepers keep: what it writes is shipped to them, and what enough of them
+hold is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from app.background.loops import called_in
+from app.config import Settings
+from app.intake.system_entries import SystemEntries
+from app.metrics import Metrics
+from app.node.state import Node
+from app.start.procedure import StartedNode
+from app.start.quorum import Lead, regions_of
+from ledger.errors import FencedError, LedgerError
+from ledger.positions import BEFORE_FIRST, Lsn
+from wal.control import Control
+from wal.group_commit import GroupCommit
+from wal.replication import configuration as configurations
+from wal.replication.ack_mode import AckMode
+from wal.replication.file_log import oldest_whole_lsn
+from wal.replication.leading import Reached, Shipper
+from wal.replication.proposer import Proposer
+from wal.replication.tail_reader import TailReader
+
+log = structlog.get_logger()
+
+
+class Leadership:
+    """The term that a start won. Belongs to one event loop, in which ``on_committed`` and ``on_over`` are called.
+
+    ``on_committed(lsn)`` whenever more is committed; ``on_over(error)`` once, when nothing more can be.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        started: StartedNode,
+        lead: Lead,
+        metrics: Metrics,
+        *,
+        on_committed: Callable[[Lsn], None],
+        on_over: Callable[[LedgerError], None],
+    ) -> None:
+        self._node: Node = started.node
+        self._first_lsn = started.next_lsn
+        self._lead = lead
+        self._ack_mode = settings.wal.ack_mode
+        self._regions = regions_of(settings)
+        self._metrics = metrics
+        self._on_committed = on_committed
+        self._on_over = on_over
+        self.shipper = self._make_shipper(settings, started.folder, started.control)
+        metrics.watch_members(self.shipper)
+
+    def start(self, writer: GroupCommit, system_entries: SystemEntries) -> None:
+        """Ship what ``writer`` writes; the first of it is the record with which the epoch begins."""
+        self.shipper.start(writer)
+        system_entries.enter_epoch_start(self._first_lsn, self._lead.accepted_loss)
+
+    def fault(self) -> str | None:
+        """Why nothing is committed now, None while members enough follow or none votes."""
+        if not self._ack_mode.is_replicated:
+            return None
+        proposer = self.shipper.proposer
+        voters = proposer.configuration.voters
+        needed = len(voters) if self._ack_mode is AckMode.REPLICATED_ALL else len(voters) // 2 + 1
+        if voters and proposer.in_sync() >= needed:
+            return None
+        faults = [f"{report.address}: {report.fault}" for report in self.shipper.reports() if report.fault]
+        return (
+            f"no quorum: {proposer.in_sync()} of {needed} safekeepers needed follow; {'; '.join(faults) or 'none yet'}"
+        )
+
+    def _make_shipper(self, settings: Settings, folder: Path, control: Control) -> Shipper:
+        lead = self._lead
+
+        def make(shipper: Shipper) -> Proposer:
+            return Proposer(
+                node_id=control.node_id,
+                run=lead.members.run,
+                wal_id=control.wal_id,
+                epoch=control.epoch,
+                history=control.history,
+                configuration=lead.configuration,
+                home=settings.region,
+                ack_mode=self._ack_mode,
+                addresses=lead.members.addresses,
+                committed_lsn=control.committed_lsn,
+                read=TailReader(folder, control.node_id, control.history).read,
+                oldest_lsn=partial(oldest_whole_lsn, folder),
+                send=shipper.send,
+                drop=shipper.drop,
+                on_fenced=shipper.on_fenced,
+                on_configured=partial(configurations.store, folder),
+            )
+
+        loop = asyncio.get_running_loop()
+        return Shipper(
+            lead.members,
+            make,
+            on_reached=called_in(loop, self._reached),
+            on_over=called_in(loop, self._over),
+            watcher=_MemberLog(self._metrics),
+            lag_threshold=settings.replication.lag_threshold,
+            keeps_damaged=settings.replication.corruption_policy == "truncate",
+        )
+
+    def _reached(self, reached: Reached) -> None:
+        self._node.spread.advance(spread_lsn(self._regions, reached.region_lsns))
+        self._on_committed(reached.committed_lsn)
+
+    def _over(self, error: LedgerError) -> None:
+        if isinstance(error, FencedError):
+            self._metrics.fencing_rejects.inc()
+            log.error("wal_fencing_reject", epoch=self._node.epoch, error=str(error))
+        self._on_over(error)
+
+
+def spread_lsn(regions: Iterable[str], region_lsns: Mapping[str, Lsn]) -> Lsn:
+    """What a majority of ``regions`` holds, and of those besides that hold any of it, of what each of them does."""
+    names = region_lsns.keys() | regions
+    held = sorted((region_lsns.get(name, BEFORE_FIRST) for name in names), reverse=True)
+    return held[len(names) // 2]
+
+
+class _MemberLog(NamedTuple):
+    """Tells metrics and log what becomes of members."""
+
+    metrics: Metrics
+
+    def acknowledged(self, address: str, seconds: float) -> None:
+        self.metrics.replication_ack_seconds.observe(seconds)
+
+    def lost(self, address: str, reason: str) -> None:
+        log.warning("wal_replication_member_lost", member=address, error=reason)
+
+    def refused(self, address: str, reason: str) -> None:
+        log.error("wal_replication_append_reject", member=address, error=reason)
+
+    def lags(self, address: str, lag_lsn: int) -> None:
+        log.warning("wal_replication_lag_threshold_exceeded", member=address, lag_lsn=lag_lsn)

@@ -1,0 +1,82 @@
+"""What ``/readyz`` says of a node: by name, checks of which each is None while nothing is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.access.oidc import OidcIssuer
+from app.access.tls import ServerTls
+from app.config import Settings
+from app.exchange.regions import Regions
+from app.parts import ReadinessCheck
+from app.privacy.knowledge import PrivacyKnowledge
+from app.read.found_breaks import FoundBreaks
+from app.service import Service
+from app.start.procedure import StartedNode
+
+TENANTS_NAMED_MAX = 10
+"""Damaged tenants that ``/readyz`` names."""
+
+
+def checks_before_writes(service: Service) -> Mapping[str, ReadinessCheck]:
+    """Those that make the node not ready."""
+    leadership = service.leadership
+    return {
+        "chaining": lambda: service.appender.database_error,
+        "backlog": service.backlog_fault,
+        "quorum": lambda: None if leadership is None else leadership.fault(),
+        "checkpoints": lambda: service.notary.checkpoint_fault,
+    }
+
+
+def reported_checks(
+    service: Service,
+    started: StartedNode,
+    knowledge: PrivacyKnowledge,
+    breaks: FoundBreaks,
+    tls: ServerTls | None,
+    issuer: OidcIssuer | None,
+    regions: Regions,
+) -> Mapping[str, ReadinessCheck]:
+    """What ``/readyz`` tells of, and takes writes all the same."""
+    return {
+        "signing": lambda: service.keys.fault,
+        "admission": lambda: service.keys.not_admitted,
+        "keys": service.trust.fault,
+        "database_role": lambda: started.role_fault,
+        "tls": lambda: _tls_fault(service.settings, tls),
+        "clock": service.node.wall.fault,
+        "breaks": breaks.fault,
+        "tenants": lambda: _named("quarantined, their chains are damaged", service.node.damaged),
+        "locks": lambda: _named("not chained, another session keeps their rows locked", service.node.locked),
+        "privacy": lambda: (
+            knowledge.keys.fault
+            or _named("taking nothing that may be private, their rows are damaged", knowledge.doubts)
+        ),
+        "job_table": lambda: service.job_table.last_error,
+        "exchange": regions.fault,
+        "rows": lambda: _named("signed no further, their rows are broken", service.node.unsigned),
+        "watch": lambda: _named(
+            "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "
+            "the node that writes is not admitted or down",
+            service.node.unfollowed,
+        ),
+        **({} if issuer is None else {"issuer": lambda: issuer.keys.fault}),
+    }
+
+
+def _tls_fault(settings: Settings, tls: ServerTls | None) -> str | None:
+    if settings.tokens_in_the_clear:
+        return (
+            f"tokens travel in the clear: others can reach {settings.http.listen}, and neither tls.cert nor "
+            "http.trusted_proxies is set"
+        )
+    return None if tls is None else tls.fault()
+
+
+def _named(what: str, tenants: Mapping[str, str]) -> str | None:
+    """The tenants of which ``what`` is so, None when there are none."""
+    if not tenants:
+        return None
+    more = f" and {len(tenants) - TENANTS_NAMED_MAX} more" if len(tenants) > TENANTS_NAMED_MAX else ""
+    return f"{what}: {', '.join(sorted(tenants)[:TENANTS_NAMED_MAX])}{more}"
