@@ -41,6 +41,7 @@ from app.config import Settings
 from app.exchange.regions import Regions
 from app.http.listener import listening as listening
 from app.intake.privacy_changes import PrivacyChanges
+from app.intake.proposals import Proposals
 from app.intake.sealing import Sealing
 from app.node import wall_clock
 from app.node.kept_running import kept_running
@@ -50,6 +51,7 @@ from app.privacy.agreement import Unchained
 from app.privacy.keys import SubjectKeys
 from app.privacy.knowledge import PrivacyKnowledge
 from app.read.anchors import judged_anchors
+from app.read.commitments import CommitmentReader
 from app.read.consistency import Consistency
 from app.read.copies import Copies
 from app.read.found_breaks import FoundBreaks
@@ -216,6 +218,7 @@ def _parts(
     """What the routers use, wired to ``service``."""
     settings, node = service.settings, service.node
     consistency = Consistency(node, pool, settings.read.wait.total_seconds())
+    copies = Copies(node, pool, consistency, replicas)
     revealing = Revealing(knowledge)
     breaks = FoundBreaks(started.folder)
     service.metrics.watch_breaks(lambda: len(breaks.open()))
@@ -241,7 +244,14 @@ def _parts(
         importer=importer,
         staging=staging,
         regions=regions,
-        job_reader=JobReader(Copies(node, pool, consistency, replicas), revealing, service.job_table.hurry),
+        job_reader=JobReader(copies, revealing, service.job_table.hurry),
+        proposals=Proposals(
+            system=service.system_entries,
+            keyed=service.keyed,
+            answers=service.submitter.answers,
+            record_bytes_max=settings.wal.record_bytes_max,
+        ),
+        commitment_reader=CommitmentReader(copies),
         sealing=Sealing(knowledge),
         revealing=revealing,
         privacy_changes=PrivacyChanges(node, pool, knowledge, service.system_entries),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from app.config import Settings
     from app.intake.access_records import AccessRecords
     from app.intake.privacy_changes import PrivacyChanges
+    from app.intake.proposals import Proposals
     from app.intake.sealing import Sealing
     from app.intake.submit import Submitter
     from app.intake.system_entries import SystemEntries
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from app.metrics import Metrics
     from app.node.session import SessionTokens
     from app.node.state import Node
+    from app.read.commitments import CommitmentReader
     from app.read.consistency import Consistency
     from app.read.found_breaks import FoundBreaks
     from app.read.full_walk import FullWalk
@@ -72,6 +74,8 @@ class Parts:
     importer: BundleImporter
     staging: Staging
     job_reader: JobReader
+    proposals: Proposals
+    commitment_reader: CommitmentReader
     sealing: Sealing
     revealing: Revealing
     privacy_changes: PrivacyChanges

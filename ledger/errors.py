@@ -196,6 +196,36 @@ class JobExistsError(LedgerError):
     """The job is known to have been created, and with another spec."""
 
 
+class CommitmentConflictError(LedgerError):
+    """A proposal was rejected: its precondition does not hold, or it would break what always holds.
+
+    ``index`` and ``hlc`` are of the entry that records so; ``reason`` is a word for programs. The rest helps the next
+    proposal and is None where it says nothing: ``free``, what the node has, ``blocking_index``, of a commitment that
+    stands in the way, ``current_epoch``, of the newest adjustment.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        index: int,
+        hlc: str,
+        free: object = None,
+        blocking_index: int | None = None,
+        current_epoch: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.index = index
+        self.hlc = hlc
+        self.free = free
+        self.blocking_index = blocking_index
+        self.current_epoch = current_epoch
+        self.replayed = False
+        """Whether the same request was told so before."""
+
+
 class IdempotencyReusedError(LedgerError):
     """An Idempotency-Key came back with another body than its first request had."""
 

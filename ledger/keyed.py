@@ -21,7 +21,8 @@ import orjson
 from ledger import canonical
 from ledger.chain.conflict import held_event
 from ledger.chain.record import IdempotencyKey
-from ledger.machines.events import ACTIONS, SystemAction
+from ledger.machines.events import ACTIONS, VERDICTS, CommitmentAction, SystemAction
+from ledger.machines.promises import proposed_payload
 
 MEMBER: Final = "idempotency"
 
@@ -41,10 +42,11 @@ def key_digest(tenant_id: str, key: IdempotencyKey) -> str:
 
 
 def kept_event(job_id: str, action: str, payload: str) -> KeptEvent | None:
-    """The event of an entry: itself, or the one that a REFUSED or CONFLICT entry keeps; None when none can be made out.
+    """The event of an entry: itself, what was judged, or the one that a REFUSED or CONFLICT entry keeps; None when none
+    can be made out.
 
     Raises:
-        ValueError, TypeError, KeyError: the payload of a REFUSED entry is none.
+        ValueError, TypeError, KeyError: the payload of a REFUSED or judged entry is none.
     """
     if action == SystemAction.REFUSED:
         kept = orjson.loads(payload)
@@ -56,6 +58,8 @@ def kept_event(job_id: str, action: str, payload: str) -> KeptEvent | None:
     if action == SystemAction.CONFLICT:
         held = held_event(orjson.loads(payload), job_id)
         return None if held is None else KeptEvent(job_id, held.event.action, held.payload)
+    if action in VERDICTS:
+        return KeptEvent(job_id, CommitmentAction.PROPOSED.value, proposed_payload(payload).decode())
     return KeptEvent(job_id, action, payload)
 
 

@@ -31,6 +31,9 @@ JOB_ID = (
 )
 """A job: 1 to 128 characters, but neither ``.`` nor ``..``, which no URL can name."""
 
+PROMISE_NAME = "[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,119}"
+"""A capsule, gang, node, mission or module: two of them and a few words fit into the name of an entry."""
+
 _is_readable_tenant = re.compile(READABLE_TENANT_ID).fullmatch
 
 

@@ -65,6 +65,8 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     Rule(Right.READ, Needs.NAMED): (
         "GET /v1/jobs",
         "GET /v1/jobs/{job_id}/events",
+        "GET /v1/commitments",
+        "GET /v1/nodes",
         "GET /v1/tenants/{tenant_id}/privacy",
     ),
     Rule(Right.READ, Needs.ANY): ("GET /v1/jobs/{job_id}",),
@@ -73,6 +75,8 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "POST /v1/jobs/{job_id}/events",
         "POST /v1/jobs/{job_id}/cancel",
         "POST /v1/events",
+        "POST /v1/commitments",
+        "PUT /v1/nodes/{node}/capacity",
     ),
     Rule(Right.AUDIT, Needs.NAMED): (
         "GET /v1/chain/verify",

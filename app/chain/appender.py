@@ -4,7 +4,7 @@ For each batch, in one Postgres transaction::
 
     1. pass the fence (wal_positions: my epoch, the chained LSN I left) and lock the touched heads in tenant order
     2. give new tenants their head; read which keyed lines are chained
-    3. decide duplicates, assign seq, link                           (pure, app.pending.linking)
+    3. decide duplicates and proposals, assign seq, link             (pure, app.pending.linking)
     4. COPY the rows, store the keyed lines, move the heads
     5. commit; only then do outcomes resolve and the chained watermark rise
 
@@ -48,10 +48,11 @@ import structlog
 from app.chain import previous
 from app.chain.fence import is_moved
 from app.chain.linking_ahead import LinkingAhead
+from app.chain.promised import Promised
 from app.metrics import Metrics
 from app.node.state import Node
 from app.pending.backlog import Backlog, Pending
-from app.pending.linking import LinkedBatch, link_batch, tenants_begun_by
+from app.pending.linking import LinkedBatch, link_batch, tenants_begun_by, tenants_decided_by
 from app.pending.quarantine import Quarantine
 from app.store import chaining, idempotency
 from app.store.chaining import ChainHead
@@ -116,6 +117,7 @@ class Appender:
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
         self._ahead = LinkingAhead(pool, self._linkers)
+        self.promised = Promised()
         self._is_returning = False
         """Whether the last batch held records that were in the chain already, imported while this node was away: then
         the next one probably does too, and what stands in the chain is looked up first."""
@@ -294,6 +296,7 @@ class Appender:
             log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
         for tenant, links in linked.links.items():
             self._heads[tenant] = head_of(links)
+        self.promised.chained(linked)
         self._metrics.chain_entries.inc(len(linked.log_rows))
         self._on_chained(linked)
         is_plain = linked.outcomes.count(None) == len(batch)
@@ -424,7 +427,9 @@ class Appender:
         await self._learn_time(connection, heads)
 
         # 3. decide and link, unless that was done ahead
-        is_usual = refused_sqlstate is None and not new_tenants and not self._quarantine
+        decided = tenants_decided_by(batch)
+        machines = await self.promised.at(connection, {name: heads[name] for name in sorted(decided & heads.keys())})
+        is_usual = refused_sqlstate is None and not new_tenants and not decided and not self._quarantine
         linked = await self._ahead.take(connection, batch, heads) if is_usual else None
         if linked is None:
             self._is_returning = self._is_returning or batch[0].lsn <= self._node.chained.lsn
@@ -438,6 +443,7 @@ class Appender:
                 chained_keys=await previous.chained_keys(connection, batch),
                 linkers=self._linkers,
                 chained=chained,
+                machines=machines,
                 refused_sqlstate=refused_sqlstate,
                 held_back=self._quarantine.outcome_of if self._quarantine else None,
             )

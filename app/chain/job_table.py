@@ -1,4 +1,5 @@
-"""The job table, kept by a follower: for each job the entries that count, as far as the chain was followed."""
+"""The tables that name the entries that count, kept by a follower as far as the chain was followed: for each job, and
+for what is promised."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.chain.followers import Turn
-from app.store import Connection
+from app.store import Connection, commitments
 from app.store import job_table as store
 from app.store.following import FollowedEntry
 from app.store.job_table import JobKey
 from ledger.machines import jobs
+from ledger.machines.events import CommitmentAction
 from ledger.machines.job_fold import JobFold
 from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
@@ -44,9 +46,13 @@ class JobTable:
     async def empty(self, connection: Connection, tenant_ids: Sequence[str]) -> None:
         """Remove the rows of these tenants."""
         await store.empty(connection, tenant_ids)
+        await commitments.empty(connection, tenant_ids)
 
     async def take(self, connection: Connection, turn: Turn) -> None:
-        """Fold the entries, and store the states that they leave."""
+        """Fold the entries, and store the states that they leave, and which of them promise something."""
+        promising = {name for name, entries in turn.entries.items() if any(map(_is_promise, entries))}
+        if promising:
+            await commitments.take(connection, {name: (turn.after[name], turn.places[name]) for name in promising})
         self._cache.begin(turn.after)
         said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
         touched = sorted((tenant_id, job_id) for tenant_id, of_jobs in said.items() for job_id in of_jobs)
@@ -80,6 +86,12 @@ class JobTable:
         self._cache = _StateCache()
         self._states = {}
 
+
+def _is_promise(entry: FollowedEntry) -> bool:
+    return entry.action in _PROMISES
+
+
+_PROMISES = frozenset({CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.CAPACITY_SET})
 
 _Said = tuple[str, Mapping[str, Any], HlcParts, str, int]
 """The arguments of ``JobFold.add``."""

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from app.chain import previous
 from app.pending.backlog import Pending
-from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenants_begun_by
+from app.pending.linking import ChainedKeys, LinkedBatch, link_batch, tenants_begun_by, tenants_decided_by
 from app.store import Connection, chaining
 from app.store.chaining import LOG_COLUMNS, ChainHead
 from app.store.growth import head_of
@@ -143,7 +143,7 @@ class LinkingAhead:
             self._more.clear()
             piece = peek(len(ahead.batch), ahead.payload_bytes)
             heads = ahead.heads_for(piece)
-            if heads is None or tenants_begun_by(piece):
+            if heads is None or tenants_begun_by(piece) or tenants_decided_by(piece):
                 return
             keys: ChainedKeys = {}
             try:

@@ -28,7 +28,8 @@ import orjson
 from app.chain.signed_chain import not_signed
 from ledger.chain import record
 from ledger.errors import ChainBrokenError
-from ledger.machines.events import ACTIONS, SystemAction
+from ledger.machines.events import ACTIONS, VERDICTS, CommitmentAction, SystemAction
+from ledger.machines.promises import proposed_payload
 from ledger.positions import Lsn
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow
 from wal import reader as wal_reader
@@ -188,7 +189,8 @@ def _mark(*parts: object) -> bytes:
 
 
 def _mark_of(tenant_id: str, row: EntryRow) -> bytes:
-    """The mark of the record that the row stands for; a REFUSED entry stands for the record that it keeps."""
+    """The mark of the record that the row stands for; a REFUSED entry stands for the record that it keeps, and a
+    verdict for the proposal."""
     job_id, action, digest = row[_JOB], row[_ACTION], row[_DIGEST]
     if action == SystemAction.REFUSED:
         try:
@@ -197,5 +199,10 @@ def _mark_of(tenant_id: str, row: EntryRow) -> bytes:
             job_id = base64.b64decode(kept["job_id"]).decode()
             digest = hashlib.sha256(base64.b64decode(kept["payload"])).hexdigest()
         except (ValueError, TypeError, KeyError):
+            return b""
+    elif action in VERDICTS:
+        try:
+            action, digest = CommitmentAction.PROPOSED, hashlib.sha256(proposed_payload(row[_PAYLOAD])).hexdigest()
+        except (ValueError, TypeError):
             return b""
     return _mark(tenant_id, row[_T_HLC], job_id, action, digest)

@@ -16,9 +16,25 @@ from typing_extensions import is_typeddict
 from app import answers
 from app.access.rights import Rule
 from app.answers import chain as chain_answers
+from app.answers import commitments as commitment_answers
 from app.answers import jobs as job_answers
 from app.answers import node as node_answers
-from app.http import access, bundles, chain, docs, events, exchange, jobs, keys, log, privacy, service, snapshots, stats
+from app.http import (
+    access,
+    bundles,
+    chain,
+    commitments,
+    docs,
+    events,
+    exchange,
+    jobs,
+    keys,
+    log,
+    privacy,
+    service,
+    snapshots,
+    stats,
+)
 from app.http.body import SCHEMA_REF
 from app.http.middleware import Observed
 from app.http.problems import (
@@ -26,12 +42,27 @@ from app.http.problems import (
     respond_to_http_exception,
     respond_to_invalid_parameters,
 )
-from app.http.requests import EVENT_LINE, EVENT_REQUEST, STATS_REPORT
+from app.http.requests import EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
 from app.http.routing import RightedRoute
 from app.parts import Parts
 
 TITLE = "Tallystick"
-ROUTERS = (jobs, events, stats, chain, snapshots, bundles, privacy, keys, access, exchange, log, service, docs)
+ROUTERS = (
+    jobs,
+    events,
+    commitments,
+    stats,
+    chain,
+    snapshots,
+    bundles,
+    privacy,
+    keys,
+    access,
+    exchange,
+    log,
+    service,
+    docs,
+)
 """Those that are asked most stand first: a path is looked for in one route after the other."""
 
 
@@ -102,7 +133,9 @@ def _needed(rule: Rule) -> str:
 def _shapes_of_answers() -> dict[str, Any]:
     """Every shape of an answer, by name. An answer has its members and no others; a problem may have more."""
     shapes = [
-        shape for module in (answers, chain_answers, job_answers, node_answers) for shape in vars(module).values()
+        shape
+        for module in (answers, chain_answers, commitment_answers, job_answers, node_answers)
+        for shape in vars(module).values()
     ]
     _, described = msgspec.json.schema_components(
         filter(is_typeddict, shapes), ref_template=SCHEMA_REF.format(model="{name}")
@@ -134,6 +167,11 @@ def _operations(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 _NO_DESCRIPTION = "Successful Response"
 """What the framework writes where a route says nothing."""
-_READ_BY_ENDPOINTS = {"EventRequest": EVENT_REQUEST, "EventLine": EVENT_LINE, "StatsReport": STATS_REPORT}
+_READ_BY_ENDPOINTS = {
+    "EventRequest": EVENT_REQUEST,
+    "EventLine": EVENT_LINE,
+    "StatsReport": STATS_REPORT,
+    "ProposalRequest": PROPOSAL,
+}
 _DESCRIPTION = """A tamper-evident job ledger. Errors are problems (RFC 9457); every list takes `limit` and `cursor`.
 Writes answer with a session token in `Tally-Session`; show it to read your own writes."""

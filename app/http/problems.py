@@ -69,6 +69,7 @@ PROBLEMS: Mapping[type[Exception], ProblemType] = {
     errors.BundleInvalidError: ProblemType("bundle-invalid", 422, "The bundle does not hold"),
     errors.ChainDamagedError: ProblemType("chain-damaged", 409, "Stored rows of the tenant are damaged"),
     errors.ClockSkewError: ProblemType("clock-skew", 400, "A time lies too far ahead"),
+    errors.CommitmentConflictError: ProblemType("conflict", 409, "The proposal was rejected"),
     errors.CosignatureRefusedError: ProblemType("cosignature-refused", 422, "The cosigned checkpoint is not taken"),
     errors.DatabaseUnavailableError: NOT_READY,
     errors.DatabaseWentBackError: NOT_READY,
@@ -119,6 +120,8 @@ KINDS = sorted({*PROBLEMS.values(), *(kind for kind in tuple(vars().values()) if
 
 _MEMBERS = ("line", "tenant_id", "job_id", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
 """Attributes of an error that become members of its problem when it has them."""
+_MEMBERS_IF_SAID = ("reason", "index", "free", "blocking_index", "current_epoch")
+"""The same, where they are not None."""
 _BY_STATUS = {
     404: NOT_FOUND,
     405: METHOD_NOT_ALLOWED,
@@ -171,6 +174,8 @@ def _headers_of(error: Exception) -> dict[str, str]:
         return {"WWW-Authenticate": AUTHENTICATE}
     if isinstance(error, errors.QuotaExceededError):
         return {"Retry-After": str(error.retry_after_s)}
+    if isinstance(error, errors.CommitmentConflictError) and error.replayed:
+        return {"Idempotent-Replay": "true"}
     if isinstance(error, errors.OtherRegionError):
         return {"Location": error.url}
     return {}
@@ -197,22 +202,23 @@ def _what_to_do(request: Request, error: HTTPException) -> str:
 async def respond_to_invalid_parameters(_request: Request, error: Exception) -> Response:
     """What the framework finds wrong with the query, the path or a header."""
     assert isinstance(error, RequestValidationError)
-    return respond(_first_of(error.errors()[0], drop_first=True))
+    item = error.errors()[0]
+    return respond(_first_of(item, tuple(item["loc"][1:])))
 
 
 def invalid(error: ValidationError, tags: frozenset[str] = frozenset()) -> errors.InvalidInputError:
     """The first thing ``error`` found, as our own; ``tags`` are parts of its path that no caller wrote."""
     if error.error_count() > ERRORS_LISTED_MAX:
         return errors.InvalidInputError(f"{error.error_count()} fields are wrong or unknown")
-    item = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return _first_of(item, drop_first=bool(item["loc"]) and item["loc"][0] in tags)
+    item = error.errors(include_url=False, include_input=False)[0]
+    # A tag stands first, or behind the field whose value it is of.
+    return _first_of(item, tuple(part for at, part in enumerate(item["loc"]) if at > 1 or part not in tags))
 
 
-def _first_of(item: Mapping[str, Any], *, drop_first: bool) -> errors.InvalidInputError:
-    path = tuple(item["loc"][1:] if drop_first else item["loc"])
+def _first_of(item: Mapping[str, Any], path: tuple[str | int, ...]) -> errors.InvalidInputError:
     message = _cut(str(item["msg"]).removeprefix("Value error, "), DETAIL_CHARACTERS_MAX)
     if item["type"].startswith("union_tag_"):
-        path = (*path, "type")
+        path = (*path, item["ctx"]["discriminator"].strip("'") if "ctx" in item else "type")
     if item["type"] == "extra_forbidden":
         message = "there is no such field"
     return errors.InvalidInputError(f"{dotted(path)}: {message}" if path else message, path)
@@ -225,6 +231,8 @@ def dotted(path: Sequence[str | int]) -> str:
 
 def _members_of(error: Exception) -> dict[str, object]:
     members = {name: getattr(error, name) for name in _MEMBERS if hasattr(error, name)}
+    said = {name: getattr(error, name, None) for name in _MEMBERS_IF_SAID}
+    members |= {name: value for name, value in said.items() if value is not None}
     if "achieved" in members:
         members["achieved"] = getattr(members["achieved"], "name", None)
     if isinstance(error, errors.InvalidInputError) and error.path:

@@ -40,11 +40,14 @@ from app.http.fields import (
     TimeText,
 )
 from app.setting_types import PATTERNS_MAX, TenantsPattern
+from ledger import names
 from ledger.canonical import INTEGER_MAX
 from ledger.machines.events import JOB_EVENTS
 from ledger.private_fields import FIELDS_MAX
 
 STRICT = ConfigDict(extra="forbid", strict=True)
+ACCELERATORS_MAX = 64
+GANG_MEMBERS_MAX = 1024
 
 
 _DcNames = Annotated[list[Name], Field(max_length=ASSIGNED_DCS_MAX)]
@@ -141,6 +144,111 @@ _CHECKED_FAST: Sequence[tuple[Any, tuple[int, int, int, int]]] = (
 """Kinds of value: what JSON calls it, the least and the most of its characters or of itself, and how many at most."""
 EVENT_FORMS = tuple(map(_form, _EVENTS))
 """``EVENT_LINE`` for the lines that most are."""
+
+
+PROMISE_PATTERN = names.anchored(names.PROMISE_NAME)
+PromiseName = Annotated[str, Field(pattern=PROMISE_PATTERN, examples=["capsule-17"])]
+"""A capsule, gang, node, mission or module."""
+HeldName = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$", examples=["team-ml"])]
+"""A resource that is leased, or who has a quota."""
+_Accelerators = Annotated[dict[Name, Count], Field(max_length=ACCELERATORS_MAX)]
+
+
+@with_config(STRICT)
+class ResourcesGiven(TypedDict, total=False):
+    """An amount in each dimension; what is left out is 0."""
+
+    cpu_millis: Count
+    memory_bytes: Count
+    disk_bytes: Count
+    disk_bw_bps: Count
+    accelerators: _Accelerators
+
+
+def _kind(kind: str, says: str, **fields: Any) -> Any:
+    """The strict form of one kind of commitment or precondition."""
+    form = TypedDict(kind.replace("None", "NoPrecondition"), {"kind": Required[Literal[kind]], **fields}, total=False)  # type: ignore[misc]
+    form.__doc__ = says
+    return with_config(STRICT)(form)
+
+
+_PLACED = {
+    "capsule": Required[PromiseName],
+    "node": Required[PromiseName],
+    "reservation": Required[ResourcesGiven],
+    "limit": ResourcesGiven,
+}
+
+
+@with_config(STRICT)
+class GangMemberGiven(TypedDict, total=False):
+    """One capsule of a gang."""
+
+    capsule: Required[PromiseName]
+    node: Required[PromiseName]
+    reservation: Required[ResourcesGiven]
+    limit: ResourcesGiven
+
+
+_OF_A_MODULE = {"mission": Required[PromiseName], "module": Required[PromiseName], "epoch": Required[Count]}
+_COMMITMENTS = {
+    "Placement": ("A capsule runs on a node, which keeps the reservation for it.", _PLACED),
+    "GangPlacement": (
+        "All of these capsules are placed, or none.",
+        {
+            "gang": Required[PromiseName],
+            "members": Required[Annotated[list[GangMemberGiven], Field(min_length=1, max_length=GANG_MEMBERS_MAX)]],
+        },
+    ),
+    "IdentityBind": ("A capsule is somebody.", {"capsule": Required[PromiseName], "identity": Required[Name]}),
+    "ModuleAdjustment": ("A module has so many replicas.", {**_OF_A_MODULE, "replicas": Required[Count]}),
+    "QuotaGrant": (
+        "Somebody may use so much.",
+        {"subject": Required[HeldName], "resources": Required[ResourcesGiven]},
+    ),
+    "Lease": ("Somebody holds something.", {"resource": Required[HeldName], "holder": Required[Name]}),
+    "Revocation": (
+        "The commitment at that index holds no longer.",
+        {"index": Required[Annotated[int, Field(ge=1, le=INTEGER_MAX)]]},
+    ),
+}
+_PRECONDITIONS = {
+    "None": ("No bet.", {}),
+    "NodeFreeOf": (
+        "The node has at least this much that nobody claimed.",
+        {"node": Required[PromiseName], "at_least": Required[ResourcesGiven]},
+    ),
+    "GangUnplaced": ("The gang is not placed.", {"gang": Required[PromiseName]}),
+    "ModuleAdjustmentVersion": ("The newest adjustment is of this epoch, 0 where there is none.", _OF_A_MODULE),
+}
+PROPOSAL_TAGS = frozenset({*_COMMITMENTS, *_PRECONDITIONS})
+"""As ``EVENT_TAGS``, chosen by ``kind``."""
+
+
+def _by_kind(forms: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Any:
+    union: Any = reduce(or_, [_kind(kind, says, **fields) for kind, (says, fields) in forms.items()])
+    return Annotated[union, Discriminator("kind")]
+
+
+@with_config(STRICT)
+class ProposalRequest(TypedDict, total=False):
+    """Body of ``POST /v1/commitments``."""
+
+    tenant_id: Required[TenantId]
+    commitment: Required[_by_kind(_COMMITMENTS)]  # type: ignore[valid-type]
+    precondition: _by_kind(_PRECONDITIONS)  # type: ignore[valid-type]
+
+
+@with_config(STRICT)
+class CapacityRequest(TypedDict):
+    """Body of ``PUT /v1/nodes/{node}/capacity``."""
+
+    tenant_id: TenantId
+    capacity: ResourcesGiven
+
+
+PROPOSAL: TypeAdapter[Any] = TypeAdapter(ProposalRequest)
+CAPACITY: TypeAdapter[Any] = TypeAdapter(CapacityRequest)
 
 
 @with_config(STRICT)

@@ -31,6 +31,7 @@ class Route(IntEnum):
     JOB_EVENTS = 2
     CANCEL = 3
     EVENTS = 4
+    COMMITMENTS = 5
 
 
 def request_key(request: Request, route: Route, body: bytes, scope: str) -> RequestKey | None:

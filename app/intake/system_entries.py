@@ -15,7 +15,7 @@ from typing import Protocol
 from app.access.quotas import Rate
 from app.intake.answers import outcome_within
 from app.node.state import Node
-from app.pending.backlog import Backlog, Pending
+from app.pending.backlog import Backlog, Pending, record_bytes_of
 from app.pending.linking import DuplicateLineError
 from app.pending.quarantine import Quarantine
 from app.pending.requests import LEDGER_ROUTE
@@ -169,9 +169,13 @@ class SystemEntries:
     ) -> Pending:
         """The event at ``lsn``, its HLC drawn now: to be queued before anything else draws one."""
         payload = canonical.encode({"type": action.value, **facts})
+        return self._pending(_TYPE_OF_ACTION[action], subject, payload, lsn, tenant_id, key)
+
+    def _pending(
+        self, kind: int, subject: str, payload: bytes, lsn: Lsn, tenant_id: str, key: IdempotencyKey | None
+    ) -> Pending:
         hlc = self.node.clock.tick(self.node.wall.now_ms())
-        kind, epoch = _TYPE_OF_ACTION[action], self.node.epoch
-        return Pending(lsn, epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
+        return Pending(lsn, self.node.epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
 
     def begin_in_queue(self, tenant_id: str) -> None:
         """Let a tenant begin with what is queued next; there is room for it."""
@@ -187,7 +191,30 @@ class SystemEntries:
         tenant_id: str = SYSTEM_TENANT,
         key: IdempotencyKey | None = None,
     ) -> Pending:
-        pending = self.event(action, subject, facts, self.wal.next_lsn, tenant_id, key)
+        return self._queue(self.event(action, subject, facts, self.wal.next_lsn, tenant_id, key))
+
+    def enter_about(
+        self, kind: int, subject: str, payload: bytes, tenant_id: str, key: IdempotencyKey | None, actor: str | None
+    ) -> Pending:
+        """Queue an entry about ``subject`` that is chained before it is answered, and is of no job; its outcome is to
+        be waited for.
+
+        Raises:
+            ChainDamagedError, WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, QuotaExceededError:
+                as ``Submitter.submit``; nothing was taken.
+        """
+        self.refuse_unfit((tenant_id,))
+        is_first = tenant_id not in self.tenants
+        records = 1 + is_first
+        self.backlog.check(records, record_bytes_of(records, len(payload)), (tenant_id,))
+        if is_first:
+            self.charge_new(actor, 1)
+            self.begin_in_queue(tenant_id)
+        pending = self._queue(self._pending(kind, subject, payload, self.wal.next_lsn, tenant_id, key))
+        pending.outcome = asyncio.get_running_loop().create_future()
+        return pending
+
+    def _queue(self, pending: Pending) -> Pending:
         self.wal.append_all((record_of(pending),))
         self.backlog.add((pending,))
         self.node.chained.want(pending.lsn)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from app.pending.backlog import Pending
 from app.pending.requests import RequestName
 from app.store.chaining import ChainHead
@@ -21,13 +23,33 @@ from ledger import canonical
 from ledger.chain import Linker
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
 from ledger.chain.standing import Standing, place_of
-from ledger.errors import EventRefusedError, HeldBackError, IdempotencyReusedError, LedgerError
+from ledger.errors import (
+    CommitmentConflictError,
+    EventRefusedError,
+    HeldBackError,
+    IdempotencyReusedError,
+    LedgerError,
+)
+from ledger.hlc import Hlc
 from ledger.machines import jobs
-from ledger.machines.events import ACTIONS, SYSTEM_RECORD_TYPES, SystemAction
+from ledger.machines.commitments import Commitments, read_capacity_of
+from ledger.machines.events import (
+    ACTIONS,
+    CAPACITY_RECORD_TYPE,
+    DECIDED_RECORD_TYPES,
+    PROPOSED_RECORD_TYPE,
+    SYSTEM_RECORD_TYPES,
+    VERDICTS,
+    CommitmentAction,
+    SystemAction,
+)
+from ledger.machines.promises import Rejection, read_proposal, rejected_payload
 from ledger.machines.refusals import refused_job_id
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
+
+_NEVER_PLAIN = {_TENANT_CREATED, *DECIDED_RECORD_TYPES}
 
 
 class KeyWinner(NamedTuple):
@@ -64,6 +86,9 @@ class LinkedBatch(Growth):
     """LSN of the last event of the batch."""
     conflicts: list[tuple[str, str, int]] = field(default_factory=list)
     """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
+
+    machines: Mapping[str, Commitments] = field(default_factory=dict)
+    """By tenant, the commitments that changed."""
 
     encoded: bytes | None = None
     """``log_rows`` as COPY takes them, where that was made already."""
@@ -123,6 +148,7 @@ def link_batch(
     chained_keys: Mapping[RequestName, Mapping[int, KeyWinner]],
     linkers: dict[str, Linker],
     chained: Mapping[str, Chained] | None = None,
+    machines: Mapping[str, Commitments] | None = None,
     refused_sqlstate: str | None = None,
     held_back: Callable[[Pending], HeldBackError | None] | None = None,
 ) -> LinkedBatch:
@@ -135,11 +161,13 @@ def link_batch(
         chained_keys: what every keyed request in the batch has in the chain.
         linkers: per-tenant linkers, filled as needed.
         chained: when some of the batch came into the chain by another way, what stands there, by tenant and HLC.
+        machines: of each tenant that something is proposed to, or whose capacities change, the commitments at its head;
+            they take what is decided here.
         refused_sqlstate: when given, the batch is one event that Postgres refused with this code, and
             a REFUSED entry takes its place.
         held_back: makes the outcome of events whose tenant has no head in ``heads``: its chain is damaged, or locked.
     """
-    linked = LinkedBatch(last_lsn=batch[-1].lsn)
+    linked = LinkedBatch(last_lsn=batch[-1].lsn, machines=machines or {})
     keys_in_batch = linked.winners
     awaited: list[tuple[int, str, int]] = []
     grower = Grower(linked, heads, linkers)
@@ -189,6 +217,9 @@ def link_batch(
             entry = standing.get(event.t_hlc)
             if entry is not None and is_refused_in(pending, entry.event):
                 stands, kept_digest = entry, None
+            is_proposal = pending.record_type == PROPOSED_RECORD_TYPE
+            if entry is not None and is_proposal and _is_verdict_on(pending, entry.event):
+                stands, kept_digest = entry, None
             linked.is_returning |= stands is not None or kept_digest is not None
             if kept_digest is not None:
                 hlc = conflict_hlc(event)
@@ -197,6 +228,12 @@ def link_batch(
                     action = SystemAction.CONFLICT.value
                     payload = conflict_payload(event, pending.payload.decode(), kept_digest)
         place: ChainPosition | None = None
+        is_history = is_decided = False
+        if pending.record_type in DECIDED_RECORD_TYPES and why is None:
+            is_history = stands is not None or hlc is not pending.hlc
+            is_decided = not is_history
+        if is_decided:
+            action, payload, refusal = _decided(linked.machines[tenant_id], grower.next_seq(tenant_id), pending)
         if stands is not None:
             place = ChainPosition(*stands[:3])
             seq = place.seq
@@ -208,8 +245,10 @@ def link_batch(
                     refusal = event_refused(refused_sqlstate, seq, pending.hlc.text(), pending.epoch, pending.lsn)
             if pending.outcome is not None:
                 awaited.append((len(linked.outcomes), tenant_id, seq))
+        if is_history and pending.record_type == PROPOSED_RECORD_TYPE:
+            refusal = _not_judged(seq, hlc)
         linked.outcomes.append(refusal or place)
-        if key is not None and lost is None:
+        if key is not None and lost is None and not is_history:
             linked.idempotency_rows.append(
                 (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
             )
@@ -219,13 +258,52 @@ def link_batch(
     return linked
 
 
+def _decided(machine: Commitments, index: int, pending: Pending) -> tuple[str, bytes, LedgerError | None]:
+    """Action and payload of the entry at ``index`` that ``pending`` becomes, and why it is not accepted."""
+    if pending.record_type == CAPACITY_RECORD_TYPE:
+        machine.set_capacity(*read_capacity_of(pending.payload))
+        return CommitmentAction.CAPACITY_SET, pending.payload, None
+    rejection = machine.decide(index, read_proposal(pending.payload))
+    if rejection is None:
+        return CommitmentAction.PROPOSE_ACCEPTED, pending.payload, None
+    payload = rejected_payload(pending.payload, rejection)
+    return CommitmentAction.PROPOSE_REJECTED, payload, conflict_of(rejection, index, pending.hlc.text())
+
+
+def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConflictError:
+    """What the proposer is told of the rejection that the entry at ``index`` records."""
+    free = None if rejection.free is None else msgspec.to_builtins(rejection.free)
+    return CommitmentConflictError(
+        rejection.detail,
+        reason=rejection.reason,
+        index=index,
+        hlc=t_hlc,
+        free=free,
+        blocking_index=rejection.blocking_index,
+        current_epoch=rejection.epoch,
+    )
+
+
+def _not_judged(index: int, hlc: Hlc) -> CommitmentConflictError:
+    """What becomes of a proposal that came into the chain by an import before this node could chain it."""
+    says = (
+        f"the proposal came into the chain at seq {index} by an import, as history, and was not judged; propose again"
+    )
+    return CommitmentConflictError(says, reason="imported", index=index, hlc=hlc.text())
+
+
+def _is_verdict_on(pending: Pending, standing: Event) -> bool:
+    """Whether what stands at the proposal's HLC is a verdict on it, perhaps of another ledger."""
+    return standing.action in VERDICTS and standing.job_id == pending.job_id
+
+
 def _plain_entries(batch: Sequence[Pending]) -> dict[str, list[Entry]] | None:
     """The entries of a batch by tenant, where nobody waits for one of them and nothing of it is to be decided; else
     None."""
     entries: dict[str, list[Entry]] = {}
     for pending in batch:
         kind, tenant_id = pending.record_type, pending.tenant_id
-        if pending.outcome is not None or pending.idempotency is not None or kind == _TENANT_CREATED:
+        if pending.outcome is not None or pending.idempotency is not None or kind in _NEVER_PLAIN:
             return None
         entry = (pending.hlc, pending.job_id, ACTIONS[kind], pending.payload, None)
         if (of_tenant := entries.get(tenant_id)) is None:
@@ -244,6 +322,11 @@ def event_of(pending: Pending) -> Event:
     """The event as the chain knows it."""
     digest = hashlib.sha256(pending.payload).hexdigest()
     return Event(pending.hlc.text(), pending.job_id, ACTIONS[pending.record_type], digest)
+
+
+def tenants_decided_by(batch: Iterable[Pending]) -> set[str]:
+    """The tenants whose commitments these events need, or change."""
+    return {each.tenant_id for each in batch if each.record_type in DECIDED_RECORD_TYPES}
 
 
 def tenants_begun_by(batch: Iterable[Pending]) -> list[str]:

@@ -85,6 +85,11 @@ class Grower:
         end.entries.append((hlc, job_id, action, payload, origin))
         return end.head.seq + len(end.entries)
 
+    def next_seq(self, tenant_id: str) -> int:
+        """The seq of what is appended next."""
+        end = self._ends[tenant_id]
+        return end.head.seq + len(end.entries) + 1
+
     def extend(self, tenant_id: str, entries: Sequence[Entry]) -> None:
         """Chain several entries of one tenant, as ``append``."""
         self._ends[tenant_id].entries += entries

@@ -54,9 +54,25 @@ class SystemAction(StrEnum):
     TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 (an action)
 
 
+class CommitmentAction(StrEnum):
+    """Actions of entries about commitments: how a proposal was judged, and what a node has."""
+
+    PROPOSED = "PROPOSED"
+    """Not judged yet: in the WAL, and in chains only as an entry of somewhere else."""
+    PROPOSE_ACCEPTED = "PROPOSE_ACCEPTED"
+    PROPOSE_REJECTED = "PROPOSE_REJECTED"
+    CAPACITY_SET = "CAPACITY_SET"
+
+
+VERDICTS = frozenset({CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.PROPOSE_REJECTED})
+
 BATCH_RECORD_TYPE = 16
 RETURNED_RECORD_TYPE = 33
 """A record of an end of the WAL that lost, appended again: it holds the event with its own type and HLC."""
+PROPOSED_RECORD_TYPE = 34
+CAPACITY_RECORD_TYPE = 35
+DECIDED_RECORD_TYPES = frozenset({PROPOSED_RECORD_TYPE, CAPACITY_RECORD_TYPE})
+"""Records whose entries follow from the chain before them: they are judged, or what is judged hangs on them."""
 
 ACTOR = "actor"
 """Member of a payload that says who sent the event, as the service knows it; no client can set it. The first member of
@@ -101,7 +117,11 @@ SYSTEM_RECORD_TYPES = {
 ACTIONS: dict[int, str] = {event.record_type: event.action for event in JOB_EVENTS.values()} | {
     number: str(action) for number, action in SYSTEM_RECORD_TYPES.items()
 }
-"""Action of the log by WAL record type, for every record that becomes an entry."""
+ACTIONS |= {
+    PROPOSED_RECORD_TYPE: str(CommitmentAction.PROPOSED),
+    CAPACITY_RECORD_TYPE: str(CommitmentAction.CAPACITY_SET),
+}
+"""Action of the log by WAL record type, for every record that becomes an entry; a proposal's is its verdict there."""
 
 EVENTS_BY_ACTION = {event.action: event for event in JOB_EVENTS.values()}
 """Job events by the action their entries carry; entries with other actions do not touch a job."""

@@ -397,6 +397,8 @@ BEFORE_FOLLOWERS = """
 DROP INDEX scheduler.scheduler_log_prev_chain_link;
 CREATE INDEX jobs_newest ON scheduler.jobs (tenant_id, created_physical DESC);
 DROP TRIGGER followed_again ON scheduler.jobs;
+DROP TABLE scheduler.commitments;
+DROP INDEX scheduler.scheduler_log_commitments;
 DROP FUNCTION scheduler.follow_again();
 DROP TABLE scheduler.follower_positions;
 REVOKE DELETE ON scheduler.jobs FROM tallystick_service;

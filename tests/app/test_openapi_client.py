@@ -49,6 +49,13 @@ CALLS: dict[str, Call] = {
     "read_job": lambda seen: (JOB | {"consistency": "session", "tally-session": seen["report_event"].session}, None),
     "list_jobs": lambda _: ({"tenant_id": "acme", "status": "CANCELLING", "limit": 1}, None),
     "list_job_events": lambda _: (JOB, None),
+    "set_capacity": lambda _: ({"node": "n1"}, {"tenant_id": "acme", "capacity": {"cpu_millis": 1}}),
+    "propose": lambda _: (
+        {"Idempotency-Key": "promise"},
+        {"tenant_id": "acme", "commitment": {"kind": "Lease", "resource": "r", "holder": "h"}},
+    ),
+    "list_commitments": lambda _: ({"tenant_id": "acme"}, None),
+    "list_nodes": lambda _: ({"tenant_id": "acme", "limit": 1}, None),
     "report_stats": lambda _: (None, {**JOB, "dc_id": "use1", "completed": 1}),
     "verify_chain": lambda _: ({"tenant_id": "acme"}, None),
     "acknowledge_breaks": lambda _: (None, {"tenant_id": "broken", "reason": "broken on purpose"}),

@@ -58,6 +58,11 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/jobs/{job_id}/events": _body(type="JobAccepted", dc_id="use1"),
     "POST /v1/jobs/{job_id}/cancel": _body(),
     "POST /v1/events": _lines(type="JobCreated"),
+    "POST /v1/commitments": lambda tenant: {
+        "json": {"tenant_id": tenant, "commitment": {"kind": "Lease", "resource": "r", "holder": "h"}},
+        "headers": {"Idempotency-Key": "once"},
+    },
+    "PUT /v1/nodes/{node}/capacity": _body(capacity={}),
     "POST /v1/stats": lambda tenant: {"json": {"tenant_id": tenant, "job_id": "one", "dc_id": "use1"}},
     "POST /v1/bundles/export": _body(),
     "POST /v1/bundles/import": _import,
@@ -74,6 +79,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
 """What a request of each route sends, about a tenant; what is not here sends nothing."""
 PARTS = {
     "{job_id}": "one",
+    "{node}": "n1",
     "{key_id}": "0123456789abcdef",
     "{snapshot_id}": "1",
     "{token_id}": "0123456789abcdef",

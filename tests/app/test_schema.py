@@ -357,8 +357,10 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
         ("subject_keys", "erased_for_good", b"O", "CREATE TRIGGER erased_for_good BEFORE UPDATE ON "
          "scheduler.subject_keys FOR EACH ROW WHEN ((old.wrapped_key IS NULL)) "
          "EXECUTE FUNCTION scheduler.refuse_revival()"),
-        ("jobs", "followed_again", b"O", "CREATE TRIGGER followed_again AFTER TRUNCATE ON scheduler.jobs "
-         "FOR EACH STATEMENT EXECUTE FUNCTION scheduler.follow_again()"),
+    } | {
+        (name, "followed_again", b"O", f"CREATE TRIGGER followed_again AFTER TRUNCATE ON scheduler.{name} "
+         "FOR EACH STATEMENT EXECUTE FUNCTION scheduler.follow_again()")
+        for name in ("jobs", "commitments")
     }  # fmt: skip
 
 
@@ -406,7 +408,7 @@ async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Con
     expected |= {name: ["SELECT"] for name in ("alembic_version", "log_entries")}
     expected["session_secret"] = ["INSERT", "SELECT"]
     expected["wal_leases"] = ["DELETE", "INSERT", "SELECT", "UPDATE"]
-    expected |= {name: ["DELETE", "INSERT", "SELECT", "UPDATE"] for name in ("idempotency", "jobs")}
+    expected |= {name: ["DELETE", "INSERT", "SELECT", "UPDATE"] for name in ("idempotency", "jobs", "commitments")}
     assert {row["relname"]: sorted(row["rights"]) for row in rows} == expected
 
 

@@ -1,0 +1,93 @@
+"""What is promised to whom, as the appender judges with it: in memory, as of the heads that this node left.
+
+Built from the log when something is first proposed to a tenant here, and caught up with what other nodes chained
+whenever its head is not where this node left it. A batch is judged on a copy that counts once the batch is committed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.pending.linking import LinkedBatch
+from app.store import Connection
+from app.store import commitments as store
+from app.store.chaining import ChainHead
+from app.store.commitments import Said
+from ledger.errors import ChainDamagedError, InvalidInputError
+from ledger.machines.commitments import Commitments, commit, overlaid
+
+LIVE_MAX = 2_000_000
+"""Commitments that are kept for tenants to whom nothing is proposed just now: some 1.5 KiB each."""
+
+
+@dataclass(slots=True)
+class _Known:
+    machine: Commitments
+    seq: int
+    """Of the head that it stands for."""
+
+
+class Promised:
+    """What is promised to the tenants that something was proposed to, of one appender."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        """The one that was asked for last stands last."""
+
+    async def at(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, Commitments]:
+        """What is promised at these heads, which the transaction holds locked; changes count once ``chained`` was told.
+
+        Raises:
+            ChainDamagedError: entries do not hold together.
+        """
+        machines = {}
+        for tenant_id, head in heads.items():
+            known = self._known.get(tenant_id)
+            if known is None or known.seq > head.seq:
+                known = await self._load(connection, tenant_id, head.seq)
+            elif known.seq < head.seq:
+                for said in await store.since(connection, tenant_id, known.seq, head.seq):
+                    self._fold(tenant_id, known.machine, said)
+                known.seq = head.seq
+            self._known[tenant_id] = known
+            self._known.move_to_end(tenant_id)
+            machines[tenant_id] = Commitments(overlaid(known.machine.state))
+        return machines
+
+    async def _load(self, connection: Connection, tenant_id: str, head_seq: int) -> _Known:
+        self._known.pop(tenant_id, None)
+        machine = Commitments()
+        async for said in store.live(connection, tenant_id, head_seq):
+            self._fold(tenant_id, machine, said)
+        return _Known(machine, head_seq)
+
+    def _fold(self, tenant_id: str, machine: Commitments, said: Said) -> None:
+        """Take one entry, or forget the tenant."""
+        try:
+            if said.action is None or said.payload is None:
+                raise InvalidInputError("scheduler.commitments names it, and it is no such entry")
+            machine.fold(said.seq, said.action, said.payload)
+        except InvalidInputError as error:
+            self._known.pop(tenant_id, None)
+            raise ChainDamagedError(
+                tenant_id, f"its commitments cannot be made out at seq {said.seq}: {error}"
+            ) from None
+
+    def chained(self, linked: LinkedBatch) -> None:
+        """The batch is committed: what was decided in it counts, and the heads are where it left them."""
+        for machine in linked.machines.values():
+            commit(machine.state)
+        for tenant_id, links in linked.links.items():
+            known = self._known.get(tenant_id)
+            if known is not None and known.seq == links[0].seq - 1:
+                known.seq = links[-1].seq
+        live = sum(len(known.machine.state.active) for known in self._known.values())
+        while live > LIVE_MAX and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            live -= len(oldest.machine.state.active)
+
+    def live(self) -> int:
+        """How many commitments are in memory."""
+        return sum(len(known.machine.state.active) for known in self._known.values())

@@ -1,0 +1,147 @@
+"""From a checked proposal to its verdict, which is known once it is chained.
+
+A proposal always has an Idempotency-Key. Which of two of one key came first is settled where they are chained; so none
+is looked up before, and one that came again is an entry of the WAL that adds nothing to the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from app.intake.answers import Answers, refused
+from app.intake.keyed import KeyedRequests
+from app.intake.system_entries import SystemEntries
+from app.pending.backlog import Pending
+from app.pending.keyed_entry import gone
+from app.pending.linking import DuplicateLineError, conflict_of
+from app.pending.requests import RequestKey
+from app.store.growth import ChainPosition
+from app.store.idempotency import ChainedLine
+from ledger import canonical, keyed
+from ledger.chain.record import IdempotencyKey
+from ledger.errors import ChainDamagedError, InvalidInputError, RecordTooLargeError
+from ledger.machines.events import (
+    ACTOR,
+    CAPACITY_RECORD_TYPE,
+    PROPOSED_RECORD_TYPE,
+    CommitmentAction,
+    Durability,
+    SystemAction,
+)
+from ledger.machines.promises import CAPACITY_TYPE, PROPOSAL_TYPE, node_subject, read_proposal
+from ledger.positions import Epoch, Lsn
+
+NO_BET: Mapping[str, str] = {"kind": "None"}
+
+
+class Recorded(NamedTuple):
+    """An entry that was accepted."""
+
+    seq: int
+    hlc: str
+    epoch: Epoch
+    lsn: Lsn
+    replayed: bool = False
+
+
+@dataclass(kw_only=True, eq=False)
+class Proposals:
+    """Takes proposals, and capacities of nodes."""
+
+    system: SystemEntries
+    keyed: KeyedRequests
+    answers: Answers
+    record_bytes_max: int
+
+    async def propose(
+        self,
+        tenant_id: str,
+        commitment: Mapping[str, Any],
+        precondition: Mapping[str, Any],
+        actor: str | None,
+        key: RequestKey,
+    ) -> Recorded:
+        """Propose, and wait for the verdict.
+
+        Raises:
+            CommitmentConflictError: it was rejected, and that is recorded.
+            IdempotencyReusedError: the key was used with another body.
+            LedgerError: as ``Submitter.submit``.
+        """
+        named = IdempotencyKey(key.route, key.key, 0, key.body_digest)
+        said = {"type": PROPOSAL_TYPE, "commitment": commitment, "precondition": precondition}
+        payload = self._encoded({**said, keyed.MEMBER: keyed.key_digest(tenant_id, named)}, actor)
+        subject = read_proposal(payload).commitment.subject
+        pending = self.system.enter_about(PROPOSED_RECORD_TYPE, subject, payload, tenant_id, named, actor)
+        try:
+            place = await self._chained(pending)
+        except DuplicateLineError:
+            return _again(await self.keyed.find((tenant_id,), key), payload, subject, key, tenant_id)
+        return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
+
+    async def set_capacity(self, tenant_id: str, node: str, capacity: Mapping[str, Any], actor: str | None) -> Recorded:
+        """Record what a node has, and wait until it counts.
+
+        Raises:
+            LedgerError: as ``Submitter.submit``.
+        """
+        payload = self._encoded({"type": CAPACITY_TYPE, "node": node, "capacity": capacity}, actor)
+        pending = self.system.enter_about(CAPACITY_RECORD_TYPE, node_subject(node), payload, tenant_id, None, actor)
+        place = await self._chained(pending)
+        return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
+
+    async def _chained(self, pending: Pending) -> ChainPosition:
+        place = await self.answers.wait(pending.lsn, Durability.GLOBAL, pending, pending.outcome)
+        assert place is not None
+        return place
+
+    def _encoded(self, facts: dict[str, object], actor: str | None) -> bytes:
+        if actor is not None:
+            facts[ACTOR] = actor
+        payload = canonical.encode(facts)
+        if len(payload) > self.record_bytes_max - 1024:
+            raise RecordTooLargeError(
+                f"this takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
+            )
+        return payload
+
+
+def _again(chained: list[ChainedLine], payload: bytes, subject: str, key: RequestKey, tenant_id: str) -> Recorded:
+    """The first answer to the request, from the entry that it has in the chain.
+
+    Raises:
+        CommitmentConflictError: it was rejected.
+        EventRefusedError: a REFUSED entry was chained in its place.
+        ChainDamagedError: the entry is not the proposal of this request, or is gone.
+    """
+    if not chained:
+        raise gone(tenant_id, key)
+    line = chained[0]
+    if line.action == SystemAction.REFUSED:
+        raise refused(line)
+    try:
+        event = keyed.kept_event(line.job_id, line.action, line.payload)
+        is_ours = event is not None and (event.job_id, event.action) == (subject, CommitmentAction.PROPOSED)
+        is_ours = is_ours and event is not None and _anybodys(event.payload) == _anybodys(payload)
+        if is_ours and line.action == CommitmentAction.PROPOSE_ACCEPTED:
+            return Recorded(line.seq, line.t_hlc, line.epoch, line.lsn, replayed=True)
+        rejection = read_proposal(line.payload).rejection if is_ours else None
+    except (InvalidInputError, ValueError, TypeError, KeyError):
+        rejection = None
+    if rejection is None:
+        named = f"the row of Idempotency-Key {key.key!r} in scheduler.idempotency names seq {line.seq}"
+        raise ChainDamagedError(tenant_id, f"{named}, whose entry is not the proposal of this request")
+    conflict = conflict_of(rejection, line.seq, line.t_hlc)
+    conflict.replayed = True
+    raise conflict
+
+
+def _anybodys(payload: bytes | str) -> dict[str, object]:
+    """What is proposed, whoever proposes it: whoever may write for the tenant may repeat a request."""
+    facts: dict[str, object] = orjson.loads(payload)
+    facts.pop(ACTOR, None)
+    return facts

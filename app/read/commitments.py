@@ -1,0 +1,76 @@
+"""What is promised, and what nodes have: as of the end of the chain, or of an earlier seq."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from app.read.consistency import Promise, ReadLevel
+from app.store import chain_reads, commitments
+from app.store.reading import reading
+from ledger.errors import ChainDamagedError, SeqOutOfRangeError
+
+if TYPE_CHECKING:
+    from app.read.copies import Copies
+    from app.read.replicas import Judge
+    from app.store.commitments import Said
+    from app.store.reading import Pool
+
+_STRONG = Promise(ReadLevel.STRONG, (), 0)
+
+
+class Snapshot(NamedTuple):
+    """A page of what held at ``as_of_seq``; ``last`` is where the next page goes on, None behind the last."""
+
+    as_of_seq: int
+    items: Sequence[dict[str, Any]]
+    last: int | None
+
+
+class CommitmentReader:
+    """Reads the primary, where this node proves that it is not fenced and all its own entries are chained."""
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+
+    async def snapshot(
+        self, tenant_id: str, as_of_seq: int | None, after_seq: int, limit: int, *, capacities: bool
+    ) -> Snapshot:
+        """Active commitments in order of their index, or capacities of nodes, from above index ``after_seq``; as of
+        the end of the chain where no seq is given.
+
+        Raises:
+            TenantNotFoundError: there is no such tenant.
+            SeqOutOfRangeError: the chain has no entry ``as_of_seq``.
+            ChainDamagedError: the table of commitments names an entry that promises nothing.
+            FencedError, TooStaleError: as STRONG reads.
+        """
+
+        async def look(pool: Pool, judge: Judge) -> tuple[int, list[Said]]:
+            async with reading(pool, snapshot=True) as connection:
+                await self._copies.judged(connection, _STRONG, judge)
+                head_seq = (await chain_reads.head(connection, tenant_id)).head_seq
+                as_of = head_seq if as_of_seq is None else as_of_seq
+                if as_of > head_seq:
+                    raise SeqOutOfRangeError(f"as_of_seq: the chain of {tenant_id} ends at {head_seq}")
+                found = await commitments.page(
+                    connection, tenant_id, as_of, after_seq, limit + 1, capacities=capacities
+                )
+                return as_of, found
+
+        (as_of, found), _ = await self._copies.read(tenant_id, look, _STRONG)
+        items = [_item(tenant_id, said, capacities) for said in found[:limit]]
+        return Snapshot(as_of, items, found[limit - 1].seq if len(found) > limit else None)
+
+
+def _item(tenant_id: str, said: Said, is_capacity: bool) -> dict[str, Any]:
+    try:
+        facts = orjson.loads(said.payload or "")
+        if is_capacity:
+            return {"index": said.seq, "node": facts["node"], "capacity": facts["capacity"]}
+        return {"index": said.seq, "commitment": facts["commitment"]}
+    except (ValueError, TypeError, KeyError):
+        reason = f"scheduler.commitments names seq {said.seq}, whose entry promises nothing"
+        raise ChainDamagedError(tenant_id, reason) from None

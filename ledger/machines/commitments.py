@@ -1,0 +1,396 @@
+"""The commitment machine: which proposals are accepted, and what is promised now (DESIGN section 9, seed ``002``).
+
+The one copy of the rules. The appender judges with it in chain order, verification judges again, and reads as of some
+seq, Spark and the simulator run entries through it. It asks no clock: a verdict follows from the entries before it::
+
+    judge(proposal)                   why it is to be rejected, None when it is accepted
+    apply(index, commitment)          it was accepted at this seq
+    set_capacity(node, capacity)      what a node has
+
+Invariants, whatever a caller asks for::
+
+    a capsule has at most one active placement, by itself or in a gang, and at most one active identity
+    a gang is active as a whole or not at all, and once
+    what is revoked is active, and is active no longer
+    reserved[node][dimension] == sum of the active reservations there
+
+Where the capacity of a node is known, free is capacity less what is reserved, in each dimension by itself; where it is
+not, a dimension is free as long as nobody claims it, and all accelerators are one dimension. Preconditions are the
+caller's own bets: a placement without one may claim more than a node has.
+
+Judging and applying cost the same however much is active, beside a gang's members: everything is looked up by name in
+``LiveState``, whose tables are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from ledger.errors import InvalidInputError
+from ledger.machines.events import CommitmentAction
+from ledger.machines.promises import (
+    ANY_ACCELERATOR,
+    Commitment,
+    GangMember,
+    GangPlacement,
+    GangUnplaced,
+    IdentityBind,
+    ModuleAdjustment,
+    ModuleAdjustmentVersion,
+    NodeFreeOf,
+    Placement,
+    Precondition,
+    Proposal,
+    Rejection,
+    Resources,
+    Revocation,
+    module_subject,
+    node_subject,
+    read_capacity,
+    read_proposal,
+)
+
+CLAIMS_LOOKED_AT_MAX: Final = 64
+"""How many of a node's newest claims are looked at for one that stands in the way."""
+
+
+class NodeState(NamedTuple):
+    """What is known of one node."""
+
+    capacity: Resources | None
+    reserved: dict[str, int]
+    """By dimension, what active commitments claim; those that claim nothing left out. Never changed in place."""
+
+
+class Neighbours(NamedTuple):
+    """The active commitments before and behind one, among those of one subject; 0 where there is none."""
+
+    older: int
+    newer: int
+
+
+def _table() -> MutableMapping[Any, Any]:
+    return {}
+
+
+@dataclass(slots=True)
+class LiveState:
+    """All that judging needs: grows with what is promised, not with history. Any mappings will do."""
+
+    active: MutableMapping[int, Commitment] = field(default_factory=_table)
+    """By index."""
+    holders: MutableMapping[str, int] = field(default_factory=_table)
+    """Index of what holds a name: ``capsule:NAME`` the placement, ``gang:NAME``, ``identity:CAPSULE`` the bind."""
+    nodes: MutableMapping[str, NodeState] = field(default_factory=_table)
+    newest: MutableMapping[str, int] = field(default_factory=_table)
+    """Index of the newest claim of ``node:NAME``, of the newest adjustment of ``module:MISSION/NAME``."""
+    neighbours: MutableMapping[tuple[str, int], Neighbours] = field(default_factory=_table)
+    """By subject and index."""
+
+    def tables(self) -> tuple[MutableMapping[Any, Any], ...]:
+        """All of them."""
+        return self.active, self.holders, self.nodes, self.newest, self.neighbours
+
+
+class Overlay(MutableMapping[Any, Any]):
+    """Changes to a table that are kept apart until ``commit``; lookups only, it cannot be walked."""
+
+    __slots__ = ("_base", "_changed")
+
+    def __init__(self, base: MutableMapping[Any, Any]) -> None:
+        self._base = base
+        self._changed: dict[Any, Any] = {}
+
+    def __getitem__(self, key: Any) -> Any:
+        if (value := self.get(key, _GONE)) is _GONE:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        value = self._changed.get(key, _UNCHANGED)
+        if value is _UNCHANGED:
+            return self._base.get(key, default)
+        return default if value is _GONE else value
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key, _GONE) is not _GONE
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._changed[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        self._changed[key] = _GONE
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Make the changes in the table below."""
+        for key, value in self._changed.items():
+            if value is _GONE:
+                self._base.pop(key, None)
+            else:
+                self._base[key] = value
+        self._changed = {}
+
+
+_GONE: Final = object()
+_UNCHANGED: Final = object()
+
+
+def overlaid(state: LiveState) -> LiveState:
+    """The same state, whose changes ``commit`` makes in ``state``, and which are forgotten without it."""
+    return LiveState(*map(Overlay, state.tables()))
+
+
+def commit(state: LiveState) -> None:
+    """Make the changes of one that ``overlaid`` made where it lies on."""
+    for table in state.tables():
+        assert isinstance(table, Overlay)
+        table.commit()
+
+
+class Commitments:
+    """The machine over one tenant's entries, in the order of its chain."""
+
+    def __init__(self, state: LiveState | None = None) -> None:
+        self.state = state if state is not None else LiveState()
+
+    def decide(self, index: int, proposal: Proposal) -> Rejection | None:
+        """Judge what is proposed at seq ``index`` and, where it is accepted, apply it."""
+        rejection = self.judge(proposal)
+        if rejection is None:
+            self.apply(index, proposal.commitment)
+        return rejection
+
+    def judge(self, proposal: Proposal) -> Rejection | None:
+        """Why the proposal is to be rejected: its precondition first, then what always holds; None when it is not."""
+        return self._judge_precondition(proposal.precondition) or self._judge_commitment(proposal.commitment)
+
+    def fold(self, index: int, action: str, payload: bytes | str) -> None:
+        """Take one entry of the chain at its word: what was accepted holds. Others than those of commitments, and
+        imported ones, MUST be left out.
+
+        Raises:
+            InvalidInputError: it is no such entry, or was not to be accepted.
+        """
+        if action == CommitmentAction.PROPOSE_ACCEPTED:
+            commitment = read_proposal(payload).commitment
+            if isinstance(commitment, Revocation) and commitment.index not in self.state.active:
+                raise InvalidInputError(f"seq {index} revokes {commitment.index}, which is not active")
+            self.apply(index, commitment)
+        elif action == CommitmentAction.CAPACITY_SET:
+            self.set_capacity(*read_capacity_of(payload))
+
+    # --- judging ----------------------------------------------------------------------------------
+
+    def _judge_precondition(self, bet: Precondition) -> Rejection | None:
+        match bet:
+            case NodeFreeOf():
+                return self._judge_node(bet)
+            case GangUnplaced():
+                return self._judge_gang(bet.gang)
+            case ModuleAdjustmentVersion():
+                subject = module_subject(bet.mission, bet.module)
+                index = self.state.newest.get(subject, 0)
+                newest = self.state.active[index] if index else None
+                epoch = newest.epoch if isinstance(newest, ModuleAdjustment) else 0
+                if epoch != bet.epoch:
+                    says = f"the newest adjustment of {bet.mission}/{bet.module} is of epoch {epoch}, not {bet.epoch}"
+                    return Rejection("adjustment-version", says, blocking_index=index or None, epoch=epoch)
+        return None
+
+    def _judge_node(self, bet: NodeFreeOf) -> Rejection | None:
+        known = self.state.nodes.get(bet.node)
+        if known is None:
+            return None
+        capacity, reserved = known
+        for name, amount in bet.at_least.amounts():
+            if capacity is None:
+                dimension = ANY_ACCELERATOR if name.startswith(f"{ANY_ACCELERATOR}.") else name
+                if dimension not in reserved:
+                    continue
+                says = f"node {bet.node}: {dimension} is claimed, and the node's capacity is not known"
+                return Rejection("node-not-free", says, blocking_index=self._claim_of(bet.node, dimension))
+            free = capacity.of(name) - reserved.get(name, 0)
+            if free < amount:
+                says = f"node {bet.node} has {max(free, 0)} of {name} free, {amount} is asked for"
+                blocking = self._claim_of(bet.node, name)
+                return Rejection("node-not-free", says, _free(known, bet.at_least), blocking)
+        return None
+
+    def _judge_commitment(self, commitment: Commitment) -> Rejection | None:
+        match commitment:
+            case Placement():
+                return self._judge_members((commitment,))
+            case GangPlacement():
+                return self._judge_gang(commitment.gang) or self._judge_members(commitment.members)
+            case IdentityBind():
+                if (index := self.state.holders.get(f"identity:{commitment.capsule}")) is not None:
+                    says = f"capsule {commitment.capsule} has an identity, bound at index {index}"
+                    return Rejection("identity-bound", says, blocking_index=index)
+            case ModuleAdjustment():
+                if commitment.replicas < 1:
+                    says = f"{commitment.mission}/{commitment.module} cannot have {commitment.replicas} replicas"
+                    return Rejection("scale-to-zero", f"{says}; to end it, revoke its placements")
+            case Revocation():
+                if commitment.index not in self.state.active:
+                    return Rejection("not-active", f"there is no active commitment at index {commitment.index}")
+        return None
+
+    def _judge_gang(self, gang: str) -> Rejection | None:
+        index = self.state.holders.get(f"gang:{gang}")
+        if index is None:
+            return None
+        return Rejection("gang-placed", f"gang {gang} is placed, at index {index}", blocking_index=index)
+
+    def _judge_members(self, members: Iterable[Placement | GangMember]) -> Rejection | None:
+        seen: set[str] = set()
+        for member in members:
+            if member.limit is not None and (name := member.limit.exceeded_by(member.reservation)) is not None:
+                says = f"capsule {member.capsule} reserves {member.reservation.of(name)} of {name}"
+                return Rejection("reservation-over-limit", f"{says}, its limit is {member.limit.of(name)}")
+            index = self.state.holders.get(f"capsule:{member.capsule}")
+            if index is not None:
+                says = f"capsule {member.capsule} is placed, at index {index}"
+                return Rejection("capsule-placed", says, blocking_index=index)
+            if member.capsule in seen:
+                return Rejection("capsule-placed", f"capsule {member.capsule} is in the gang twice")
+            seen.add(member.capsule)
+        return None
+
+    def _claim_of(self, node: str, dimension: str) -> int | None:
+        """The newest active commitment that claims the dimension there, None where that is too far back."""
+        subject = node_subject(node)
+        index = self.state.newest.get(subject, 0)
+        for _ in range(CLAIMS_LOOKED_AT_MAX):
+            if not index:
+                return None
+            if dimension in _claims_of(self.state.active[index]).get(node, ()):
+                return index
+            index = self.state.neighbours[subject, index].older
+        return None
+
+    # --- applying ---------------------------------------------------------------------------------
+
+    def apply(self, index: int, commitment: Commitment) -> None:
+        """What holds from the entry at seq ``index`` on, which was accepted."""
+        if isinstance(commitment, Revocation):
+            self._end(commitment.index)
+            return
+        state = self.state
+        state.active[index] = commitment
+        for name in _names_of(commitment):
+            state.holders[name] = index
+        for node, claimed in _claims_of(commitment).items():
+            self._change_reserved(node, claimed, 1)
+            self._link(node_subject(node), index)
+        if isinstance(commitment, ModuleAdjustment):
+            self._link(commitment.subject, index)
+
+    def _end(self, index: int) -> None:
+        state = self.state
+        commitment = state.active[index]
+        del state.active[index]
+        for name in _names_of(commitment):
+            del state.holders[name]
+        for node, claimed in _claims_of(commitment).items():
+            self._change_reserved(node, claimed, -1)
+            self._unlink(node_subject(node), index)
+        if isinstance(commitment, ModuleAdjustment):
+            self._unlink(commitment.subject, index)
+
+    def set_capacity(self, node: str, capacity: Resources) -> None:
+        """What the node has from now on."""
+        known = self.state.nodes.get(node)
+        self.state.nodes[node] = NodeState(capacity, {} if known is None else known.reserved)
+
+    def _change_reserved(self, node: str, claimed: dict[str, int], sign: int) -> None:
+        capacity, before = self.state.nodes.get(node) or NodeState(None, {})
+        reserved = dict(before)
+        for dimension, amount in claimed.items():
+            reserved[dimension] = reserved.get(dimension, 0) + sign * amount
+            if not reserved[dimension]:
+                del reserved[dimension]
+        if reserved or capacity is not None:
+            self.state.nodes[node] = NodeState(capacity, reserved)
+        else:
+            del self.state.nodes[node]
+
+    def _link(self, subject: str, index: int) -> None:
+        """``index`` is the newest of its subject."""
+        neighbours, older = self.state.neighbours, self.state.newest.get(subject, 0)
+        if older:
+            neighbours[subject, older] = neighbours[subject, older]._replace(newer=index)
+        neighbours[subject, index] = Neighbours(older, 0)
+        self.state.newest[subject] = index
+
+    def _unlink(self, subject: str, index: int) -> None:
+        neighbours = self.state.neighbours
+        older, newer = neighbours[subject, index]
+        del neighbours[subject, index]
+        if older:
+            neighbours[subject, older] = neighbours[subject, older]._replace(newer=newer)
+        if newer:
+            neighbours[subject, newer] = neighbours[subject, newer]._replace(older=older)
+        elif older:
+            self.state.newest[subject] = older
+        else:
+            del self.state.newest[subject]
+
+
+def read_capacity_of(payload: bytes | str) -> tuple[str, Resources]:
+    """Node and capacity that an entry sets.
+
+    Raises:
+        InvalidInputError: it sets none.
+    """
+    said = read_capacity(payload)
+    return said.node, said.capacity
+
+
+def _names_of(commitment: Commitment) -> list[str]:
+    """The names that only one active commitment may hold."""
+    match commitment:
+        case Placement():
+            return [f"capsule:{commitment.capsule}"]
+        case GangPlacement():
+            return [f"gang:{commitment.gang}", *(f"capsule:{member.capsule}" for member in commitment.members)]
+        case IdentityBind():
+            return [f"identity:{commitment.capsule}"]
+    return []
+
+
+def _claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
+    """By node and dimension, what the commitment claims; accelerators by name and all together."""
+    members: Iterable[Placement | GangMember] = ()
+    if isinstance(commitment, Placement):
+        members = (commitment,)
+    elif isinstance(commitment, GangPlacement):
+        members = commitment.members
+    claims: dict[str, dict[str, int]] = {}
+    for member in members:
+        claimed = claims.setdefault(member.node, {})
+        for name, amount in member.reservation.amounts():
+            claimed[name] = claimed.get(name, 0) + amount
+            if name.startswith(ANY_ACCELERATOR):
+                claimed[ANY_ACCELERATOR] = claimed.get(ANY_ACCELERATOR, 0) + amount
+    return claims
+
+
+def _free(known: NodeState, asked: Resources) -> Resources:
+    """What a node of known capacity has free, in the dimensions that are asked for."""
+    assert known.capacity is not None
+    free: dict[str, Any] = {}
+    for name, _ in asked.amounts():
+        left = max(0, known.capacity.of(name) - known.reserved.get(name, 0))
+        if name.startswith(f"{ANY_ACCELERATOR}."):
+            free.setdefault(ANY_ACCELERATOR, {})[name.removeprefix(f"{ANY_ACCELERATOR}.")] = left
+        else:
+            free[name] = left
+    return Resources(**free)

@@ -1,0 +1,278 @@
+"""What can be promised, and bet on: commitments and preconditions, as payloads of entries have them (seed ``002``).
+
+A proposal is one entry: the commitment, the precondition it hangs on, and, where it was rejected, why. Resources are
+whole numbers, dimension by dimension; what is left out is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+import orjson
+
+from ledger import canonical
+from ledger.errors import InvalidInputError
+
+PROPOSAL_TYPE: Final = "CommitmentProposed"
+CAPACITY_TYPE: Final = "CapacitySet"
+"""What payloads give as their ``type``."""
+
+REJECTION: Final = "rejection"
+"""Member of the payload of a proposal that was rejected."""
+
+INDEX_PREFIX: Final = "index:"
+NODE_PREFIX: Final = "node:"
+
+ANY_ACCELERATOR: Final = "accelerators"
+"""The dimension that all accelerators of a node are where its capacity is not known."""
+
+
+class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """An amount in each dimension."""
+
+    cpu_millis: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    disk_bw_bps: int = 0
+    accelerators: dict[str, int] = {}
+
+    def amounts(self) -> Iterator[tuple[str, int]]:
+        """Each dimension that is not 0, with its amount; accelerators one by one, ``accelerators.NAME``."""
+        for name in ("cpu_millis", "memory_bytes", "disk_bytes", "disk_bw_bps"):
+            if amount := getattr(self, name):
+                yield name, amount
+        for name, amount in self.accelerators.items():
+            if amount:
+                yield f"{ANY_ACCELERATOR}.{name}", amount
+
+    def of(self, dimension: str) -> int:
+        """The amount in one of those dimensions."""
+        if dimension.startswith(f"{ANY_ACCELERATOR}."):
+            return self.accelerators.get(dimension.removeprefix(f"{ANY_ACCELERATOR}."), 0)
+        amount: int = getattr(self, dimension)
+        return amount
+
+    def exceeded_by(self, other: Resources) -> str | None:
+        """The first dimension in which ``other`` is more, None when there is none."""
+        return next((name for name, amount in other.amounts() if amount > self.of(name)), None)
+
+
+class _Kind(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_unknown_fields=True):
+    pass
+
+
+class Placement(_Kind, frozen=True):
+    """A capsule runs on a node, which keeps ``reservation`` for it; it may use up to ``limit``, else just that."""
+
+    capsule: str
+    node: str
+    reservation: Resources
+    limit: Resources | None = None
+
+    @property
+    def subject(self) -> str:
+        return f"capsule:{self.capsule}"
+
+
+class GangMember(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One capsule of a gang."""
+
+    capsule: str
+    node: str
+    reservation: Resources
+    limit: Resources | None = None
+
+
+class GangPlacement(_Kind, frozen=True):
+    """All of these capsules are placed, or none."""
+
+    gang: str
+    members: list[GangMember]
+
+    @property
+    def subject(self) -> str:
+        return f"gang:{self.gang}"
+
+
+class IdentityBind(_Kind, frozen=True):
+    """A capsule is somebody."""
+
+    capsule: str
+    identity: str
+
+    @property
+    def subject(self) -> str:
+        return f"capsule:{self.capsule}"
+
+
+class ModuleAdjustment(_Kind, frozen=True):
+    """A module of a mission has so many replicas, as decided in ``epoch`` of whoever decides it."""
+
+    mission: str
+    module: str
+    replicas: int
+    epoch: int
+
+    @property
+    def subject(self) -> str:
+        return module_subject(self.mission, self.module)
+
+
+class QuotaGrant(_Kind, frozen=True):
+    """Somebody may use so much."""
+
+    subject_name: str = msgspec.field(name="subject")
+    resources: Resources
+
+    @property
+    def subject(self) -> str:
+        return f"quota:{self.subject_name}"
+
+
+class Lease(_Kind, frozen=True):
+    """Somebody holds something."""
+
+    resource: str
+    holder: str
+
+    @property
+    def subject(self) -> str:
+        return f"lease:{self.resource}"
+
+
+class Revocation(_Kind, frozen=True):
+    """The commitment at ``index`` holds no longer."""
+
+    index: int
+
+    @property
+    def subject(self) -> str:
+        return f"{INDEX_PREFIX}{self.index}"
+
+
+Commitment = Placement | GangPlacement | IdentityBind | ModuleAdjustment | QuotaGrant | Lease | Revocation
+
+
+class Unconditional(_Kind, frozen=True, tag="None"):
+    """No bet."""
+
+
+class NodeFreeOf(_Kind, frozen=True):
+    """The node has at least this much that nobody claimed."""
+
+    node: str
+    at_least: Resources
+
+
+class GangUnplaced(_Kind, frozen=True):
+    """The gang is not placed."""
+
+    gang: str
+
+
+class ModuleAdjustmentVersion(_Kind, frozen=True):
+    """The newest adjustment of the module is of this epoch; 0 where there is none."""
+
+    mission: str
+    module: str
+    epoch: int
+
+
+Precondition = Unconditional | NodeFreeOf | GangUnplaced | ModuleAdjustmentVersion
+
+
+class Rejection(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a proposal was rejected, and what the proposer needs to know for a better one."""
+
+    reason: str
+    """One of ``REASONS``."""
+    detail: str
+    free: Resources | None = None
+    """What the node had free, in the dimensions that were asked for; None where its capacity is not known."""
+    blocking_index: int | None = None
+    """Index of a commitment that stands in the way."""
+    epoch: int | None = None
+    """Of the newest adjustment."""
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """The payload of a proposal."""
+
+    commitment: Commitment
+    precondition: Precondition
+    rejection: Rejection | None = None
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """The payload of CAPACITY_SET: all that a node has."""
+
+    node: str
+    capacity: Resources
+
+
+REASONS: Final[Mapping[str, str]] = {
+    "node-not-free": "the precondition NodeFreeOf does not hold",
+    "gang-placed": "the gang is placed already",
+    "adjustment-version": "the precondition ModuleAdjustmentVersion does not hold",
+    "reservation-over-limit": "a reservation is more than its limit",
+    "capsule-placed": "a capsule is placed already, or twice in one gang",
+    "identity-bound": "the capsule has an identity already",
+    "scale-to-zero": "an adjustment to no replicas",
+    "not-active": "what is to be revoked is no active commitment",
+}
+"""What can stand in ``Rejection.reason``, and what it means."""
+
+_PROPOSALS: Final = msgspec.json.Decoder(Proposal)
+_CAPACITIES: Final = msgspec.json.Decoder(Capacity)
+
+
+def module_subject(mission: str, module: str) -> str:
+    """What adjustments of a module are known by. Neither name has a slash."""
+    return f"module:{mission}/{module}"
+
+
+def node_subject(node: str) -> str:
+    """What entries about a node are known by."""
+    return f"{NODE_PREFIX}{node}"
+
+
+def read_proposal(payload: bytes | str) -> Proposal:
+    """The proposal that an entry is.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    try:
+        return _PROPOSALS.decode(payload)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InvalidInputError(f"not the payload of a proposal: {error}") from None
+
+
+def read_capacity(payload: bytes | str) -> Capacity:
+    """The capacity that an entry sets.
+
+    Raises:
+        InvalidInputError: it sets none.
+    """
+    try:
+        return _CAPACITIES.decode(payload)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InvalidInputError(f"not the payload of a capacity: {error}") from None
+
+
+def rejected_payload(payload: bytes, rejection: Rejection) -> bytes:
+    """The payload of an entry that says why what ``payload`` proposes was rejected."""
+    return canonical.encode({**orjson.loads(payload), REJECTION: msgspec.to_builtins(rejection)})
+
+
+def proposed_payload(payload: bytes | str) -> bytes:
+    """What was proposed, of an entry that was judged: its payload without the reason.
+
+    Raises:
+        ValueError, TypeError: the payload is none of a proposal.
+    """
+    facts = orjson.loads(payload)
+    facts.pop(REJECTION, None)
+    return canonical.encode(facts)

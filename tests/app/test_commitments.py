@@ -1,0 +1,153 @@
+"""``/v1/commitments``: compare-and-swap on what is promised, judged where it is chained."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from tests.app.chains import followed, until
+from tests.app.conftest import RunServer
+
+_KEYS = count(1)
+CPU = {"cpu_millis": 4000}
+
+
+def placement(capsule: str, node: str, reservation: dict[str, Any] = CPU) -> dict[str, Any]:
+    return {
+        "kind": "Placement", "capsule": capsule, "node": node, "reservation": reservation, "limit": reservation
+    }  # fmt: skip
+
+
+def free(node: str, at_least: dict[str, Any] = CPU) -> dict[str, Any]:
+    return {"kind": "NodeFreeOf", "node": node, "at_least": at_least}
+
+
+async def propose(
+    client: httpx.AsyncClient,
+    commitment: dict[str, Any],
+    precondition: dict[str, Any] | None = None,
+    key: str | None = None,
+    tenant: str = "acme",
+) -> httpx.Response:
+    body = {"tenant_id": tenant, "commitment": commitment}
+    if precondition is not None:
+        body["precondition"] = precondition
+    headers = {"Idempotency-Key": key or f"key-{next(_KEYS)}"}
+    return await client.post("/v1/commitments", json=body, headers=headers)
+
+
+async def promised(client: httpx.AsyncClient, **params: Any) -> dict[int, dict[str, Any]]:
+    answer = await client.get("/v1/commitments", params={"tenant_id": "acme", **params})
+    answer.raise_for_status()
+    return {item["index"]: item["commitment"] for item in answer.json()["items"]}
+
+
+async def test_one_wins_the_other_learns_who_stands_in_the_way_and_both_are_recorded(client: httpx.AsyncClient) -> None:
+    first, second = await asyncio.gather(
+        propose(client, placement("a", "n1"), free("n1")), propose(client, placement("b", "n1"), free("n1"))
+    )
+    won, lost = sorted((first, second), key=lambda answer: answer.status_code)
+    assert (won.status_code, lost.status_code) == (201, 409)
+    accepted, conflict = won.json(), lost.json()
+    assert accepted.keys() == {"index", "hlc", "verdict"}
+    assert accepted["verdict"] == "accepted"
+    assert conflict["type"].endswith("/conflict")
+    assert (conflict["reason"], conflict["blocking_index"]) == ("node-not-free", accepted["index"])
+    entries = (await client.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]
+    actions = {entry["seq"]: entry["action"] for entry in entries}
+    assert actions[accepted["index"]] == "PROPOSE_ACCEPTED"
+    assert actions[conflict["index"]] == "PROPOSE_REJECTED"
+    assert list(await promised(client)) == [accepted["index"]]
+
+
+async def test_a_repeated_proposal_gets_its_first_answer_again(client: httpx.AsyncClient) -> None:
+    won = await propose(client, placement("a", "n1"), free("n1"), "one")
+    lost = await propose(client, placement("b", "n1"), free("n1"), "two")
+    for first, commitment, key in ((won, placement("a", "n1"), "one"), (lost, placement("b", "n1"), "two")):
+        again = await propose(client, commitment, free("n1"), key)
+        assert (again.status_code, again.content) == (first.status_code, first.content)
+        assert again.headers["Idempotent-Replay"] == "true"
+        assert "Idempotent-Replay" not in first.headers
+    other = await propose(client, placement("c", "n1"), free("n1"), "one")
+    assert (other.status_code, other.json()["type"].rpartition("/")[2]) == (422, "idempotency-key-reused")
+    assert len((await client.get("/v1/chain/entries", params={"tenant_id": "acme"})).json()["items"]) == 2
+
+
+async def test_known_capacity_is_shared_and_revoking_gives_it_back(client: httpx.AsyncClient) -> None:
+    capacity = await client.put("/v1/nodes/n1/capacity", json={"tenant_id": "acme", "capacity": {"cpu_millis": 10_000}})
+    assert (capacity.status_code, capacity.json()["node"]) == (200, "n1")
+    indexes = [(await propose(client, placement(name, "n1"), free("n1"))).json()["index"] for name in "ab"]
+    full = await propose(client, placement("c", "n1"), free("n1"))
+    assert (full.status_code, full.json()["free"]) == (409, {"cpu_millis": 2000})
+    assert (await propose(client, {"kind": "Revocation", "index": indexes[0]})).status_code == 201
+    assert (await propose(client, placement("c", "n1"), free("n1"))).status_code == 201
+    gone = await propose(client, {"kind": "Revocation", "index": indexes[0]})
+    assert (gone.status_code, gone.json()["reason"]) == (409, "not-active")
+    nodes = (await client.get("/v1/nodes", params={"tenant_id": "acme"})).json()
+    assert [(node["node"], node["capacity"]) for node in nodes["items"]] == [("n1", {"cpu_millis": 10_000})]
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+async def test_what_was_promised_at_any_seq_whether_followed_or_not(
+    client: httpx.AsyncClient, superuser: asyncpg.Connection, is_followed: bool
+) -> None:
+    if not is_followed:
+        await superuser.execute("BEGIN; LOCK TABLE scheduler.follower_positions IN EXCLUSIVE MODE")
+    first = (await propose(client, placement("a", "n1"))).json()["index"]
+    second = (await propose(client, placement("b", "n2"))).json()["index"]
+    revoked = (await propose(client, {"kind": "Revocation", "index": first})).json()["index"]
+    third = (await propose(client, placement("a", "n3"))).json()["index"]
+    if is_followed:
+        await until(lambda: followed(superuser), "the table follows")
+    assert list(await promised(client)) == [second, third]
+    assert list(await promised(client, as_of_seq=revoked)) == [second]
+    assert list(await promised(client, as_of_seq=second)) == [first, second]
+    page = (await client.get("/v1/commitments", params={"tenant_id": "acme", "limit": 1})).json()
+    assert page["as_of_seq"] == third
+    await propose(client, {"kind": "Revocation", "index": third})
+    rest = {"tenant_id": "acme", "limit": 5, "cursor": page["next_cursor"]}
+    later = (await client.get("/v1/commitments", params=rest)).json()
+    assert (later["as_of_seq"], [item["index"] for item in later["items"]]) == (third, [third])
+    if not is_followed:
+        await superuser.execute("ROLLBACK")
+
+
+async def test_a_restarted_node_judges_from_what_was_promised_before(run_server: RunServer) -> None:
+    async with run_server() as client:
+        index = (await propose(client, placement("a", "n1"), free("n1"))).json()["index"]
+    async with run_server() as client:
+        lost = await propose(client, placement("b", "n1"), free("n1"))
+        assert (lost.status_code, lost.json()["blocking_index"]) == (409, index)
+        placed = await propose(client, placement("a", "n9"))
+        assert (placed.status_code, placed.json()["reason"]) == (409, "capsule-placed")
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"commitment": {"kind": "Placed"}}, "commitment.kind"),
+        ({"commitment": {"kind": "Lease", "resource": "r"}}, "commitment.holder"),
+        ({"commitment": {"kind": "Revocation", "index": 0}}, "commitment.index"),
+        ({"commitment": placement("a", "n1", {"cpu_millis": -1})}, "commitment.reservation.cpu_millis"),
+        ({"commitment": placement("a", "n1"), "precondition": {"kind": "NodeFreeOf", "node": "n1"}},
+         "precondition.at_least"),
+        ({"commitment": {"kind": "GangPlacement", "gang": "g", "members": []}}, "commitment.members"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_proposal_is_refused_and_leaves_nothing(
+    client: httpx.AsyncClient, body: dict[str, Any], path: str
+) -> None:
+    answer = await client.post("/v1/commitments", json={"tenant_id": "acme", **body}, headers={"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json().get("path")) == (422, path)
+    assert (await client.get("/v1/chain/head", params={"tenant_id": "acme"})).status_code == 404
+
+
+async def test_a_proposal_needs_a_key(client: httpx.AsyncClient) -> None:
+    body = {"tenant_id": "acme", "commitment": placement("a", "n1")}
+    answer = await client.post("/v1/commitments", json=body)
+    assert (answer.status_code, answer.json()["path"]) == (422, "Idempotency-Key")
